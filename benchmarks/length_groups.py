@@ -2,15 +2,18 @@
 
     python benchmarks/length_groups.py MODEL ENTITIES.jsonl [--time]
 
-MODEL is an encoder's folder. Counts an epoch of micro-batches, in the order of the run. `--time` also runs forward and
-backward of micro-batches of 16, alternately as a whole and in groups, and prints the processor time of each.
+MODEL is an encoder's folder. Counts an epoch of micro-batches in a random order, of texts and of paragraphs.
+`--time` also runs forward and backward of micro-batches of 16 paragraphs, alternately as a whole and in groups, and
+prints the processor time of each, over six of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +24,7 @@ from artel.objectives.length_groups import group_count, group_rows
 from artel.preparing import prepare
 from artel.tokens import Samples, micro_batches
 
-BLOCKS, SIZES, TIMED = (128, 256, 512), (8, 16, 32), 16
+BLOCKS, SIZES, TIMED, BATCHES = (128, 256, 512), (8, 16, 32), 16, 7
 
 
 def main() -> None:
@@ -30,23 +33,41 @@ def main() -> None:
     parser.add_argument("data")
     parser.add_argument("--time", action="store_true")
     arguments = parser.parse_args()
-    model, data = (str(Path(name).resolve()) for name in (arguments.model, arguments.data))
-    print("| block | micro-batch | windows | filler as a whole | filler in groups | positions |")
-    print("|---|---|---|---|---|---|")
-    for block in BLOCKS:
-        with tempfile.TemporaryDirectory() as folder:
-            settings = {"sources": [{"path": data, "format": "entities"}], "block": block, "store": f"{folder}/stores"}
-            values = {"run": f"{folder}/run", "objective": "tokens", "data": settings, "model": {"from": model}}
-            prepared = prepare(run_from(values, {}, {}))
-            objective = objective_of(prepared.run, prepared.tokenizer())
-            samples = objective.dataset(prepared.open().train)
-            for size in SIZES:
-                _count(objective, samples, block, size)
-            if arguments.time:
-                _time(objective, samples, model)
+    print("| texts | block | micro-batch | windows | filler as a whole | filler in groups | positions |")
+    print("|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        paragraphs = Path(folder, "paragraphs.jsonl")
+        paragraphs.write_text("\n".join(_paragraphs(Path(arguments.data))), encoding="utf-8")
+        for name, data in (("whole", Path(arguments.data)), ("paragraphs", paragraphs)):
+            for block in BLOCKS:
+                objective, samples = _prepared(folder, str(Path(arguments.model).resolve()), data.resolve(), block)
+                for size in SIZES:
+                    _count(objective, samples, f"{name} | {block}", size)
+                if arguments.time and data is paragraphs and block > BLOCKS[0]:
+                    _time(objective, samples)
 
 
-def _count(objective: Objective, samples: Samples, block: int, size: int) -> None:
+def _paragraphs(file: Path) -> Iterator[str]:
+    """Each paragraph of a text as a row of its own, with the names that are in it."""
+    for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+        at = 0
+        for text in row["text"].split("\n"):
+            inside = [each for each in row["entities"] if at <= each["start"] and each["end"] <= at + len(text)]
+            if text.strip():
+                moved = [each | {"start": each["start"] - at, "end": each["end"] - at} for each in inside]
+                yield json.dumps({"text": text, "entities": moved}, ensure_ascii=False)
+            at += len(text) + 1
+
+
+def _prepared(folder: str, model: str, data: Path, block: int) -> tuple[Objective, Samples]:
+    settings = {"sources": [{"path": str(data), "format": "entities"}], "block": block, "store": f"{folder}/stores"}
+    values = {"run": f"{folder}/run", "objective": "tokens", "data": settings, "model": {"from": model}}
+    prepared = prepare(run_from(values, {}, {}))
+    objective = objective_of(prepared.run, prepared.tokenizer())
+    return objective, objective.dataset(prepared.open().train)
+
+
+def _count(objective: Objective, samples: Samples, what: str, size: int) -> None:
     tokens, whole, grouped = 0, 0, 0
     for ids in _micro_batches(objective, samples, size):
         groups = group_rows(ids, group_count(len(ids), objective.run), 0).groups
@@ -54,7 +75,7 @@ def _count(objective: Objective, samples: Samples, block: int, size: int) -> Non
         whole += group_rows(ids, 1, 0).groups[0].positions
         grouped += sum(group.positions for group in groups)
     shares = f"{1 - tokens / whole:.1%} | {1 - tokens / grouped:.1%} | {grouped / whole:.2f} of before"
-    print(f"| {block} | {size} | {len(samples)} | {shares} |", flush=True)
+    print(f"| {what} | {size} | {len(samples)} | {shares} |", flush=True)
 
 
 def _micro_batches(objective: Objective, samples: Samples, size: int) -> list[list[np.ndarray]]:
@@ -64,7 +85,7 @@ def _micro_batches(objective: Objective, samples: Samples, size: int) -> list[li
     return [[samples.read(int(index)).ids for index in order[start : start + size]] for start in starts]
 
 
-def _time(objective: Objective, samples: Samples, folder: str) -> None:
+def _time(objective: Objective, samples: Samples) -> None:
     import torch
 
     from artel.models.loading.build import build_model
@@ -72,7 +93,7 @@ def _time(objective: Objective, samples: Samples, folder: str) -> None:
     model = build_model(objective.model_request(objective.run.model), objective.tokenizer).model.train()
     order = np.random.default_rng(0).permutation(len(samples))
     seconds = {"as a whole": 0.0, "in groups": 0.0}
-    for start in range(0, len(order) - TIMED + 1, TIMED):
+    for start in range(0, BATCHES * TIMED, TIMED):
         some = order[start : start + TIMED]
         (rows,) = micro_batches(samples, some, 0 * some, rank=0, world=1, batch=TIMED, size=TIMED)
         for name in seconds:
