@@ -77,7 +77,11 @@ LAYOUTS: dict[str, ParallelStrategy] = {
     "deepspeed-2": (2, {"deepspeed": {"zero_optimization": {"stage": 2}}}),
     "deepspeed-3": (2, {"deepspeed": {"zero_optimization": {"stage": 3}}}),
 }  # fmt: skip
-ADAPTED = {"lora": {"lora": {"rank": 4}}, "nf4": {"lora": {"rank": 4}, "quantize": "nf4"}}
+ADAPTED = {
+    "lora": {"lora": {"rank": 4}},
+    "nf4": {"lora": {"rank": 4}, "quantize": "nf4"},
+    "bf16": {"lora": {"rank": 4, "base": "bf16"}},
+}
 SAMPLES = 64
 """Rows of a global batch: two micro-batches of 16 for each of two processes, of 8 for each of four."""
 

@@ -61,8 +61,8 @@ def peaks(trace):
 def test_what_is_traced_without_memory_is_what_a_real_step_holds(config):
     run, data, outline = planned(config)
     world = World(0, 1, 0, torch.device("cpu"))
-    model = outline.build()
-    source = WeightSource(outline.build(), run.seed)
+    model = outline.build("fp32")
+    source = WeightSource(outline.build("fp32"), run.seed)
     use_for_training(model)
     materialize(model, source, device="cpu")
     plan = plan_parallelism(run, 1, 1)
@@ -170,7 +170,7 @@ def test_one_process_may_shard():
 
 def test_ddp_holds_gradients_all_the_time():
     alone, ddp = traced(GPT2), traced(GPT2, 2, {"data": "ddp"})
-    trained = sum(p.numel() * 4 for p in planned(GPT2)[2].build().parameters())
+    trained = sum(p.numel() * 4 for p in planned(GPT2)[2].build("fp32").parameters())
     begins = [bytes_by_kind(trace.live.events, trace.phases[0][0], trace.phases[0][0] + 1) for trace in (alone, ddp)]
     assert [begin[GRADIENTS] for begin in begins] == [0, pytest.approx(trained, rel=0.01)]
 
@@ -179,7 +179,7 @@ def test_the_optimizers_state_is_that_of_arithmetic():
     for optimizer in ("adamw", "muon"):
         run, _, outline = planned(GPT2, optimizer=optimizer)
         held = peaks(traced(GPT2, optimizer=optimizer))[2][OPTIMIZER]
-        assert held == pytest.approx(state_bytes(outline.build(), run.train), rel=0.001)
+        assert held == pytest.approx(state_bytes(outline.build("fp32"), run.train), rel=0.001)
 
 
 def test_layers_of_several_kinds_recur():

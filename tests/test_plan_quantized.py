@@ -24,7 +24,7 @@ LLAMA = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 136, "n
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that is saved in bf16: it is loaded in float32 all the same."""
+    """A model that is saved in bf16."""
     place = tmp_path_factory.mktemp("llama")
     LlamaForCausalLM(LlamaConfig(vocab_size=400, **LLAMA)).to(torch.bfloat16).save_pretrained(place)
     return place
@@ -53,16 +53,17 @@ def test_layers_have_the_sizes_that_they_have_when_they_are_loaded(folder: Path,
     assert weights == sum(parameter.numel() for parameter in structure(folder).parameters())
 
 
-def traced(folder: Path, quantize: str, how: Any = "none") -> Trace:
+def traced(folder: Path, quantize: str, how: Any = "none", base: str = "fp32") -> Trace:
     """Two steps of an adapter over the model."""
     plain = run_from(merged(TINY, {"model": {"config": {"model_type": "llama", **LLAMA}}}), {}, {})
     data = planned_data(plain)
-    tree = {"from": str(folder), "lora": {"rank": 4}, "quantize": quantize}
+    lora = {"rank": 4} if quantize != "none" else {"rank": 4, "base": base}
+    tree = {"from": str(folder), "lora": lora, "quantize": quantize}
     run = run_from(TINY | {"model": tree, "tokenizer": {}}, {}, {})
     whole = LlamaForCausalLM(LlamaConfig.from_pretrained(folder)).to("meta")
     outline = ModelOutline(run, data.objective, copy.deepcopy(whole))
     world = World(0, 1, 0, torch.device("cpu"))
-    return trace_steps(run, outline.build(), data.objective, [data.batch(4)] * 2, world, how, "bf16")
+    return trace_steps(run, outline.build("bf16"), data.objective, [data.batch(4)] * 2, world, how, "bf16")
 
 
 def fullest(trace: Trace) -> dict[str, int]:
@@ -79,6 +80,15 @@ def test_steps_over_quantized_weights_hold_as_many_bytes_less(
     saved = fullest(plain)[WEIGHTS] - fullest(small)[WEIGHTS]
     assert saved == pytest.approx((4 - bytes_a_weight) * body, rel=0.06)  # less the scales
     assert plain.kept_bytes == small.kept_bytes  # a checkpoint has the adapter alone
+
+
+def test_a_base_in_bf16_is_planned_as_it_is_saved(folder: Path) -> None:
+    plain, half = traced(folder, "none"), traced(folder, "none", base="auto")
+    matrices = sum(parameter.numel() for parameter in structure(folder).parameters() if parameter.ndim == 2)
+    assert fullest(plain)[WEIGHTS] - fullest(half)[WEIGHTS] == 2 * matrices
+    # Over float32 weights each product keeps a copy of its matrix in bf16 for the backward pass.
+    assert fullest(half)[ACTIVATIONS] < fullest(plain)[ACTIVATIONS]
+    assert plain.kept_bytes == half.kept_bytes
 
 
 @pytest.mark.slow

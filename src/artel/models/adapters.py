@@ -174,6 +174,7 @@ def add_adapters(
     )
     torch.manual_seed(seed)  # independent of what was drawn while the model was loaded
     _inject(model, peft_config)
+    _draw_in_float32(model)
     place = Path(base)
     peft_config.base_model_name_or_path = str(place.resolve()) if place.is_dir() else base
     also = f", {', '.join(whole)} in full" if whole else ""
@@ -206,6 +207,15 @@ def _inject(model: PreTrainedModel, config: Any, name: str = _NAME) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad:  # peft gives adapters the dtype in which a quantized layer computes
             parameter.data = parameter.data.float()
+
+
+def _draw_in_float32(model: PreTrainedModel) -> None:
+    """Draw the adapters' first weights once more: peft has rounded them to the dtype of the layer beneath."""
+    from peft.tuners.lora import LoraLayer
+
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            module.reset_lora_parameters(_NAME, init_lora_weights=True)
 
 
 def save_adapter(model: PreTrainedModel, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:

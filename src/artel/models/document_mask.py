@@ -26,6 +26,7 @@ from artel.models.attention import (
     takes_block_masks,
     takes_document_numbers,
 )
+from artel.models.half_base import hidden_dtype
 from artel.models.hybrid_state import (
     NO_MIXER_LAYERS,
     SPLIT,
@@ -197,7 +198,7 @@ def _check_apart(model: PreTrainedModel, causal: bool) -> None:
         model.train(was_training)
     difference = float((together - alone).float().abs().max() / alone.float().abs().max())
     # Rounding gives 1e-6 in float32 and 1e-2 in bfloat16 or quantized; a document that is seen changes logits by more.
-    exact = model.dtype == torch.float32 and not getattr(model, "is_quantized", False)
+    exact = hidden_dtype(model) == torch.float32 and not getattr(model, "is_quantized", False)
     if not difference < (1e-4 if exact else 0.05):
         what = (
             f"{model.config.model_type} does not keep documents apart: logits differ by {difference:.0e} of the largest"

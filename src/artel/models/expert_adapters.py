@@ -32,6 +32,16 @@ class ExpertAdapter(ParamWrapper):
         with ExitStack() as changes:
             for adapter in self.active_adapters:
                 if adapter in self.lora_A:
-                    change = LowRank(*self.get_delta_factors(adapter))
+                    change = LowRank(*self._factors(adapter))
                     changes.enter_context(low_rank_change(experts, self.parameter_name, change))
             return self.base_layer(x, *arguments, **options)
+
+    def _factors(self, adapter: str) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """peft's `get_delta_factors`, which rounds them to the dtype of the experts: they may be held in bf16."""
+        first, second = self.lora_A[adapter].weight, self.lora_B[adapter].weight
+        first = first.reshape(self.num_experts, -1, first.shape[-1])
+        second = second.reshape(second.shape[0], -1, self.num_experts).permute(2, 0, 1)
+        pair = (
+            (second, first) if self._did_swap_in_out_features else (first.transpose(-2, -1), second.transpose(-2, -1))
+        )
+        return *pair, self.scaling[adapter]

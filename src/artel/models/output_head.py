@@ -12,13 +12,16 @@ from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 from transformers import PreTrainedModel
 
+from artel.models.half_base import HalfLinear, linear
+
 _HEADS: WeakKeyDictionary[PreTrainedModel, nn.Linear | None] = WeakKeyDictionary()
 """For each model that was tested its output head, or None where the test failed."""
+
+_PLAIN = (nn.Linear, HalfLinear)
 
 
 def output_head(model: PreTrainedModel) -> nn.Linear | None:
@@ -31,7 +34,7 @@ def output_head(model: PreTrainedModel) -> nn.Linear | None:
 def trust_output_head(model: PreTrainedModel) -> None:
     """Take the model's output head without a test: a model that is traced for a plan has no numbers to test with."""
     head = model.get_output_embeddings()
-    _HEADS[model] = head if type(head) is nn.Linear else None
+    _HEADS[model] = head if type(head) in _PLAIN else None
 
 
 @contextmanager
@@ -46,7 +49,7 @@ def hidden_states_as_logits(head: nn.Linear | None) -> Iterator[None]:
 
 def _tested_head(model: PreTrainedModel) -> nn.Linear | None:
     head = model.get_output_embeddings()
-    if type(head) is not nn.Linear:  # quantized, adapted, or of the model's own making
+    if type(head) not in _PLAIN:  # quantized, adapted, or of the model's own making
         return None
     was_training = model.training
     model.eval()
@@ -71,7 +74,7 @@ def _is_linear_after(model: PreTrainedModel, head: nn.Linear, factor: float) -> 
 
     def scaled_head(hidden: torch.Tensor) -> torch.Tensor:
         inputs.append(hidden * factor)
-        return F.linear(inputs[-1], head.weight, head.bias)  # with DTensors, where the head is sharded
+        return linear(inputs[-1], head.weight, head.bias)  # with DTensors, where the head is sharded
 
     with _forward_replaced(head, scaled_head):
         logits = model(input_ids=ids).logits
@@ -81,7 +84,9 @@ def _is_linear_after(model: PreTrainedModel, head: nn.Linear, factor: float) -> 
         head.bias is not None and not hidden.equal(_full_tensor(inputs[0]))
     ):
         return False
-    expected = _apply_head(head, hidden.to(head.weight.dtype)).to(logits.dtype)
+    if type(head) is nn.Linear:
+        hidden = hidden.to(head.weight.dtype)
+    expected = _apply_head(head, hidden).to(logits.dtype)
     # A scale before the head is rounded once more than one after it.
     relative, absolute = (1e-5, 1e-6) if logits.dtype == torch.float32 else (0.0, 4 * torch.finfo(logits.dtype).eps)
     return torch.allclose(expected, logits, rtol=relative, atol=absolute * float(logits.abs().max()))
@@ -91,7 +96,7 @@ def _apply_head(head: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
     """The head's output for `hidden`, which is replicated where the head is sharded."""
     if isinstance(head.weight, DTensor):
         hidden = DTensor.from_local(hidden, head.weight.device_mesh, [Replicate()], run_check=False)
-    return _full_tensor(F.linear(hidden, head.weight, head.bias))
+    return _full_tensor(linear(hidden, head.weight, head.bias))
 
 
 def _full_tensor(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from artel.models.attention import takes_block_masks, takes_branches
 from artel.models.document_mask import position_ids
+from artel.models.half_base import hidden_dtype
 
 _SHARED, _REST = 3, 2  # tokens of the rows that a model is tested with
 
@@ -71,5 +72,5 @@ def obeys_shared_prefixes(model: PreTrainedModel) -> bool:
     expected = torch.cat([alone.logits[0], alone.logits[1, _SHARED:]])
     difference = float((together - expected).float().abs().max() / expected.float().abs().max())
     # The bounds of `check_documents`, for the same reason.
-    exact = model.dtype == torch.float32 and not getattr(model, "is_quantized", False)
+    exact = hidden_dtype(model) == torch.float32 and not getattr(model, "is_quantized", False)
     return difference < (1e-4 if exact else 0.05)

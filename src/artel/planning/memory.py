@@ -12,6 +12,8 @@ from transformers import PreTrainedModel
 from artel.config import RunConfig
 from artel.errors import InputError
 from artel.host import memory, swap
+from artel.models.device import pick_precision
+from artel.models.loading.build import base_dtype
 from artel.parallel import local_device
 from artel.parallel.mesh import ParallelDims
 from artel.planning.machine import in_gib
@@ -72,6 +74,8 @@ def _for_frozen(model: PreTrainedModel, run: RunConfig, device: torch.device) ->
     if run.model.quantize != "none":
         return _QUANTIZED[run.model.quantize]
     if device.type != "cpu":
+        return 2.0
+    if base_dtype(run, pick_precision(run.train.precision, device, run.train.weights)) is not None:
         return 2.0
     # Weights of a file in float32 are not copied: the system reads them from the disk again when it has no room.
     return 0.0 if model.config.dtype in (None, torch.float32) and run.model.from_ is not None else 4.0

@@ -7,7 +7,7 @@ weights → find the micro-batch that fits → activation checkpointing → comp
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from artel.models.compile import OFF, compile_choice, compile_layers
 from artel.models.device import pick_precision
 from artel.models.experts import compute_experts_in_autocast
 from artel.models.float8 import use_float8
-from artel.models.loading.build import build_model, must_load_whole
+from artel.models.loading.build import base_dtype, build_model, must_load_whole
 from artel.models.loading.materialize import WeightLoader, materialize
 from artel.models.loading.request import BuiltModel
 from artel.models.loading.structure import outline
@@ -186,7 +186,9 @@ def _build(
     Stages of a pipeline cannot be tried alone: where documents do not see one another, each process tries the whole
     model first.
     """
+    precision = pick_precision(config.train.precision, world.device, config.train.weights)
     request = objective.model_request(config.model, config.data.block, config.seed)
+    request = replace(request, base_dtype=base_dtype(config, precision))
     tried_whole = plan.splits_layers and documents
     if not plan.shards_weights or tried_whole or must_load_whole(config.model) is not None:
         built = build_model(request, tokenizer)

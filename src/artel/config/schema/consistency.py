@@ -9,7 +9,7 @@ from artel.registry import FORMATS, OBJECTIVES
 
 def section_problems(run: RunConfig) -> list[Problem]:
     """Problems of sections that do not fit together; `where` is a dotted key."""
-    return _source_problems(run) + _tokenizer_problems(run) + _auto_problems(run)
+    return _source_problems(run) + _tokenizer_problems(run) + _auto_problems(run) + _base_problems(run)
 
 
 def _auto_problems(run: RunConfig) -> list[Problem]:
@@ -19,6 +19,23 @@ def _auto_problems(run: RunConfig) -> list[Problem]:
     what = "is not given, and model.auto chooses a model for the time that a run may take"
     fix = "write train: {budget: 30min} in place of epochs, steps or tokens; or the model's sizes: model: {config: {…}}"
     return [Problem("train.budget", what, fix)]
+
+
+def _base_problems(run: RunConfig) -> list[Problem]:
+    """What the weights beneath adapters are asked to be held in, where something else decides it."""
+    base = "auto" if run.model.lora is None else run.model.lora.base
+    beside = {
+        "fp32": {"train.weights: bf16, which holds all weights in bf16": run.train.weights == "bf16"},
+        "bf16": {
+            "parallel.deepspeed, which holds all weights in one dtype": run.parallel.deepspeed is not None,
+            "train.precision: fp8, which multiplies copies of float32 weights": run.train.precision == "fp8",
+        },
+    }
+    return [
+        Problem("model.lora.base", f"{base} beside {reason}", "leave it out")
+        for reason, is_so in beside.get(base, {}).items()
+        if is_so
+    ]
 
 
 def _tokenizer_problems(run: RunConfig) -> list[Problem]:

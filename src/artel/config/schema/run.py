@@ -62,6 +62,12 @@ class LoraConfig(Section):
     )
     rslora: bool = Field(default=False, description="Scale by the square root of the rank (Kalajdzievski 2023).")
     dora: bool = Field(default=False, description="Train magnitude and direction apart (Liu et al. 2024, DoRA).")
+    base: Literal["auto", "fp32", "bf16"] = Field(
+        default="auto",
+        description="What the frozen matrices beneath the adapters are held in: auto is what the model is saved in, "
+        "where layers compute in 16 bits (the same results in half the memory), else fp32; bf16 rounds a model that is "
+        "saved in fp32.",
+    )
     save: list[str] = Field(
         default=[], description="Modules trained in full and kept with the adapter (embed_tokens, lm_head)."
     )
@@ -109,6 +115,11 @@ class ModelConfig(Section):
             raise ValueError("lora changes a pretrained model and there is none; write from: FOLDER")
         if self.quantize != "none" and self.lora is None:
             raise ValueError(f"weights in {self.quantize} are not trained themselves; write lora: {{rank: 16}} with it")
+        if self.quantize != "none" and self.lora is not None and self.lora.base != "auto":
+            raise ValueError(
+                f"lora.base: {self.lora.base} beside quantize: {self.quantize}, which says what the base is held in; "
+                "keep one"
+            )
         if self.lora is not None and self.freeze:
             raise ValueError("under lora all pretrained weights stay as they are; leave freeze out, or lora")
         if self.config is not None and self.from_ is not None:

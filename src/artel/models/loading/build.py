@@ -8,9 +8,10 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
-from artel.config import ModelConfig
+from artel.config import ModelConfig, RunConfig
 from artel.errors import InputError
 from artel.models.adapters import add_adapters, freeze, load_adapter, merge_adapter, read_adapter
+from artel.models.half_base import hold_in_half
 from artel.models.loading.check import check_positions
 from artel.models.loading.heads import freeze_unused
 from artel.models.loading.materialize import WeightSource, materialize
@@ -33,6 +34,36 @@ def must_load_whole(config: ModelConfig) -> str | None:
     return None
 
 
+def base_dtype(run: RunConfig, precision: str) -> torch.dtype | None:
+    """What a run holds the matrices beneath its adapters in; None: in float32, or as `model.quantize` says.
+
+    Left to itself (`model.lora.base: auto`) that is what the model is saved in, where layers compute in 16 bits: it is
+    half the memory, and quicker. Where they compute in float32 it would be slower. DeepSpeed holds what it shares out
+    in one dtype.
+    """
+    lora, saved = run.model.lora, saved_dtype(run.model)
+    if lora is None or saved is None or run.model.quantize != "none" or run.train.weights == "bf16":
+        return None
+    if lora.base != "auto":
+        return torch.bfloat16 if lora.base == "bf16" else None
+    return (
+        saved
+        if saved in (torch.bfloat16, torch.float16) and precision in ("bf16", "fp16") and run.parallel.deepspeed is None
+        else None
+    )
+
+
+def saved_dtype(model: ModelConfig) -> torch.dtype | None:
+    """What a pretrained model says it is saved in; None for one that is quantized, or from scratch."""
+    if model.from_ is None:
+        return None
+    config, _ = read_config(model.from_, runs_code=model.runs_code)
+    dtype = config.dtype or config.get_text_config().dtype
+    if is_quantized(config):
+        return None
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+
+
 def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = False) -> BuiltModel:
     """The model of a run before its first step: from scratch or pretrained, with adapters and frozen parameters.
 
@@ -53,10 +84,12 @@ def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = 
         if not on_meta:
             _initialize(built)
     else:
+        saved_whole = config.lora.save if config.lora is not None else []
         if on_meta:
             built = plan_pretrained(request, tokenizer)
+        elif request.base_dtype is not None:
+            built = _over_half_base(request, tokenizer, saved_whole, request.base_dtype)
         else:
-            saved_whole = config.lora.save if config.lora is not None else []
             built = load_pretrained(request, tokenizer, for_training=True, elsewhere=saved_whole)
         check_positions(built.model, request.block)
     _choose_trainable(built, request)
@@ -80,6 +113,19 @@ def load_model(request: ModelRequest, tokenizer: Tokenizer, *, merge: bool = Fal
             return merge_adapter(model, named)
         load_adapter(model, named)
     return model
+
+
+def _over_half_base(
+    request: ModelRequest, tokenizer: Tokenizer, saved_whole: list[str], dtype: torch.dtype
+) -> BuiltModel:
+    """The pretrained model with its matrices in `dtype`: each is read into that, so none is in memory in float32."""
+    built = plan_pretrained(request, tokenizer, elsewhere=saved_whole)
+    hold_in_half(built.model, dtype)
+    assert built.weights is not None
+    materialize(built.model, built.weights, device="cpu")
+    built.weights = None
+    built.notes.append(f"the frozen matrices are held in {str(dtype).removeprefix('torch.')}")
+    return built
 
 
 def _initialize(built: BuiltModel) -> None:

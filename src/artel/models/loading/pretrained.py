@@ -77,7 +77,7 @@ def load_pretrained(
     return built
 
 
-def plan_pretrained(request: ModelRequest, tokenizer: Tokenizer) -> BuiltModel:
+def plan_pretrained(request: ModelRequest, tokenizer: Tokenizer, *, elsewhere: Sequence[str] = ()) -> BuiltModel:
     """The model of `load_pretrained` for training, on the meta device: `materialize` reads `weights` into its shards.
 
     Checks, notes and errors are the same; they need the headers of the files only. Raises InputError.
@@ -97,7 +97,7 @@ def plan_pretrained(request: ModelRequest, tokenizer: Tokenizer) -> BuiltModel:
         model._weight_conversions = plan.used
         read_generation_config(model, name)
     built = BuiltModel(model.eval(), notes)
-    check_complete(model, name, plan.info.missing_keys, for_training=True)
+    check_complete(model, name, plan.info.missing_keys, for_training=True, elsewhere=elsewhere)
     _note_differences(built, name, plan.info.missing_keys, plan.info.unexpected_keys)
     grown = grow_vocabulary(built, tokenizer)
     built.weights = WeightSource(copy.deepcopy(model), request.seed, files, plan, grown)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from artel.config import ModelConfig
@@ -29,6 +30,8 @@ class ModelRequest:
     """Fixes the initial weights, the same on every process."""
     head_config: Mapping[str, Any] = field(default_factory=dict)
     """Values of the transformers configuration that the head needs: {"num_labels": 3}."""
+    base_dtype: torch.dtype | None = None
+    """What the matrices beneath adapters are held in (`half_base.py`); None for float32."""
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ import numpy as np
 
 from artel.config import EmbeddingConfig
 from artel.errors import InputError
+from artel.models.half_base import hidden_dtype
 from artel.objectives.length_groups import LengthGroup, group_inputs
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def keeps_texts_apart(model: PreTrainedModel, *, causal: bool) -> bool:
         return False
     difference = float((together - alone).abs().max() / alone.abs().max())
     # The bounds of `check_documents`, for the same reason.
-    exact = model.dtype == torch.float32 and not getattr(model, "is_quantized", False)
+    exact = hidden_dtype(model) == torch.float32 and not getattr(model, "is_quantized", False)
     return difference < (1e-4 if exact else 0.05)
 
 

@@ -22,6 +22,7 @@ from artel.errors import InputError, Problem
 from artel.models.attention import NAME, AttentionOptions, Exchange, attend, attention_dropout, attention_exchange
 from artel.models.choice import Choice
 from artel.models.document_mask import MASKED, first_position
+from artel.models.half_base import hidden_dtype
 from artel.models.output_head import output_head
 from artel.models.targets import IGNORED
 from artel.objectives import Batch
@@ -221,7 +222,7 @@ def check_context(model: PreTrainedModel) -> None:
         model.train(was_training)
     difference = float((together - alone).float().abs().max() / alone.float().abs().max())
     # As for documents: rounding gives 1e-6 in float32 and 1e-2 in bfloat16 or quantized.
-    exact = model.dtype == torch.float32 and not getattr(model, "is_quantized", False)
+    exact = hidden_dtype(model) == torch.float32 and not getattr(model, "is_quantized", False)
     if not difference < (1e-4 if exact else 0.05):
         what = f"{model.config.model_type} looks at other tokens outside of its attention: logits differ"
         raise InputError.at(_WHERE, f"{what} by a share of {difference:.0e}", "write parallel.context: 1")

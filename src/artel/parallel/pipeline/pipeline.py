@@ -33,6 +33,7 @@ from torch.distributed.pipelining import (
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from artel.models.half_base import hidden_dtype
 from artel.models.profiler_ranges import profiler_range
 from artel.models.router_aux_loss import attach_loss, router_aux_loss_of
 from artel.objectives import Batch, Objective
@@ -303,7 +304,7 @@ class PipelineParallel(Strategy):
 
     def ask_no_other_rank(self) -> None:
         hidden = self.model.config.get_text_config().hidden_size
-        self._sent = [(self.model.dtype, hidden)] * self._count
+        self._sent = [(hidden_dtype(self.model), hidden)] * self._count
 
     def _measure(self) -> None:
         """Find what hidden states each stage sends, by sending four tokens through all; once."""

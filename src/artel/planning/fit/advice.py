@@ -186,9 +186,11 @@ class _Adviser:
 
     def _model(self, run: RunConfig) -> PreTrainedModel:
         """The model of a run, on the meta device; layouts do not change it."""
-        key = (str(run.model.lora), run.train.weights)
+        precision = planned_precision(run, self._hardware)
+        key = (str(run.model.lora), run.train.weights, precision)
         if key not in self._models:
-            self._models[key] = ModelOutline.of(run, self._text[0].objective, self._text[0].tokenizer).build()
+            outline = ModelOutline.of(run, self._text[0].objective, self._text[0].tokenizer)
+            self._models[key] = outline.build(precision)
         return self._models[key]
 
     def _is_sure(self, found: Found) -> bool:

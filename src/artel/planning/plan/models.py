@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 from artel.config import RunConfig
 from artel.models.adapters import add_adapters, freeze
 from artel.models.compile import repeated_layers
+from artel.models.half_base import hold_in_half
+from artel.models.loading.build import base_dtype
 from artel.models.loading.check import check_positions
 from artel.models.loading.heads import freeze_unused
 from artel.models.loading.structure import from_scratch, pretrained_structure, without_weights
@@ -44,8 +46,11 @@ class ModelOutline:
     def layers(self) -> int:
         return int(self.whole.config.get_text_config().num_hidden_layers)
 
-    def build(self, layers: int | None = None) -> PreTrainedModel:
-        """The model as it is trained, with adapters and what is frozen; with the first `layers` of its layers."""
+    def build(self, precision: str, layers: int | None = None) -> PreTrainedModel:
+        """The model as it is trained, with adapters and what is frozen; with the first `layers` of its layers.
+
+        `precision` is what layers compute in: fp32, bf16, fp16 or fp8.
+        """
         config = copy.deepcopy(self.whole.config)
         if layers is not None:
             _shorten(config, self.layers, layers)
@@ -55,6 +60,9 @@ class ModelOutline:
         model = without_weights(config, objective.auto_class, objective.heads, run.model.runs_code)
         if run.model.quantize != "none":
             quantize_structure(model, run.model.quantize)
+        half = base_dtype(run, precision)
+        if half is not None:
+            hold_in_half(model, half)
         if run.model.lora is not None:
             generates = objective.auto_class == "AutoModelForCausalLM"
             with torch.device("meta"):

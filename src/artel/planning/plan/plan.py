@@ -258,7 +258,7 @@ def _planned(
         host -= ranks[0].kinds[CHECKPOINT] * (on_host - 1)
     if on_gpu:
         host = on_host * max(rank.host for rank in ranks)
-    model = outline.build()
+    model = outline.build(precision)
     return Plan(
         hardware,
         world_size,

@@ -68,7 +68,15 @@ def rank_memory(
     batches = [data.batch(rows)] * traced
     traces = [
         trace_steps(
-            run, outline.build(layers), data.objective, batches, world, how, precision, on_gpu=on_gpu, compiled=compiled
+            run,
+            outline.build(precision, layers),
+            data.objective,
+            batches,
+            world,
+            how,
+            precision,
+            on_gpu=on_gpu,
+            compiled=compiled,
         )
         for layers in counts or (None,)
     ]
