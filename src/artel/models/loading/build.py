@@ -38,8 +38,8 @@ def base_dtype(run: RunConfig, precision: str) -> torch.dtype | None:
     """What a run holds the matrices beneath its adapters in; None: in float32, or as `model.quantize` says.
 
     Left to itself (`model.lora.base: auto`) that is what the model is saved in, where layers compute in 16 bits: it is
-    half the memory, and quicker. Where they compute in float32 it would be slower. DeepSpeed holds what it shares out
-    in one dtype.
+    half the memory. Where they compute in float32 each product would convert its matrix. DeepSpeed holds what it shares
+    out in one dtype.
     """
     lora, saved = run.model.lora, saved_dtype(run.model)
     if lora is None or saved is None or run.model.quantize != "none" or run.train.weights == "bf16":

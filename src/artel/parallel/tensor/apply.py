@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from artel.errors import InputError, Problem
 from artel.models.compile import repeated_layers
 from artel.models.experts import adapted_experts, experts_of
+from artel.models.half_base import HalfConv1D, HalfEmbedding, HalfLinear
 from artel.parallel.tensor.plans import Cut, Plan, read_plan, wildcards
 from artel.parallel.tensor.styles import (
     Columns,
@@ -177,7 +178,7 @@ def _layers(model: PreTrainedModel, plan: Plan) -> list[Problem]:
         if any(getattr(module, "lora_variant", {}).values()) or getattr(module, "lora_bias", {}).get("default"):
             return [Problem("model.lora", f"adapters of this kind cannot be split ({name})", "write dora: false")]
         plain = getattr(module, "base_layer", module)
-        if type(plain) not in (nn.Linear, Conv1D):
+        if type(plain) not in (nn.Linear, Conv1D, HalfLinear, HalfConv1D):
             what = f"{name} is a {type(plain).__name__}, which cannot be split"
             return [Problem(_KEY, what, f"write {_KEY}: 1, or train.precision: bf16")]
     return []
@@ -302,9 +303,9 @@ def _split_vocabulary(model: PreTrainedModel, mesh: DeviceMesh) -> bool:
     weighted: dict[Any, Any] = {
         style: module for style, module in ends.items() if getattr(module, "weight", None) is not None
     }
-    plain = {Embedding: nn.Embedding, Head: nn.Linear}
+    plain = {Embedding: (nn.Embedding, HalfEmbedding), Head: (nn.Linear, HalfLinear)}
     chosen: dict[type[ParallelStyle], Any] = {
-        style: module for style, module in weighted.items() if type(module) is plain[style]
+        style: module for style, module in weighted.items() if type(module) in plain[style]
     }
     refused = {id(module.weight) for style, module in weighted.items() if style not in chosen}
     rows = {module.weight.shape[0] for module in chosen.values()}

@@ -21,6 +21,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ParallelStyle
 from transformers.pytorch_utils import Conv1D
 
+from artel.models.half_base import HalfEmbedding, linear
+
 _TOKENS = 1  # the dimension of the sequence: hidden states are (rows, length, width)
 
 
@@ -136,7 +138,7 @@ def _fused(mesh: DeviceMesh, parts: int) -> Callable[[Any, torch.Tensor], torch.
     def forward(module: Any, inputs: torch.Tensor) -> torch.Tensor:
         inputs = _as_shared(inputs, mesh).to_local(grad_placements=[Partial()])
         weight = own(module.weight, 1).T if isinstance(module, Conv1D) else own(module.weight, 0)
-        return F.linear(inputs, weight, None if module.bias is None else own(module.bias, 0))
+        return linear(inputs, weight, None if module.bias is None else own(module.bias, 0))
 
     return forward
 
@@ -169,6 +171,8 @@ def _look_up(module: Any, ids: torch.Tensor) -> torch.Tensor:
     if padding is not None:
         padding = padding - first if 0 <= padding - first < rows.shape[0] else None
     embedded = F.embedding(row.where(is_local, 0), rows, padding)
+    if isinstance(module, HalfEmbedding):
+        embedded = embedded.float()
     return summed(embedded.masked_fill(~is_local[..., None], 0.0), module.weight.device_mesh)
 
 
