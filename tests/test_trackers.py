@@ -15,6 +15,7 @@ import pytest
 
 import artel
 from support.runs import metrics, small_disk, write_run
+from support.tasks import passages
 from support.trackers import (
     CLEAN,
     OF_TIME,
@@ -71,7 +72,7 @@ def run(tmp_path_factory, server):
         "plugins": "killing",
         "callbacks": ["kill_once"],
         "train": {"steps": 8},
-        "validate": {"every": 2, "prompts": PROMPTS, "new_tokens": 4},
+        "validate": {"every": 2, "prompts": PROMPTS, "new_tokens": 4, "tasks": [passages(folder)], "tasks_every": 4},
         "checkpoint": {"every": 3, "asynchronous": False, "best": None},
         "track": ["jsonl", *TRACKERS],
     }

@@ -22,8 +22,9 @@ def expected(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """By `train/loss`, `validation/loss` …: the steps and values of metrics.jsonl, in order."""
     found = defaultdict(list)
     for line in metrics(folder):
-        group = "validation" if "validation" in line else "train"
-        for name, value in line.get("validation", line).items():
+        judged = next((line[kind] for kind in ("validation", "tasks") if kind in line), None)
+        group = "train" if judged is None else "validation"
+        for name, value in (line if judged is None else judged).items():
             if name != "step":
                 found[f"{group}/{name}"].append((line["step"], value))
     return dict(found)

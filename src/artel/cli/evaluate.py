@@ -27,7 +27,9 @@ def evaluate(
     predictions: Annotated[
         Path | None, typer.Option(help="Questions: write the answers here, in SQuAD's or NQ's official format.")
     ] = None,
-    tasks: Annotated[str, typer.Option(help="Tasks of lm-evaluation-harness instead, as lambada_openai,piqa.")] = "",
+    tasks: Annotated[
+        str, typer.Option(help="Tasks of lm-evaluation-harness instead, or YAML files: lambada_openai,my.yaml.")
+    ] = "",
     task_folder: Annotated[str | None, typer.Option(help="Folder with task files of your own.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Examples of each task at most.")] = None,
     as_json: AsJson = False,

@@ -59,7 +59,8 @@ def _in_terminal(folder: str) -> dict[str, Any]:
         tell(f"validation: {shown}")
     details = _details(RunFolder(Path(folder)).validation)
     tell(*detail_lines(read_details(details)))
-    return {"steps": curves.step, **curves.validation_line, **({"details": details} if details else {})}
+    newest = {**curves.tasks_line, **curves.validation_line}
+    return {"steps": curves.step, **newest, **({"details": details} if details else {})}
 
 
 def _details(file: Path) -> dict[str, Any]:

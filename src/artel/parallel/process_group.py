@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from artel.host import usable_cores
 from artel.parallel.tcp_store import process_store
+
+T = TypeVar("T")
 
 # Long enough for a checkpoint on a slow disk, short enough that a lost rank does not hold its peers for an hour.
 _TIMEOUT = timedelta(minutes=20)
@@ -43,6 +45,13 @@ class World:
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier()
+
+    def all_gather(self, value: T) -> list[T]:
+        """The values of all ranks, by rank; each is what can be pickled."""
+        values = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value)
+        return values
 
     def wait_at_most(self, seconds: float) -> None:
         """From now on collectives, of every group there is, fail after so long; libraries give each group its own."""

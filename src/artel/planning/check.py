@@ -34,6 +34,7 @@ from artel.registry import STRATEGIES
 from artel.training.metrics.trackers import check_trackers
 from artel.training.model_setup import check_layout
 from artel.training.optim.optimizer import check_optimizer
+from artel.training.tasks.harness import check_tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ def _checks(run: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]
         return
     objective = objective_type(run)
     yield Check(("objective",), lambda: _refuse(objective.problems(run)))
+    yield Check(("validate.tasks", "objective"), lambda: check_tasks(run))
     yield Check(("tokenizer", "model.from", "data.from_store"), lambda: _check_tokenizer(run))
     auto_class = objective.auto_class
     if auto or not (is_within_reach(run.model.from_) or start.hub):

@@ -49,19 +49,21 @@ class Curves:
     training: dict[str, Curve] = field(default_factory=dict)
     """loss, gradient_norm, learning_rate, tokens_per_second, mfu, memory_gib, and what callbacks log."""
     validation: dict[str, Curve] = field(default_factory=dict)
-    """The objective's metrics on the validation split."""
+    """The objective's metrics on the validation split, and the figures of `validate.tasks`."""
     newest: dict[str, Any] = field(default_factory=dict)
     """The newest line of a training step, as it stands in the file."""
     validation_line: dict[str, Any] = field(default_factory=dict)
     """The newest line of a validation."""
+    tasks_line: dict[str, Any] = field(default_factory=dict)
+    """The newest line with the figures of `validate.tasks`."""
     lines: int = 0
     torn: bool = False
     """The last line has no end: a kill has cut it off, or it is being written. It is left out."""
 
     @property
     def newest_validation(self) -> dict[str, float | None]:
-        """The metrics of the newest validation; None where one was NaN."""
-        return self.validation_line.get("validation", {})
+        """The metrics of the newest validation, and the newest of tasks; None where one was NaN."""
+        return self.validation_line.get("validation", {}) | self.tasks_line.get("tasks", {})
 
     @property
     def newest_validation_step(self) -> int | None:
@@ -70,7 +72,7 @@ class Curves:
     @property
     def step(self) -> int:
         """The newest step that is logged; 0 where there is none."""
-        return max(self.newest.get("step", 0), self.newest_validation_step or 0)
+        return max(line.get("step", 0) for line in (self.newest, self.validation_line, self.tasks_line))
 
 
 class CurveReader:
@@ -132,10 +134,15 @@ class CurveReader:
                 if name not in training
             },
             newest=lines.training,
-            validation_line={name: value for name, value in lines.validation.items() if "validation/" not in name},
+            validation_line=_as_written(lines.validation),
+            tasks_line=_as_written(lines.tasks),
             lines=lines.lines,
             torn=torn,
         )
+
+
+def _as_written(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if not name.startswith("validation/")}
 
 
 def _curve(points: Points, nulls: int) -> Curve:

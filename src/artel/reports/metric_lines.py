@@ -26,6 +26,8 @@ Points = NDArray[np.float64]
 LARGEST = 1e100  # of a metric: a plot needs the difference of two
 _PIECE = 1 << 18
 _MOST_PROBLEMS = 20
+_JUDGED = ("validation", "tasks")
+"""Kinds of lines whose figures stand in an object of that name."""
 _NOT_DRAWN = ("step", "epoch", "tokens", "seconds")
 
 
@@ -35,7 +37,7 @@ class Lines:
 
     lines: int = 0
     points: dict[str, list[Points]] = field(default_factory=dict)
-    """By metric; those of a validation as `validation/NAME`."""
+    """By metric; those of a validation and of tasks as `validation/NAME`."""
     nulls: dict[str, int] = field(default_factory=dict)
     """By metric, the number of lines where it was NaN or infinite, which JSON has as null."""
     problems: list[tuple[int, str]] = field(default_factory=list)
@@ -44,6 +46,8 @@ class Lines:
     """The newest line of a training step."""
     validation: dict[str, Any] = field(default_factory=dict)
     """The newest line of a validation."""
+    tasks: dict[str, Any] = field(default_factory=dict)
+    """The newest line with the figures of tasks."""
 
     def add(self, later: Lines) -> None:
         """Add what follows in the file."""
@@ -56,16 +60,18 @@ class Lines:
             self.nulls[name] = self.nulls.get(name, 0) + count
         self.training = later.training or self.training
         self.validation = later.validation or self.validation
+        self.tasks = later.tasks or self.tasks
 
 
 def checked(line: object) -> dict[str, Any]:
     """A line of metrics: its step, its loss, its metrics, null for NaN. Raises ValueError."""
     if not isinstance(line, dict) or not isinstance(line.get("step"), int) or line["step"] < 0:
         raise ValueError("it has no step")
-    validation = line.get("validation", {})
-    if not isinstance(validation, dict):
-        raise ValueError("validation holds no figures")
-    numbers = {"loss": line.get("loss", 0.0), **validation}
+    numbers = {"loss": line.get("loss", 0.0)}
+    for kind in _JUDGED:
+        if not isinstance(line.get(kind, {}), dict):
+            raise ValueError(f"{kind} holds no figures")
+        numbers |= line.get(kind, {})
     for name, value in numbers.items():
         if not (value is None or (isinstance(value, int | float) and abs(value) < LARGEST)):
             raise ValueError(f"{name} is no number of a run")
@@ -131,10 +137,10 @@ def _tables(piece: bytes, count: int) -> Iterator[Table]:
     lines = orjson.loads(b"[" + piece[:-1].replace(b"\n", b",") + b"]")
     if len(lines) != count:
         raise ValueError("a line holds several values")
-    if b'"validation"' in piece:
-        for line in [line for line in lines if "validation" in line]:
+    if b'"validation"' in piece or b'"tasks"' in piece:
+        for line in [line for line in lines if _is_judged(line)]:
             yield _table([line | _validation(checked(line))])
-        lines = [line for line in lines if "validation" not in line]
+        lines = [line for line in lines if not _is_judged(line)]
     if lines:
         yield _table(lines)
 
@@ -153,8 +159,14 @@ def _table(lines: list[dict[str, Any]]) -> Table:
     return lines[-1], names, values[:, :-1]
 
 
+def _is_judged(line: dict[str, Any]) -> bool:
+    return any(kind in line for kind in _JUDGED)
+
+
 def _validation(line: dict[str, Any]) -> dict[str, Any]:
-    return {f"validation/{name}": value for name, value in line["validation"].items()}
+    """The figures of a line of a validation or of tasks, by the names of curves."""
+    figures = (item for kind in _JUDGED for item in line.get(kind, {}).items())
+    return {f"validation/{name}": value for name, value in figures}
 
 
 def _read_line_by_line(piece: bytes, count: int, parts: int | None) -> Lines:
@@ -162,7 +174,7 @@ def _read_line_by_line(piece: bytes, count: int, parts: int | None) -> Lines:
     for number, content in enumerate(piece[:-1].split(b"\n"), 1):
         try:
             line = checked(orjson.loads(content))
-            tables.append(_table([line | (_validation(line) if "validation" in line else {})]))
+            tables.append(_table([line | _validation(line)]))
         except ValueError as error:
             problems.append((number, str(error)))
     result = _kept(count, tables, parts)
@@ -173,7 +185,7 @@ def _read_line_by_line(piece: bytes, count: int, parts: int | None) -> Lines:
 def _kept(count: int, tables: Iterable[Table], parts: int | None) -> Lines:
     result, points = Lines(lines=count), dict[str, list[Points]]()
     for newest, names, values in tables:
-        kind = "validation" if "validation" in newest else "training"
+        kind = next((kind for kind in _JUDGED if kind in newest), "training")
         setattr(result, kind, newest)
         places = [names.index(name) if name in names else None for name in ("step", "tokens", "seconds")]
         for name, column in zip(names, values.T, strict=True):
@@ -207,6 +219,7 @@ def packed(lines: Lines) -> bytes:
         "problems": lines.problems,
         "training": lines.training,
         "validation": lines.validation,
+        "tasks": lines.tasks,
         "names": list(arrays),
     }
     stream.write(orjson.dumps(about) + b"\n")
@@ -221,7 +234,9 @@ def unpacked(content: bytes) -> Lines:
     about = orjson.loads(stream.readline())
     arrays = {name: [np.load(stream, allow_pickle=False)] for name in about["names"]}
     problems = [(line, what) for line, what in about["problems"]]
-    return Lines(about["lines"], arrays, about["nulls"], problems, about["training"], about["validation"])
+    return Lines(
+        about["lines"], arrays, about["nulls"], problems, about["training"], about["validation"], about["tasks"]
+    )
 
 
 if __name__ == "__main__":

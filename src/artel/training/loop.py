@@ -33,6 +33,7 @@ from artel.training.prefetch import Prefetcher, computed_positions, gc_between_s
 from artel.training.profile import Profile
 from artel.training.run import Run
 from artel.training.setup import open_run
+from artel.training.tasks.callback import EvaluateTasks
 
 
 def train(
@@ -60,7 +61,7 @@ def train(
     # The order matters: metrics are logged before a validation, and both come before a save. The profile is last, so
     # that it sees each step together with what callbacks do after it.
     validate, samples, measure = Validate(guard, validation), ShowSamples(), MeasureEnd(guard, validation)
-    callbacks = [*callbacks, Log(guard), validate, samples, measure, Save(guard)]
+    callbacks = [*callbacks, Log(guard), validate, samples, EvaluateTasks(guard), measure, Save(guard)]
     callbacks += [CompareWithPlan(run), signals, profile]
     try:
         with rank_status(run):

@@ -81,6 +81,11 @@ def check_layout(
     if plan.whole_matrices:
         return
     problems = []
+    if plan.splits_layers and config.validate_.tasks:
+        what = "no stage of a pipeline can answer alone, and the harness asks whole models"
+        problems.append(
+            Problem("validate.tasks", what, "leave it out: artel evaluate RUN --tasks asks them afterwards")
+        )
     if not OPTIMIZERS[config.train.optimizer].steps_shards:
         what = f"{config.train.optimizer} looks at whole matrices, of which processes have pieces"
         problems.append(Problem("train.optimizer", what, "write adamw, sgd or muon; or parallel.data: ddp"))

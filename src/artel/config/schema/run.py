@@ -237,6 +237,15 @@ class ValidateConfig(Section):
         "kept in samples.jsonl.",
     )
     new_tokens: Length = free(60, "Tokens written for each prompt.", ge=1)
+    tasks: list[Name] = free(
+        [],
+        "Tasks of lm-evaluation-harness (piqa), or YAML files of your own (counting.yaml), whose figures join the "
+        "curves. Needs artel-lm[tasks].",
+    )
+    tasks_every: Interval = free(
+        Interval(epochs=1), "How often the tasks are asked, as `every`. The end always counts."
+    )
+    tasks_limit: Count | None = free(None, "Examples of each task at most; all when null.", ge=1)
     patience: Count | None = Field(
         default=None,
         ge=1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -29,6 +30,7 @@ def task_rows(benchmark: BenchmarkConfig, key: str) -> Iterator[Row]:
     Raises InputError for an unknown task, and where its data are not here.
     """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "false")  # datasets would tell its makers of each file it opens
     from lm_eval.tasks import TaskManager
 
     # To list the harness's own tasks takes it half a minute of processor time.

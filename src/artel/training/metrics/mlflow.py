@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -70,6 +71,9 @@ class MlflowTracker(Tracker):
 
     def validation(self, figures: Figures) -> None:
         self._log("validation", by_name("validation", figures["validation"]), figures["step"])
+
+    def tasks(self, figures: Figures) -> None:
+        self._log("tasks", by_name("validation", figures["tasks"]), figures["step"])
 
     def samples(self, lines: list[Figures]) -> None:
         """One table of all samples so far, which is written anew."""
@@ -179,8 +183,8 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
 
 def _steps(client: MlflowClient, run: Run) -> Iterator[tuple[str, int]]:
     """What MLflow has of a run: kinds and steps. A step's metrics were sent together, so that one of them tells."""
-    for kind, prefix in (("training", "train/"), ("validation", "validation/")):
-        names = [name for name in run.data.metrics if name.startswith(prefix)]
+    for kind, pattern in (("training", "train/.*"), ("validation", "validation/[^/]*"), ("tasks", "validation/.*/.*")):
+        names = [name for name in run.data.metrics if re.fullmatch(pattern, name)]
         if names:
             yield from ((kind, metric.step) for metric in client.get_metric_history(run.info.run_id, names[0]))
 

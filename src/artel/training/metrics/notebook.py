@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from artel.config import RunConfig
-from artel.training.metrics.tracker import Figures, Tracker, validation_row
+from artel.training.metrics.tracker import Figures, Tracker, tasks_text, validation_row
 from artel.training.run_folder import RunFolder
 
 _PARTS = 1000  # of the bar of a run on a budget
@@ -34,6 +34,9 @@ class NotebookTracker(Tracker):
 
     def validation(self, figures: Figures) -> None:
         self._bar.write_line(validation_row(figures, self._loss))
+
+    def tasks(self, figures: Figures) -> None:
+        self._bar.update(self._completed(), force_update=True, comment=tasks_text(figures))
 
     def close(self) -> None:
         self._bar.update(self._completed(), force_update=True, comment=f"loss {self._loss:.4f}")

@@ -32,14 +32,15 @@ def _ids(folder: RunFolder) -> dict[str, str]:
 def send_earlier(tracker: Tracker, folder: RunFolder, step: int, has: Callable[[str, int], bool]) -> None:
     """Send what metrics.jsonl and samples.jsonl say of the steps up to `step`, in order, and the tracker has not.
 
-    `has` is asked with `training`, `validation` or `samples`, and a step.
+    `has` is asked with `training`, `validation`, `tasks` or `samples`, and a step.
     """
     metrics = ((line["step"], 0, line) for line in _lines(folder.metrics))
     samples = ((number, 1, list(lines)) for number, lines in groupby(_lines(folder.samples), itemgetter("step")))
     for number, is_samples, found in heapq.merge(metrics, samples, key=itemgetter(0, 1)):
         if number > step:
             return
-        kind = "samples" if is_samples else "validation" if "validation" in found else "training"
+        kinds = [kind for kind in ("validation", "tasks") if kind in found]
+        kind = "samples" if is_samples else (*kinds, "training")[0]
         if not has(kind, number):
             send: Callable[[Any], None] = getattr(tracker, kind)
             send(found)

@@ -41,6 +41,9 @@ class TensorBoardTracker(Tracker):
     def validation(self, figures: Figures) -> None:
         self._write("validation", figures["validation"], figures["step"])
 
+    def tasks(self, figures: Figures) -> None:
+        self._write("validation", figures["tasks"], figures["step"])
+
     def samples(self, lines: list[Figures]) -> None:
         rows = [f"| {_cell(line['prompt'])} | {_cell(line['text'])} |" for line in lines]
         table = "\n".join(["| prompt | text |", "|---|---|", *rows])

@@ -31,6 +31,9 @@ class Tracker:
 
     def validation(self, figures: Figures) -> None: ...
 
+    def tasks(self, figures: Figures) -> None:
+        """The figures of `validate.tasks` after a step."""
+
     def samples(self, lines: list[Figures]) -> None:
         """What the model made of `validate.prompts` after a step: the lines of samples.jsonl."""
 
@@ -65,6 +68,11 @@ def validation_row(figures: Figures, training_loss: float) -> dict[str, str]:
     titles = ["validation loss", *(name.replace("_", " ") for name in list(metrics)[1:])]
     row = {"step": f"{figures['step']}", "epoch": f"{figures['epoch']:.2f}", "training loss": f"{training_loss:.4f}"}
     return row | dict(zip(titles, map(_short, metrics.values()), strict=True))
+
+
+def tasks_text(figures: Figures) -> str:
+    """The figures of tasks in a line: `counting/acc 0.5000`."""
+    return " · ".join(f"{name} {_short(value)}" for name, value in figures["tasks"].items())
 
 
 def _short(value: float) -> str:

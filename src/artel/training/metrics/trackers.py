@@ -26,7 +26,7 @@ from artel.training.metrics.jsonl import Lines, drop_lines_after
 from artel.training.metrics.notebook import NotebookTracker
 from artel.training.metrics.tracker import Figures as Figures
 from artel.training.metrics.tracker import Tracker as Tracker
-from artel.training.metrics.tracker import validation_row
+from artel.training.metrics.tracker import tasks_text, validation_row
 from artel.training.run_folder import RunFolder
 
 _BAR_SECONDS = 0.1  # the bar is drawn ten times a second; an update takes 50 µs, which many a step does not
@@ -64,6 +64,9 @@ class Trackers:
 
     def validation(self, figures: Figures) -> None:
         self._each("validation", figures)
+
+    def tasks(self, figures: Figures) -> None:
+        self._each("tasks", figures)
 
     def samples(self, lines: list[Figures]) -> None:
         self._each("samples", lines)
@@ -115,7 +118,7 @@ def _warn(name: str, error: Exception) -> None:
 
 
 class JsonLines(Tracker):
-    """metrics.jsonl: a line a logged step, a line a validation; on resume, lines after the checkpoint are dropped."""
+    """metrics.jsonl: a line a logged step, a validation or tasks; on resume, lines after the checkpoint are dropped."""
 
     def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
         drop_lines_after(folder.metrics, step)
@@ -125,7 +128,7 @@ class JsonLines(Tracker):
     def training(self, figures: Figures) -> None:
         self._lines.add(figures)
 
-    validation = training
+    validation = tasks = training
 
     def hint(self) -> str:
         return self._hint
@@ -229,6 +232,9 @@ class ConsoleTracker(Tracker):
             self._console.print("  ".join(f"{title:>8}" for title in row))
             self._header = True
         self._console.print("  ".join(f"{value:>{max(8, len(title))}}" for title, value in row.items()))
+
+    def tasks(self, figures: Figures) -> None:
+        self._console.print(f"{self._position(figures['step'])} · {tasks_text(figures)}")
 
     def close(self) -> None:
         self._bar.stop()

@@ -61,6 +61,9 @@ class TrackioTracker(Tracker):
     def validation(self, figures: Figures) -> None:
         self._run.log(by_name("validation", figures["validation"]), step=figures["step"])
 
+    def tasks(self, figures: Figures) -> None:
+        self._run.log(by_name("validation", figures["tasks"]), step=figures["step"])
+
     def samples(self, lines: list[Figures]) -> None:
         import trackio
 

@@ -71,6 +71,9 @@ class WandbTracker(Tracker):
     def validation(self, figures: Figures) -> None:
         self._log(by_name("validation", figures["validation"]), figures["step"])
 
+    def tasks(self, figures: Figures) -> None:
+        self._log(by_name("validation", figures["tasks"]), figures["step"])
+
     def samples(self, lines: list[Figures]) -> None:
         import wandb
 

@@ -1,0 +1,1 @@
+"""Tasks of lm-evaluation-harness, while a model is trained and afterwards."""

@@ -1,0 +1,72 @@
+"""A model as lm-evaluation-harness asks it. Imported only where the harness is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import torch
+from lm_eval.models.huggingface import HFLM
+from transformers import PreTrainedModel
+
+from artel.errors import WorkError
+from artel.parallel import World
+from artel.tokens import Tokenizer
+from artel.training.heartbeat import heartbeat
+
+
+class HarnessModel(HFLM):
+    """The harness's own class for models of transformers, of a model that may be trained, by one process or several."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Tokenizer, batch: int, world: World | None) -> None:
+        """`world`: processes that have the model whole, and share the questions."""
+        # It gives a tokenizer a token for padding, which the one of the run must not get.
+        super().__init__(_Asked(model), tokenizer=deepcopy(tokenizer.hf), batch_size=batch)
+        self._processes = world or World(0, 1, 0, model.device)
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
+        return self._shared(super().loglikelihood, requests, disable_tqdm)
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
+        return self._shared(super().loglikelihood_rolling, requests, disable_tqdm)
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
+        return self._shared(super().generate_until, requests, disable_tqdm)
+
+    def _shared(self, answer: Callable[..., list[Any]], requests: list[Any], disable_tqdm: bool) -> list[Any]:
+        """The answers of all processes. Raises WorkError on each of them where one fails."""
+        rank, size = self._processes.rank, self._processes.size
+        if size == 1:
+            return answer(requests, disable_tqdm=disable_tqdm)
+        mine, answers, failure = requests[rank::size], [], ""
+        try:
+            answers = answer(mine, disable_tqdm=True) if mine else []
+        except Exception as error:  # else the others would wait for ever
+            failure = str(error) or type(error).__name__
+        together: list[Any] = [None] * len(requests)
+        for number, (theirs, wrong) in enumerate(self._processes.all_gather((answers, failure))):
+            if wrong:
+                raise WorkError.at(f"process {number}", wrong, "see what it says")
+            together[number::size] = theirs
+        return together
+
+
+class _Asked:
+    """What the harness does with a model. It gets no module: of one it would tie the weights anew."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self.device, self.config, self.dtype = model.device, model.config, model.dtype
+
+    # Each question has another length, for which compiled layers would be compiled again.
+
+    def __call__(self, inputs: torch.Tensor) -> Any:
+        heartbeat("questions of the harness")
+        with torch.compiler.set_stance("force_eager"):
+            return self._model(inputs)
+
+    def generate(self, **settings: Any) -> torch.Tensor:
+        heartbeat("a question of the harness")
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            return self._model.generate(**settings)
