@@ -39,14 +39,29 @@ class Lines:
 
 
 def drop_lines_after(path: Path, step: int) -> None:
-    """Drop the lines of steps after `step`, which a resumed run does again, and what a kill left torn."""
+    """Drop the lines of steps after `step`, which a resumed run does again, and what a kill left torn.
+
+    They stand at the end, where the file is cut: one of ten million lines is not written anew. Raises InputError.
+    """
     if not path.exists():
         return
-    lines = []
-    for line in path.read_bytes().splitlines():
-        try:
-            if orjson.loads(line)["step"] <= step:
-                lines.append(line)
-        except (ValueError, KeyError, TypeError):
-            continue
-    write_file(path, b"".join(line + b"\n" for line in lines))
+    with disk_errors(path.parent), path.open("r+b") as file:
+        size, line = 0, b"\n"
+        while (following := file.readline()) and _is_kept(following, step):
+            size, line = size + len(following), following
+        later = [line for line in file if _is_kept(line, step)]
+        if not later:
+            file.truncate(size)
+            if not line.endswith(b"\n"):
+                file.seek(size)
+                file.write(b"\n")
+            return
+    write_file(path, path.read_bytes()[:size] + b"".join(line.rstrip(b"\n") + b"\n" for line in later))
+
+
+def _is_kept(line: bytes, step: int) -> bool:
+    """True for the line of a step up to `step`."""
+    try:
+        return bool(orjson.loads(line)["step"] <= step)
+    except (ValueError, KeyError, TypeError):
+        return False
