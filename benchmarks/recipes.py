@@ -53,6 +53,7 @@ NOT_HERE = {
     "rugpt35-13b-lora": "begins from a model of the hub, of 13 billion parameters",
     "rugpt-distill": "its teacher is a model of the hub, of 0.8 billion parameters",
     "ruroberta-mlm": "begins from a model of the hub",
+    "spelling-ru": "begins from a model of the hub",
     "squad-ru": "begins from a model of the hub",
     "tolstoy-finetune": "begins from a model of the hub",
     "tolstoy-scratch": "30 epochs of eight works, on a GPU",

@@ -38,7 +38,7 @@ LARGE = {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25, "voc
 LARGE |= {"architectures": ["GPT2LMHeadModel"]}
 GPT2_HEADS = ("AutoModelForCausalLM", "AutoModelForSequenceClassification", "AutoModel")
 KINDS = {"write": "text", "fill-in": "text", "chat": "conversations", "prefer": "preferences", "answer": "questions",
-         "label": "labels", "score": "preferences", "rank": "matches", "tag": "entities",
+         "rewrite": "pairs", "label": "labels", "score": "preferences", "rank": "matches", "tag": "entities",
          "embed": "matches"}  # fmt: skip
 
 
@@ -55,12 +55,15 @@ def texts() -> dict[str, str]:
     Path("films.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     pairs = ({"query": f"where is {n}?", "positive": f"{n} is there"} for n in range(40))
     Path("pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    turned = ({"input": f"{n} is there", "output": f"there is {n}"} for n in range(40))
+    Path("turned.jsonl").write_text("".join(json.dumps(row) + "\n" for row in turned))
     names = ({"text": f"Anna saw film {n} .", "label": [[0, 4, "PER"]]} for n in range(40))
     Path("names.jsonl").write_text("".join(json.dumps(row) + "\n" for row in names))
     return {
         "labels": "films.jsonl",
         "entities": "names.jsonl",
         "matches": "pairs.jsonl",
+        "pairs": "turned.jsonl",
         "text": "novel.txt",
         "conversations": "talks.jsonl",
         "preferences": "better.jsonl",

@@ -98,6 +98,7 @@ OBJECTIVES = Registry(
         "classification": "artel.objectives.classification.objective:Classification",
         "embedding": "artel.objectives.embedding.objective:Embedding",
         "tokens": "artel.objectives.tokens.objective:Tokens",
+        "seq2seq": "artel.objectives.seq2seq.objective:SequenceToSequence",
         "distill": "artel.objectives.distill.objective:Distill",
     },
 )

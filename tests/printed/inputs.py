@@ -313,6 +313,7 @@ _ENCODER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
 _DECODER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
             "head_dim": 16, "intermediate_size": 64, "max_position_embeddings": 2048,
             "tie_word_embeddings": True}  # fmt: skip
+_T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4, "decoder_start_token_id": 1}
 _GPT2 = {"n_layer": 2, "n_embd": 32, "n_head": 2}
 
 
@@ -362,6 +363,19 @@ def image_model(name: str = "FOLDER") -> Make:
               "num_attention_heads": 2, "head_dim": 8, "image_size": 16, "patch_size": 8}  # fmt: skip
     sizes = {"text_config": {"model_type": "mistral", "vocab_size": 600, **_DECODER}, "vision_config": vision}
     return lambda folder: _save_model(folder / name, "mistral3", "AutoModelForImageTextToText", sizes, template=_CHATML)
+
+
+def t5(name: str = "FOLDER") -> Make:
+    return lambda folder: _save_model(folder / name, "t5", "AutoModelForSeq2SeqLM", _T5)
+
+
+def inputs_alone(name: str) -> Make:
+    """A text with an input a line."""
+
+    def make(folder: Path) -> None:
+        (folder / name).write_text("\n".join(_sentences(5, 6)), "utf-8")
+
+    return make
 
 
 def gpt2(name: str = "FOLDER") -> Make:

@@ -319,6 +319,27 @@ README = (
         needs=(inputs.matches, inputs.squad("train.json"), inputs.bert()),
     ),
     Walk(
+        "texts for texts",
+        (
+            Step(
+                "artel train spelling-ru data.sources.0.path=pairs.csv model.from=FOLDER",
+                f"{SHORT} seq2seq.target=24 seq2seq.generate=2 seq2seq.beams=1",
+                leaves="runs/spelling-ru/model",
+            ),
+            Step(
+                "artel train spelling-ru data.sources.0.path=pairs.csv model.from=FOLDER model.lora.rank=16 "
+                "train.learning_rate=5e-4",
+                f"{SHORT} seq2seq.target=24 seq2seq.generate=1 seq2seq.beams=1 run=runs/adapter",
+                leaves="runs/adapter/model/adapter_config.json",
+            ),
+            Step('artel generate runs/spelling-ru --prompt "Он пошол домой"'),
+            Step('artel generate runs/spelling-ru --prompt "Он пошол домой" --beams 8'),
+            Step("artel generate runs/spelling-ru --prompts texts.txt --out written.jsonl", leaves="written.jsonl"),
+            Step("artel evaluate runs/spelling-ru", says="chrf"),
+        ),
+        needs=(inputs.labeled("pairs.csv"), inputs.inputs_alone("texts.txt"), inputs.t5()),
+    ),
+    Walk(
         "names and tags",
         (
             Step(

@@ -44,6 +44,10 @@ OBJECTIVES = {
                 "embedding": {"loss": "triplet", "pooling": "last", "margin": 2.5}, "data": {"block": 24}},
     "cosent": {"objective": "embedding", "model": "bert", "tokenizer": {"train": {"vocab": 300}},
                "embedding": {"loss": "cosent"}, "data": {"block": 24}},
+    "seq2seq": {"objective": "seq2seq", "model": "t5", "tokenizer": {"train": {"vocab": 300}},
+                "seq2seq": {"prefix": "count: ", "target": 24, "generate": 4}, "data": {"block": 48}},
+    "translation": {"objective": "seq2seq", "model": "bart", "tokenizer": {"train": {"vocab": 300}},
+                    "seq2seq": {"smoothing": 0.1, "beams": 2, "generate": 2}, "data": {"block": 32}},
     "distill": {"objective": "distill", "model": "llama", "tokenizer": {"train": None},
                 "data": {"block": 48, "packing": "best_fit"}, "distill": {"top_k": 8, "temperature": 2.0}},
     "distill_beside": {"objective": "distill", "model": "llama", "tokenizer": {"train": None}, "data": {"block": 96},
@@ -51,7 +55,12 @@ OBJECTIVES = {
                                    "hidden": {"layers": "even"}}},
 }  # fmt: skip
 OFF = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
-NO_DROPOUT = {"roberta": OFF, "bert": OFF, "modernbert": {}, "llama": {}}
+SMALL_T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+SMALL_BART = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+              "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}  # fmt: skip
+SIZES = {"t5": SMALL_T5, "bart": SMALL_BART}
+NO_DROPOUT = {"roberta": OFF, "bert": OFF, "modernbert": {}, "llama": {}, "t5": {"dropout_rate": 0},
+              "bart": {"dropout": 0}}  # fmt: skip
 DROPOUT = {"modernbert": {"mlp_dropout": 0.1, "embedding_dropout": 0.1}, "llama": {"attention_dropout": 0.1}}
 
 
@@ -138,6 +147,17 @@ def matches(folder, scored=False):
     return written(folder / f"matches-{scored}.jsonl", rows, "matches")
 
 
+def rewritten(folder):
+    """Pairs of words and the same words backwards, of unequal length."""
+    chance = random.Random(0)
+    words = "one two three four five six seven eight nine ten".split()
+    rows = []
+    for _ in range(200):
+        text = chance.choices(words, k=chance.randint(1, 10))
+        rows.append({"input": " ".join(text), "output": " ".join(reversed(text))})
+    return written(folder / "pairs.jsonl", rows, "pairs")
+
+
 def teacher(folder):
     """The folder of a teacher of random weights, wider apart than a new model's, with a tokenizer of its own."""
     path = folder / "teacher"
@@ -159,7 +179,8 @@ def written(file, rows, kind):
     return {"path": str(file), "format": kind}
 
 
-MADE = {"distill_beside": conversations,
+MADE = {"seq2seq": rewritten, "translation": rewritten,
+        "distill_beside": conversations,
         "chat": conversations, "dpo": preferences, "kto": preferences, "labels_of_pairs": labels,
         "several_labels": several_labels, "reward": judgements, "rerank": ranked, "embedding": matches,
         "triplet": matches, "cosent": partial(matches, scored=True)}  # fmt: skip
@@ -176,6 +197,7 @@ def objective_run(path, name, *, dropout=False, **changes):
         case["distill"] = {**case["distill"], "teacher": teacher(path.parent)}
     run = write_run(path, **case, **changes)
     tree = yaml.safe_load(run.read_text())
-    tree["model"] = {"config": {**ENCODER, "model_type": model_type, **more}}  # in place of the helpers' GPT-2
+    sizes = SIZES.get(model_type, ENCODER)
+    tree["model"] = {"config": {**sizes, "model_type": model_type, **more}}  # in place of the helpers' GPT-2
     run.write_text(yaml.safe_dump(tree, allow_unicode=True))
     return run

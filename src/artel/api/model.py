@@ -123,23 +123,27 @@ class Model:
         self,
         prompt: str = "",
         *,
-        max_new_tokens: int = 100,
-        temperature: float = 0.8,
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
         top_k: int = 50,
         top_p: float = 1.0,
         seed: int = 0,
         repetition_penalty: float = 1.0,
+        beams: int | None = None,
     ) -> str:
-        """Continue a text; of a chat model, answer a message. Returns what is written, without the prompt.
+        """Continue a text; of a chat model, answer a message; of a seq2seq model, write the text for another.
+
+        Returns what is written, without the prompt.
 
         Args:
-            prompt: the text to continue; empty to begin a new document.
-            max_new_tokens: tokens to write at most.
-            temperature: 0 takes the likeliest token.
+            prompt: the text to continue, empty to begin a new document; of a seq2seq model its input.
+            max_new_tokens: tokens to write at most; by default 100, of seq2seq as many as an output may have.
+            temperature: 0 takes the likeliest token; by default 0.8, of seq2seq 0.
             top_k: choose among the k likeliest tokens; 0 for all.
             top_p: choose among the likeliest tokens that sum to p.
             seed: equal seeds write equal texts. The random state of PyTorch is not used, and does not change.
             repetition_penalty: above 1 avoids tokens already there.
+            beams: of a seq2seq model at temperature 0: search for the likeliest text by so many beams.
 
         Raises InputError for a model that does not write token by token, and for settings out of range.
         """
@@ -152,6 +156,7 @@ class Model:
                 top_p=top_p,
                 seed=seed,
                 repetition_penalty=repetition_penalty,
+                beams=beams,
             )
         )
 
@@ -159,23 +164,34 @@ class Model:
         self,
         prompt: str = "",
         *,
-        max_new_tokens: int = 100,
-        temperature: float = 0.8,
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
         top_k: int = 50,
         top_p: float = 1.0,
         seed: int = 0,
         repetition_penalty: float = 1.0,
+        beams: int | None = None,
     ) -> Iterator[str]:
         """The same as `generate`, in pieces of whole characters, as soon as they are written."""
         from artel.inference.chat import ChatSettings
-        from artel.models.generate import Sampling
 
-        if not self._opened.objective.generates:
+        objective = self._opened.objective
+        if not (objective.generates or "generate" in objective.tasks):
             raise self._cannot("writes no text of its own")
-        ChatSettings(
-            0, max_new_tokens, repetition_penalty, temperature, top_p, top_k, seed
-        )  # refuses what is out of range
-        sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed, repetition_penalty)
+        if beams is not None and objective.generates:
+            raise InputError.at("beams", f"{self._opened.name} does not search", "leave it out: seq2seq models do")
+        sampling = objective.sampling(
+            new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            repetition_penalty=repetition_penalty,
+            beams=beams,
+        )
+        ChatSettings(  # refuses what is out of range
+            0, sampling.new_tokens, repetition_penalty, sampling.temperature, top_p, top_k, seed
+        )
         return iter(self._reply(prompt, "", sampling).pieces)
 
     @leaves_process_unchanged()

@@ -34,10 +34,19 @@ def generate(
             "document, or the answer, that is scored beside it; - reads standard input."
         ),
     ] = "",
-    max_new_tokens: Annotated[int, typer.Option(min=1, max=10**8, help="Tokens to write at most.")] = 100,
-    temperature: Annotated[float, typer.Option(min=0.0, max=100, help="0 takes the likeliest token.")] = 0.8,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, max=10**8, help="Tokens to write at most: 100, of seq2seq as many as outputs may have."),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=100, help="0 takes the likeliest token; by default 0.8, of seq2seq 0."),
+    ] = None,
     top_k: Annotated[int, typer.Option(min=0, max=10**9, help="Choose among the k likeliest; 0 for all.")] = 50,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Choose among the likeliest that sum to p.")] = 1.0,
+    beams: Annotated[
+        int | None, typer.Option(min=1, max=100, help="seq2seq: search for the likeliest text by so many beams.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Equal seeds write equal texts.")] = 0,
     prompts: Annotated[
         str, typer.Option(metavar="FILE", help="Many prompts: a text with one a line, or JSON lines. Needs --out.")
@@ -54,7 +63,8 @@ def generate(
     untrained: Annotated[bool, typer.Option("--untrained", help="A run's model before any training.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Continue a text, streamed as it is written; fill its masks, or restore its commas, with a model trained for it.
+    """Continue a text, streamed as it is written; fill its masks, restore its commas, correct or translate it, with a
+    model trained for it.
 
     Example: artel generate runs/tolstoy --prompt "Пьер закашлялся и" --max-new-tokens 150
     """
@@ -63,19 +73,25 @@ def generate(
     from artel.errors import InputError
     from artel.inference import open_model, open_untrained
     from artel.inference.batch import Prompt, answers, best_answers, check_reward, weights_of
-    from artel.models.generate import Sampling
 
     if overrides and not untrained:
         raise InputError.at("override", f"{overrides[0]} has no meaning here", "it goes with --untrained")
-    sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)
+    given = {"new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    given |= {"beams": beams}
     _check_best_of(best_of, reward, temperature)
+    if beams is not None and temperature:
+        raise InputError.at("--beams", "searches for the likeliest text, and a temperature samples", "leave one out")
 
     def opened_model() -> OpenedModel:
-        return open_untrained(load_run(name, Overrides.parse(overrides)), tell) if untrained else open_model(name)
+        opened = open_untrained(load_run(name, Overrides.parse(overrides)), tell) if untrained else open_model(name)
+        if beams is not None and "generate" not in opened.objective.tasks:
+            raise InputError.at("--beams", f"{name} does not search", "leave it out: seq2seq models do")
+        return opened
 
     def answers_to(prompts: Sequence[Prompt], start: int) -> Generator[dict[str, Any], None, None]:
         tell(f"loading {name}")
         opened = opened_model()
+        sampling = opened.objective.sampling(**given)
         if best_of == 1:
             return answers(opened, prompts, start, sampling, tell)
         tell(f"loading {reward}")
@@ -85,7 +101,7 @@ def generate(
 
     if prompts or out:
         _check_files(prompts, out, prompt or context)
-        settings = {"overrides": overrides or [], "untrained": untrained, **asdict(sampling)}
+        settings = {"overrides": overrides or [], "untrained": untrained, **_settings(given)}
         if best_of > 1:
             settings |= {"best_of": best_of, "reward": reward, "reward_weights": weights_of(reward)}
         generate_file(name, answers_to, prompts, out, settings, as_json)
@@ -97,9 +113,18 @@ def generate(
         return
     tell(f"loading {name}")
     opened = opened_model()
-    objective = opened.objective
+    objective, sampling = opened.objective, opened.objective.sampling(**given)
     context_text = _read(context) if objective.needs_context or (context and objective.takes_context) else ""
-    _show(opened, text, opened.objective.reply(opened.model, text, context_text, sampling), as_json)
+    _show(opened, text, objective.reply(opened.model, text, context_text, sampling), as_json)
+
+
+def _settings(given: dict[str, Any]) -> dict[str, Any]:
+    """What results of another start must have been written with: what the model chooses itself is told by its name."""
+    from artel.models.generate import Sampling
+
+    chosen = {name: value for name, value in given.items() if value is not None}
+    settings = asdict(Sampling(**chosen))
+    return settings if "beams" in chosen else {name: value for name, value in settings.items() if name != "beams"}
 
 
 def _show(opened: OpenedModel, prompt: str, reply: Reply, as_json: bool) -> None:
@@ -128,7 +153,7 @@ def _show_best(result: dict[str, Any], count: int, as_json: bool) -> None:
     tell(f"score {result['score']:.4f}, the best of {count}; the others: {listed}")
 
 
-def _check_best_of(best_of: int, reward: str, temperature: float) -> None:
+def _check_best_of(best_of: int, reward: str, temperature: float | None) -> None:
     """Raise InputError for --best-of without --reward or the other way round, and where all answers would be alike."""
     from artel.errors import InputError
 

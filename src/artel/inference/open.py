@@ -12,6 +12,7 @@ from artel.config import ModelConfig, RunConfig, load_run, name_fault, near_name
 from artel.errors import InputError
 from artel.models.adapters import read_adapter
 from artel.models.device import pick_precision
+from artel.models.generate import end_ids
 from artel.models.loading.build import build_model, load_model
 from artel.models.loading.missing_weights import check_finite
 from artel.models.loading.model_folder import is_in_hub_cache, read_config
@@ -166,13 +167,3 @@ def _run_of_folder(folder: str) -> RunConfig:
     claiming = (name for name in OBJECTIVES.names if OBJECTIVES[name].claims(architecture, folder))
     name = next(claiming, OBJECTIVES.names[0])
     return RunConfig.model_validate({"objective": name, **OBJECTIVES[name].run_values(config, folder)})
-
-
-def end_ids(model: PreTrainedModel) -> set[int]:
-    """The end tokens in a model's generation_config.json. Llama 3 has several."""
-    ends = getattr(model.generation_config, "eos_token_id", None)
-    numbers = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    if not all(isinstance(number, int) for number in numbers):
-        what = f"its generation_config.json ends a text at {str(ends)[:100]}, which is no token's id"
-        raise InputError.at(model.name_or_path, what, "write eos_token_id as a number, or numbers in a list")
-    return set(numbers)

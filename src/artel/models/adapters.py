@@ -170,7 +170,7 @@ def add_adapters(
         use_dora=config.dora,
         modules_to_save=whole or None,
         fan_in_fan_out=any(isinstance(modules[layer], Conv1D) for layer in layers),
-        task_type="CAUSAL_LM" if generates else None,
+        task_type=_task(model) if generates else None,
     )
     torch.manual_seed(seed)  # independent of what was drawn while the model was loaded
     _inject(model, peft_config)
@@ -181,6 +181,11 @@ def add_adapters(
     if matrices:
         also = f" and for each expert of {len(matrices)} tensors{also}"
     return f"adapters of rank {config.rank} in {len(layers)} layers{also}"
+
+
+def _task(model: PreTrainedModel) -> str:
+    """What a model that writes does, by peft's name."""
+    return "SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM"
 
 
 def _heads(model: PreTrainedModel) -> list[str]:

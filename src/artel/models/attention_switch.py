@@ -25,8 +25,11 @@ def use_for_training(model: PreTrainedModel, *, encoders: bool = False) -> bool:
     """Switch a model to artel's attention. Returns False, and changes nothing, where its architecture has its own.
 
     Encoders keep the masks of transformers, for padding. With `encoders` they do not: then a two-dimensional mask in
-    the model's inputs is ignored.
+    the model's inputs is ignored. Encoder-decoders and their parts keep their attention: it looks at two
+    sequences, and adds a bias to pairs of positions (T5).
     """
+    if model.config.is_encoder_decoder:
+        return False
     AttentionInterface.register(NAME, attention)
     AttentionInterface.register(MASKED_NAME, _masked_attention)
     AttentionMaskInterface.register(MASKED_NAME, sdpa_mask)

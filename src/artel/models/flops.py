@@ -38,12 +38,13 @@ def flops_a_token(config: PreTrainedConfig, auto_class: str, length: int) -> flo
     `auto_class` is the transformers class of its head (`AutoModelForCausalLM`); the head counts at every token. The
     model's forward runs on the meta device, without numbers, and PyTorch counts. A mixture of experts counts the
     experts that a token goes to. An architecture with its own attention (BLOOM, MPT, GPT-J) counts the whole square, as
-    it multiplies it. All weights count as trained.
+    it multiplies it. All weights count as trained. An encoder-decoder reads `length` tokens and writes as many.
     """
     for attention, masked in _ATTEMPTS:
         try:
             model = _on_meta(config, auto_class, attention)
-            return 3 * _forward_flops(model, length, masked) / length
+            tokens = 2 * length if model.config.is_encoder_decoder else length
+            return 3 * _forward_flops(model, length, masked) / tokens
         except Exception:  # each architecture fails in its own way
             continue
     return None
@@ -99,6 +100,8 @@ def _on_meta(config: PreTrainedConfig, auto_class: str, attention: str) -> PreTr
 
 def _forward_flops(model: PreTrainedModel, length: int, masked: bool) -> int:
     inputs = {"input_ids": torch.zeros(1, length, dtype=torch.int64, device="meta")}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = inputs["input_ids"]
     if masked:
         inputs["attention_mask"] = torch.ones(1, length, dtype=torch.int64, device="meta")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:

@@ -33,6 +33,8 @@ class Sampling:
     seed: int = 0
     repetition_penalty: float = 1.0
     """For tokens in the prompt or the text so far: positive logits are divided by it, negative ones multiplied."""
+    beams: int | None = None
+    """Beams of the search, for models that search, at temperature 0; None: as the model says."""
 
     @property
     def options(self) -> SamplingOptions:
@@ -172,3 +174,13 @@ def check_embedded(model: PreTrainedModel, tokenizer: Tokenizer, ids: list[int])
     if beyond is not None:
         what = f"the model has no embedding for {tokenizer.decode([beyond])!r} (id {beyond:,} of {rows:,})"
         raise InputError.at(model.name_or_path, what, "give the model with its own tokenizer and chat template")
+
+
+def end_ids(model: PreTrainedModel) -> set[int]:
+    """The end tokens in a model's generation_config.json. Llama 3 has several."""
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    numbers = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if not all(isinstance(number, int) for number in numbers):
+        what = f"its generation_config.json ends a text at {str(ends)[:100]}, which is no token's id"
+        raise InputError.at(model.name_or_path, what, "write eos_token_id as a number, or numbers in a list")
+    return set(numbers)

@@ -51,6 +51,8 @@ def _tested_head(model: PreTrainedModel) -> nn.Linear | None:
     head = model.get_output_embeddings()
     if type(head) not in _PLAIN:  # quantized, adapted, or of the model's own making
         return None
+    if any(buffer.shape[-1:] == head.weight.shape[:1] for buffer in model.buffers()):
+        return None  # is added to the logits (BART's final_logits_bias), and does not fit hidden states
     was_training = model.training
     model.eval()
     try:
@@ -70,6 +72,7 @@ def _is_linear_after(model: PreTrainedModel, head: nn.Linear, factor: float) -> 
     A scale after the head (Granite, Cohere) may move before it, unless the head has a bias, which it scales as well.
     """
     ids = torch.arange(3, 6, device=head.weight.device)[None] % head.weight.shape[0]
+    texts = {"input_ids": ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
     inputs: list[torch.Tensor] = []
 
     def scaled_head(hidden: torch.Tensor) -> torch.Tensor:
@@ -77,9 +80,9 @@ def _is_linear_after(model: PreTrainedModel, head: nn.Linear, factor: float) -> 
         return linear(inputs[-1], head.weight, head.bias)  # with DTensors, where the head is sharded
 
     with _forward_replaced(head, scaled_head):
-        logits = model(input_ids=ids).logits
+        logits = model(**texts).logits
     with _forward_replaced(head, lambda hidden: hidden * factor):
-        hidden = model(input_ids=ids).logits
+        hidden = model(**texts).logits
     if hidden.shape != (*ids.shape, head.weight.shape[1]) or (
         head.bias is not None and not hidden.equal(_full_tensor(inputs[0]))
     ):

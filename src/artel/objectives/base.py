@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -82,7 +83,7 @@ class Objective(ABC):
     has_many_outputs: ClassVar[bool] = False
     """True if they are so many that `metrics` is given them in float32, as the model has them; else in float64."""
     tasks: ClassVar[tuple[str, ...]] = ()
-    """What `answers` can be asked: classify, entities, embed, rerank, score; or answer, which `reply` does."""
+    """What `answers` can be asked: classify, embed, entities, generate, rerank, score; or answer: `reply` does that."""
     better: ClassVar[dict[str, Better]]
     """The metrics, and which way each improves."""
 
@@ -386,6 +387,16 @@ class Objective(ABC):
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
         """What the model says of each input, as plain values. `task` is one of `tasks`. Raises InputError."""
         raise NotImplementedError
+
+    def default_sampling(self) -> Sampling:
+        """How its models write where nobody says otherwise."""
+        from artel.models.generate import Sampling
+
+        return Sampling()
+
+    def sampling(self, **given: Any) -> Sampling:
+        """How its models write: the settings of `Sampling` that are given, and not None, and the rest by default."""
+        return replace(self.default_sampling(), **{name: value for name, value in given.items() if value is not None})
 
     def beginning(self, prompt: str) -> Beginning | None:
         """What a model that `generates` continues; None if `reply` alone can tell, one prompt after another."""

@@ -38,10 +38,12 @@ class LengthGroup:
     length: int
     is_padded: bool
     """True if one of them has fewer tokens."""
+    target: int = 0
+    """The tokens, with padding, of the text that is written for each, where there is one."""
 
     @property
     def positions(self) -> int:
-        return (self.last - self.first) * self.length
+        return (self.last - self.first) * (self.length + self.target)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Its part of a tensor (rows, length)."""

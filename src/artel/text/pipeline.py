@@ -257,7 +257,7 @@ def _identity(record: Record) -> str:
     The same question with another answer is no duplicate; nor is the same text with other roles, or the same answer
     rejected instead of chosen.
     """
-    if isinstance(record.fields, Conversation | Preference | Labeled | Tagged | Match):
+    if isinstance(record.fields, Pair | Conversation | Preference | Labeled | Tagged | Match):
         return repr(record.fields)
     if isinstance(record.fields, Question):
         return f"{record.text}\n{record.fields.answer_class} {record.fields.answers}"

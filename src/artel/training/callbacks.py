@@ -19,7 +19,6 @@ from artel.config.schema.quantities import Interval
 from artel.errors import Interrupted, Problem, WorkError
 from artel.interrupts import in_main_thread
 from artel.models.flops import tokens_a_second, utilization
-from artel.models.generate import Sampling
 from artel.storage import write_file
 from artel.training.evaluation import Validation
 from artel.training.faults.bad_steps import Guard
@@ -149,7 +148,7 @@ class ShowSamples:
 
 
 def _continued(run: Run, prompt: str) -> str:
-    sampling = Sampling(new_tokens=run.config.validate_.new_tokens, seed=run.config.seed)
+    sampling = run.objective.sampling(new_tokens=run.config.validate_.new_tokens, seed=run.config.seed)
     return "".join(run.objective.show(run.strategy.model, prompt, sampling))
 
 

@@ -34,7 +34,7 @@ class SourceConfig(Section):
         default="auto",
         description="What the files hold; auto goes by suffix (.html .htm .xhtml .shtml, .jsonl .json, .parquet, "
         ".warc, else text; .gz .zst .xz .bz2 may stand behind .jsonl .json .txt .csv, .gz behind .warc). csv: tables "
-        "with a header, .csv or .tsv; warc: crawled pages; pairs: csv or jsonl with an input and an "
+        "with a header, .csv or .tsv; warc: crawled pages; pairs: csv, jsonl or parquet with an input and an "
         "output; nq: Natural Questions; squad: SQuAD json; chat: conversations in json or jsonl; preference: prompts "
         "with a chosen and a rejected answer; matches: queries with texts that match them and texts that do not, pairs "
         "with a score, or groups of lines that say the same; labels: texts with labels in csv, jsonl or parquet, or "

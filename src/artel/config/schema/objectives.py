@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from artel.config.schema.base import Name, Section
-from artel.config.schema.quantities import Length, Number
+from artel.config.schema.quantities import Count, Length, Number
 
 
 class MaskedConfig(Section):
@@ -67,6 +67,42 @@ class SpanQAConfig(Section):
         default=True, description="A document may hold no answer (SQuAD v2, NQ); false for SQuAD v1."
     )
     longest_answer: Length = Field(default=30, ge=1, description="Longest predicted answer in tokens.")
+
+
+class Seq2SeqConfig(Section):
+    prefix: str = Field(
+        default="",
+        description="Text put before each input, as T5 has it: 'summarize: '. Special tokens in it are tokens: '<LM>'.",
+    )
+    target: Length | None = Field(
+        default=None, ge=2, description="Longest output in tokens, with its end token; data.block when null."
+    )
+    too_long: Literal["truncate", "drop"] = Field(
+        default="truncate",
+        description="Inputs over data.block tokens and outputs over target: cut off at their end, or the pair is left "
+        "out; each is counted in the ledger.",
+    )
+    smoothing: Number = Field(
+        default=0.0, ge=0, lt=1, description="Label smoothing: the probability shared among all tokens."
+    )
+    source_language: str = Field(
+        default="", description="The tokenizer's code of the inputs' language (mBART, NLLB): ru_RU, rus_Cyrl."
+    )
+    target_language: str = Field(
+        default="", description="And of the outputs'; that of the inputs when empty. The model begins to write with it."
+    )
+    generate: Count = Field(
+        default=200,
+        ge=0,
+        description="So many of the validation pairs are also written by the model, for exact_match and chrf; 0: none.",
+    )
+    beams: Count | None = Field(
+        default=None,
+        ge=1,
+        le=100,
+        description="Beams of the search when the model writes; 1 takes the likeliest token. null: as the model's "
+        "generation_config.json says, else 1.",
+    )
 
 
 class ChatConfig(Section):

@@ -20,7 +20,7 @@ from artel.config.schema.base import Name, OneOrMore, OnOrOff, Section, free
 from artel.config.schema.data import DataConfig, TokenizerConfig
 from artel.config.schema.distill import DistillConfig
 from artel.config.schema.encoders import ClassificationConfig, EmbeddingConfig, RerankConfig, RewardConfig, TokensConfig
-from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
+from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, Seq2SeqConfig, SpanQAConfig
 from artel.config.schema.prepare import PrepareConfig
 from artel.config.schema.quantities import (
     Bytes,
@@ -355,7 +355,7 @@ class RunConfig(Section):
         description="What is learned: the next token; masked tokens (or pairs); answers within documents; the "
         "assistant's turns of conversations; the better of two answers; labels of texts, or a number; a score for an "
         "answer, or for a query and a document; vectors of texts; names in texts, or tags of words; "
-        "what a teacher says.",
+        "a text written for another; what a teacher says.",
     )
     masked: MaskedConfig = Field(default=MaskedConfig(), description="objective masked: what is hidden.")
     span_qa: SpanQAConfig = Field(
@@ -380,6 +380,9 @@ class RunConfig(Section):
     )
     distill: DistillConfig = Field(
         default=DistillConfig(), description="objective distill: the teacher, and what is learned of it."
+    )
+    seq2seq: Seq2SeqConfig = Field(
+        default=Seq2SeqConfig(), description="objective seq2seq: what is put before inputs, long texts, writing."
     )
     train: TrainConfig = Field(default=TrainConfig(), description="Length, batch, optimizer, schedule, precision.")
     validate_: ValidateConfig = Field(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from artel.errors import InputError, Problem
-from artel.inference.batch.prompts import Prompt, refuse
+from artel.inference.batch.prompts import RESERVED, Prompt, refuse
 from artel.inference.engine.base import Engine
 from artel.inference.engine.make import make_engine
 from artel.inference.engine.many import write_texts
@@ -21,6 +21,7 @@ from artel.tokens.tokenizer.chat_template import TemplateRefuses, prompt_ids
 
 Tell = Callable[[str], None]
 _AT_ONCE, _AT_ONCE_ON_CPU = 64, 16
+_TASK = "generate"
 
 
 def answers(
@@ -32,6 +33,9 @@ def answers(
     Raises InputError, with all prompts that the model cannot take where that can be told beforehand.
     """
     _check_kinds(opened, prompts[start:])
+    if _TASK in opened.objective.tasks:
+        yield from _written_for(opened, prompts[start:], start, sampling)
+        return
     begin = _beginnings(opened, prompts[start:])
     if begin is None:
         for number, prompt in enumerate(prompts[start:], start):
@@ -56,6 +60,21 @@ def answers(
                     "finish_reason": written.finish_reason,
                     "tokens": written.tokens,
                 }
+
+
+def _written_for(
+    opened: OpenedModel, prompts: Sequence[Prompt], start: int, sampling: Sampling
+) -> Generator[dict[str, Any], None, None]:
+    """What a model writes for texts, some of which it reads together."""
+    for first in range(0, len(prompts), _AT_ONCE):
+        chunk = prompts[first : first + _AT_ONCE]
+        asked = []
+        for number, prompt in enumerate(chunk, start + first):
+            seed = sampling.seed + number if sampling.temperature else sampling.seed
+            asked.append({"text": prompt.text, "sampling": replace(sampling, seed=seed)})
+        written = opened.objective.answers(opened.model, _TASK, asked)
+        for prompt, answer in zip(chunk, written, strict=True):
+            yield prompt.fields | {name: answer[name] for name in RESERVED}
 
 
 def _engine(opened: OpenedModel, at_once: int, context: int) -> Engine:

@@ -94,7 +94,13 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
 
     @app.post("/v1/completions")
     async def complete(body: CompletionRequest, request: Request) -> Response:
-        served = find(body.model, _generates, "write text")
+        served = find(body.model, lambda served: served.generates or served.can("generate"), "write text")
+        if not served.generates:
+            with places.take(tasks.completions(body)):
+                completion = await served.work(lambda: tasks.complete(served, body, metrics))
+            if not body.stream:
+                return JSONResponse(completion)
+            return StreamingResponse(tasks.as_events(completion, body), media_type="text/event-stream")
         return await answered(Completions(served, body, metrics, limits.seconds), body.stream, request)
 
     @app.post("/v1/chat/completions")
@@ -104,7 +110,7 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
 
     @app.post("/v1/embeddings")
     async def embed(body: EmbeddingRequest) -> JSONResponse:
-        served = find(body.model, lambda served: not served.generates, "make embeddings: it writes text")
+        served = find(body.model, lambda served: served.embeds, "make embeddings: it writes text")
         return await worked(served, lambda: encoders.embeddings(served, body))
 
     @app.post("/v1/fill-mask")

@@ -92,12 +92,12 @@ class Answering(ABC):
         try:
             async with aclosing(_merged([self.parts(index) for index in range(self.count)])) as parts:
                 async for part in parts:
-                    yield _event(self._response(self.chunk, [part]) | usage)
+                    yield event(self._response(self.chunk, [part]) | usage)
             if usage:
-                yield _event(self._response(self.chunk, []) | {"usage": self.usage.to_json()})
+                yield event(self._response(self.chunk, []) | {"usage": self.usage.to_json()})
             yield "data: [DONE]\n\n"
         except ApiError as error:
-            yield _event(error.body())
+            yield event(error.body())
 
     async def _deltas(self, index: int) -> AsyncGenerator[Delta, None]:
         answers = self._body.n or 1
@@ -339,5 +339,5 @@ async def _merged(streams: list[AsyncGenerator[dict[str, Any], None]]) -> AsyncG
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _event(content: dict[str, Any]) -> str:
+def event(content: dict[str, Any]) -> str:
     return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"

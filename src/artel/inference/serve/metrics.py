@@ -35,6 +35,10 @@ class Metrics:
     def prompt(self, tokens: int) -> None:
         self._tokens.labels("prompt").inc(tokens)
 
+    def written(self, tokens: int) -> None:
+        """Tokens of answers that came as a whole."""
+        self._tokens.labels("answer").inc(tokens)
+
     @contextmanager
     def answer(self) -> Iterator[_Timer]:
         """Within the block an answer is being written."""

@@ -14,8 +14,9 @@ from artel.errors import InputError
 from artel.inference.engine.adapters import AdapterTurns
 from artel.inference.engine.base import Engine
 from artel.inference.engine.make import make_engine
-from artel.inference.open import OpenedModel, end_ids
+from artel.inference.open import OpenedModel
 from artel.inference.serve.grammar import Grammars
+from artel.models.generate import end_ids
 from artel.models.loading.structure import position_limit
 from artel.tokens.tokenizer.chat_template import TurnEnd
 from artel.tokens.tokenizer.template_calls import CallForm, call_form
@@ -93,19 +94,25 @@ class ServedModel:
             talks = not self.opened.objective.packs_text or bool(self.opened.tokenizer.hf.chat_template)
             return ["/v1/chat/completions", "/v1/completions"][:: 1 if talks else -1]
         ways = {
+            "/v1/completions": self.can("generate"),
             "/v1/classify": self.can("classify"),
             "/v1/entities": self.can("entities"),
             "/v1/rerank": self.can("rerank"),
             "/v1/score": self.can("score"),
             "/v1/fill-mask": self.fills_masks,
             "/v1/answers": self.answers_questions,
-            "/v1/embeddings": True,
+            "/v1/embeddings": self.embeds,
         }
         return [path for path, can in ways.items() if can]
 
     def can(self, task: str) -> bool:
         """Whether its objective answers a task (`Objective.tasks`)."""
         return task in self.opened.objective.tasks
+
+    @property
+    def embeds(self) -> bool:
+        """Whether it gives texts vectors, whatever it learned."""
+        return not (self.generates or self.can("generate"))
 
     @property
     def fills_masks(self) -> bool:

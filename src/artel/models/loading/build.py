@@ -146,7 +146,7 @@ def _choose_trainable(built: BuiltModel, request: ModelRequest) -> None:
     config = request.config
     freeze_unused(built.model)
     if config.lora is not None:
-        generates = request.auto_class == "AutoModelForCausalLM"
+        generates = request.auto_class in ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
         done = add_adapters(
             built.model,
             config.lora,

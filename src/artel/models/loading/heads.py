@@ -30,6 +30,7 @@ _PURPOSE = {
     "AutoModelForMaskedLM": ("masked tokens (masked)", "roberta, bert or modernbert"),
     "AutoModelForSequenceClassification": ("labels of texts (classification, reward)", "bert, roberta or llama"),
     "AutoModelForTokenClassification": ("labels of tokens (tokens)", "bert, roberta or modernbert"),
+    "AutoModelForSeq2SeqLM": ("texts written for texts (seq2seq)", "t5, mt5 or bart"),
     "AutoModel": ("vectors of texts (embedding)", "bert, roberta or modernbert"),
     "AutoModelForQuestionAnswering": ("answers in documents (span_qa)", "bert, roberta or modernbert"),
 }

@@ -99,6 +99,17 @@ def configuration(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str)
         raise InputError.at("model.config", what, "check its values") from None
 
 
+def decoder_start_id(model_type: str, tokenizer: Tokenizer) -> int:
+    """What the decoder of an encoder-decoder from scratch starts with: the token in the role that its architecture
+    takes for it by default, most often padding (T5), or the end token (BART).
+    """
+    plain = CONFIG_MAPPING[model_type]()
+    start = getattr(plain, "decoder_start_token_id", None)
+    if start is not None and start == plain.eos_token_id and start != plain.pad_token_id:
+        return tokenizer.end_id
+    return tokenizer.pad_id
+
+
 def _special_ids(tokenizer: Tokenizer, kind: type[PreTrainedConfig], known: set[str]) -> dict[str, int | None]:
     """The ids of special tokens. The end token replaces one that the configuration needs and the tokenizer lacks."""
     ids: dict[str, int | None] = {"eos_token_id": tokenizer.end_id}

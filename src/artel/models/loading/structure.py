@@ -21,8 +21,16 @@ from artel.models.loading.multimodal.language_part import find_language_part, ta
 from artel.models.loading.request import ModelRequest
 from artel.tokens import Tokenizer
 
-# The models of a run file that names none: GPT-2 and RoBERTa in their authors' sizes, without dropout.
+# The models of a run file that names none: GPT-2, T5 1.1 (small) and RoBERTa in their authors' sizes, without dropout.
 _GPT2 = {"model_type": "gpt2", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+_T5 = {
+    "model_type": "t5",
+    "d_ff": 1024,
+    "num_layers": 8,
+    "num_heads": 6,
+    "feed_forward_proj": "gated-gelu",
+    "dropout_rate": 0.0,
+}
 _ROBERTA = {
     "model_type": "roberta",
     "type_vocab_size": 1,
@@ -34,7 +42,8 @@ _ROBERTA = {
 
 def config_values(config: ModelConfig, auto_class: str) -> dict[str, Any]:
     """The keys of `model.config`, or the default model's where the run file names no model."""
-    return dict(config.config or (_GPT2 if auto_class == "AutoModelForCausalLM" else _ROBERTA))
+    default = {"AutoModelForCausalLM": _GPT2, "AutoModelForSeq2SeqLM": _T5}.get(auto_class, _ROBERTA)
+    return dict(config.config or default)
 
 
 def from_scratch(request: ModelRequest, tokenizer: Tokenizer) -> PreTrainedModel:

@@ -31,6 +31,16 @@ _ENCODER = {
     "num_attention_heads": 4,
     "intermediate_size": 512,
 }
+_ENCODER_DECODER = {
+    "model_type": "t5",
+    "d_model": 256,
+    "d_kv": 32,
+    "d_ff": 512,
+    "num_layers": 4,
+    "num_heads": 8,
+    "feed_forward_proj": "gated-gelu",
+}
+_SMALL = {"AutoModelForSeq2SeqLM": _ENCODER_DECODER}
 _COLUMN = 36  # where comments begin
 
 
@@ -85,7 +95,7 @@ def _automatic(answers: Answers, does: str) -> Iterator[str]:
 
 
 def _small(answers: Answers, objective: type[Objective], does: str) -> Iterator[str]:
-    config = Size(4).config() if objective.generates else _ENCODER
+    config = Size(4).config() if objective.generates else _SMALL.get(objective.auto_class, _ENCODER)
     yield _line("  block: 512", "tokens that the model sees at a time, at most")
     yield _tokenizer(answers)
     yield _line("model:", "from scratch, and small: change its sizes to taste")

@@ -1,22 +1,26 @@
-"""Pairs of texts: two columns of a csv, two fields of JSON lines, or the rows of two files in parallel."""
+"""Pairs of texts: two columns of csv or parquet, two fields of JSON lines, or the rows of two files in parallel."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from pathlib import Path
 
-from artel.errors import InputError
+from artel.config import DataConfig, SourceConfig
+from artel.errors import InputError, Problem
 from artel.storage import user_path
 from artel.text.formats.csv_rows import Row, read_csv_rows
 from artel.text.formats.format import Format
 from artel.text.formats.jsonl import object_of, read_rows, text_field
+from artel.text.formats.parquet import SUFFIX as PARQUET
+from artel.text.formats.parquet import check_parquet_rows
 from artel.text.reading.file_names import COMPRESSED, file_name, with_compressed
 from artel.text.reading.source_file import SourceFile
 from artel.text.reading.unchanged import unchanged
 from artel.text.records import BadRecord, Pair, Record, Rejected
 
-_JSON = (".jsonl", ".ndjson", ".json", *COMPRESSED)
+_JSON = (".jsonl", ".ndjson", ".json", *COMPRESSED, PARQUET)  # and what is read like it
 _TABLES = (".csv", ".tsv")
 _COMPRESSED_TABLES = with_compressed(*_TABLES)[len(_TABLES) :]
 
@@ -91,9 +95,19 @@ def _rows(file: SourceFile, columns: Sequence[tuple[str, str]]) -> Iterator[Row]
         yield from read_csv_rows(file, columns)
 
 
+def _has_lines(file: SourceFile) -> bool:
+    """False for files of outputs, which have an encoding of their own, and for parquet."""
+    return not (file.source.outputs or file_name(file.origin).endswith(PARQUET))
+
+
+def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
+    return check_parquet_rows(path, key) if file_name(str(path)).endswith(PARQUET) else []
+
+
 PAIRS = Format(
     read=read_pairs,
     yields=("pairs",),
-    suffixes=(".csv", ".tsv", *with_compressed(".jsonl")),
-    has_lines=lambda file: not file.source.outputs,  # a file of outputs has its own encoding
+    suffixes=(".csv", ".tsv", *with_compressed(".jsonl"), PARQUET),
+    has_lines=_has_lines,
+    check=_check,
 )

@@ -1,0 +1,95 @@
+"""Models that read one sequence and write another: what their decoders are given, and writing by transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from transformers.modeling_outputs import BaseModelOutput
+
+from artel.models.targets import IGNORED
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from artel.models.generate import Sampling
+
+
+def decoder_inputs(model: PreTrainedModel, targets: torch.Tensor) -> torch.Tensor:
+    """What the decoder reads to predict `targets`, both int64 (rows, length): they come a token later.
+
+    The first token is the model's own choice, most often `decoder_start_token_id`; mBART begins with the last target,
+    and so each row needs one: a row of padding is given it.
+    """
+    own = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if own is not None:
+        first = torch.arange(targets.shape[1], device=targets.device) == 0
+        some_id = int(model.config.pad_token_id == 0)
+        empty = (targets == IGNORED).all(dim=1, keepdim=True)
+        shifted: torch.Tensor = own(targets.masked_fill(empty & first, some_id))
+        return shifted
+    inputs = targets.new_empty(targets.shape)
+    inputs[:, 1:] = targets[:, :-1]
+    inputs[:, 0] = model.config.decoder_start_token_id
+    return inputs.masked_fill(inputs == IGNORED, model.config.pad_token_id)
+
+
+@torch.no_grad()
+def write_rows(
+    model: PreTrainedModel,
+    ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    sampling: Sampling,
+    special_ids: Mapping[str, Any],
+) -> torch.Tensor:
+    """What the model writes for each row of `ids`, int64 (rows, length): int64 (rows, up to `sampling.new_tokens`).
+
+    By transformers' `generate` and the model's generation_config, but for what `sampling` and `special_ids` say: what
+    the decoder starts with, and what ends a row, behind which padding follows. The random generators do not change.
+
+    The encoder is run by the whole model: where weights are shared out they are gathered for a call of that. All ranks
+    then go on until the last one has written its rows.
+    """
+    was_training = model.training
+    model.eval()
+    settings: dict[str, Any] = {"do_sample": sampling.temperature > 0, "max_new_tokens": sampling.new_tokens}
+    if sampling.temperature > 0:
+        names = ("temperature", "top_k", "top_p")
+        settings |= {name: getattr(sampling, name) for name in names} | {"num_beams": 1}
+    elif sampling.beams is not None:
+        settings["num_beams"] = sampling.beams
+    if sampling.repetition_penalty != 1.0:
+        settings["repetition_penalty"] = sampling.repetition_penalty
+    try:
+        with torch.compiler.set_stance("force_eager"), _own_randomness(sampling.seed, ids.device):
+            start = torch.zeros_like(ids[:, :1])
+            read = model(input_ids=ids, attention_mask=attention_mask, decoder_input_ids=start, use_cache=False)
+            written: torch.Tensor = model.generate(
+                encoder_outputs=BaseModelOutput(last_hidden_state=read.encoder_last_hidden_state),
+                attention_mask=attention_mask,
+                synced_gpus=dist.is_initialized() and dist.get_world_size() > 1,
+                **special_ids,
+                **settings,
+            )
+    finally:
+        model.train(was_training)
+    return written[:, 1:]  # without the token that the decoder starts with
+
+
+@contextmanager
+def _own_randomness(seed: int, device: torch.device) -> Iterator[None]:
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def any_rank(flag: bool, device: torch.device) -> bool:
+    """Whether the flag is true on any rank. All ranks call it together."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return flag
+    number = torch.tensor(int(flag), device=device)
+    dist.all_reduce(number, dist.ReduceOp.MAX)
+    return bool(number)

@@ -1,0 +1,1 @@
+"""Texts written for texts: corrections, summaries, paraphrases, translations."""
