@@ -21,6 +21,7 @@ from artel.models.loading.build import build_model
 from artel.models.loading.check import check_model, check_pretrained
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.save import save_model
+from artel.models.quantization import compute_in
 from artel.tokens import train_tokenizer
 from support import WORKERS
 from support.multimodal import FAMILIES, PROCESSOR_FILES, differing, save_multimodal, tensors_of
@@ -134,6 +135,21 @@ def test_adapters_fit_the_whole_alone_and_merged(family, folders, tmp_path):
     torch.testing.assert_close(logits(merged_whole.float()), expected, atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.parametrize("quantize", ["nf4", "int8"])
+def test_adapters_over_quantized_weights(quantize, folders, tmp_path):
+    """And merged they are in the whole, unquantized."""
+    folder = folders["gemma3"]
+    model = trained(run_file(tmp_path, folder, model={"lora": {"rank": 4}, "quantize": quantize}))
+    assert any("bitsandbytes" in type(module).__module__ for module in model.modules())
+    opened = open_model(str(tmp_path / "run")).model.eval()
+    compute_in(opened, "fp32")
+    torch.testing.assert_close(logits(opened), logits(model), atol=1e-5, rtol=1e-5)
+    export(str(tmp_path / "run"), tmp_path / "merged", merge=True, tell=lambda text: None)
+    theirs = PeftModel.from_pretrained(whole_model(folder).float(), tmp_path / "run" / "model").eval()
+    merged_whole = whole_model(tmp_path / "merged").float()
+    torch.testing.assert_close(logits(merged_whole), logits(theirs), atol=2e-2, rtol=2e-2)
+
+
 def test_what_is_frozen_and_what_did_not_change_keeps_its_bits(folders, tmp_path):
     """And a folder that was saved is the beginning of another run."""
     folder = folders["mistral3"]
@@ -160,6 +176,12 @@ def test_embeddings_that_grow_and_that_are_tied_no_longer(folders, tmp_path):
     save_model(model, larger, tmp_path / "grown")
     assert whole_model(tmp_path / "grown").get_input_embeddings().weight.shape[0] == rows
     torch.testing.assert_close(logits(whole_model(tmp_path / "grown")), logits(model.eval()), atol=1e-5, rtol=1e-5)
+    adapted = ModelConfig.model_validate({"from": str(folder), "lora": {"rank": 4}})
+    model = build_model(ModelRequest(adapted, CAUSAL, block=8), larger).model
+    save_model(model, larger, tmp_path / "adapter")
+    torch.testing.assert_close(
+        logits(open_model(str(tmp_path / "adapter")).model), logits(model.eval()), atol=1e-5, rtol=1e-5
+    )
     lora = {"rank": 4, "save": ["embed_tokens"]}
     expected = logits(trained(run_file(tmp_path, folder, model={"lora": lora})))
     export(str(tmp_path / "run"), tmp_path / "merged", merge=True, tell=lambda text: None)
@@ -182,17 +204,16 @@ def refused(call, *words):
 
 
 def test_what_cannot_be_trained_is_refused_by_name(folders, tmp_path):
-    def from_folder(values, **config):
+    def from_folder(values):
         folder = tmp_path / "model"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(folders["gemma3"], folder)
         file = folder / "config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | values))
-        return ModelConfig.model_validate({"from": str(folder), **config})
+        return ModelConfig.model_validate({"from": str(folder)})
 
     quantized = from_folder({"quantization_config": {"quant_method": "fp8"}})
     refused(lambda: check_model(quantized, CAUSAL), "takes images", "quantized")
-    refused(lambda: check_model(from_folder({}, quantize="nf4", lora={"rank": 4}), CAUSAL), "model.quantize")
     config = from_folder({})
     index = tmp_path / "model" / "model.safetensors.index.json"
     first = next(file for file in sorted((tmp_path / "model").glob("*.safetensors")))

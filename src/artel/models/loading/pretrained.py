@@ -26,10 +26,12 @@ from artel.models.loading.materialize import WeightSource, materialize
 from artel.models.loading.missing_weights import check_complete, check_vocabulary, has_embeddings, heads_of_other_sizes
 from artel.models.loading.model_folder import cannot_load, is_quantized
 from artel.models.loading.multimodal.language_part import (
+    Whole,
     check_language_part,
     find_language_part,
     set_whole,
     takes_images,
+    whole_of,
 )
 from artel.models.loading.multimodal.plan import plan_part, plan_whole
 from artel.models.loading.request import BuiltModel, ModelRequest
@@ -118,13 +120,10 @@ def check_saved(name: str, config: PreTrainedConfig, model_type: Any, *, for_tra
 
 
 def check_multimodal(config: ModelConfig, saved: PreTrainedConfig) -> None:
-    """Raise InputError where the language part of a multimodal model cannot be used as the run file says."""
+    """Raise InputError where the language part of a multimodal model cannot be used as it is saved."""
     if is_quantized(saved):
         what = f"{config.from_}: of a model that takes images, quantized weights cannot be trained"
-        raise InputError.at("model.from", what, "give the folder with its weights as they were before")
-    if config.quantize != "none":
-        what = f"{config.from_} takes images: its language part is loaded by itself, as it is saved"
-        raise InputError.at("model.quantize", what, "leave it out; train.weights: bf16 takes half the memory")
+        raise InputError.at("model.from", what, "give the folder as it was before; model.quantize quantizes it")
 
 
 def plan_language_part(
@@ -161,15 +160,22 @@ def _on_meta(
     config: PreTrainedConfig,
     notes: list[str],
     *,
-    grows: bool = True,
+    for_training: bool = True,
+    elsewhere: Sequence[str] = (),
 ) -> BuiltModel:
     """A language part on the meta device, with what `materialize` needs."""
+    name = str(request.config.from_)
     model, files, plan = plan_language_part(request.config, config)
     kind = model.config.model_type
-    note = f"{request.config.from_} takes images: its language part ({kind}) is trained, and saved inside the whole"
-    built = BuiltModel(model, [*notes, note])
-    _note_differences(built, str(request.config.from_), set(), plan.info.unexpected_keys)
-    grown = grow_vocabulary(built, tokenizer) if grows else {}
+    built = BuiltModel(model, [*notes, f"{name} takes images: its language part ({kind}) is trained, and saved in it"])
+    _note_differences(built, name, set(), plan.info.unexpected_keys)
+    grown: dict[str, int] = {}
+    whole = whole_of(model)
+    assert whole is not None
+    if for_training or has_embeddings(model, [whole.name_in_part(module) or module for module in elsewhere]):
+        grown = grow_vocabulary(built, tokenizer)
+    else:
+        check_vocabulary(model, tokenizer, name)
     built.weights = WeightSource(copy.deepcopy(model), request.seed, files, plan, grown)
     return built
 
@@ -183,15 +189,33 @@ def _load_language_part(
     for_training: bool,
     elsewhere: Sequence[str],
 ) -> BuiltModel:
-    """A language part with its weights. It is tried against the whole."""
-    built = _on_meta(request, tokenizer, config, notes, grows=for_training)
+    """A language part with its weights. It is tried against the whole. `elsewhere` may have the whole's names."""
+    built = _on_meta(request, tokenizer, config, notes, for_training=for_training, elsewhere=elsewhere)
+    whole = whole_of(built.model)
     assert built.weights is not None
+    assert whole is not None
     materialize(built.model, built.weights, device="cpu")
+    if request.config.quantize != "none":
+        in_full = [whole.name_in_part(name) or name for name in elsewhere]
+        built.model = _quantized(built.model, whole, built.weights.reference, request.config.quantize, in_full)
     built.weights = None
-    if not for_training and not has_embeddings(built.model, elsewhere):
-        check_vocabulary(built.model, tokenizer, str(request.config.from_))
     check_language_part(built.model)
     return built
+
+
+def _quantized(
+    model: PreTrainedModel, whole: Whole, reference: PreTrainedModel, quantize: str, in_full: Sequence[str]
+) -> PreTrainedModel:
+    """A language part with the weights of `model` in 8 or 4 bits. `in_full` names modules that are trained in full."""
+    options = loading_options(quantize, reference, in_full)
+    quantized: PreTrainedModel = type(model).from_pretrained(
+        None, config=model.config, state_dict=model.state_dict(), dtype=torch.float32, **options
+    )
+    quantized.config.name_or_path = model.config.name_or_path
+    quantized.generation_config = model.generation_config
+    set_whole(quantized, whole)
+    keep_trainable(quantized)
+    return quantized
 
 
 @contextmanager
