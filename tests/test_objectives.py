@@ -1,5 +1,7 @@
 """Every objective through the one loop: one loss however a batch is cut, and a killed run that ends bit for bit."""
 
+import json
+import os
 import random
 
 import pytest
@@ -11,7 +13,7 @@ from artel.objectives import objective_of
 from artel.tokens import train_tokenizer
 from support import WORKERS
 from support.objectives import OBJECTIVES, objective_run
-from support.runs import artel, kill, largest_difference, losses, start, torchrun, wait_for_step
+from support.runs import DEEPSPEED, artel, kill, largest_difference, losses, start, torchrun, wait_for_step
 
 CASES = WORKERS / "train_cases.py"
 
@@ -42,6 +44,34 @@ def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
         for other, figures in results.items():
             if f"-{name}-" in other:
                 assert largest_difference(reference, figures) < 1e-5, other
+
+
+STAGE_3 = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 3}}
+LAYOUTS = {"embedding": {"tensor": 2}, "reward": {"pipeline": 2}, "rerank": {"pipeline": 2},
+           "distill": {"deepspeed": "stage3.json"}, "distill_beside": {"deepspeed": "stage3.json"}}  # fmt: skip
+
+
+@pytest.mark.processes
+def test_vectors_scores_and_teachers_under_other_strategies(tmp_path):
+    """Those that the table of layouts does not have; the global batch in four micro-batches."""
+    if any("deepspeed" in layout for layout in LAYOUTS.values()) and not DEEPSPEED.is_dir():
+        pytest.skip("deepspeed is not beside the environment: see the Makefile")
+    (tmp_path / "stage3.json").write_text(json.dumps(STAGE_3))
+    train = {"optimizer": "sgd", "learning_rate": 0.05, "batch": 16, "steps": 4, "micro_batch": 4}
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(DEEPSPEED)]))
+    results = {}
+    for processes in (1, 2):
+        files = []
+        for name, layout in LAYOUTS.items():
+            parallel = {key: str(tmp_path / value) if key == "deepspeed" else value for key, value in layout.items()}
+            more = {"parallel": parallel} if processes == 2 else {}
+            files.append(objective_run(tmp_path / f"{processes}-{name}.yaml", name, train=train, **more))
+        done = torchrun(processes, CASES, *files, PYTHONPATH=path)
+        assert done.returncode == 0, done.stderr[-3000:]
+        results[processes] = [losses(file.with_suffix("")) for file in files]
+    for name, one, two in zip(LAYOUTS, *results.values(), strict=True):
+        assert len(one) == 4
+        assert largest_difference(one, two) < 1e-5, name
 
 
 def test_each_says_its_own_loss(tmp_path):

@@ -233,12 +233,11 @@ def test_an_adapter_brings_its_head(tmp_path):
 
 
 def test_what_does_not_go_with_a_reward_is_refused_before_text_is_read(tmp_path):
-    run = objective_run(tmp_path / "run.yaml", "reward", parallel={"pipeline": 2}, validate={"prompts": ["x"]},
-                        checkpoint={"best": "f1"})  # fmt: skip
+    run = objective_run(tmp_path / "run.yaml", "reward", validate={"prompts": ["x"]}, checkpoint={"best": "f1"})
     with pytest.raises(artel.InputError) as error:
         artel.train(run, tell=lambda _: None)
     where = [problem.where.split(": ")[-1] for problem in error.value.problems]
-    assert {"parallel.pipeline", "validate.prompts", "checkpoint.best"} <= set(where)
+    assert {"validate.prompts", "checkpoint.best"} <= set(where)
 
 
 def test_the_server_scores_pairs_as_vllm_does():

@@ -100,10 +100,10 @@ def start(*arguments: str) -> subprocess.Popen:
     )
 
 
-def torchrun(processes: int, *arguments: str, timeout: float = LIMIT) -> subprocess.CompletedProcess:
+def torchrun(processes: int, *arguments: str, timeout: float = LIMIT, **env: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     return subprocess.run(
-        [*command, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, env=ENVIRONMENT
+        [*command, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, env=ENVIRONMENT | env
     )
 
 

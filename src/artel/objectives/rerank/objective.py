@@ -75,10 +75,6 @@ class Rerank(Objective):
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
         problems = super().problems(run)
-        if run.parallel.pipeline > 1:
-            what = f"{run.parallel.pipeline} stages: the head of a reranker reads one token of each row, and rows of "
-            what += "several lengths take turns"
-            problems.append(Problem("parallel.pipeline", what, "write 1; parallel.data: fsdp splits the model"))
         if run.validate_.prompts:
             what = "a query needs its document; prompts show nothing here"
             fix = "leave them out, and ask the model afterwards: artel generate --prompt QUERY --context DOCUMENT"

@@ -79,10 +79,6 @@ class Reward(Objective):
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
         problems = [*super().problems(run), *template_problems(run)]
-        if run.parallel.pipeline > 1:
-            what = f"{run.parallel.pipeline} stages: the head of a reward model reads one token of each answer, and "
-            what += "rows of several lengths take turns"
-            problems.append(Problem("parallel.pipeline", what, "write 1; parallel.data: fsdp splits the model"))
         if run.validate_.prompts:
             what = "a reward model judges answers and writes none; prompts show nothing here"
             fix = "leave them out, and ask the model afterwards: artel generate --prompt … --context ANSWER"
