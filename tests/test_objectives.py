@@ -46,6 +46,7 @@ def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
                 assert largest_difference(reference, figures) < 1e-5, other
 
 
+TOKENS = {"masked", "restoring", "chat", "seq2seq", "translation"}  # the cross-entropy of tokens
 STAGE_3 = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 3}}
 LAYOUTS = {"embedding": {"tensor": 2}, "reward": {"pipeline": 2}, "rerank": {"pipeline": 2},
            "distill": {"deepspeed": "stage3.json"}, "distill_beside": {"deepspeed": "stage3.json"}}  # fmt: skip
@@ -82,7 +83,7 @@ def test_each_says_its_own_loss(tmp_path):
         decided = {"classification.labels": ["one", "two"]} if "label" in name else {}
         run = load_run(str(objective_run(tmp_path / f"{name}.yaml", name)), decided)
         words[name] = objective_of(run, tokenizer).loss_in_words
-    assert {name for name, loss in words.items() if not loss} == {"masked", "restoring", "chat"}
+    assert {name for name, loss in words.items() if not loss} == TOKENS
     assert words["several_labels"] == "binary cross-entropy of each label (focal, gamma 2)"
     assert words["labels_of_pairs"].endswith("(smoothing 0.1, weighed by label)")
     assert words["embedding"] == "in-batch negatives of the whole global batch, both ways, at 32, 16 numbers"
