@@ -98,6 +98,42 @@ def endless(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def talker(tmp_path_factory) -> Path:
+    """A model that knows the conversations of support/chat_page.py by heart."""
+    from support.chat_page import trained_talker
+
+    return trained_talker(tmp_path_factory.mktemp("talker"))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """Chromium, for the tests of one file."""
+    from support.browser import chromium
+
+    with chromium(tmp_path_factory.mktemp("chromium")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def address(talker):
+    """Where the chat page of `talker` is served."""
+    from support.serving import server_of
+
+    with server_of(talker) as server:
+        yield server.url
+
+
+@pytest.fixture
+def page(browser, address):
+    """The chat page as a new user sees it; at the end it has complained of nothing."""
+    from support.browser import errors
+    from support.chat_page import fresh
+
+    yield fresh(browser, address)
+    assert errors(browser) == []
+
+
+@pytest.fixture(scope="session")
 def home(tmp_path_factory) -> Path:
     """A user's home with nothing in it, which the commands of one process of tests share."""
     return tmp_path_factory.mktemp("home")

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 
-from support.chat_models import MARKS, llama, saved, trained_tokenizer, user
+from support.chat_models import user
 from support.runs import artel
-from support.serving import server_of
+from support.serving import server_of, tiny_model
 
 pytestmark = pytest.mark.processes
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,8 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    tokenizer = trained_tokenizer(MARKS)
-    return saved(tmp_path_factory.mktemp("served") / "tiny", llama(tokenizer), tokenizer)
+    return tiny_model(tmp_path_factory.mktemp("served"))
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,17 @@ from starlette.testclient import TestClient
 from artel.inference import open_model
 from artel.inference.serve.app import Limits, make_app
 from artel.inference.serve.served import ServedModel
+from artel.models.generate import Sampling, write_tokens
+from support.chat_models import MARKS, llama, saved, trained_tokenizer, user
 from support.runs import LIMIT
+
+QUESTION = {"messages": user("Who are you?"), "temperature": 0, "max_tokens": 12}
+
+
+def tiny_model(folder: Path) -> Path:
+    """A tiny model with ChatML's marks and random weights, in a folder by the name of tiny."""
+    tokenizer = trained_tokenizer(MARKS)
+    return saved(folder / "tiny", llama(tokenizer), tokenizer)
 
 
 @contextmanager
@@ -42,6 +52,32 @@ def client_of(*models: ServedModel, limits: Limits | None = None, **options: Any
     """A client of an application in this process, whose errors are not raised but answered."""
     app = app_of(*models, limits=limits, **options)
     return TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
+
+
+def answer(client: TestClient, **changes: Any) -> dict[str, Any]:
+    """The answer to `QUESTION`."""
+    response = client.post("/v1/chat/completions", json=QUESTION | changes)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def texts(response: dict[str, Any]) -> list[str]:
+    return [choice["message"]["content"] for choice in response["choices"]]
+
+
+def error_of(response: Any) -> tuple[int, str | None, str | None]:
+    """(status, key, code) of OpenAI's error object."""
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    return response.status_code, error["param"], error["code"]
+
+
+def greedy(served: ServedModel, ids: list[int], count: int) -> list[int]:
+    """The tokens that `artel generate` writes."""
+    sampling = Sampling(new_tokens=count, temperature=0, top_k=0)
+    opened = served.opened
+    return list(write_tokens(opened.model, opened.tokenizer, ids, sampling, None, served.text_end.ids))
 
 
 @dataclass

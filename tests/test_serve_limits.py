@@ -1,0 +1,140 @@
+"""What the server refuses, each time with OpenAI's error, who may call it, and what it counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from artel.inference.serve.app import Limits
+from support.chat_models import user
+from support.serving import QUESTION, answer, client_of, error_of, served_model, texts, tiny_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="module")
+def served(folder):
+    with served_model(folder) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    with client_of(served) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"model": "gpt-5"}, (404, "model", "model_not_found")),
+        ({"messages": []}, (422, "messages", "invalid_request")),
+        ({"temperature": "hot"}, (422, "temperature", "invalid_request")),
+        ({"temperature": -1}, (422, "temperature", "invalid_request")),
+        ({"frequency_penalties": 1}, (422, "frequency_penalties", "invalid_request")),
+        ({"n": 100}, (422, "n", "invalid_request")),
+        ({"max_tokens": 10_000}, (400, "messages", "context_length_exceeded")),
+        ({"messages": user("long " * 2000)}, (400, "messages", "context_length_exceeded")),
+        ({"logit_bias": {"x": 1}}, (400, "logit_bias", None)),
+        ({"logit_bias": {"1000000": 1}}, (400, "logit_bias", None)),
+        ({"top_logprobs": 2}, (400, "top_logprobs", None)),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "content": "",
+                        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}],
+                    }
+                ]
+            },
+            (400, "messages[0].tool_calls", None),
+        ),
+        ({"tool_choice": "required"}, (400, "tool_choice", None)),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}},
+            (400, "response_format", None),
+        ),
+    ],
+)
+def test_what_exceeds_a_limit_or_is_unknown_gets_openais_error(client, changes, expected):
+    assert error_of(client.post("/v1/chat/completions", json=QUESTION | changes)) == expected
+    assert error_of(client.post("/v1/chat/completions", json=QUESTION | changes | {"stream": True})) == expected
+
+
+def test_errors_of_http_are_openais_too(client):
+    assert error_of(client.get("/v1/nothing"))[0] == 404
+    assert error_of(client.get("/v1/completions"))[0] == 405
+    json_type = {"content-type": "application/json"}
+    assert error_of(client.post("/v1/completions", content=b"{", headers=json_type))[0] == 400
+    assert error_of(client.post("/v1/completions", json={"prompt": [10**6]}))[:2] == (400, "prompt")
+    assert error_of(client.post("/v1/embeddings", json={"input": "x"}))[:2] == (400, "model")
+    assert error_of(client.post("/v1/fill-mask", json={"input": "x"}))[:2] == (400, "model")
+    assert error_of(client.post("/v1/answers", json={"question": "x", "context": "y"}))[:2] == (400, "model")
+
+
+def test_a_foreign_page_cannot_reach_a_server_of_this_machine(client):
+    for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example"):
+        assert error_of(client.get("/v1/models", headers={"host": host}))[2] == "wrong_host"
+    for host in ("localhost:8000", "127.0.0.1", "[::1]:8000"):
+        assert client.get("/v1/models", headers={"host": host}).status_code == 200
+    simple = client.post("/v1/completions", content=b'{"prompt": "x"}', headers={"content-type": "text/plain"})
+    assert simple.status_code == 422  # what a page may send without asking is no request
+    assert "access-control-allow-origin" not in client.get("/v1/models", headers={"origin": "http://a.example"}).headers
+
+
+def test_only_pages_that_are_named_may_call(served):
+    with client_of(served, origins=["http://a.example"]) as client:
+        allowed = client.get("/v1/models", headers={"origin": "http://a.example"}).headers
+        assert allowed["access-control-allow-origin"] == "http://a.example"
+        other = client.get("/v1/models", headers={"origin": "http://b.example"}).headers
+        assert "access-control-allow-origin" not in other
+
+
+def test_a_key_is_asked_for_where_there_is_one(served):
+    with client_of(served, key="secret", loopback=False) as client:
+        for path in ("/v1/models", "/metrics"):
+            assert error_of(client.get(path))[2] == "invalid_api_key"
+            assert error_of(client.get(path, headers={"authorization": "Bearer wrong"}))[0] == 401
+            assert error_of(client.get(path, headers={"authorization": "Basic secret"}))[0] == 401
+            assert client.get(path, headers={"authorization": "Bearer secret"}).status_code == 200
+        assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_a_body_has_a_largest_size(served):
+    with client_of(served, limits=Limits(body=2000)) as client:
+        assert texts(answer(client))
+        long = QUESTION | {"messages": user("x" * 3000)}
+        assert error_of(client.post("/v1/chat/completions", json=long))[2] == "body_too_large"
+        pieces = (b"x" * 1000 for _ in range(3))  # without a length
+        assert error_of(client.post("/v1/chat/completions", content=pieces))[2] == "body_too_large"
+
+
+def test_who_comes_when_all_places_are_taken_is_told_to_come_again(served):
+    with client_of(served, limits=Limits(requests=1, queue=2)) as client:
+        assert len(texts(answer(client, n=3))) == 3
+        response = client.post("/v1/chat/completions", json=QUESTION | {"n": 4})
+        assert error_of(response)[2] == "server_busy"
+        assert int(response.headers["retry-after"]) > 0
+        assert len(texts(answer(client, n=3))) == 3  # and every place is free again
+
+
+def test_an_answer_is_cut_off_after_its_time(served):
+    with client_of(served, limits=Limits(seconds=0.0)) as client:
+        response = answer(client, max_tokens=400)
+        assert response["choices"][0]["finish_reason"] == "length"
+        assert response["usage"]["completion_tokens"] < 400
+
+
+def test_figures_count_requests_and_tokens(served):
+    with client_of(served) as client:
+        answer(client, max_tokens=5)
+        client.get("/nothing")
+        text = client.get("/metrics").text
+    assert 'artel_requests_total{path="/v1/chat/completions",status="200"} 1.0' in text
+    assert 'artel_requests_total{path="other",status="404"} 1.0' in text
+    assert 'artel_tokens_total{kind="answer"} 5.0' in text
+    assert "artel_answers 0.0" in text
+    assert "artel_first_token_seconds_count 1.0" in text
