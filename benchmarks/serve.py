@@ -79,11 +79,19 @@ async def client(api: openai.AsyncOpenAI, model: str, number: int, end: float, f
             figures.statuses[type(error).__name__] += 1
 
 
-async def load(url: str, model: str, clients: int, seconds: float) -> Figures:
+async def load(url: str, model: str, clients: int, seconds: float, process: subprocess.Popen) -> Figures:
+    """What so many clients see in so many seconds; what is being answered then is waited for, and not counted."""
     figures = Figures(seconds)
+
+    async def count_processor() -> None:
+        before = processor_seconds(process)
+        await asyncio.sleep(seconds)
+        figures.processor = processor_seconds(process) - before
+
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=600) as api:
         end = time.perf_counter() + seconds
-        await asyncio.gather(*(client(api, model, number, end, figures) for number in range(clients)))
+        asking = (client(api, model, number, end, figures) for number in range(clients))
+        await asyncio.gather(count_processor(), *asking)
     return figures
 
 
@@ -163,11 +171,9 @@ def main() -> None:
             port = free_port()
             with server([*command, "--port", str(port)], port) as process:
                 url = f"http://127.0.0.1:{port}"
-                asyncio.run(load(url, model, 1, 5))  # what is made at the first request is not measured
+                asyncio.run(load(url, model, 1, 5, process))  # what is made at the first request is not measured
                 for clients in options.clients:
-                    before = processor_seconds(process)
-                    figures = asyncio.run(load(url, model, clients, options.seconds))
-                    figures.processor = processor_seconds(process) - before
+                    figures = asyncio.run(load(url, model, clients, options.seconds, process))
                     rows.append(figures.row(name, clients, memory_gib(process)))
                     print(rows[-1], flush=True)
     if options.out:

