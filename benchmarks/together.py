@@ -44,9 +44,9 @@ def prompts(count: int) -> list[str]:
 def alone(opened: OpenedModel, ids: list[int], count: int) -> Alone:
     kept: list[torch.Tensor] = []
 
-    def choose(_: list[int], logits: torch.Tensor) -> int:
-        kept.append(logits[0].clone())
-        return int(logits[0].argmax())
+    def choose(logits: torch.Tensor) -> int:
+        kept.append(logits.clone())
+        return int(logits.argmax())
 
     tokens = list(continue_ids(opened.model, opened.tokenizer, ids, choose, count, None, NEVER))
     return Alone(tokens, kept)
