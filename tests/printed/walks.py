@@ -206,6 +206,19 @@ README = (
         needs=(inputs.conversations, inputs.image_model("VLM")),
     ),
     Walk(
+        "longer context",
+        (
+            Step(
+                "artel train chat-lora data.sources.0.path=conversations.jsonl model.from=FOLDER model.rope.type=yarn "
+                "model.rope.factor=4 run=runs/long",
+                STEPS,
+                leaves="runs/long/model/base_config.json",
+            ),
+            Step("artel export runs/long long --merge", leaves="long/config.json"),
+        ),
+        needs=(inputs.conversations, inputs.chat_model()),
+    ),
+    Walk(
         "preferences",
         (
             Step(

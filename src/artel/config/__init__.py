@@ -28,11 +28,13 @@ from artel.config.schema.encoders import (
 from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
 from artel.config.schema.prepare import PrepareConfig, SlurmConfig
 from artel.config.schema.run import (
+    AttentionConfig,
     CheckpointConfig,
     LogConfig,
     LoraConfig,
     ModelConfig,
     ParallelConfig,
+    RopeConfig,
     RunConfig,
     TrainConfig,
     ValidateConfig,
@@ -40,6 +42,7 @@ from artel.config.schema.run import (
 from artel.config.suggest import key_advice, meant_key, near_name
 
 __all__ = [
+    "AttentionConfig",
     "BenchmarkConfig",
     "ChatConfig",
     "CheckpointConfig",
@@ -64,6 +67,7 @@ __all__ = [
     "PrepareConfig",
     "RerankConfig",
     "RewardConfig",
+    "RopeConfig",
     "RunConfig",
     "RunFile",
     "SlurmConfig",

@@ -28,9 +28,11 @@ from artel.models.experts import compute_experts_in_autocast, expert_matrices
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
+_BASE_CONFIG = "base_config.json"
 _NAME = "default"  # peft's name for the only adapter of a model
 PREFIX = "base_model.model."  # peft wraps the model twice, and its tensor names show it
 _MAX_NAMES = 20  # in a message
+_CHANGED = "artel_base_changed"
 
 
 def require_peft() -> None:
@@ -50,6 +52,12 @@ class AdapterFolder:
     """peft's LoraConfig."""
     base: str
     """Its base model: a folder or a hub id."""
+
+    @property
+    def base_config(self) -> Path | None:
+        """The base's configuration as it was trained, where a run changed it (`model.rope`, `model.attention`)."""
+        file = self.folder / _BASE_CONFIG
+        return file if file.is_file() else None
 
 
 def read_adapter(name: str) -> AdapterFolder | None:
@@ -236,6 +244,13 @@ def save_adapter(model: PreTrainedModel, folder: Path, weights: dict[str, torch.
     config = copy.deepcopy(model.peft_config[_NAME])
     config.inference_mode = True  # peft's default when it opens an adapter
     config.save_pretrained(str(folder))
+    if getattr(model, _CHANGED, False):
+        model.config.to_json_file(folder / _BASE_CONFIG)
+
+
+def note_changed_base(model: PreTrainedModel) -> None:
+    """Save the model's configuration with its adapter: it is not its base's."""
+    setattr(model, _CHANGED, True)
 
 
 def load_adapter(model: PreTrainedModel, adapter: AdapterFolder, name: str = _NAME) -> None:

@@ -80,6 +80,51 @@ class LoraConfig(Section):
         return target
 
 
+_BY_LENGTH = ("dynamic", "longrope")
+
+
+class RopeConfig(Section):
+    type: Literal["yarn", "linear", "llama3", "default"] = Field(
+        description="How positions are stretched, as transformers' rope_parameters name it; default: by theta alone."
+    )
+    factor: Number = Field(gt=1, description="How many times the positions that the model was trained on.")
+    theta: Number | None = Field(default=None, gt=1, description="Another base of the angles than the model's.")
+    beta_fast: Number | None = Field(default=None, gt=0, description="yarn: turns above which nothing is stretched.")
+    beta_slow: Number | None = Field(default=None, gt=0, description="yarn: turns below which all is stretched.")
+    attention_factor: Number | None = Field(default=None, gt=0, description="yarn: scales the attention's logits.")
+    low_freq_factor: Number | None = Field(default=None, gt=0, description="llama3: where all is stretched; 1.")
+    high_freq_factor: Number | None = Field(default=None, gt=0, description="llama3: where nothing is stretched; 4.")
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _not_by_length(cls, name: object) -> object:
+        if name in _BY_LENGTH:
+            raise ValueError(
+                f"{name} goes by the longest row of a batch, so what is learned would depend on how a batch is cut; "
+                "write yarn, llama3 or linear"
+            )
+        return name
+
+    @model_validator(mode="after")
+    def _of_its_type(self) -> RopeConfig:
+        own = {
+            "yarn": ["beta_fast", "beta_slow", "attention_factor"],
+            "llama3": ["low_freq_factor", "high_freq_factor"],
+        }
+        wrong = [
+            key for kind, keys in own.items() for key in keys if kind != self.type and getattr(self, key) is not None
+        ]
+        if wrong:
+            raise ValueError(f"{self.type} has no {' and '.join(wrong)}; leave it out")
+        if self.type == "default" and self.theta is None:
+            raise ValueError("default stretches positions by theta alone; write theta: 1e6, or type: yarn")
+        return self
+
+
+class AttentionConfig(Section):
+    window: Length = Field(ge=1, description="Tokens that a token sees, itself included; in layers that have a window.")
+
+
 class ModelConfig(Section):
     config: dict[str, Any] | None = Field(
         default=None, description="From scratch: model_type and any key of its transformers configuration."
@@ -101,6 +146,12 @@ class ModelConfig(Section):
         default="none",
         description="Hold the pretrained weights in 8 or 4 bits under the adapters (QLoRA; extra `quantize`).",
     )
+    rope: RopeConfig | None = Field(
+        default=None, description="Extend the context of the pretrained model, whose positions are rotary."
+    )
+    attention: AttentionConfig | None = Field(
+        default=None, description="Give the pretrained model's attention a window, where its architecture has one."
+    )
     freeze: list[str] = Field(
         default=[], description="Parameters that stay as they are, by name or pattern: ['*embed*', 'model.layers.0.*']."
     )
@@ -113,6 +164,9 @@ class ModelConfig(Section):
             raise ValueError(f"auto is a new model of artel's choice, which {' and '.join(beside)} does not go with")
         if self.lora is not None and self.from_ is None:
             raise ValueError("lora changes a pretrained model and there is none; write from: FOLDER")
+        for name, value in {"rope": self.rope, "attention": self.attention}.items():
+            if value is not None and self.from_ is None:
+                raise ValueError(f"{name} changes a pretrained model; write from: FOLDER, or its key in config")
         if self.quantize != "none" and self.lora is None:
             raise ValueError(f"weights in {self.quantize} are not trained themselves; write lora: {{rank: 16}} with it")
         if self.quantize != "none" and self.lora is not None and self.lora.base != "auto":

@@ -105,6 +105,9 @@ def _with_adapter(opened: OpenedModel, label: str, place: str) -> OpenedModel:
     if adapter is None:
         fix = f"write {label}=FOLDER of one, or of a run with model.lora"
         raise InputError.at("--adapter", f"{folder} holds no adapter", fix)
+    if adapter.base_config is not None:
+        what = f"{folder} was trained over a base whose configuration a run changed (model.rope, model.attention)"
+        raise InputError.at("--adapter", what, f"merge it, and serve that: artel export {folder} FOLDER --merge")
     with named_as_part(opened.model, adapter) as named:
         load_adapter(opened.model, named, label)
     has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()

@@ -44,6 +44,10 @@ def vllm_arguments(name: str, options: ServerOptions) -> list[str]:
         if adapter is None:
             raise InputError.at("--adapter", f"{place} holds no adapter", f"write {label}=FOLDER of one")
         adapters[label] = adapter
+    for label, adapter in adapters.items():
+        if adapter.base_config is not None:
+            what = f"{label} was trained over a base whose configuration a run changed (model.rope, model.attention)"
+            raise InputError.at("--engine", what, f"merge it, and serve that: artel export {label} FOLDER --merge")
     if adapters:
         largest = max(adapter.config.r for adapter in adapters.values())
         rank = min((rank for rank in _RANKS if rank >= largest), default=largest)

@@ -10,9 +10,10 @@ from transformers import PreTrainedModel
 
 from artel.config import ModelConfig, RunConfig
 from artel.errors import InputError
-from artel.models.adapters import add_adapters, freeze, load_adapter, merge_adapter, read_adapter
+from artel.models.adapters import add_adapters, freeze, load_adapter, merge_adapter, note_changed_base, read_adapter
 from artel.models.half_base import hold_in_half
 from artel.models.loading.check import check_positions
+from artel.models.loading.context import changes_context
 from artel.models.loading.heads import freeze_unused
 from artel.models.loading.materialize import WeightSource, materialize
 from artel.models.loading.model_folder import is_quantized, read_config
@@ -105,13 +106,16 @@ def load_model(request: ModelRequest, tokenizer: Tokenizer, *, merge: bool = Fal
     adapter = read_adapter(str(request.config.from_))
     if adapter is None:
         return load_pretrained(request, tokenizer, for_training=False).model
-    base = replace(request, config=request.config.model_copy(update={"from_": adapter.base}))
+    config = request.config.model_copy(update={"from_": adapter.base})
+    base = replace(request, config=config, base_config=adapter.base_config)
     saved_whole = list(adapter.config.modules_to_save or [])  # the base may lack them
     model = load_pretrained(base, tokenizer, for_training=False, elsewhere=saved_whole).model
     with named_as_part(model, adapter) as named:
         if merge:
             return merge_adapter(model, named)
         load_adapter(model, named)
+    if adapter.base_config is not None:
+        note_changed_base(model)
     return model
 
 
@@ -156,6 +160,8 @@ def _choose_trainable(built: BuiltModel, request: ModelRequest) -> None:
             seed=request.seed,
         )
         built.notes.append(f"{done}: {built.num_trainable:,} parameters are trained")
+        if changes_context(config):
+            note_changed_base(built.model)
     if config.freeze:
         freeze(built.model, config.freeze)
         built.notes.append(f"{built.num_trainable:,} parameters are trained, the others stay as they are")

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from artel.config import ModelConfig
 from artel.errors import InputError
 from artel.models.adapters import adapter_problems, freeze, require_peft
+from artel.models.loading.context import change_context, check_rotary
 from artel.models.loading.heads import check_head, check_sizes, model_class, own_classes
 from artel.models.loading.model_config import known_keys
 from artel.models.loading.model_folder import check_folder, read_config
@@ -38,6 +39,9 @@ def check_model(config: ModelConfig, auto_class: str) -> None:
             find_language_part(saved, config.from_)
         else:
             check_head(saved.model_type, auto_class, "model.from", own_classes(saved, runs_code=config.runs_code))
+        change_context(saved, config)
+    if config.rope is not None and (model := outline(config, auto_class)) is not None:
+        check_rotary(model)
     if config.lora is not None or config.freeze:
         _check_names(config, auto_class)
 

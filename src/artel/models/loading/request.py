@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ class ModelRequest:
     """Fixes the initial weights, the same on every process."""
     head_config: Mapping[str, Any] = field(default_factory=dict)
     """Values of the transformers configuration that the head needs: {"num_labels": 3}."""
+    base_config: Path | None = None
+    """The configuration of an adapter's base where it is not the base's own."""
     base_dtype: torch.dtype | None = None
     """What the matrices beneath adapters are held in (`half_base.py`); None for float32."""
 

@@ -14,6 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.config import ModelConfig
 from artel.errors import InputError
+from artel.models.loading.context import change_context
 from artel.models.loading.heads import check_head, model_class, own_classes
 from artel.models.loading.model_config import configuration
 from artel.models.loading.model_folder import cannot_load, check_folder, read_config
@@ -89,6 +90,7 @@ def outline(config: ModelConfig, auto_class: str) -> PreTrainedModel | None:
     """
     if config.from_ is not None:
         hf_config, _ = read_config(config.from_, runs_code=config.runs_code)
+        change_context(hf_config, config)
         if takes_images(hf_config, auto_class):
             return find_language_part(hf_config, config.from_)[0]
     else:
@@ -131,6 +133,9 @@ def pretrained_config(request: ModelRequest) -> tuple[PreTrainedConfig, list[str
     config, notes = read_config(name, runs_code=runs_code)
     if not takes_images(config, request.auto_class):
         check_head(config.model_type, request.auto_class, "model.from", own_classes(config, runs_code=runs_code))
+    if request.base_config is not None:
+        config = type(config).from_json_file(request.base_config)
+    change_context(config, request.config)
     return with_head(config, request.head_config), notes
 
 

@@ -56,7 +56,7 @@ _LEAVE = {
     "mixture_of_depths": "a model's layers are its own",
     "shift_attn": "attention is the model's own",
     "block_diag_attn": "attention is the model's own",
-    "rope_scaling": "write it into the model's config.json, and name its folder in model.from",
+    "rope_scaling": "write model.rope: {type: yarn, factor: 4}, with the factor that the old cutoff_len needed",
     "moe_aux_loss_coef": "the factor is router_aux_loss_coef of the model's config.json",
     "train_from_scratch": "write model: {config: {model_type: …}} in place of from",
     "double_quantization": "artel's 4 bits are nf4 with double quantization",
