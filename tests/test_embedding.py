@@ -10,12 +10,17 @@ import yaml
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
 import artel as api
-from artel.config import EmbeddingConfig
+from artel.config import EmbeddingConfig, RunConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.objectives.embedding.losses import MatchKeys, Texts, loss_sum, match_keys
-from artel.objectives.embedding.matches import choose
+from artel.objectives.embedding.matches import HASH, choose
+from artel.objectives.embedding.objective import Embedding
 from artel.objectives.embedding.retrieval import nearest, retrieval_figures
+from artel.objectives.embedding.usage import usage
 from artel.objectives.statistics import spearman
+from artel.text import Document, Match, Record
+from artel.tokens import train_tokenizer
+from artel.tokens.sampling.batches import training_rows
 from support.objectives import objective_run
 from support.runs import artel
 
@@ -145,6 +150,43 @@ def test_spearman_gives_equal_numbers_their_mean_rank():
     assert spearman([1, 2, 3], [10, 20, 15]) == pytest.approx(0.5)
     assert spearman([1, 1, 2], [3, 3, 4]) == pytest.approx(1.0)
     assert spearman([1, 1], [2, 3]) == 0.0
+
+
+@pytest.mark.parametrize("prompts", [{}, {"query": "q: ", "document": "document: "}])
+def test_a_querys_own_text_is_known_behind_another_prompt(prompts):
+    """In training, where keys are queries, then documents; and in validation, where each text is a sample."""
+    texts = ["what is one", "one is here", "what is two"]
+    tokenizer = train_tokenizer(iter([" ".join(texts)] * 40), TokenizerTraining(vocab=270), encoder=True)
+    run = RunConfig.model_validate({"objective": "embedding", "embedding": {"prompts": prompts}, "data": {"block": 32}})
+    objective = Embedding(run, tokenizer)
+    matches = [Match(texts[0], (texts[1],)), Match(texts[2], (texts[0],))]  # the second's document is the first query
+
+    def samples(split):
+        documents = [Document(Record(match.query, "a:1", "a", match), split) for match in matches]
+        return [sample for made in objective.samples(documents) for sample in made.samples]
+
+    keys = objective.batch(stacked(samples("train"))).tensors["keys"][:, 1].tolist()
+    assert keys[0] == keys[3]
+    assert len(set(keys)) == 3
+    validated = [sample.numbers[HASH] for sample in samples("validation")]
+    assert [validated[place] for place in (0, 2, 1, 3)] == keys
+
+
+def stacked(samples):
+    """A micro-batch of them."""
+
+    class Listed:
+        read = staticmethod(samples.__getitem__)
+
+    return training_rows(Listed, np.arange(len(samples)), len(samples))
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_the_card_normalizes_where_the_model_does(normalize):
+    lines = usage(EmbeddingConfig(normalize=normalize), ["a", "b"])
+    assert ("normalize(" in lines) is normalize
+    assert ("cosine_similarity(" in lines) is not normalize
+    compile(lines, "card", "exec")
 
 
 def changed(run, changes):
