@@ -151,6 +151,8 @@ def test_what_is_cut_is_counted(tokenizer):
     assert made_of(objective, PAIRS[:1], "validation")[0].source == {"input": TEXTS[0], "output": PAIRS[0].output}
     with pytest.raises(InputError, match="leaves no room between 2 special tokens"):
         objective_of(tokenizer, target=2)
+    with pytest.raises(InputError, match=r"^seq2seq\.target: 80 tokens are more than the model's 64 positions"):
+        objective_of(tokenizer, target=80).check(model_of("bart", tokenizer))
 
 
 def test_a_prefix_is_a_part_of_the_text_and_its_special_tokens_are_tokens(tokenizer):
@@ -233,7 +235,9 @@ def test_the_run_writes_what_transformers_writes(capsys):
     with pytest.raises(InputError, match=r"use generate$"):
         model.fill("one")
     # The folder alone, which knows nothing of the prefix.
-    assert artel.open(folder / "model").generate("count: " + texts[1]) == expected[1]
+    alone = artel.open(folder / "model")
+    assert (alone.objective, alone.generate("count: " + texts[1])) == ("seq2seq", expected[1])
+    assert len(tokenizer(alone.generate("count: ten", temperature=9.0, top_k=0))["input_ids"]) < 60
     # Many together.
     Path("prompts.txt").write_text("\n".join(texts))
     with served_model(folder) as served, client_of(served) as client:
@@ -245,7 +249,7 @@ def test_the_run_writes_what_transformers_writes(capsys):
         assert json.loads(streamed.split("\n\n")[0].removeprefix("data: "))["choices"][0]["text"] == expected[1]
         assert streamed.endswith("data: [DONE]\n\n")
         assert client.get("/v1/models").json()["data"][0]["endpoints"] == ["/v1/completions"]
-        for wrong in ({"prompt": [1, 2]}, {"prompt": "one", "stop": ["x"]}, {"prompt": "one " * 60}):
+        for wrong in ({"prompt": [1, 2]}, {"prompt": "one", "stop": ["x"]}, {"prompt": "one " * 250}):
             assert client.post("/v1/completions", json=wrong).status_code == 400
         assert client.post("/v1/embeddings", json={"input": "one"}).status_code == 400
     result = model.evaluate(tell=lambda _: None)

@@ -44,14 +44,16 @@ def write_rows(
     attention_mask: torch.Tensor,
     sampling: Sampling,
     special_ids: Mapping[str, Any],
+    *,
+    with_other_ranks: bool = False,
 ) -> torch.Tensor:
     """What the model writes for each row of `ids`, int64 (rows, length): int64 (rows, up to `sampling.new_tokens`).
 
     By transformers' `generate` and the model's generation_config, but for what `sampling` and `special_ids` say: what
     the decoder starts with, and what ends a row, behind which padding follows. The random generators do not change.
 
-    The encoder is run by the whole model: where weights are shared out they are gathered for a call of that. All ranks
-    then go on until the last one has written its rows.
+    The encoder is run by the whole model: where weights are shared out they are gathered for a call of that.
+    `with_other_ranks`: all ranks call this together, each with rows of its own, and go on until the last has written.
     """
     was_training = model.training
     model.eval()
@@ -70,7 +72,7 @@ def write_rows(
             written: torch.Tensor = model.generate(
                 encoder_outputs=BaseModelOutput(last_hidden_state=read.encoder_last_hidden_state),
                 attention_mask=attention_mask,
-                synced_gpus=dist.is_initialized() and dist.get_world_size() > 1,
+                synced_gpus=with_other_ranks and _has_other_ranks(),
                 **special_ids,
                 **settings,
             )
@@ -88,8 +90,12 @@ def _own_randomness(seed: int, device: torch.device) -> Iterator[None]:
 
 def any_rank(flag: bool, device: torch.device) -> bool:
     """Whether the flag is true on any rank. All ranks call it together."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if not _has_other_ranks():
         return flag
     number = torch.tensor(int(flag), device=device)
     dist.all_reduce(number, dist.ReduceOp.MAX)
     return bool(number)
+
+
+def _has_other_ranks() -> bool:
+    return dist.is_initialized() and dist.get_world_size() > 1

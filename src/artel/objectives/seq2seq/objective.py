@@ -30,7 +30,7 @@ from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamp
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from artel.models.generate import Sampling
     from artel.models.loading.request import ModelRequest
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _INPUT = 0  # the column of a sample's numbers: how many of its tokens are the input's
 _NOT_WRITTEN = -1.0
 _MULTIPLE = 16
+_SHORTEST_OUTPUT = 8
 _ROWS = 16  # of texts that are written together
 _LISTED, _SHOWN = 10, 60  # pairs in a report, and characters of each text
 _EXAMPLE = "He come home yesterday."
@@ -69,6 +70,18 @@ class SequenceToSequence(Objective):
 
         return architecture in NAMES.values() and read_config(folder)[0].is_encoder_decoder
 
+    @classmethod
+    def run_values(cls, config: PreTrainedConfig, folder: str) -> dict[str, Any]:
+        """How long its outputs may be, by its generation settings."""
+        from transformers import GenerationConfig
+
+        try:
+            settings = GenerationConfig.from_pretrained(folder)
+        except OSError:  # it has none
+            return {}
+        longest = settings.max_new_tokens or settings.max_length or 0
+        return {"seq2seq": {"target": longest}} if longest >= _SHORTEST_OUTPUT else {}
+
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(run, tokenizer)
         self._config = run.seq2seq
@@ -95,9 +108,9 @@ class SequenceToSequence(Objective):
 
     def model_request(self, config: ModelConfig, block: int = 1, seed: int = 0) -> ModelRequest:
         """From scratch the decoder starts with the token that the architecture takes for it, most often padding."""
-        request = super().model_request(config, max(block, self._framing.longest_output), seed)
         if config.from_ is not None:
-            return request
+            return super().model_request(config, block, seed)
+        request = super().model_request(config, max(block, self._framing.longest_output), seed)
         from artel.models.loading.model_config import decoder_start_id
         from artel.models.loading.structure import config_values
 
@@ -253,7 +266,7 @@ class SequenceToSequence(Objective):
             rows = chosen.nonzero()[:, 0] if chosen.any() else chosen.new_zeros(1, dtype=torch.int64)
             sampling = replace(self.default_sampling(), seed=self.run.seed)
             ids, mask = (batch.tensors[name][rows] for name in ("input_ids", "attention_mask"))
-            written = write_rows(model, ids, mask, sampling, self._special_ids(model))
+            written = write_rows(model, ids, mask, sampling, self._special_ids(model), with_other_ranks=True)
             outputs[rows, : written.shape[1]] = written.to(outputs.dtype)
             outputs[~chosen] = _NOT_WRITTEN
         return sums, outputs[batch.tensors["places"]]
