@@ -132,6 +132,8 @@ def test_arguments_may_hold_the_marks_of_the_form():
         ({"properties": {"a": {"type": "string", "pattern": "x+"}}}, "f: a: a pattern"),
         ({"properties": {"a b": {}}}, "'a b'"),
         ({"anyOf": []}, "'anyOf'"),
+        ({"properties": []}, "no schema"),
+        ({"properties": {"a": {"type": "string", "enum": 1}}}, "no list"),
     ],
 )
 def test_what_tags_have_no_place_for_is_refused(parameters, what):

@@ -100,8 +100,10 @@ def _tagged(rule: str, name: str, schema: dict[str, Any], tags: ArgumentTags, te
     """The rules of arguments in tags, in the order of the schema; those that are not required may be left out."""
     if unknown := sorted(schema.keys() - _PLAIN):
         raise CannotForce(f"{name}: {unknown[0]!r} of its parameters, which the model writes in tags")
-    required = schema.get("required", [])
-    properties = schema.get("properties", {}) | {key: {} for key in required if key not in schema.get("properties", {})}
+    required, properties = schema.get("required", []), schema.get("properties", {})
+    if not isinstance(required, list) or not isinstance(properties, dict):
+        raise CannotForce(f"{name}: parameters that are no schema")
+    properties = properties | {key: {} for key in required if key not in properties}
     shared: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     for number, (key, value) in enumerate(properties.items()):
         if not re.fullmatch(r"[^<>\s]+", key):
@@ -123,6 +125,8 @@ def _tagged_value(rule: str, place: str, schema: Any, shared: dict[str, Any], en
         return
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
     if choices is not None:
+        if not isinstance(choices, list):
+            raise CannotForce(f"{place}: an enum that is no list")
         words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices if isinstance(choice, str))
         yield f"{rule}: ({words}) {texts.of(end)}"
         return
