@@ -8,6 +8,10 @@ are held against those of the model that was trained. Then the run resumes from 
 weights must be the same to the bit. Beside that a plain loop of PyTorch trains the model as transformers has it:
 forward with labels, backward, step.
 
+Each entry of the mapping for models that take images is saved tiny as a folder, and `model.from` trains its language
+part: then it is the whole that is opened and compared, and what is no part of the language must be the same to the bit.
+`--heads images` makes that part of the page alone.
+
 Models are trained one after another, with one thread, each in a fork of a process that has imported everything once,
 and with a limit of processor time. What is done is kept in build/architectures.jsonl until the table is written, so a
 run that was cut goes on. `--only` writes no table unless --out is given.
@@ -37,9 +41,11 @@ HEADS = {
     "causal": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
     "masked": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
     "span_qa": ("AutoModelForQuestionAnswering", "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES"),
+    "images": ("AutoModelForImageTextToText", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"),
 }
 BLOCK, ROWS, STEPS = 64, 4, 3
 TOLERANCE = 1e-4  # of the largest logit
+MOST = 10**8  # parameters
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
@@ -55,7 +61,7 @@ _FORKS.set_forkserver_preload(
 
 
 def entries() -> Iterator[tuple[str, str]]:
-    """(objective, model type) of every entry of the three mappings."""
+    """(head, model type) of every entry of the mappings."""
     from transformers.models.auto import modeling_auto
 
     for objective, (_, mapping) in HEADS.items():
@@ -116,6 +122,7 @@ def _peer(objective: str, model_type: str) -> tuple[str, dict[str, int]]:
                     setattr(part, name, 2)
             if objective == "causal":
                 part.is_decoder = True
+        _check_size(objective, config)
         model = getattr(transformers, HEADS[objective][0]).from_config(config).train()
         sizes["parameters"] = model.num_parameters()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -131,6 +138,17 @@ def _peer(objective: str, model_type: str) -> tuple[str, dict[str, int]]:
         return ("trains" if loss.isfinite() else f"its loss is {loss.item()}"), sizes
     except Exception as error:  # each architecture fails in its own way
         return _in_words(error), sizes
+
+
+def _check_size(objective: str, config: Any) -> None:
+    """Raise ValueError for a configuration with sizes that nobody here made small."""
+    import torch
+    import transformers
+
+    with torch.device("meta"):
+        size = getattr(transformers, HEADS[objective][0]).from_config(config).num_parameters()
+    if size > MOST:
+        raise ValueError(f"{size:,} parameters: its sizes have names that benchmarks/tiny_configs.py does not know")
 
 
 def _in_words(error: BaseException) -> str:
@@ -156,7 +174,55 @@ def _run_file(objective: str, model_type: str, folder: Path) -> dict[str, Any]:
     if objective == "span_qa":
         run["data"]["sources"][0]["kind"] = "questions"
         run["span_qa"] = {"question": 24, "stride": 16}
+    if objective == "images":
+        run |= {"objective": "causal", "tokenizer": {}, "model": {"from": str(_saved_whole(model_type, folder))}}
     return run
+
+
+def _saved_whole(model_type: str, folder: Path) -> Path:
+    """A tiny model that takes images, in bf16 as such models are published, with a tokenizer."""
+    import torch
+    import transformers
+    from tiny_configs import tiny_config
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from artel.config import TokenizerTraining
+    from artel.tokens import train_tokenizer
+
+    place = folder / model_type
+    if not place.exists():
+        torch.manual_seed(0)
+        values = tiny_config(model_type)
+        config = CONFIG_MAPPING[values.pop("model_type")](**values)
+        _check_size("images", config)
+        model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
+        model.save_pretrained(place)
+        texts = iter(["words and words, again and again. " * 50])
+        train_tokenizer(texts, TokenizerTraining(vocab=270), encoder=False).save(place)
+    return place
+
+
+def _changed_beside(original: Path, made: Path) -> list[str]:
+    """Names of tensors that are no part of the language and differ in any bit."""
+    from safetensors.torch import load_file
+
+    from artel.models.loading.model_folder import read_config
+    from artel.models.loading.multimodal.language_part import find_language_part
+    from artel.models.loading.multimodal.plan import plan_part, plan_whole
+    from artel.models.loading.safetensors_files import find_files
+
+    config, _ = read_config(str(original))
+    _, whole = find_language_part(config, str(original))
+    with find_files(str(original), config) as files:
+        plan = plan_part(whole, plan_whole(whole, files))
+    own = {*plan.same.values()}
+    own |= {key for entry in plan.converted.values() for keys in entry.sources.values() for key in keys}
+    before, after = (load_file(folder / "model.safetensors") for folder in (original, made))
+    return [
+        name
+        for name in before.keys() | after.keys()
+        if name not in own and not (name in before and name in after and before[name].equal(after[name]))
+    ]
 
 
 class _KeepModel:
@@ -174,7 +240,11 @@ def _artel(objective: str, model_type: str, folder: Path) -> dict[str, Any]:
     from artel.errors import ArtelError
 
     lines: list[str] = []
-    run, keep = _run_file(objective, model_type, folder), _KeepModel()
+    keep = _KeepModel()
+    try:
+        run = _run_file(objective, model_type, folder)
+    except Exception as error:  # the model that is to be trained cannot be made
+        return {"verdict": "not made", "words": _in_words(error)}
     shutil.rmtree(run["run"], ignore_errors=True)
     try:
         artel.train(run, callbacks=[keep], tell=lines.append)
@@ -184,6 +254,10 @@ def _artel(objective: str, model_type: str, folder: Path) -> dict[str, Any]:
             words = f"opened with transformers its logits differ by {difference:.0e} of the largest"
             words += f"; opening it changes {', '.join(changed[:3])}" if changed else ""
             return {"verdict": "differs", "words": words, "difference": difference}
+        if objective == "images":
+            beside = _changed_beside(Path(run["model"]["from"]), Path(run["run"]) / "model")
+            if beside:
+                return {"verdict": "differs", "words": f"beside the language part {len(beside)} tensors: {beside[0]}"}
         _forget_the_end(Path(run["run"]))
         artel.train(run, callbacks=[keep], tell=lines.append)
         if not any("resuming from step 2" in line for line in lines):
@@ -207,7 +281,7 @@ def _difference(objective: str, folder: Path, trained: Any) -> tuple[float, list
 
     named = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
     opened = getattr(transformers, named).from_pretrained(folder).eval()
-    inputs = {"use_cache": False} if objective == "causal" else {}
+    inputs = {"use_cache": False} if objective in ("causal", "images") else {}
     ids = torch.randint(10, 250, (2, BLOCK), generator=torch.Generator().manual_seed(1))
     trained.eval()
     with torch.no_grad():
@@ -273,7 +347,11 @@ def main() -> int:
     rows = [kept[key] for key in chosen]
     out = options.out or (None if options.only else ROOT / "docs/architectures.md")
     if out is not None:
-        out.write_text(page(rows), encoding="utf-8")
+        if options.heads == ["images"] and out.is_file():
+            rest, _, _ = out.read_text(encoding="utf-8").partition(f"\n{_IMAGES_TITLE}\n")
+            out.write_text(f"{rest}\n{images_section(rows)}", encoding="utf-8")
+        else:
+            out.write_text(page(rows), encoding="utf-8")
         options.kept.unlink(missing_ok=True)
     print(dict(Counter(row["verdict"] for row in rows)))
     return int(any(row["verdict"] == "traceback" for row in rows))
@@ -283,11 +361,41 @@ _NAMES = {"causal": "causal", "masked": "masked", "span_qa": "questions"}
 _ORDER = ("works", "refused", "differs", "traceback")
 
 
+_IMAGES_TITLE = "## Models that take images"
+
+
+def images_section(rows: list[dict[str, Any]]) -> str:
+    """The part of the page on models that take images."""
+    import transformers
+
+    counts = Counter(row["verdict"] for row in rows)
+    lines = [
+        _IMAGES_TITLE,
+        "",
+        f"Every entry of the mapping of AutoModelForImageTextToText of transformers {transformers.__version__}, saved"
+        " tiny; `model.from` trains its [language part](multimodal.md). The whole is opened and",
+        "compared as above, and every tensor beside the language part must be the original's to the bit. Made by"
+        " `python benchmarks/architectures.py --heads images`.",
+        "",
+        f"{len(rows)} entries: {', '.join(f'{counts[verdict]} {verdict}' for verdict in (*_ORDER, 'not made'))}."
+        " Not made: transformers has no tiny one of the defaults made small here.",
+        "",
+        "| architecture | artel |",
+        "|---|---|",
+    ]
+    for row in sorted(rows, key=lambda row: row["model_type"]):
+        words = f": {_cell(row['words'])}" if row.get("words") else ""
+        lines.append(f"| `{row['model_type']}` | {row['verdict']}{words} |")
+    return "\n".join([*lines, ""])
+
+
 def page(rows: list[dict[str, Any]]) -> str:
     """The page of the table, in Markdown."""
     import torch
     import transformers
 
+    images = [row for row in rows if row["objective"] == "images"]
+    rows = [row for row in rows if row["objective"] != "images"]
     lines = [
         "# Architectures",
         "",
@@ -302,7 +410,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         "| head | entries | work | refused in words | differ | tracebacks | a plain loop trains | of these work |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for objective in HEADS:
+    for objective in _NAMES:
         own = [row for row in rows if row["objective"] == objective]
         if own:
             counts = Counter(row["verdict"] for row in own)
@@ -310,7 +418,7 @@ def page(rows: list[dict[str, Any]]) -> str:
             share = sum(row["verdict"] == "works" for row in trained) / max(1, len(trained))
             figures = [len(own), *(counts[verdict] for verdict in _ORDER), len(trained), f"{share:.1%}"]
             lines.append(f"| {_NAMES[objective]} | {' | '.join(map(str, figures))} |")
-    left = sum(1 for _ in entries()) - len(rows)
+    left = sum(1 for objective, _ in entries() if objective in _NAMES) - len(rows)
     if left:
         lines += ["", f"{left} further entries were not run: they are not in this table."]
     lines += ["", "## What does not work", ""]
@@ -324,9 +432,11 @@ def page(rows: list[dict[str, Any]]) -> str:
     lines += [f"| architecture | {' | '.join(_NAMES.values())} |", "|---|---|---|---|"]
     verdicts = {(row["model_type"], row["objective"]): row for row in rows}
     for model_type in sorted({row["model_type"] for row in rows}):
-        found = [verdicts.get((model_type, objective)) for objective in HEADS]
+        found = [verdicts.get((model_type, objective)) for objective in _NAMES]
         cells = ["–" if row is None else row["verdict"] + "†" * (row["peer"] != "trains") for row in found]
         lines.append(f"| `{model_type}` | {' | '.join(cells)} |")
+    if images:
+        lines += ["", images_section(images).rstrip()]
     return "\n".join([*lines, ""])
 
 

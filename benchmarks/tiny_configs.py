@@ -80,6 +80,10 @@ SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 _INDEXER = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": HEAD_SIZE, "indexer_budget": 8,
             "indexer_compress_ratio": 4}  # fmt: skip
+_MROPE, _HALF_MROPE = (
+    {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections} | more}}
+    for sections, more in (([2, 3, 3], {}), ([2, 1, 1], {"partial_rotary_factor": 0.5}))
+)
 EXCEPTIONS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "blt": {"encoder_hash_byte_group_vocab": 100},
@@ -106,6 +110,8 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "longcat_flash": {"zero_expert_num": 2},
     "mamba2": {"num_heads": 8},
     "marian": {"decoder_vocab_size": VOCABULARY},
+    **dict.fromkeys(["glm46v", "glm4v", "glmga", "glm_ocr", "qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker"], _MROPE),
+    "glm4v_moe": _HALF_MROPE,
     "qwen4_exp": {"text_config": _INDEXER},
     "qwen4_exp_text": _INDEXER,
     "recurrent_gemma": {"num_hidden_layers": 3},
@@ -147,6 +153,10 @@ def _shrunk(config: PreTrainedConfig) -> dict[str, Any]:
         values["num_key_value_heads"] = values["num_attention_heads"]
     if "qk_rope_head_dim" in own:  # the width of rotary positions
         values["head_dim"] = values["qk_rope_head_dim"]
+    rope = own.get("rope_parameters")
+    if isinstance(rope, dict) and "mrope_section" in rope:  # positions in time, height and width share the frequencies
+        half = int(HEAD_SIZE * rope.get("partial_rotary_factor", 1.0)) // 2
+        values["rope_parameters"] = rope | {"mrope_section": [half - 2 * (half // 3), half // 3, half // 3]}
     layers = _layers(own)
     for name in set(_LAYERS.split()) & values.keys():
         values[name] = min(own[name], layers)

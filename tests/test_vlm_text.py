@@ -26,7 +26,7 @@ from artel.tokens import train_tokenizer
 from support import WORKERS
 from support.multimodal import FAMILIES, PROCESSOR_FILES, differing, save_multimodal, tensors_of
 from support.objectives import conversations, preferences
-from support.runs import largest_difference, losses, merged, torchrun, write_run
+from support.runs import artel, largest_difference, losses, merged, torchrun, write_run
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = WORKERS / "train_cases.py"
@@ -99,6 +99,11 @@ def test_the_whole_opens_with_the_logits_that_were_trained(family, folders, tmp_
             assert (made / name).read_bytes() == (folder / name).read_bytes()
     if family in ("llava", "gemma3"):
         assert type(AutoProcessor.from_pretrained(made)) is type(AutoProcessor.from_pretrained(folder))
+    if family == "qwen3_vl":
+        done = artel("push", tmp_path / "run", "me/tiny", "--dry-run", tmp_path / "pushed")
+        assert done.returncode == 0, done.stderr
+        card = (tmp_path / "pushed" / "README.md").read_text()
+        assert "AutoModelForImageTextToText.from_pretrained(name)" in card
     opened = open_model(str(tmp_path / "run"))
     torch.testing.assert_close(logits(opened.model.eval()), logits(model), atol=1e-6, rtol=1e-5)
     assert list(write(opened.model, opened.tokenizer, "words and", Sampling(new_tokens=4, top_k=200), 32))

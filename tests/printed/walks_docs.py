@@ -346,6 +346,11 @@ DOCS = (
                 instead="python {clone}/benchmarks/architectures.py --help",
                 why="from the clone; takes many minutes; tests/test_architectures_table.py has a part of it",
             ),
+            Step(
+                "python benchmarks/architectures.py --heads images",
+                instead="python {clone}/benchmarks/architectures.py --help",
+                why="from the clone; takes many minutes; tests/test_architectures_table.py has a part of it",
+            ),
             Step("artel config explain", says="data.sources"),
         ),
     ),

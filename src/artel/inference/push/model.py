@@ -18,8 +18,9 @@ from artel.inference.push.options import PushOptions, is_repo_id
 from artel.models.adapters import CONFIG, read_adapter
 from artel.models.loading.check import check_whole
 from artel.models.loading.model_folder import read_config
+from artel.models.loading.multimodal.language_part import takes_images
 from artel.models.loading.save import write_model
-from artel.objectives import objective_of
+from artel.objectives import Objective, objective_of
 from artel.preparing import prepare
 from artel.registry import OBJECTIVES
 from artel.reports.model_card import Published, model_card
@@ -194,7 +195,7 @@ def describe(model: PushedModel, data: RunData, repo: str, options: PushOptions,
     is_adapter = (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
     return Published(
         repo=repo,
-        auto_class=objective.auto_class,
+        auto_class=_auto_class(objective, folder if not is_adapter else run.model.from_),
         objective=run.objective,
         does=objective.does or OBJECTIVES[run.objective].does,
         pipeline_tag=objective.pipeline_tag,
@@ -209,6 +210,16 @@ def describe(model: PushedModel, data: RunData, repo: str, options: PushOptions,
         license=options.license,
         languages=options.languages or tuple(run.data.clean.languages),
     )
+
+
+def _auto_class(objective: Objective, place: Path | str | None) -> str:
+    """The transformers class that opens the model at `place` (of an adapter its base), vision tower included."""
+    try:
+        config = None if place is None else read_config(str(place))[0]
+    except InputError:  # the base is not here
+        config = None
+    takes = config is not None and takes_images(config, objective.auto_class)
+    return "AutoModelForImageTextToText" if takes else objective.auto_class
 
 
 def _model_type(data: RunData, folder: Path, *, is_adapter: bool) -> str:
