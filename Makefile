@@ -28,6 +28,7 @@ $(VENV)/.product: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.product
+	$(PIP) setuptools-scm  # seqeval is built here, and an environment of Python 3.12 has no setuptools
 	$(PIP) --no-build-isolation --editable ".[dev]"
 	$(PIP) --no-deps --target $(VENV)/torchao "torchao>=0.18"
 	$(PIP) --no-deps --target $(VENV)/deepspeed "deepspeed>=0.19.8" hjson einops py-cpuinfo ninja msgpack
