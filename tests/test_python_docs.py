@@ -21,8 +21,12 @@ RUN_ELSEWHERE = {
     "docs/classification.md": "test_classification.py",
     "docs/ru/classification.md": "test_classification.py",
     **dict.fromkeys(
-        [f"docs/{language}{page}.md" for page in ("rewards", "reranking", "embeddings") for language in ("", "ru/")],
-        "test_python_of_scores.py",
+        [
+            f"docs/{language}{page}.md"
+            for page in ("rewards", "reranking", "embeddings", "seq2seq")
+            for language in ("", "ru/")
+        ],
+        "test_python_of_pages.py",
     ),
     "docs/multimodal.md": "test_vlm_text.py",
     "docs/ru/multimodal.md": "test_vlm_text.py",

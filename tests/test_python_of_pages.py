@@ -1,4 +1,4 @@
-"""The Python of the pages about rewards, reranking and embeddings runs as printed, on a run of each."""
+"""The Python of the pages about rewards, reranking, embeddings and pairs of texts runs as printed, on a run of each."""
 
 import re
 from pathlib import Path
@@ -16,6 +16,8 @@ PAGES = {
     "docs/ru/reranking.md": ("rerank", "runs/rerank"),
     "docs/embeddings.md": ("embedding", "runs/embed-ru"),
     "docs/ru/embeddings.md": ("embedding", "runs/embed-ru"),
+    "docs/seq2seq.md": ("seq2seq", "runs/spelling-ru"),
+    "docs/ru/seq2seq.md": ("seq2seq", "runs/spelling-ru"),
 }
 
 
