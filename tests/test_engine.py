@@ -11,9 +11,11 @@ from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     Gemma2Config,
+    Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
     Qwen3MoeConfig,
 )
 
@@ -23,6 +25,7 @@ from artel.inference.engine.base import EngineError, Generation
 from artel.inference.engine.make import make_engine
 from artel.inference.engine.paged import BatchingEngine
 from artel.inference.engine.sequential import SequentialEngine
+from artel.inference.engine.slot_model import Part, SlotModel
 from artel.inference.engine.slots import SlotEngine
 from artel.models.cpu.packed import pack
 from artel.models.generate import continue_ids
@@ -111,6 +114,47 @@ def test_answers_together_are_those_of_each_prompt_alone(config, kind, tokenizer
     assert not any("forward" in vars(module) for module in model.modules())
 
 
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "factor": 16.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        (LlamaConfig(**SIZES, rope_parameters=LONGROPE), 32),
+        (Phi3Config(**SIZES, original_max_position_embeddings=32, rope_parameters=dict(LONGROPE)), 32),
+        (LlamaConfig(**{**SIZES, "max_position_embeddings": 32}, rope_parameters=DYNAMIC), 32),
+        (
+            Gemma3TextConfig(
+                **SIZES, head_dim=16, rope_parameters={"full_attention": LONGROPE, "sliding_attention": PLAIN}
+            ),
+            32,
+        ),
+    ],
+    ids=["longrope", "phi3", "dynamic", "by type of layer"],
+)
+def test_an_answer_does_not_depend_on_a_longer_one_beside_it_where_positions_follow_the_longest(
+    config, length, tokenizer
+):
+    model = made(config)
+    prompts = [prompt_of(8, 8), prompt_of(60, 60)]
+    engine = make_engine(model, tokenizer, 2, 128)
+    try:
+        beside = together(engine, tokenizer, prompts, 12)[0]
+    finally:
+        engine.close()
+    assert beside == alone(model, tokenizer, prompts[0], 12)
+    assert isinstance(engine, SequentialEngine)
+    assert f"beyond {length} tokens" in engine.note
+    within = make_engine(model, tokenizer, 2, length)
+    within.close()
+    assert not isinstance(within, SequentialEngine), within.note
+
+
 def test_a_prompt_that_begins_as_another_did_takes_over_what_was_computed(tokenizer):
     model = made(LlamaConfig(**SIZES))
     computed = []
@@ -168,6 +212,47 @@ def test_what_fails_does_not_end_the_engine(tokenizer):
         engine.close()
     with pytest.raises(EngineError, match="stopping"):
         together(engine, tokenizer, [prompt], 4)
+
+
+class _Closing(list):
+    """A prompt that closes the engine when it is read."""
+
+    def __init__(self, prompt, engine):
+        super().__init__(prompt)
+        self._engine = engine
+
+    def __iter__(self):
+        self._engine.close()
+        return super().__iter__()
+
+
+def test_a_request_that_comes_while_the_engine_closes_is_refused(tokenizer):
+    model, prompt = made(LlamaConfig(**SIZES)), prompt_of(5, 5)
+    for engine in (make_engine(model, tokenizer, 2, CONTEXT), SequentialEngine(model, tokenizer, "")):
+        items = queue.SimpleQueue()
+        sampler = Sampler(SamplingOptions(temperature=0), prompt, tokenizer.vocabulary)
+        generation = Generation(sampler, 4, frozenset(), items.put)
+        if isinstance(engine, SequentialEngine):
+            engine.close()
+        with pytest.raises(EngineError, match="stopping"):
+            engine.submit(_Closing(prompt, engine), generation)
+
+
+def test_slots_that_memory_does_not_suffice_for_leave_the_cache_as_it_was(tokenizer):
+    model = made(LlamaConfig(**SIZES))
+    texts = [prompt_of(6, 1), prompt_of(9, 2)]
+    slot_model = SlotModel(model, CONTEXT)
+    try:
+        slot_model.resize([None, None], 16)
+        slot_model.logits([Part(number, 0, ids[:-1]) for number, ids in enumerate(texts)])
+        with pytest.raises(RuntimeError):
+            slot_model.resize([0, 1], 10**15)
+        given = slot_model.logits([Part(number, len(ids) - 1, ids[-1:]) for number, ids in enumerate(texts)])
+    finally:
+        slot_model.close()
+    for row, ids in zip(given, texts, strict=True):
+        with torch.no_grad():
+            torch.testing.assert_close(row, model(torch.tensor([ids])).logits[0, -1], rtol=1e-3, atol=1e-3)
 
 
 def test_packed_layers_multiply_as_before_and_are_undone():

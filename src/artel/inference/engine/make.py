@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 from artel.errors import InputError
 from artel.inference.engine.base import Engine
 from artel.inference.engine.paged import BatchingEngine
+from artel.inference.engine.positions import steady_length
 from artel.inference.engine.sequential import SequentialEngine
 from artel.inference.engine.slots import SlotEngine
 from artel.tokens import Tokenizer
@@ -21,6 +22,10 @@ def make_engine(
     alike share what was computed of their beginning, unless the model changes meanwhile. Raises InputError where
     `context` has no room in memory.
     """
+    steady = steady_length(model)
+    if steady is not None and context > steady:
+        why = f"beyond {steady:,} tokens its positions follow the longest text (rope_type)"
+        return SequentialEngine(model, tokenizer, f"one request after another: {why}")
     engines: list[type[SlotEngine | BatchingEngine]] = [BatchingEngine]
     if model.device.type == "cpu":
         engines.insert(0, SlotEngine)

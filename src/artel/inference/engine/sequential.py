@@ -8,7 +8,7 @@ from contextlib import closing
 
 from transformers import PreTrainedModel
 
-from artel.inference.engine.base import Engine, Generation
+from artel.inference.engine.base import Engine, EngineError, Generation
 from artel.models.generate import continue_ids
 from artel.tokens import Tokenizer
 
@@ -20,17 +20,24 @@ class SequentialEngine(Engine):
         self.note = note
         self._model, self._tokenizer = model, tokenizer
         self._jobs: queue.Queue[tuple[list[int], Generation] | None] = queue.Queue()
+        self._is_closing = False
+        self._door = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="artel-engine", daemon=True)
         self._thread.start()
 
     def submit(self, prompt: list[int], generation: Generation) -> None:
-        self._jobs.put((prompt, generation))
+        with self._door:  # what is let in before `close` is answered
+            if self._is_closing:
+                raise EngineError("the engine is stopping")
+            self._jobs.put((prompt, generation))
 
     def cancel(self, generation: Generation) -> None:
         generation.end()
 
     def close(self) -> None:
-        self._jobs.put(None)
+        with self._door:
+            self._is_closing = True
+            self._jobs.put(None)
         self._thread.join()
 
     def _run(self) -> None:

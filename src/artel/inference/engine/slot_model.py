@@ -159,17 +159,18 @@ class _Cache:
         return self._capacity
 
     def resize(self, slots: Sequence[int | None], capacity: int) -> None:
+        """Where memory does not suffice everything stays as it was."""
         least = min(capacity, self._capacity)
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            larger = tensor.new_zeros(len(slots), capacity, *tensor.shape[2:])
+            for new, old in enumerate(slots):
+                if old is not None:
+                    larger[new, :least] = tensor[old, :least]
+            return larger
+
+        self._layers = {index: (moved(keys), moved(values)) for index, (keys, values) in self._layers.items()}
         self._slots, self._capacity = len(slots), capacity
-        for index, pair in self._layers.items():
-            fresh = []
-            for tensor in pair:
-                larger = tensor.new_zeros(len(slots), capacity, *tensor.shape[2:])
-                for new, old in enumerate(slots):
-                    if old is not None:
-                        larger[new, :least] = tensor[old, :least]
-                fresh.append(larger)
-            self._layers[index] = (fresh[0], fresh[1])
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         for pair in self._layers.values():

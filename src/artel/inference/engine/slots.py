@@ -60,24 +60,28 @@ class SlotEngine(Engine):
         self._waiting: deque[_Text] = deque()
         self._texts = self._passes = 0
         self._is_closing = False
+        self._door = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="artel-engine", daemon=True)
         self._thread.start()
 
     def submit(self, prompt: list[int], generation: Generation) -> None:
-        if self._is_closing:
-            raise EngineError("the engine is stopping")
         tokens = len(prompt) + generation.new_tokens - 1  # the last one is not read
         if tokens > self._context:
             raise EngineError(f"prompt and answer have {tokens:,} tokens; there is room for {self._context:,}")
-        self._texts += 1
-        self._arrived.put(_Text(list(prompt), generation, self._texts))
+        ids = list(prompt)
+        with self._door:  # what is let in before `close` is answered
+            if self._is_closing:
+                raise EngineError("the engine is stopping")
+            self._texts += 1
+            self._arrived.put(_Text(ids, generation, self._texts))
 
     def cancel(self, generation: Generation) -> None:
         generation.end()  # its slot is free at the next pass
 
     def close(self) -> None:
-        self._is_closing = True
-        self._arrived.put(None)
+        with self._door:
+            self._is_closing = True
+            self._arrived.put(None)
         self._thread.join()
         self._model.close()
 
