@@ -207,9 +207,15 @@ def test_a_stop_text_within_arguments_does_not_end_a_call(client):
     assert kept.message.tool_calls[0].function == free.message.tool_calls[0].function
 
 
+DEEP = {"type": "object"}
+for _ in range(300):
+    DEEP = {"type": "object", "properties": {"a": DEEP}}
+
+
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
+        ({"tools": [tool("f", DEEP)]}, "tools"),
         ({"tools": []}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tools": [tool("f", {"type": "object", "properties": {"a": {"type": "nothing"}}})]}, "tools"),

@@ -35,6 +35,8 @@ def chat_ids(served: ServedModel, body: ChatRequest) -> list[int]:
         return prompt_ids(served.opened.tokenizer, served.template, fields, tools or None)
     except (TemplateRefuses, InputError) as refusal:
         raise ApiError(400, f"the chat template refuses the conversation: {refusal}", "messages") from None
+    except RecursionError:
+        raise ApiError(400, "the parameters of a function are nested too deeply", "tools") from None
 
 
 def as_record(number: int, message: Message) -> text.Message:
