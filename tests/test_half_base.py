@@ -50,10 +50,10 @@ def saved(request, tokenizer, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("autocast", [True, False], ids=["bf16", "fp32"])
-def test_losses_and_gradients_are_those_of_a_float32_base(saved, tokenizer, autocast):
-    experts = ["auto", "experts"] if "moe" in saved.name else ["auto"]
-    config = ModelConfig.model_validate({"from": str(saved), "lora": {"rank": 4, "target": experts}})
+@pytest.mark.parametrize(("autocast", "dora"), [(True, False), (False, False), (True, True)])
+def test_losses_and_gradients_are_those_of_a_float32_base(saved, tokenizer, autocast, dora):
+    experts = ["auto", "experts"] if "moe" in saved.name and not dora else ["auto"]
+    config = ModelConfig.model_validate({"from": str(saved), "lora": {"rank": 4, "target": experts, "dora": dora}})
     request = ModelRequest(config, "AutoModelForCausalLM", block=32)
     ids = torch.randint(3, 260, (3, 32), generator=torch.Generator().manual_seed(0))
     results = []
@@ -70,7 +70,10 @@ def test_losses_and_gradients_are_those_of_a_float32_base(saved, tokenizer, auto
     (loss, gradients), (half_loss, half_gradients) = results
     assert torch.equal(loss, half_loss)
     assert gradients.keys() == half_gradients.keys()
-    assert all(torch.equal(gradients[name], half_gradients[name]) for name in gradients)
+    # PEFT's DoRA subtracts the bias in its dtype, and that of GPT-2's layers is the base's.
+    rounding = 5e-3 if dora and saved.name.startswith("gpt2") else 0.0
+    for name, gradient in gradients.items():
+        assert (half_gradients[name] - gradient).norm() <= rounding * gradient.norm()
 
 
 def adapted(path, folder, changes=None, **lora):

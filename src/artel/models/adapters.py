@@ -229,6 +229,8 @@ def _draw_in_float32(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, LoraLayer):
             module.reset_lora_parameters(_NAME, init_lora_weights=True)
+            for variant in module.lora_variant.values():  # DoRA: the norms of the weights beneath
+                variant.init(module, adapter_name=_NAME)
 
 
 def save_adapter(model: PreTrainedModel, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
