@@ -1,6 +1,7 @@
 """Texts written for texts: the losses and the words of transformers, chrF by sacrebleu, languages, what is cut."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,9 @@ from artel.objectives.seq2seq.chrf import chrf
 from artel.objectives.seq2seq.objective import SequenceToSequence
 from artel.text import Document, Dropped, Pair, Record
 from artel.tokens import Tokenizer, train_tokenizer, training_rows
+from support import WORKERS
 from support.objectives import SMALL_BART, SMALL_T5, objective_run, rewritten
+from support.ranks import run_ranks
 from support.serving import client_of, served_model
 
 PAIRS = [Pair(f"{'one two ' * count}three", f"three{' two one' * count}") for count in (1, 9, 2, 6, 3, 1, 12, 4, 5)]
@@ -257,6 +260,32 @@ def test_the_run_writes_what_transformers_writes(capsys):
     (table,) = result.details["tables"].values()
     assert len(table) == 4
     assert all(model.generate(row["input"]).startswith(row["written"].rstrip("…")) for row in table)
+
+
+@pytest.mark.ci
+@pytest.mark.processes
+def test_processes_write_prompts_while_they_train(tmp_path):
+    """Under ddp one of them alone; under fsdp all together, since each holds a part of the weights."""
+    prompts = ["one two three", "ten"]
+    files = [
+        objective_run(
+            tmp_path / f"{data}.yaml",
+            "seq2seq",
+            train={"steps": 2, "batch": 4},
+            validate={"every": 2, "prompts": prompts, "new_tokens": 6},
+            parallel={"data": data},
+        )
+        for data in ("ddp", "fsdp")
+    ]
+    run_ranks(2, WORKERS / "layout_cases.py", "run_files", 400, CASES=os.pathsep.join(map(str, files)))
+    ddp, fsdp = (
+        [json.loads(line) for line in (tmp_path / name / "samples.jsonl").read_text().splitlines()]
+        for name in ("ddp", "fsdp")
+    )
+    assert [(line["step"], line["prompt"]) for line in ddp] == [
+        (s, p) for s in (0, 2) for p in ("one two three", "ten")
+    ]
+    assert ddp == fsdp
 
 
 def test_an_adapter_over_a_pretrained_model(tokenizer, tmp_path):
