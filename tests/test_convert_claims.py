@@ -14,8 +14,8 @@ from artel.config.converters.fitting import FLAT, WHOLE_MATRICES
 from artel.config.converters.optimizers import optimizer_of
 from artel.config.converters.tools import convert
 from artel.config.other_names import OTHER_NAMES
+from artel.config.schema.model import ModelConfig
 from artel.config.schema.objectives import PreferenceConfig
-from artel.config.schema.run import ModelConfig
 from artel.config.suggest import all_keys
 from artel.errors import InputError
 from artel.registry import OBJECTIVES, OPTIMIZERS, SCHEDULES, TRACKERS

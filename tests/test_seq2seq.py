@@ -1,5 +1,6 @@
 """Texts written for texts: the losses and the words of transformers, chrF by sacrebleu, languages, what is cut."""
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -29,6 +30,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 import artel
 from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
+from artel.inference.serve.app import Limits
 from artel.models.attention_switch import use_for_training
 from artel.models.encoder_decoder import decoder_inputs
 from artel.models.generate import Sampling
@@ -36,12 +38,13 @@ from artel.models.output_head import output_head
 from artel.objectives import DocumentSamples
 from artel.objectives.seq2seq.chrf import chrf
 from artel.objectives.seq2seq.objective import SequenceToSequence
+from artel.parallel import DataParallel, World
 from artel.text import Document, Dropped, Pair, Record
-from artel.tokens import Tokenizer, train_tokenizer, training_rows
+from artel.tokens import Tokenizer, evaluation_rows, train_tokenizer, training_rows
 from support import WORKERS
 from support.objectives import SMALL_BART, SMALL_T5, objective_run, rewritten
 from support.ranks import run_ranks
-from support.serving import client_of, served_model
+from support.serving import app_of, client_of, served_model
 
 PAIRS = [Pair(f"{'one two ' * count}three", f"three{' two one' * count}") for count in (1, 9, 2, 6, 3, 1, 12, 4, 5)]
 TEXTS = [pair.input for pair in PAIRS[:4]]
@@ -127,6 +130,38 @@ def test_loss_and_gradients_are_those_of_the_model_itself(tokenizer, kind, smoot
         torch.testing.assert_close(gradients[name], grad, rtol=1e-4, atol=1e-5 * largest)
     # Of T5 the logits of all positions are never held.
     assert (output_head(model) is not None) == (kind in ("t5", "t5, scaled otherwise", "m2m"))
+
+
+def test_outputs_are_kept_of_the_pairs_that_are_written(tokenizer):
+    objective, model = objective_of(tokenizer, generate=3, target=8), model_of("t5", tokenizer)
+    samples = Samples(objective)
+    batches = [
+        (objective.batch(evaluation_rows(samples, indices, 2)), indices)
+        for indices in np.split(np.arange(len(PAIRS)), range(2, len(PAIRS), 2))
+    ]
+    strategy = DataParallel(model, objective, World(0, 1, 0, torch.device("cpu")), "fp32")
+    totals, outputs = strategy.evaluate(batches, len(PAIRS))
+    assert (outputs.shape, outputs.dtype) == ((3, 8), np.float32)
+    asked = [{"text": pair.input, "sampling": Sampling(8, temperature=0.0)} for pair in PAIRS[:3]]
+    expected = [answer["text"] for answer in objective.answers(model, "generate", asked)]
+    written = [row[row >= 0].astype(int).tolist() for row in outputs]
+    assert [tokenizer.hf.decode(ids, skip_special_tokens=True).strip() for ids in written] == expected
+    assert totals["targets"] == sum(len(sample.ids) - sample.numbers[0] for sample in samples.samples)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_writing_ends_when_nobody_waits(tokenizer, beams):
+    objective, model = objective_of(tokenizer, target=20), model_of("t5", tokenizer)
+    sampling, seen = Sampling(20, temperature=0.0, beams=beams), []
+
+    def is_over():
+        seen.append(True)
+        return len(seen) == 4
+
+    (whole,) = objective.answers(model, "generate", [{"text": "one", "sampling": sampling}])
+    (part,) = objective.answers(model, "generate", [{"text": "one", "sampling": sampling, "is_over": is_over}])
+    assert (part["tokens"], part["finish_reason"]) == (4, "length")
+    assert whole["tokens"] > 4
 
 
 def test_an_encoder_of_t5_keeps_its_positions_in_training(tokenizer):
@@ -217,6 +252,25 @@ def test_chrf_is_that_of_sacrebleu():
     assert chrf([]) == 0
 
 
+async def answered_after_leaving(app, body):
+    """The status that a client of /v1/completions is given who left at once."""
+    coming = iter([{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}])
+    statuses = []
+
+    async def receive():
+        return next(coming, {"type": "http.disconnect"})
+
+    async def send(message):
+        statuses.extend([message["status"]] if message["type"] == "http.response.start" else [])
+
+    headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"/v1/completions",
+             "query_string": b"", "headers": headers, "http_version": "1.1", "scheme": "http",
+             "client": ("127.0.0.1", 1), "server": ("localhost", 80), "root_path": ""}  # fmt: skip
+    await app(scope, receive, send)
+    return statuses[0]
+
+
 def test_the_run_writes_what_transformers_writes(capsys):
     run = objective_run(Path("run.yaml").absolute(), "seq2seq", train={"steps": 4, "batch": 8})
     folder = artel.train(run, tell=lambda _: None).folder
@@ -231,6 +285,15 @@ def test_the_run_writes_what_transformers_writes(capsys):
     expected = [written(text) for text in texts]
     assert [model.generate(text) for text in texts] == expected
     assert model.generate(texts[0], beams=3) == written(texts[0], num_beams=3)
+    assert model.generate(texts[0], beams=2, temperature=0) == written(texts[0], num_beams=2)
+    for wrong, message in (
+        ({"beams": 0}, r"beams: 0 is out of range\s+it goes from 1 to 100"),
+        ({"beams": -2}, "beams: -2 is out of range"),
+        ({"beams": 101}, "beams: 101 is out of range"),
+        ({"beams": 4, "temperature": 0.7}, "beams: searches for the likeliest text, and a temperature samples"),
+    ):
+        with pytest.raises(InputError, match=message):
+            model.generate(texts[0], **wrong)
     before = torch.random.get_rng_state()
     sampled = [model.generate(texts[0], temperature=1.0, seed=seed) for seed in (1, 1, 2)]
     assert torch.equal(before, torch.random.get_rng_state())
@@ -252,7 +315,19 @@ def test_the_run_writes_what_transformers_writes(capsys):
         assert json.loads(streamed.split("\n\n")[0].removeprefix("data: "))["choices"][0]["text"] == expected[1]
         assert streamed.endswith("data: [DONE]\n\n")
         assert client.get("/v1/models").json()["data"][0]["endpoints"] == ["/v1/completions"]
-        for wrong in ({"prompt": [1, 2]}, {"prompt": "one", "stop": ["x"]}, {"prompt": "one " * 250}):
+        neutral = {"presence_penalty": 0, "frequency_penalty": 0.0, "min_p": 0, "stop": [], "logit_bias": {}}
+        answer = client.post("/v1/completions", json={"prompt": texts[1]} | neutral)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["text"] == expected[1]
+        hasty = client_of(served, limits=Limits(seconds=0.0)).post("/v1/completions", json={"prompt": texts[1]}).json()
+        assert (hasty["usage"]["completion_tokens"], hasty["choices"][0]["finish_reason"]) == (1, "length")
+        assert asyncio.run(answered_after_leaving(app_of(served), {"prompt": texts[1]})) == 499
+        for wrong in (
+            {"prompt": [1, 2]},
+            {"prompt": "one", "stop": ["x"]},
+            {"prompt": "one", "presence_penalty": 0.5},
+            {"prompt": "one " * 250},
+        ):
             assert client.post("/v1/completions", json=wrong).status_code == 400
         assert client.post("/v1/embeddings", json={"input": "one"}).status_code == 400
     result = model.evaluate(tell=lambda _: None)

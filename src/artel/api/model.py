@@ -180,6 +180,10 @@ class Model:
             raise self._cannot("writes no text of its own")
         if beams is not None and objective.generates:
             raise InputError.at("beams", f"{self._opened.name} does not search", "leave it out: seq2seq models do")
+        if beams is not None and not 1 <= beams <= 100:
+            raise InputError.at("beams", f"{beams} is out of range", "it goes from 1 to 100")
+        if beams is not None and temperature:
+            raise InputError.at("beams", "searches for the likeliest text, and a temperature samples", "leave one out")
         sampling = objective.sampling(
             new_tokens=max_new_tokens,
             temperature=temperature,

@@ -25,16 +25,13 @@ from artel.config.schema.encoders import (
     RewardConfig,
     TokensConfig,
 )
+from artel.config.schema.model import AttentionConfig, LoraConfig, ModelConfig, RopeConfig
 from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
 from artel.config.schema.prepare import PrepareConfig, SlurmConfig
 from artel.config.schema.run import (
-    AttentionConfig,
     CheckpointConfig,
     LogConfig,
-    LoraConfig,
-    ModelConfig,
     ParallelConfig,
-    RopeConfig,
     RunConfig,
     TrainConfig,
     ValidateConfig,

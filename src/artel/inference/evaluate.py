@@ -105,7 +105,7 @@ def evaluate(
         opened.name,
         run.objective,
         figures,
-        validation.stored_samples(len(outputs)),
+        validation.stored_samples(validation.count(run.validate_.blocks)),
         part.documents,
         part.tokens,
         time.monotonic() - started,

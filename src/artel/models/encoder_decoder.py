@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
+from transformers.generation import StoppingCriteria, StoppingCriteriaList
 from transformers.modeling_outputs import BaseModelOutput
 
 from artel.models.targets import IGNORED
@@ -46,6 +47,7 @@ def write_rows(
     special_ids: Mapping[str, Any],
     *,
     with_other_ranks: bool = False,
+    is_over: Callable[[], bool] | None = None,
 ) -> torch.Tensor:
     """What the model writes for each row of `ids`, int64 (rows, length): int64 (rows, up to `sampling.new_tokens`).
 
@@ -54,6 +56,7 @@ def write_rows(
 
     The encoder is run by the whole model: where weights are shared out they are gathered for a call of that.
     `with_other_ranks`: all ranks call this together, each with rows of its own, and go on until the last has written.
+    `is_over` is asked after each token: where it is true the rows end there.
     """
     was_training = model.training
     model.eval()
@@ -73,12 +76,24 @@ def write_rows(
                 encoder_outputs=BaseModelOutput(last_hidden_state=read.encoder_last_hidden_state),
                 attention_mask=attention_mask,
                 synced_gpus=with_other_ranks and _has_other_ranks(),
+                stopping_criteria=StoppingCriteriaList([] if is_over is None else [_Ending(is_over)]),
                 **special_ids,
                 **settings,
             )
     finally:
         model.train(was_training)
     return written[:, 1:]  # without the token that the decoder starts with
+
+
+class _Ending(StoppingCriteria):
+    """Ends all rows once `is_over` says so."""
+
+    def __init__(self, is_over: Callable[[], bool]) -> None:
+        self._is_over = is_over
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.BoolTensor:
+        ended = torch.full((len(input_ids),), self._is_over(), dtype=torch.bool, device=input_ids.device)
+        return cast("torch.BoolTensor", ended)
 
 
 @contextmanager

@@ -80,6 +80,8 @@ class Objective(ABC):
     """The column of a sample's numbers that holds the number of its document in its split; the store fills it in."""
     outputs: tuple[str, ...] = ()
     """Names of the numbers that `evaluate_batch` returns for each sample."""
+    samples_with_outputs: int | None = None
+    """How many samples have them, the first ones; None: all."""
     has_many_outputs: ClassVar[bool] = False
     """True if they are so many that `metrics` is given them in float32, as the model has them; else in float64."""
     tasks: ClassVar[tuple[str, ...]] = ()

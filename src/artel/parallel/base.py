@@ -147,7 +147,7 @@ class Strategy:
                 with self._autocast():
                     sums, rows = self._evaluate_batch(self._local_batch(batch))
                 totals += self._count_once(sums).double().cpu()
-                outputs[indices] = self._count_once(rows[: len(indices)]).to(outputs)
+                self._keep_outputs(outputs, rows, indices)
         self.model.train()
         return self._over_all_ranks(totals, outputs)
 
@@ -294,9 +294,16 @@ class Strategy:
         return self._on_model(lambda model: self._objective.evaluate_batch(model, batch))
 
     def _room_for_outputs(self, samples: int) -> torch.Tensor:
-        """Zeros (samples, outputs) for what the objective says of each sample of all ranks."""
+        """Zeros (samples, outputs) for what the objective says of each sample of all ranks that has outputs."""
+        of_first = self._objective.samples_with_outputs
+        samples = samples if of_first is None else min(samples, of_first)
         dtype = torch.float32 if self._objective.has_many_outputs else torch.float64
         return torch.zeros(samples, len(self._objective.outputs), dtype=dtype)
+
+    def _keep_outputs(self, outputs: torch.Tensor, rows: torch.Tensor, indices: np.ndarray) -> None:
+        """Put a batch's rows into their places; `indices` rise, and those beyond the room have no outputs."""
+        kept = indices[indices < len(outputs)]
+        outputs[kept] = self._count_once(rows[: len(kept)]).to(outputs)
 
     def _over_all_ranks(self, totals: torch.Tensor, outputs: torch.Tensor) -> tuple[dict[str, float], np.ndarray]:
         if self._world.size > 1 and outputs.numel():

@@ -131,7 +131,8 @@ class ParallelStrategy(Protocol):
         ...
 
     def evaluate(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
-        """Evaluate validation batches of all ranks: (sums by name, outputs of all samples, (count, outputs)).
+        """Evaluate validation batches of all ranks: (sums by name, outputs of the samples that have any, (count or
+        `Objective.samples_with_outputs`, outputs)).
 
         These are float64, or float32 where there are many (`Objective.has_many_outputs`).
         With each batch come the sample indices of its first rows; rows beyond them are padding. All ranks give equally

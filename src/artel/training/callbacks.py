@@ -183,8 +183,8 @@ class MeasureEnd:
         run.budget.is_measured = True
 
     def _validate(self, run: Run) -> None:
-        rows, most = run.batch_plan.size * run.strategy.dp_degree, run.config.validate_.blocks
-        count = min(len(self._validation.samples), most or len(self._validation.samples))
+        rows = run.batch_plan.size * run.strategy.dp_degree
+        count = self._validation.count(run.config.validate_.blocks)
         if count == 0:
             return
         some = min(count, self._MICRO_BATCHES * rows)

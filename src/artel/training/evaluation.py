@@ -54,6 +54,10 @@ class Validation:
         """How many samples of the split are in the first `read` that the objective reads."""
         return self.samples.samples_in(read) if isinstance(self.samples, PackedSamples) else read
 
+    def count(self, most: int | None) -> int:
+        """How many samples are evaluated where at most so many shall be."""
+        return min(len(self.samples), most or len(self.samples))
+
     def evaluate(
         self,
         strategy: ParallelStrategy,
@@ -61,11 +65,11 @@ class Validation:
         most: int | None = None,
         progress: Callable[[float], None] = lambda _: None,
     ) -> tuple[dict[str, float], np.ndarray]:
-        """(metrics, outputs of each sample) over the first `most` samples; the ranks share them.
+        """(metrics, outputs of each sample that has any) over the first `most` samples; the ranks share them.
 
         `progress` is called with the fraction that is done, from 0 to 1, before each batch.
         """
-        count = min(len(self.samples), most or len(self.samples))
+        count = self.count(most)
         totals, outputs = strategy.evaluate(self._batches(strategy, micro_batch, count, progress), count)
         return self._objective.metrics(totals, outputs, self.part), outputs
 

@@ -96,8 +96,11 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
     async def complete(body: CompletionRequest, request: Request) -> Response:
         served = find(body.model, lambda served: served.generates or served.can("generate"), "write text")
         if not served.generates:
-            with places.take(tasks.completions(body)):
-                completion = await served.work(lambda: tasks.complete(served, body, metrics))
+            with places.take(tasks.completions(body)), tasks.Patience(limits.seconds) as patience:
+                writing = served.work(lambda: tasks.complete(served, body, metrics, patience))
+                completion = await _while_connected(request, writing)
+            if completion is None:
+                return Response(status_code=499)  # nobody reads it
             if not body.stream:
                 return JSONResponse(completion)
             return StreamingResponse(tasks.as_events(completion, body), media_type="text/event-stream")

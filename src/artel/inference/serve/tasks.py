@@ -4,6 +4,7 @@ models that read the whole text first, and then write another for it.
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Iterator
@@ -63,8 +64,31 @@ def score(served: ServedModel, body: ScoreRequest) -> dict[str, Any]:
     return _listed(served, [{"object": "score", **answer} for answer in answers])
 
 
-_DECODED_BY_ITSELF = ("stop", "logprobs", "logit_bias", "min_p", "presence_penalty", "frequency_penalty")
-"""Settings of a request that choose tokens one by one; these models are searched by transformers."""
+_NEUTRAL: dict[str, Any] = {
+    "stop": [],
+    "logprobs": None,
+    "logit_bias": {},
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Settings that choose tokens one by one, with the values that change nothing: these models search a whole text."""
+
+
+class Patience:
+    """How long somebody waits for a text: so many seconds from now, and at most until the context ends."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+
+    def __enter__(self) -> Patience:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._until = -math.inf
+
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._until
 
 
 def completions(body: CompletionRequest) -> int:
@@ -72,10 +96,10 @@ def completions(body: CompletionRequest) -> int:
     return len(_texts(body)) * (body.n or 1)
 
 
-def complete(served: ServedModel, body: CompletionRequest, metrics: Metrics) -> dict[str, Any]:
-    """The text that the model writes for each prompt. Raises ApiError."""
-    for name in _DECODED_BY_ITSELF:
-        if getattr(body, name) not in (None, {}, []):
+def complete(served: ServedModel, body: CompletionRequest, metrics: Metrics, patience: Patience) -> dict[str, Any]:
+    """The text that the model writes for each prompt, cut off when `patience` is over. Raises ApiError."""
+    for name, neutral in _NEUTRAL.items():
+        if getattr(body, name) not in (None, neutral):
             raise ApiError(400, f"{served.name} searches a whole text, and knows no {name}", name)
     sampling = served.opened.objective.sampling(
         new_tokens=body.max_tokens,
@@ -87,10 +111,11 @@ def complete(served: ServedModel, body: CompletionRequest, metrics: Metrics) -> 
     if sampling.new_tokens > served.context:
         raise ApiError(400, f"a text has {served.context:,} tokens at most", "max_tokens", "context_length_exceeded")
     first = body.seed if body.seed is not None else uuid.uuid4().int % 2**31
+    seeds = [(first + number) % 2**63 if sampling.temperature else 0 for number in range(body.n or 1)]
     asked = [
-        {"text": text, "sampling": replace(sampling, seed=(first + number) % 2**63 if sampling.temperature else 0)}
+        {"text": text, "sampling": replace(sampling, seed=seed), "is_over": patience.is_over}
         for text in _texts(body)
-        for number in range(body.n or 1)
+        for seed in seeds
     ]
     answers = _ask(served, "generate", asked, "prompt")
     usage = Usage(sum(answer["prompt_tokens"] for answer in answers), sum(answer["tokens"] for answer in answers))

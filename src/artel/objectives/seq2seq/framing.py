@@ -11,6 +11,9 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.tokens import Frame, Tokenizer
 
+MULTIPLE = 16
+"""Of tokens, up to which unequal lengths are filled."""
+
 
 class Framed(NamedTuple):
     """A text with its special tokens, int64 (tokens,), and whether its end was cut off."""
@@ -109,3 +112,14 @@ def _split_prefix(tokenizer: Tokenizer, prefix: str) -> tuple[list[int], str]:
 def _framed(before: Sequence[int], ids: np.ndarray, after: Sequence[int], room: int) -> Framed:
     framed = np.concatenate([np.array(part, dtype=np.int64) for part in (before, ids[:room], after)])
     return Framed(framed, len(ids) > room)
+
+
+def stacked(rows: Sequence[np.ndarray], filler: int) -> np.ndarray:
+    """int64 (rows, longest): of rows of unequal length, with `filler` behind them."""
+    longest = max(map(len, rows))
+    if min(map(len, rows)) < longest:
+        longest = -(-longest // MULTIPLE) * MULTIPLE
+    stacked = np.full((len(rows), longest), filler, dtype=np.int64)
+    for row, ids in zip(stacked, rows, strict=True):
+        row[: len(ids)] = ids
+    return stacked

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,7 +23,8 @@ from artel.objectives.length_groups import group_count, group_inputs, group_rows
 from artel.objectives.per_token import SUMS, token_metrics
 from artel.objectives.replies import Reading, Reply
 from artel.objectives.seq2seq.chrf import chrf
-from artel.objectives.seq2seq.framing import PairFraming
+from artel.objectives.seq2seq.framing import MULTIPLE, PairFraming, stacked
+from artel.objectives.seq2seq.writing import Asked, Writer
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Pair, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
@@ -37,9 +38,7 @@ if TYPE_CHECKING:
 
 _INPUT = 0  # the column of a sample's numbers: how many of its tokens are the input's
 _NOT_WRITTEN = -1.0
-_MULTIPLE = 16
 _SHORTEST_OUTPUT = 8
-_ROWS = 16  # of texts that are written together
 _LISTED, _SHOWN = 10, 60  # pairs in a report, and characters of each text
 _EXAMPLE = "He come home yesterday."
 
@@ -53,6 +52,7 @@ class SequenceToSequence(Objective):
     continues = False
     encoder = True
     sums = SUMS
+    has_many_outputs = True
     tasks = ("generate",)
     better: ClassVar[dict[str, Better]] = {
         "loss": "lower",
@@ -86,8 +86,10 @@ class SequenceToSequence(Objective):
         super().__init__(run, tokenizer)
         self._config = run.seq2seq
         self._framing = PairFraming(run, tokenizer)
+        self._writer = Writer(tokenizer, self._framing)
         if self._config.generate:
             self.outputs = tuple(f"token_{place}" for place in range(self._framing.longest_output))
+        self.samples_with_outputs = self._config.generate
 
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
@@ -137,7 +139,7 @@ class SequenceToSequence(Objective):
         settings = copy.deepcopy(model.generation_config)
         settings._from_model_config = False
         settings.max_length, settings.max_new_tokens = None, self._framing.longest_output
-        for name, value in self._special_ids(model).items():
+        for name, value in self._writer.special_ids(model).items():
             setattr(settings, name, value)
         if self._config.beams is not None:
             settings.num_beams = self._config.beams
@@ -157,7 +159,7 @@ class SequenceToSequence(Objective):
         if samples is None or self.run.validate_.prompts:
             return next(filter(None, self.run.validate_.prompts), _EXAMPLE)
         sample = samples.read(0)
-        text = self._text(sample.ids[: sample.numbers[_INPUT]])
+        text = self._writer.text(sample.ids[: sample.numbers[_INPUT]])
         return " ".join(text.removeprefix(self._config.prefix.strip()).split()[:12])
 
     # record -> samples
@@ -198,7 +200,7 @@ class SequenceToSequence(Objective):
         grouped = group_rows(inputs, group_count(count, self.run), self.tokenizer.pad_id)
         order = np.argsort(grouped.tensors["places"].numpy())
         outputs = [rows.ids[row, split[row] : rows.lengths[row]] for row in order]
-        targets = _stacked(outputs, IGNORED)
+        targets = stacked(outputs, IGNORED)
         targets[~rows.valid[order]] = IGNORED
         longest = np.array(list(map(len, outputs)))
         groups = tuple(
@@ -266,7 +268,8 @@ class SequenceToSequence(Objective):
             rows = chosen.nonzero()[:, 0] if chosen.any() else chosen.new_zeros(1, dtype=torch.int64)
             sampling = replace(self.default_sampling(), seed=self.run.seed)
             ids, mask = (batch.tensors[name][rows] for name in ("input_ids", "attention_mask"))
-            written = write_rows(model, ids, mask, sampling, self._special_ids(model), with_other_ranks=True)
+            special_ids = self._writer.special_ids(model)
+            written = write_rows(model, ids, mask, sampling, special_ids, with_other_ranks=True)
             outputs[rows, : written.shape[1]] = written.to(outputs.dtype)
             outputs[~chosen] = _NOT_WRITTEN
         return sums, outputs[batch.tensors["places"]]
@@ -297,7 +300,7 @@ class SequenceToSequence(Objective):
         for ids, source in zip(outputs, part.sources(), strict=False):
             if not len(ids) or ids[0] == _NOT_WRITTEN:
                 return
-            yield self._text(ids[ids != _NOT_WRITTEN].astype(np.int64)), source
+            yield self._writer.text(ids[ids != _NOT_WRITTEN].astype(np.int64)), source
 
     # use
 
@@ -308,89 +311,26 @@ class SequenceToSequence(Objective):
         return Sampling(self._framing.longest_output, temperature=0.0, beams=self._config.beams)
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
-        """For each text, or {"text", "sampling"}: {"text", "finish_reason" (stop or length), "tokens", "truncated"}."""
-        asked = [each if isinstance(each, dict) else {"text": each} for each in inputs]
-        default = self.default_sampling()
-        found = self._write(model, [each["text"] for each in asked], [each.get("sampling", default) for each in asked])
+        """For each text, or what is `Asked`: {"text", "finish_reason" (stop or length), "tokens", "truncated"}."""
+        default = {"sampling": self.default_sampling()}
+        asked = [Asked(**(default | (each if isinstance(each, dict) else {"text": each}))) for each in inputs]
         return [
             {"text": one.text, "finish_reason": "stop" if one.is_finished else "length", "tokens": one.tokens}
             | {"prompt_tokens": one.read, "truncated": one.is_cut}
-            for one in found
+            for one in self._writer.write(model, asked)
         ]
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        yield self._write(model, [prompt], [sampling])[0].text
+        yield self._writer.write(model, [Asked(prompt, sampling)])[0].text
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
-        (written,) = self._write(model, [prompt], [sampling])
+        (written,) = self._writer.write(model, [Asked(prompt, sampling)])
         notes = []
         if written.is_cut:
             notes.append(f"the text was cut to {self._framing.longest_input} tokens (data.block)")
         if not written.is_finished:
             notes.append(f"the answer was cut off at {written.tokens} tokens; write --max-new-tokens with more")
         return Reply([written.text], tuple(notes), {"prompt": prompt, "text": written.text})
-
-    def _write(self, model: PreTrainedModel, texts: Sequence[str], samplings: Sequence[Sampling]) -> list[_Written]:
-        """What the model writes for each text. Those that are sampled are written alone, each by its own seed."""
-        framed = self._framing.inputs(texts)
-        made: dict[int, _Written] = {}
-        for places in _together([len(one.ids) for one in framed], samplings):
-            written = self._write_together(model, [framed[place].ids for place in places], samplings[places[0]])
-            for place, ids in zip(places, written, strict=True):
-                made[place] = self._finished(model, framed[place].ids, framed[place].is_cut, ids)
-        return [made[place] for place in range(len(texts))]
-
-    def _write_together(self, model: PreTrainedModel, rows: list[np.ndarray], sampling: Sampling) -> list[np.ndarray]:
-        import torch
-
-        from artel.models.encoder_decoder import write_rows
-        from artel.models.generate import check_embedded
-
-        for row in rows:
-            check_embedded(model, self.tokenizer, row.tolist())
-        device = model.get_input_embeddings().weight.device
-        ids = torch.from_numpy(_stacked(rows, self.tokenizer.pad_id)).to(device)
-        lengths = torch.tensor([len(row) for row in rows], device=device)[:, None]
-        mask = (torch.arange(ids.shape[1], device=device)[None] < lengths).long()
-        written = write_rows(model, ids, mask, sampling, self._special_ids(model))
-        return list(written.cpu().numpy())
-
-    def _finished(self, model: PreTrainedModel, read: np.ndarray, is_cut: bool, ids: np.ndarray) -> _Written:
-        ends = np.flatnonzero(np.isin(ids, self._special_ids(model)["eos_token_id"]))
-        tokens = int(ends[0]) + 1 if len(ends) else len(ids)
-        return _Written(self._text(ids[:tokens]), len(ends) > 0, tokens, len(read), is_cut)
-
-    def _text(self, ids: np.ndarray) -> str:
-        """The text of ids, without special tokens and white space around it."""
-        return str(self.tokenizer.hf.decode(ids.tolist(), skip_special_tokens=True)).strip()
-
-    def _special_ids(self, model: PreTrainedModel) -> dict[str, Any]:
-        """What the decoder starts with, as in training, and what ends a text; the language that it begins with."""
-        import torch
-
-        from artel.models.encoder_decoder import decoder_inputs
-        from artel.models.generate import end_ids
-
-        (example,) = self._framing.outputs(["a"])
-        start = decoder_inputs(model, torch.from_numpy(example.ids)[None])[0, 0]
-        ends = sorted({self.tokenizer.end_id, *end_ids(model)})
-        ids: dict[str, Any] = {"decoder_start_token_id": int(start), "eos_token_id": ends}
-        language = self._framing.language
-        return ids | ({"forced_bos_token_id": language} if language is not None else {})
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """What a model wrote for a text."""
-
-    text: str
-    is_finished: bool
-    """False if there was no room for more."""
-    tokens: int
-    read: int
-    """Tokens of the input."""
-    is_cut: bool
-    """Whether the input was cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,28 +363,6 @@ def _check_start(model: PreTrainedModel) -> None:
         raise InputError.at("model", what, fix) from None
 
 
-def _together(lengths: Sequence[int], samplings: Sequence[Sampling]) -> Iterator[list[int]]:
-    """Places of texts that are written together: of like length, by the same settings."""
-    order = sorted(range(len(lengths)), key=lambda place: lengths[place])
-    while order:
-        first = samplings[order[0]]
-        most = _ROWS if first.temperature == 0 else 1
-        chosen = [place for place in order if samplings[place] == first][:most]
-        order = [place for place in order if place not in chosen]
-        yield chosen
-
-
-def _stacked(rows: Sequence[np.ndarray], filler: int) -> np.ndarray:
-    """int64 (rows, longest): of rows of unequal length, with `filler` behind them."""
-    longest = max(map(len, rows))
-    if min(map(len, rows)) < longest:
-        longest = -(-longest // _MULTIPLE) * _MULTIPLE
-    stacked = np.full((len(rows), longest), filler, dtype=np.int64)
-    for row, ids in zip(stacked, rows, strict=True):
-        row[: len(ids)] = ids
-    return stacked
-
-
 def _shown(text: str) -> str:
     """The beginning of a text in a line of a table."""
     line = " ".join(text.split())
@@ -452,4 +370,4 @@ def _shown(text: str) -> str:
 
 
 def _rounded(length: int, most: int) -> int:
-    return min(-(-length // _MULTIPLE) * _MULTIPLE, most)
+    return min(-(-length // MULTIPLE) * MULTIPLE, most)

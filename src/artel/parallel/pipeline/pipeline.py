@@ -152,7 +152,7 @@ class PipelineParallel(Strategy):
                 results = self._look([batch for batch, _ in chunk], self._objective.evaluate_batch)
                 for (sums, rows), (_, indices) in zip(results, chunk, strict=False):  # none but of the last stage
                     totals += self._count_once(sums).double().cpu()
-                    outputs[indices] = self._count_once(rows[: len(indices)]).to(outputs)
+                    self._keep_outputs(outputs, rows, indices)
         return self._over_all_ranks(totals, outputs)
 
     @contextmanager
