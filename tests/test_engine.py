@@ -20,14 +20,15 @@ from transformers import (
 )
 
 from artel.errors import InputError
-from artel.inference.engine import slots
+from artel.inference.engine import paged, slots
 from artel.inference.engine.base import EngineError, Generation
 from artel.inference.engine.make import make_engine
 from artel.inference.engine.paged import BatchingEngine
 from artel.inference.engine.sequential import SequentialEngine
-from artel.inference.engine.slot_model import Part, SlotModel
+from artel.inference.engine.slot_model import CannotSlot, Part, SlotModel
 from artel.inference.engine.slots import SlotEngine
-from artel.models.cpu.packed import pack
+from artel.models.cpu.build import library
+from artel.models.cpu.packed import pack, packable_bytes
 from artel.models.generate import continue_ids
 from artel.models.sampler import Sampler, SamplingOptions
 from support.chat_models import trained_tokenizer
@@ -87,19 +88,19 @@ def prompt_of(length, seed):
 
 
 @pytest.mark.parametrize(
-    ("config", "kind"),
+    ("config", "kind", "why"),
     [
-        (LlamaConfig(**SIZES), SlotEngine),
-        (GPT2Config(**GPT2), SlotEngine),
-        (Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32), SlotEngine),
-        (MistralConfig(**SIZES, sliding_window=CONTEXT), SlotEngine),
-        (MistralConfig(**SIZES, sliding_window=8), BatchingEngine),
-        (Gemma2Config(**SIZES, sliding_window=CONTEXT, head_dim=16), BatchingEngine),
-        (BloomConfig(**BLOOM), SequentialEngine),
+        (LlamaConfig(**SIZES), SlotEngine, ""),
+        (GPT2Config(**GPT2), SlotEngine, ""),
+        (Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32), SlotEngine, ""),
+        (MistralConfig(**SIZES, sliding_window=CONTEXT), SlotEngine, ""),
+        (MistralConfig(**SIZES, sliding_window=8), BatchingEngine, "a window is not computed in slots"),
+        (Gemma2Config(**SIZES, sliding_window=CONTEXT, head_dim=16), BatchingEngine, "softcap"),
+        (BloomConfig(**BLOOM), SequentialEngine, "; "),
     ],
     ids=["llama", "gpt2", "experts", "wide window", "window", "softcap", "alibi"],
 )
-def test_answers_together_are_those_of_each_prompt_alone(config, kind, tokenizer):
+def test_answers_together_are_those_of_each_prompt_alone(config, kind, why, tokenizer):
     model = made(config)
     prompts = [prompt_of(length, length) for length in (1, 5, 40, 3, 17, 2, 90)]
     expected = [alone(model, tokenizer, prompt, 8) for prompt in prompts]
@@ -107,6 +108,7 @@ def test_answers_together_are_those_of_each_prompt_alone(config, kind, tokenizer
     engine = make_engine(model, tokenizer, 4, CONTEXT)
     try:
         assert isinstance(engine, kind), engine.note
+        assert why in engine.note
         assert together(engine, tokenizer, prompts, 8) == expected
     finally:
         engine.close()
@@ -192,6 +194,41 @@ def test_where_memory_is_short_the_youngest_wait_and_every_answer_is_whole(token
         engine.close()
 
 
+def test_answers_that_outgrow_the_pages_are_set_aside_and_finished(tokenizer, monkeypatch):
+    """Room for 160 tokens: four of the answers, with their prompts, have 320."""
+    monkeypatch.setattr(paged, "tokens_in_memory", lambda *_: 160)
+    model = made(Gemma2Config(**SIZES, sliding_window=8, head_dim=16))
+    prompts = [prompt_of(length, length) for length in (30, 60, 20, 50, 5)]
+    expected = [alone(model, tokenizer, prompt, 40) for prompt in prompts]
+    engine = make_engine(model, tokenizer, 4, 128)
+    try:
+        assert isinstance(engine, BatchingEngine), engine.note
+        assert together(engine, tokenizer, prompts, 40) == expected
+    finally:
+        engine.close()
+
+
+def test_an_error_of_the_engine_itself_is_not_taken_for_a_model_that_cannot_be_batched(tokenizer, monkeypatch):
+    model = made(LlamaConfig(**SIZES))
+    monkeypatch.setattr(slots, "tokens_in_memory", lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        make_engine(model, tokenizer, 4, CONTEXT)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_a_padded_batch_beside_the_engine_is_refused(tokenizer):
+    model = made(LlamaConfig(**SIZES))
+    ids = torch.tensor([prompt_of(6, 1), prompt_of(6, 2)])
+    one = model(ids[:1]).logits
+    engine = make_engine(model, tokenizer, 2, CONTEXT)
+    try:
+        with pytest.raises(CannotSlot, match="need a mask"):
+            model(ids, attention_mask=torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6]))
+        torch.testing.assert_close(model(ids[:1]).logits, one)
+    finally:
+        engine.close()
+
+
 def test_a_context_without_room_in_memory_is_refused(tokenizer):
     with pytest.raises(InputError) as error:
         make_engine(made(LlamaConfig(**SIZES)), tokenizer, 1, 10**12)
@@ -267,3 +304,13 @@ def test_packed_layers_multiply_as_before_and_are_undone():
         for before, between, each in zip(expected, packed, inputs, strict=True):
             torch.testing.assert_close(between, before)
             assert torch.equal(model(each), before)
+
+
+def test_a_model_whose_packed_weights_have_no_room_stays_as_it_was():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model[1].weight = nn.Parameter(torch.zeros(1).expand(10**8, 10**8), requires_grad=False)  # 40 PB, if it were copied
+    if library("packed") is None or not packable_bytes(model):
+        pytest.skip("nothing is packed on this processor, or without a C++ compiler")
+    with pytest.raises(RuntimeError):
+        pack(model)
+    assert not any("forward" in vars(module) for module in model)

@@ -24,6 +24,11 @@ class EngineError(Exception):
     """The model failed on a request."""
 
 
+def reason(error: Exception) -> str:
+    """Why something failed, in one line."""
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+
+
 Deliver = Callable[[Token | EngineError | None], object]
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from transformers import PreTrainedModel
 
 from artel.errors import InputError
-from artel.inference.engine.base import Engine
+from artel.inference.engine.base import Engine, reason
 from artel.inference.engine.paged import BatchingEngine
 from artel.inference.engine.positions import steady_length
 from artel.inference.engine.sequential import SequentialEngine
+from artel.inference.engine.slot_model import CannotSlot
 from artel.inference.engine.slots import SlotEngine
 from artel.tokens import Tokenizer
 
@@ -24,17 +25,20 @@ def make_engine(
     """
     steady = steady_length(model)
     if steady is not None and context > steady:
-        why = f"beyond {steady:,} tokens its positions follow the longest text (rope_type)"
-        return SequentialEngine(model, tokenizer, f"one request after another: {why}")
-    engines: list[type[SlotEngine | BatchingEngine]] = [BatchingEngine]
+        far = f"beyond {steady:,} tokens its positions follow the longest text (rope_type)"
+        return SequentialEngine(model, tokenizer, f"one request after another: {far}")
+    why = []
     if model.device.type == "cpu":
-        engines.insert(0, SlotEngine)
-    why = ""
-    for engine in engines:
         try:
-            return engine(model, requests, context, share_beginnings)
-        except InputError:
-            raise
-        except Exception as error:  # there are many kinds for what cannot be batched
-            why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-    return SequentialEngine(model, tokenizer, f"one request after another: {why}")
+            return SlotEngine(model, requests, context, share_beginnings)
+        except CannotSlot as error:
+            why.append(reason(error))
+    try:
+        engine = BatchingEngine(model, requests, context, share_beginnings)
+    except InputError:
+        raise
+    except Exception as error:  # transformers has many kinds for what it cannot batch
+        return SequentialEngine(model, tokenizer, f"one request after another: {'; '.join([*why, reason(error)])}")
+    if why:
+        engine.note += f" by transformers' batching ({why[0]})"
+    return engine

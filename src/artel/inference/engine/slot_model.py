@@ -9,7 +9,7 @@ nothing is gathered: texts of similar length attend together, the others one by 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from artel.host import memory
+from artel.inference.engine.base import reason
 from artel.models.cpu.packed import pack, packable_bytes
 
 NAME = "artel_slots"
@@ -55,21 +56,24 @@ class SlotModel:
     """A model and its cache."""
 
     def __init__(self, model: PreTrainedModel, context: int) -> None:
-        """Raises what the model raises, or CannotSlot where its logits are not those that it has by itself."""
+        """Raises CannotSlot with what a trial raises, or where its logits are not those of the model by itself."""
         self._model = model
         self._context = context
         self._keeps_logits = "logits_to_keep" in inspect.signature(type(model).forward).parameters
         self._attention = model.config._attn_implementation
+        self._unpack: Callable[[], None] | None = None
         self._check_config()
-        expected = self._expected()
-        has_room = packable_bytes(model) <= _PACKED_SHARE * memory().free
-        self._unpack = pack(model) if has_room else None
-        AttentionInterface.register(NAME, slot_attention)
-        model.set_attn_implementation(NAME)
         try:
+            expected = self._expected()
+            if packable_bytes(model) <= _PACKED_SHARE * memory().free:
+                self._unpack = pack(model)
+            AttentionInterface.register(NAME, slot_attention)
+            model.set_attn_implementation(NAME)
             self._try(expected)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, Exception):
+                raise CannotSlot(reason(error)) from error
             raise
 
     @property
@@ -323,9 +327,13 @@ def slot_attention(
 ) -> tuple[torch.Tensor, None]:
     """The attention function of transformers, (1, heads, tokens, size) -> ((1, tokens, heads, size), None).
 
-    Outside `SlotModel.logits` it is that of a row without padding.
+    Outside `SlotModel.logits` it is that of one row without padding, all of it or its next token: transformers makes no
+    masks for this function. Raises CannotSlot where another would be needed.
     """
     if artel_step is None:
+        rows, tokens = query.shape[0], query.shape[2]
+        if attention_mask is None and (rows > 1 or 1 < tokens < key.shape[2]):
+            raise CannotSlot("outside slots one row is computed, whole or by its next token: others need a mask")
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
     window = sliding_window is not None and sliding_window < artel_step.context
     changed = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]

@@ -45,17 +45,17 @@ class SlotEngine(Engine):
     """Continuous batching in slots."""
 
     def __init__(self, model: PreTrainedModel, requests: int, context: int, share_beginnings: bool = True) -> None:
-        """Raises where the model cannot be computed in slots: a trial shows it."""
+        """Raises CannotSlot where a trial shows that the model cannot be computed so; InputError as `make_engine`."""
         self.note = f"up to {requests} requests at once"
         self._requests, self._context, self._shares = requests, context, share_beginnings
         self._model = SlotModel(model.eval(), context)
+        self._slots: list[_Slot] = []
         try:
             self._room = tokens_in_memory(model.device, self._model.token_bytes, context)
+            self._resize(min(_CAPACITY, context))
         except BaseException:
             self._model.close()
             raise
-        self._slots: list[_Slot] = []
-        self._resize(min(_CAPACITY, context))
         self._arrived: queue.SimpleQueue[_Text | None] = queue.SimpleQueue()
         self._waiting: deque[_Text] = deque()
         self._texts = self._passes = 0

@@ -42,8 +42,9 @@ def pack(model: nn.Module) -> Callable[[], None]:
     Returns what undoes it. Weights that change meanwhile have no effect. Nothing changes where the C++ cannot be built.
     """
     linears = _linears(model) if library("packed") is not None else []
-    for linear in linears:
-        linear.forward = partial(_multiply, linear, _panels(linear.weight.detach()))
+    panels = [_panels(linear.weight.detach()) for linear in linears]  # of all first: memory may not suffice
+    for linear, weights in zip(linears, panels, strict=True):
+        linear.forward = partial(_multiply, linear, weights)
 
     def undo() -> None:
         for linear in linears:
