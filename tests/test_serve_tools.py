@@ -132,7 +132,10 @@ def test_arguments_may_hold_the_marks_of_the_form():
         ({"properties": {"a": {"type": "string", "pattern": "x+"}}}, "f: a: a pattern"),
         ({"properties": {"a b": {}}}, "'a b'"),
         ({"anyOf": []}, "'anyOf'"),
-        ({"properties": []}, "no schema"),
+        ({"properties": ["a"]}, "no object"),
+        ({"properties": None}, "no object"),
+        ({"required": 5}, "no list of names"),
+        ({"required": [1]}, "no list of names"),
         ({"properties": {"a": {"type": "string", "enum": 1}}}, "no list"),
     ],
 )

@@ -39,6 +39,8 @@ class EvaluateTasks:
                     strategy.model, run.tokenizer, config.tasks, limit=config.tasks_limit, world=world, quiet=True
                 )
             except Exception as error:  # the harness and its tasks are others' programs: the run goes on without
+                if not strategy.holds_full_model:
+                    raise  # the others wait for this process within a layer
                 reason = str(error).strip().partition("\n")[0][:300] or type(error).__name__
                 run.tell(f"step {run.step}: validate.tasks could not be asked: {reason}")
                 return

@@ -67,11 +67,21 @@ def _object_schema(function: dict[str, Any]) -> dict[str, Any]:
     schema = function.get("parameters")
     if schema is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
+    _check_shape(function["name"], schema)
     if schema.get("type", "object") != "object":
         raise CannotForce(f"{function['name']}: parameters of the type {schema['type']!r}; write object")
     # Few schemas say that there are no other arguments, and a weak model invents some.
     closed = schema.keys() <= _PLAIN and "properties" in schema
     return {"type": "object"} | ({"additionalProperties": False} if closed else {}) | schema
+
+
+def _check_shape(name: str, schema: dict[str, Any]) -> None:
+    """Raise CannotForce where what is read of a schema is not what JSON Schema has there."""
+    required, properties = schema.get("required", []), schema.get("properties", {})
+    if not isinstance(properties, dict):
+        raise CannotForce(f"{name}: properties that are no object")
+    if not (isinstance(required, list) and all(isinstance(key, str) for key in required)):
+        raise CannotForce(f"{name}: required that is no list of names")
 
 
 def _json(schema: Any) -> str:
@@ -101,8 +111,6 @@ def _tagged(rule: str, name: str, schema: dict[str, Any], tags: ArgumentTags, te
     if unknown := sorted(schema.keys() - _PLAIN):
         raise CannotForce(f"{name}: {unknown[0]!r} of its parameters, which the model writes in tags")
     required, properties = schema.get("required", []), schema.get("properties", {})
-    if not isinstance(required, list) or not isinstance(properties, dict):
-        raise CannotForce(f"{name}: parameters that are no schema")
     properties = properties | {key: {} for key in required if key not in properties}
     shared: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     for number, (key, value) in enumerate(properties.items()):
