@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from artel.config import TokenizerTraining
 from artel.tokens import train_tokenizer
 from artel.tokens.tokenizer.chat_template import CHATML_TOKENS
-from support.runs import write_run
+from support.runs import merged, write_run
 
 ENCODER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 OBJECTIVES = {
@@ -196,7 +196,7 @@ def objective_run(path, name, *, dropout=False, **changes):
         case["data"] = {**case["data"], "sources": [MADE[name](path.parent)]}
     if "distill" in case:
         case["distill"] = {**case["distill"], "teacher": teacher(path.parent)}
-    run = write_run(path, **case, **changes)
+    run = write_run(path, **merged(case, changes))
     tree = yaml.safe_load(run.read_text())
     sizes = SIZES.get(model_type, ENCODER)
     tree["model"] = {"config": {**sizes, "model_type": model_type, **more}}  # in place of the helpers' GPT-2
