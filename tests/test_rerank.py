@@ -225,6 +225,7 @@ def test_the_folder_gives_other_libraries_the_same_scores():
     assert [one.score for one in ranked] == sorted((one.score for one in ranked), reverse=True)
     assert {one.index: one.score for one in ranked} == pytest.approx(dict(enumerate(expected)), abs=1e-5)
     assert model.rerank(QUERY, DOCUMENTS, top_n=1) == ranked[:1]
+    assert model.rerank(QUERY, []) == []
     assert [one.document for one in model.rerank(QUERY, DOCUMENTS[0])] == DOCUMENTS[:1]
     with pytest.raises(InputError, match="is a conversation"):
         model.score([{"role": "user", "content": QUERY}], DOCUMENTS)

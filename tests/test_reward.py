@@ -198,6 +198,7 @@ def test_the_folder_gives_transformers_the_same_scores(architecture):
     scores = model.score(PROMPT, ANSWERS)
     assert scores == pytest.approx(by_transformers(folder / "model"), abs=1e-5)
     assert scores[0] != scores[1]
+    assert model.score(PROMPT, []) == []
     ask = pipeline("text-classification", str(folder / "model"))
     texts = [written(model.tokenizer, answer) for answer in ANSWERS]
     assert [one["score"] for one in ask(texts)] == pytest.approx(scores, abs=1e-5)

@@ -146,6 +146,8 @@ def logits_of_rows(
     """`row_logits` of any number of rows, for people: without gradient, float64 (rows, outputs)."""
     import torch
 
+    if not rows:
+        return np.zeros((0, model.config.num_labels))
     found: dict[int, np.ndarray] = {}
     was_training = model.training
     model.eval()
