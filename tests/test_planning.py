@@ -216,6 +216,7 @@ def test_frozen_weights_and_adapters_take_no_gradients(monkeypatch):
         (lora, torch.bfloat16, 4 * count), (nf4, torch.bfloat16, count // 2), (lora, torch.float32, 0)
     ):  # fmt: skip
         model.config.dtype = dtype
+        model.config.save_pretrained("x")
         needed += PROCESS
         monkeypatch.setattr(memory_module, "memory", lambda room=needed: Memory(room, 0, None))
         check_memory(model, described(changes), grid, 1)
