@@ -1,21 +1,25 @@
-"""artel chat --tools: a model that calls a function, is given what it returned, and answers."""
+"""artel chat --tools: a model that calls a function, is given what it returned, and answers; its calls compared."""
 
 import io
 import json
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
+import torch
 
 from artel.cli.main import main
 from artel.errors import InputError
-from artel.inference import ChatSession, ChatSettings, open_model
+from artel.inference import ChatSession, ChatSettings, evaluate, open_model
 from artel.inference.chat_functions import read_functions
-from artel.text import ToolCall
+from artel.objectives.conversation.calls import CallTurn, call_figures, same_calls
+from artel.parallel import World
+from artel.text import Message, ToolCall
 from artel.tokens.tokenizer.chat_template import CHATML
 from printed.inputs import written
-from support.chat_models import MARKS, learned_by_heart
+from support.chat_models import MARKS, learned_by_heart, llama, saved, trained_tokenizer
 
 FUNCTION = {
     "name": "weather",
@@ -166,3 +170,98 @@ def test_files_that_are_no_functions_are_refused(tmp_path, monkeypatch, name, co
         (tmp_path / name).write_text(content)
     with pytest.raises(InputError, match=message):
         read_functions(name)
+
+
+# The calls of held-out conversations
+
+QUESTION = TALK[0]
+TO_TOMSK = json.loads(json.dumps(TALK[1]).replace("Omsk", "Tomsk"))
+
+
+def evaluated(folder, rows, **overrides):
+    """The figures and wrong turns of a model on conversations, each with TOOLS unless it says otherwise."""
+    lines = [row if isinstance(row, dict) else {"tools": TOOLS, "messages": row} for row in rows]
+    Path("talks.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    told = []
+    alone = World(0, 1, 0, torch.device("cpu"))
+    result = evaluate(open_model(str(folder)), "talks.jsonl", {"objective": "chat", **overrides}, alone, told.append)
+    return result, told
+
+
+@pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
+def test_calls_are_those_of_the_record_or_wrong(calling, tmp_path, monkeypatch, packing):
+    """It knows TALK by heart, and calls for Omsk whatever the record has."""
+    monkeypatch.chdir(tmp_path)
+    spoken = [QUESTION, {"role": "assistant", "content": "Yes."}]
+    not_learned = [QUESTION, {**TO_TOMSK, "weight": 0}, *TALK[2:]]
+    rows = [TALK, [QUESTION, TO_TOMSK], spoken, not_learned, {"messages": spoken}]
+    result, told = evaluated(calling, rows, **{"data.packing": packing})
+    assert any("writes calls in 5 turns" in line for line in told)
+    figures = result.figures
+    assert (figures["calls"], figures["calls_named"], figures["calls_wanted"]) == (3 / 5, 4 / 5, 1 / 2)
+    shown = [(row["record"], row["model"]) for row in result.details["tables"]["Wrong calls"]]
+    omsk, tomsk = (ToolCall("weather", {"city": city}).written() for city in ("Omsk", "Tomsk"))
+    assert shown == [(tomsk, omsk), ("Yes.", omsk)]
+
+
+def test_by_heart_all_calls_are_right_and_untrained_none(calling, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result, told = evaluated(calling, [TALK, TALK], **{"chat.generate": 3})
+    assert any("the first 3 turns" in line for line in told)
+    assert {name: figure for name, figure in result.figures.items() if name.startswith("calls")} == {
+        "calls": 1.0, "calls_named": 1.0, "calls_wanted": 1.0
+    }  # fmt: skip
+    assert not result.details
+    tokenizer = trained_tokenizer(MARKS)
+    untrained = saved(tmp_path / "untrained", llama(tokenizer, max_position_embeddings=1024), tokenizer)
+    result, _ = evaluated(untrained, [TALK[:2]])
+    assert {result.figures[name] for name in ("calls", "calls_named", "calls_wanted")} == {0.0}
+
+
+@pytest.mark.parametrize(("row", "generate"), [({"messages": TALK[::3]}, 200), (TALK, 0)], ids=["no tools", "0 turns"])
+def test_without_tools_nothing_is_written(calling, tmp_path, monkeypatch, row, generate):
+    monkeypatch.chdir(tmp_path)
+    result, told = evaluated(calling, [row], **{"chat.generate": generate})
+    assert result.figures.keys() == {"loss", "perplexity", "accuracy"}
+    assert not any("writes" in line for line in told)
+
+
+F, G = ToolCall("f", {"a": 1, "b": [{"c": None}, "x"]}), ToolCall("g", {})
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected", "equal"),
+    [
+        ([F, G], [G, F], True),
+        ([F, F], [F], False),
+        ([F], [F, G], False),
+        ([], [], True),
+        ([ToolCall("f", {"b": [{"c": None}, "x"], "a": 1.0}, "id")], [F], True),
+        ([ToolCall("f", {"a": True, "b": [{"c": None}, "x"]})], [F], False),
+        ([ToolCall("f", {"a": "1", "b": [{"c": None}, "x"]})], [F], False),
+        ([ToolCall("f", {"a": 1, "b": ["x", {"c": None}]})], [F], False),
+        ([ToolCall("f", {"a": 1, "b": [{}, "x"]})], [F], False),
+        ([ToolCall("h", F.arguments)], [F], False),
+    ],
+)
+def test_calls_are_compared_as_values_of_json(calls, expected, equal):
+    assert same_calls(calls, expected) is equal
+
+
+def test_malformed_calls_are_wrong_and_no_error():
+    deep = [size * '{"city":' + "5" + size * "}" for size in (100, 900, 5_000, 100_000)]
+    arguments = [*deep, "{", "[1]", "{(1, 2): 3}", "{'city': {1, 2}}", "{'city': b'5'}", '{"city": NaN}', "9" * 5000]
+    forms = [
+        '<tool_call>{"name": "weather", "arguments": %s}</tool_call>',
+        '<|python_tag|>{"name": "weather", "parameters": %s}',
+        "[TOOL_CALLS]weather[ARGS]%s",
+        "<|tool_call>call:weather%s<tool_call|>",
+        "<tool_call><function=weather><parameter=city>%s</parameter></function></tool_call>",
+        "weather%s",
+        "[weather(city=%s)]",
+    ]
+    texts = [form % inside for form in forms for inside in arguments] + ["[TOOL_CALLS]" + "[" * 100_000]
+    answer = Message("assistant", "", tool_calls=(ToolCall("weather", {"city": "Omsk"}),))
+    figures, details = call_figures([CallTurn([0], answer, tuple(TOOLS), "Is it cold?")] * len(texts), texts)
+    assert (figures["calls"], figures["calls_wanted"]) == (0.0, 0.0)
+    assert len(details["tables"]["Wrong calls"]) == 10

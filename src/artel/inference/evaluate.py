@@ -11,6 +11,7 @@ from typing import Any
 from artel.config import ModelConfig, RunConfig, SourceConfig, TokenizerConfig, load_run, run_from
 from artel.errors import InputError
 from artel.inference.open import OpenedModel, open_untrained
+from artel.inference.written import figures_of
 from artel.models.device import pick_precision
 from artel.models.loading.check import check_positions
 from artel.models.loading.structure import position_limit
@@ -19,7 +20,7 @@ from artel.notebooks import html_table
 from artel.objectives import Objective, objective_of, objective_type
 from artel.parallel import DataParallel, World
 from artel.preparing import prepare
-from artel.registry import FORMATS
+from artel.registry import FORMATS, OBJECTIVES
 from artel.tokens import TokenStore
 from artel.training import RunFolder
 from artel.training.evaluation import News, Validation, micro_batch_size
@@ -101,6 +102,10 @@ def evaluate(
     size, news = micro_batch_size(run, world), News(tell, f"evaluating {opened.name}:")
     figures, outputs = validation.evaluate(strategy, size, run.validate_.blocks, news)
     part = store.validation
+    details = objective.details(outputs, part)
+    if writing := objective.writing(opened.model, part):
+        of_texts, more = figures_of(opened, writing, world, tell)
+        figures, details = figures | of_texts, details | more
     return EvaluationResult(
         opened.name,
         run.objective,
@@ -109,7 +114,7 @@ def evaluate(
         part.documents,
         part.tokens,
         time.monotonic() - started,
-        objective.details(outputs, part),
+        details,
         objective.predictions_file(outputs, part),
     )
 
@@ -142,7 +147,9 @@ def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[st
     own_tokenizer = TokenizerConfig.model_validate({"from": opened.folder})
     if data.endswith((".yaml", ".yml")) or (Path(data) / "config.yaml").is_file():
         run = load_run(data, overrides)
-        if run.objective != opened.objective.run.objective:
+        # A model that no run of artel trained may answer as well as write.
+        fits = opened.run is None and objective_type(run).auto_class == opened.objective.auto_class
+        if run.objective != opened.objective.run.objective and not fits:
             raise InputError.at(
                 opened.name,
                 f"learned {opened.objective.run.objective}, {data} is for {run.objective}",
@@ -150,6 +157,9 @@ def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[st
             )
         return run.model_copy(update={"run": "", "tokenizer": own_tokenizer, "model": ModelConfig()})
     base = opened.objective.run
+    named = overrides.get("objective")
+    if opened.run is None and named in OBJECTIVES.names:
+        base = base.model_copy(update={"objective": named})
     source = _source_like(base, data)
     # Evaluate all of it, repeated documents too: a document's score must not depend on the others in the file.
     values = base.model_dump(mode="json", by_alias=True) | {"model": {}, "tokenizer": {"from": opened.folder}}

@@ -15,7 +15,7 @@ from artel.config import ModelConfig, RunConfig
 from artel.errors import Problem
 from artel.models.text_vectors import pools_texts
 from artel.objectives.batch import Batch, DocumentSamples
-from artel.objectives.replies import Beginning, Reading, Reply
+from artel.objectives.replies import Beginning, Reading, Reply, Writing
 from artel.objectives.teachers import KeptOutputs, Teacher, TeacherCall
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Record, Rejected
@@ -385,6 +385,12 @@ class Objective(ABC):
         true labels down, predicted ones across.
         """
         return {}
+
+    def writing(self, model: PreTrainedModel, part: StoreSplit) -> Writing | None:
+        """What a model is to write for a split when it is evaluated, for figures that its losses do not give; None for
+        most objectives.
+        """
+        return None
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
         """What the model says of each input, as plain values. `task` is one of `tasks`. Raises InputError."""

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,11 +23,12 @@ from artel.objectives.base import Better, Objective
 from artel.objectives.batch import Batch, DocumentSamples
 from artel.objectives.collate import predicted, target_tensors
 from artel.objectives.conversation.assistant_mask import Turns
+from artel.objectives.conversation.calls import call_figures, call_turns, source_of
 from artel.objectives.conversation.frame import Difference, Unfit, WrittenOut
 from artel.objectives.conversation.template_check import check_targets, difference_notes, end_notes
 from artel.objectives.packed import check_packed, packed_batch, packed_problems, packed_readings
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
-from artel.objectives.replies import Beginning, Reading
+from artel.objectives.replies import Beginning, Reading, Writing
 from artel.objectives.usage import generation_usage, in_python
 from artel.storage import user_path
 from artel.text import Conversation, Document, Dropped, Message, Rejected, Tools
@@ -47,6 +49,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from artel.models.generate import Sampling
+
+_ROOM = 256
+"""Tokens at least that a model may write for a turn with tools, also where the record's turns are short."""
 
 
 class Chat(Objective):
@@ -81,7 +86,8 @@ class Chat(Objective):
 
     @classmethod
     def store_settings(cls, run: RunConfig) -> Any:
-        return [run.data.block, cls.settings(run), template_file(run)]
+        settings = run.chat.model_dump(mode="json", exclude={"generate"})
+        return [run.data.block, settings, template_file(run)]
 
     def command(self, run: str, samples: Samples | None) -> str:
         return f"artel chat {run}"
@@ -109,7 +115,12 @@ class Chat(Objective):
             record = document.record
             assert isinstance(record.fields, Conversation)
             try:
-                yield self._made(record.fields)
+                made = self._made(record.fields)
+                if isinstance(made, DocumentSamples) and document.split == "validation":
+                    kept = _with_thoughts(record.fields.messages, self.run.chat.reasoning)
+                    source = source_of(replace(record.fields, messages=tuple(kept)))
+                    made = replace(made, source=source)
+                yield made
             except Unfit as unfit:
                 detail = f"{unfit}; mend it, or give another chat.template"
                 yield Rejected(record.origin, "template", detail, record.set_name)
@@ -223,6 +234,25 @@ class Chat(Objective):
         """Per token that is learned: the assistant's, unless the run says otherwise."""
         return token_metrics(totals)
 
+    def writing(self, model: PreTrainedModel, part: StoreSplit) -> Writing | None:
+        """The assistant's turns in conversations with tools: the first `chat.generate`, of which calls are compared."""
+        from artel.models.generate import end_ids
+
+        most = self.run.chat.generate
+        turns, left_out = call_turns(part.sources(), self._writer.prompt_ids, most)
+        if not turns:
+            return None
+        end = self.turn_end()
+        end = TurnEnd(end.ids | end_ids(model), end.texts)
+        # Some models begin a call with a control token: [TOOL_CALLS], <|python_tag|>.
+        beginnings = [Beginning(turn.ids, end, special_tokens=True) for turn in turns]
+        answers = ["\n".join(turn.answer.texts) for turn in turns]
+        longest = max(len(ids) for ids in self.tokenizer.encode(answers))
+        without = f" ({left_out:,} more left out: the template writes no prompt for them)" if left_out else ""
+        first = "the first " if len(turns) == most else ""
+        what = f"calls in {first}{len(turns):,} turns with tools{without}"
+        return Writing(what, beginnings, max(_ROOM, 2 * longest), partial(call_figures, turns))
+
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         """The answer to a user's message."""
         from artel.models.generate import write_ids
@@ -289,6 +319,11 @@ class ConversationWriter:
     def write(self, messages: Sequence[Message], tools: Tools = ()) -> WrittenOut:
         """The conversation as the template writes it. Raises Unfit."""
         return self._turns.write(messages, tools)
+
+    def prompt_ids(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+        """What the model reads before it gives the next answer. Raises Unfit."""
+        text = self._turns.prompt(messages, tools)
+        return next(self._tokenizer.encode_with_offsets([text], control=True)).ids.tolist()
 
     def sample(self, messages: Sequence[Message], learned: set[int], tools: Tools = ()) -> Sample:
         """A conversation of which the turns of the messages `learned` are learned. Raises Unfit."""

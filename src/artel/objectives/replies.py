@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,19 @@ class Beginning:
     """What ends the text."""
     special_tokens: bool = False
     """Whether they are written out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """What a model is to write for a split, taking the likeliest tokens, and how that is judged."""
+
+    what: str
+    """For people: calls in 37 turns."""
+    beginnings: list[Beginning]
+    new_tokens: int
+    """Written for each at most."""
+    judge: Callable[[list[str]], tuple[dict[str, float], dict[str, Any]]]
+    """Figures, and details as `Objective.details` has them, of the texts that were written, one a beginning."""
 
 
 @dataclass(frozen=True, slots=True)

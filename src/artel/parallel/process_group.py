@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from artel.errors import WorkError
 from artel.host import usable_cores
 from artel.parallel.tcp_store import process_store
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 # Long enough for a checkpoint on a slow disk, short enough that a lost rank does not hold its peers for an hour.
 _TIMEOUT = timedelta(minutes=20)
@@ -52,6 +54,22 @@ class World:
         if self.size > 1:
             dist.all_gather_object(values, value)
         return values
+
+    def share(self, work: Callable[[list[T]], list[R]], items: list[T]) -> list[R]:
+        """What `work` makes of all items, one of each; each rank does a part. Raises WorkError on all if one fails."""
+        if self.size == 1:
+            return work(items)
+        mine, done, failure = items[self.rank :: self.size], [], ""
+        try:
+            done = work(mine) if mine else []
+        except Exception as error:  # else the others would wait for ever
+            failure = str(error) or type(error).__name__
+        together: list[Any] = [None] * len(items)
+        for number, (theirs, wrong) in enumerate(self.all_gather((done, failure))):
+            if wrong:
+                raise WorkError.at(f"process {number}", wrong, "see what it says")
+            together[number :: self.size] = theirs
+        return together
 
     def wait_at_most(self, seconds: float) -> None:
         """From now on collectives, of every group there is, fail after so long; libraries give each group its own."""

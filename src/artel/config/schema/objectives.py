@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from artel.config.schema.base import Name, Section
+from artel.config.schema.base import Name, Section, free
 from artel.config.schema.quantities import Count, Length, Number
 
 
@@ -128,6 +128,12 @@ class ChatConfig(Section):
         default="skip",
         description="Conversations over data.block tokens: left out, cut between turns into several, or without their "
         "oldest tokens; each is counted in the ledger.",
+    )
+    generate: Count = free(
+        200,
+        "So many turns of held-out conversations with tools `artel evaluate` has the model write, to compare its calls "
+        "with the record's; 0: none.",
+        ge=0,
     )
 
 

@@ -11,7 +11,7 @@ from artel.errors import InputError, Problem
 from artel.inference.batch.prompts import RESERVED, Prompt, refuse
 from artel.inference.engine.base import Engine
 from artel.inference.engine.make import make_engine
-from artel.inference.engine.many import write_texts
+from artel.inference.engine.many import WrittenText, write_texts
 from artel.inference.engine.sequential import SequentialEngine
 from artel.inference.open import OpenedModel
 from artel.models.generate import Sampling, check_embedded
@@ -41,25 +41,29 @@ def answers(
         for number, prompt in enumerate(prompts[start:], start):
             yield _reply(opened, prompt, replace(sampling, seed=sampling.seed + number))
         return
+    with closing(write_beginnings(opened, begin, sampling, tell, first=start)) as texts:
+        for prompt, written in zip(prompts[start:], texts, strict=True):
+            text = written.text
+            if prompt.messages is not None:
+                text = text.strip()  # as `artel chat` does: white space around an answer belongs to the template
+            elif not opened.objective.continues:
+                text = text.lstrip()
+            yield prompt.fields | {"text": text, "finish_reason": written.finish_reason, "tokens": written.tokens}
+
+
+def write_beginnings(
+    opened: OpenedModel, begin: Sequence[Beginning], sampling: Sampling, tell: Tell, first: int = 0
+) -> Generator[WrittenText, None, None]:
+    """What the model writes at each beginning, in order; beginning i is sampled with the seed of prompt `first` + i."""
     window = position_limit(opened.model)
     at_once = _AT_ONCE_ON_CPU if opened.model.device.type == "cpu" else _AT_ONCE
     longest = max(len(one.ids) for one in begin) + sampling.new_tokens
     engine = _engine(opened, at_once, longest if window is None else min(longest, window + 1))
     tell(engine.note)
     with closing(engine):
-        texts = write_texts(engine, opened.tokenizer, begin, sampling, window, at_once, first=start)
+        texts = write_texts(engine, opened.tokenizer, begin, sampling, window, at_once, first=first)
         with closing(texts):
-            for prompt, written in zip(prompts[start:], texts, strict=True):
-                text = written.text
-                if prompt.messages is not None:
-                    text = text.strip()  # as `artel chat` does: white space around an answer belongs to the template
-                elif not opened.objective.continues:
-                    text = text.lstrip()
-                yield prompt.fields | {
-                    "text": text,
-                    "finish_reason": written.finish_reason,
-                    "tokens": written.tokens,
-                }
+            yield from texts
 
 
 def _written_for(

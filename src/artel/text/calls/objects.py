@@ -58,7 +58,7 @@ def json_or_literal(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
     except ValueError as error:
         try:
-            return ast.literal_eval(text.strip())
+            return json.loads(json.dumps(ast.literal_eval(text.strip())))  # JSON has no sets, and lists for tuples
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             raise ValueError(str(error)) from None
 

@@ -74,7 +74,7 @@ class CallReader:
         self._inside = None
         try:
             self.calls += form.calls(body, self.tools)
-        except (BadRecord, ValueError, SyntaxError):
+        except (BadRecord, ValueError, SyntaxError, RecursionError):
             return form.opens + body + closing
         return ""
 

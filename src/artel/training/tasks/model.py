@@ -10,7 +10,6 @@ import torch
 from lm_eval.models.huggingface import HFLM
 from transformers import PreTrainedModel
 
-from artel.errors import WorkError
 from artel.parallel import World
 from artel.tokens import Tokenizer
 from artel.training.heartbeat import heartbeat
@@ -36,20 +35,8 @@ class HarnessModel(HFLM):
 
     def _shared(self, answer: Callable[..., list[Any]], requests: list[Any], disable_tqdm: bool) -> list[Any]:
         """The answers of all processes. Raises WorkError on each of them where one fails."""
-        rank, size = self._processes.rank, self._processes.size
-        if size == 1:
-            return answer(requests, disable_tqdm=disable_tqdm)
-        mine, answers, failure = requests[rank::size], [], ""
-        try:
-            answers = answer(mine, disable_tqdm=True) if mine else []
-        except Exception as error:  # else the others would wait for ever
-            failure = str(error) or type(error).__name__
-        together: list[Any] = [None] * len(requests)
-        for number, (theirs, wrong) in enumerate(self._processes.all_gather((answers, failure))):
-            if wrong:
-                raise WorkError.at(f"process {number}", wrong, "see what it says")
-            together[number::size] = theirs
-        return together
+        hides_progress = disable_tqdm or self._processes.size > 1
+        return self._processes.share(lambda mine: answer(mine, disable_tqdm=hides_progress), requests)
 
 
 class _Asked:
