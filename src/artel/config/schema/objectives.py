@@ -131,8 +131,8 @@ class ChatConfig(Section):
     )
     generate: Count = free(
         200,
-        "So many turns of held-out conversations with tools `artel evaluate` has the model write, to compare its calls "
-        "with the record's; 0: none.",
+        "So many turns of held-out conversations with tools are also written by the model in `artel evaluate`, to "
+        "compare its calls with the record's; 0: none.",
         ge=0,
     )
 
