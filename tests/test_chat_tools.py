@@ -226,6 +226,25 @@ def test_without_tools_nothing_is_written(calling, tmp_path, monkeypatch, row, g
     assert not any("writes" in line for line in told)
 
 
+def test_a_folder_is_judged_on_a_chat_runs_own_part_and_on_no_preferences(calling, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    talks = [[{"role": "user", "content": f"Is it cold {number} times?"}, *TALK[1:]] for number in range(6)]
+    lines = [json.dumps({"tools": TOOLS, "messages": talk}) for talk in talks]
+    Path("talks.jsonl").write_text("\n".join(lines))
+    for objective in ("chat", "preference"):
+        data = {"sources": [{"path": "talks.jsonl", "format": objective}], "validation": 0.5, "block": 1000}
+        run = {"run": f"runs/{objective}", "objective": objective, "data": data}
+        Path(f"{objective}.yaml").write_text(json.dumps(run))
+    opened, alone = open_model(str(calling)), World(0, 1, 0, torch.device("cpu"))
+    told = []
+    result = evaluate(opened, "chat.yaml", {}, alone, told.append)
+    assert 0 < result.documents < 6
+    assert any(f"writes calls in {2 * result.documents} turns" in line for line in told)
+    assert {"calls", "calls_named", "calls_wanted"} <= result.figures.keys()
+    with pytest.raises(InputError, match="is for preference"):
+        evaluate(opened, "preference.yaml", {}, alone, print)
+
+
 F, G = ToolCall("f", {"a": 1, "b": [{"c": None}, "x"]}), ToolCall("g", {})
 
 

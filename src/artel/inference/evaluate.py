@@ -147,9 +147,7 @@ def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[st
     own_tokenizer = TokenizerConfig.model_validate({"from": opened.folder})
     if data.endswith((".yaml", ".yml")) or (Path(data) / "config.yaml").is_file():
         run = load_run(data, overrides)
-        # A model that no run of artel trained may answer as well as write.
-        fits = opened.run is None and objective_type(run).auto_class == opened.objective.auto_class
-        if run.objective != opened.objective.run.objective and not fits:
+        if run.objective != opened.objective.run.objective and not _may_be_for(opened, objective_type(run)):
             raise InputError.at(
                 opened.name,
                 f"learned {opened.objective.run.objective}, {data} is for {run.objective}",
@@ -168,6 +166,11 @@ def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[st
     values["data"]["block"] = _block(opened)
     run = run_from(values, overrides, {(): data})
     return run.model_copy(update={"run": "", "data": run.data.model_copy(update={"validation": 1.0})})
+
+
+def _may_be_for(opened: OpenedModel, objective: type[Objective]) -> bool:
+    """Whether a model that no run of artel trained can be judged by an objective: what writes may answer as well."""
+    return opened.run is None and objective.is_per_token and objective.auto_class == opened.objective.auto_class
 
 
 def _source_like(base: RunConfig, path: str) -> SourceConfig:
