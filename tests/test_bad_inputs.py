@@ -297,6 +297,7 @@ def disk():
         yield folder
 
 
+@pytest.mark.slow
 def test_a_full_disk_while_preparing(disk):
     (disk / "fill").write_bytes(bytes(280_000))
     run = write_run(Path("run.yaml"), TEXT_ALONE, data={"store": str(disk / "stores")})

@@ -60,6 +60,7 @@ def test_a_run_of_a_moment_is_not_planned(tmp_path, monkeypatch):
     assert not (tmp_path / "run" / "plan.json").exists()
 
 
+@pytest.mark.slow
 def test_plan_and_measurement_are_compared_once(tmp_path):
     file = write_run(tmp_path / "run.yaml")
     run, said = load_run(str(file)), []

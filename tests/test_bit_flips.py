@@ -120,6 +120,7 @@ def test_a_damaged_store_is_made_anew_byte_for_byte(tmp_path):
     assert files_in(store) == whole
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_over_both_as_if_nothing_had_been(trained, tmp_path, monkeypatch, capfd):
     folder = tmp_path / "run"
     shutil.copytree(trained.parent / "stores", tmp_path / "stores")

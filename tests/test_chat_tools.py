@@ -96,6 +96,7 @@ def test_results_are_typed_in_and_the_conversation_is_saved_and_loaded(calling, 
     assert saved["messages"][1]["tool_calls"][0]["function"] == CALL["function"]
 
 
+@pytest.mark.slow
 def test_functions_of_a_python_file_run(calling, chat_here):
     done = chat_here(calling, "--tools", "functions.py", "--json", *OPTIONS, typed="Is it cold?")
     assert done.returncode == 0, done.stderr

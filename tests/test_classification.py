@@ -226,6 +226,7 @@ def test_the_figures_of_a_run_are_those_of_evaluate_and_of_transformers(name):
         assert expected["tuned_macro_f1"] >= expected["macro_f1"]
 
 
+@pytest.mark.slow
 def test_thresholds_decide_which_labels_a_text_has():
     folder = trained("multi").folder
     file = folder / "model" / "thresholds.json"

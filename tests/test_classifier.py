@@ -32,6 +32,7 @@ def trained(tmp_path, monkeypatch):
     return train_classifier(texts(CALM, 1), texts(LOUD, 2), Path("prose"), lambda text: None)
 
 
+@pytest.mark.slow
 def test_what_was_held_out_is_told_apart(trained):
     assert (trained.good, trained.bad) == (300, 300)
     assert trained.accuracy == trained.auc == 1.0
@@ -88,6 +89,7 @@ def test_the_command_says_what_each_threshold_keeps(tmp_path, monkeypatch):
     assert about["trained_on"] == {"good": 300, "bad": 300}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "says"),
     [

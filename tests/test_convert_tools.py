@@ -368,6 +368,7 @@ def test_a_run_file_is_none_of_these():
     assert tool_of("# axolotl's base_model: m\nobjective: chat\nmodel: {from: m}\n") == ""
 
 
+@pytest.mark.slow
 def test_the_command_reads_files_and_standard_input():
     Path("old.yml").write_text(configs.AXOLOTL_QLORA)
     done = artel("config", "convert", "old.yml")

@@ -218,6 +218,7 @@ def test_a_run_learns_and_says_what_is_found(trained):
     assert "16" in json.dumps(details)
 
 
+@pytest.mark.slow
 def test_sentence_transformers_gives_the_same_vectors(trained):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     texts = ["What is one?", "two is what it is, and it is longer", "the answer"]

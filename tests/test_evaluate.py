@@ -37,6 +37,7 @@ def test_two_runs_side_by_side_on_their_validation_parts(trained):
     assert any(str(trained[1]) in line and f"{long['figures']['loss']:.4f}" in line for line in table)
 
 
+@pytest.mark.slow
 def test_figures_on_a_file_are_those_computed_with_transformers_alone(trained, tmp_path):
     """All of the file is judged, repeated lines too: loss, perplexity, accuracy and bits per byte computed anew."""
     (tmp_path / "text.txt").write_text(TEXT)

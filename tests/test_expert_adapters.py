@@ -125,6 +125,7 @@ def test_experts_of_other_processes_are_left_out():
     assert grad.isfinite().all()
 
 
+@pytest.mark.slow
 def test_a_run_adapts_experts_and_exports_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "scratch.yaml", model={"config": {"model_type": "qwen3_moe", **SIZES, **KINDS["qwen3_moe"]}},

@@ -141,6 +141,7 @@ def test_a_callback(trained):
     assert [line.split()[0] for line in (trained / "norms.txt").read_text().splitlines()] == ["2", "4", "6"]
 
 
+@pytest.mark.slow
 @of("A checkpoint item")
 def test_a_checkpoint_item(trained):
     weights, averages = load_file(trained / "model/model.safetensors"), load_file(trained / "average.safetensors")

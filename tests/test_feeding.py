@@ -130,6 +130,7 @@ ahead.take(0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ending", "code"),
     [

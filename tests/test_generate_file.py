@@ -181,6 +181,7 @@ def test_conversations_and_fields_of_their_own(with_marks, generate):
     assert {result["finish_reason"] for result in found[:2]} == {"stop"}
 
 
+@pytest.mark.slow
 def test_encoders_answer_one_row_after_another(generate):
     folder = artel.train(
         objective_run(Path("run.yaml").absolute(), "masked", train={"steps": 1, "batch": 8}), tell=lambda _: None
@@ -200,6 +201,7 @@ def test_encoders_answer_one_row_after_another(generate):
     assert "q.jsonl:1: " in generate(folder, "--prompts", "q.jsonl", "--out", "q.out")[2]
 
 
+@pytest.mark.slow
 def test_questions_are_answered_from_their_contexts(generate):
     folder = artel.train(
         objective_run(Path("run.yaml").absolute(), "span_qa", train={"steps": 1, "batch": 4}), tell=lambda _: None

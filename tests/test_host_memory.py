@@ -51,6 +51,7 @@ def measured(**environment: str) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_kept_within_the_block_and_given_back_after_it():
     result = measured()
     assert result["within"] < result["before"] / 8

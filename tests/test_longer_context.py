@@ -163,6 +163,7 @@ def test_a_window_is_obeyed_with_documents_too(folders, tokenizer, tmp_path, kin
     assert (changed[reach:] == 0).all() if kind != "gemma3_text" else (changed[reach:] > 0).all()
 
 
+@pytest.mark.slow
 def test_adapters_keep_the_context_they_were_trained_with(folders, tmp_path):
     model = {"config": None, "from": str(folders("llama")), "lora": {"rank": 4}, "rope": {"type": "yarn", "factor": 4}}
     train = {"steps": 2, "batch": 4, "learning_rate": 1e-2}

@@ -168,6 +168,7 @@ def test_one_process_may_shard():
     assert [sharded[kind] for kind in (WEIGHTS, OPTIMIZER)] == [alone[kind] for kind in (WEIGHTS, OPTIMIZER)]
 
 
+@pytest.mark.slow
 def test_ddp_holds_gradients_all_the_time():
     alone, ddp = traced(GPT2), traced(GPT2, 2, {"data": "ddp"})
     trained = sum(p.numel() * 4 for p in planned(GPT2)[2].build("fp32").parameters())
@@ -175,6 +176,7 @@ def test_ddp_holds_gradients_all_the_time():
     assert [begin[GRADIENTS] for begin in begins] == [0, pytest.approx(trained, rel=0.01)]
 
 
+@pytest.mark.slow
 def test_the_optimizers_state_is_that_of_arithmetic():
     for optimizer in ("adamw", "muon"):
         run, _, outline = planned(GPT2, optimizer=optimizer)

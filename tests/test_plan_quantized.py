@@ -82,6 +82,7 @@ def test_steps_over_quantized_weights_hold_as_many_bytes_less(
     assert plain.kept_bytes == small.kept_bytes  # a checkpoint has the adapter alone
 
 
+@pytest.mark.slow
 def test_a_base_in_bf16_is_planned_as_it_is_saved(folder: Path) -> None:
     plain, half = traced(folder, "none"), traced(folder, "none", base="auto")
     matrices = sum(parameter.numel() for parameter in structure(folder).parameters() if parameter.ndim == 2)

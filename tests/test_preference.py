@@ -251,6 +251,7 @@ def test_dpo_on_real_preferences_raises_the_margin(shared_data, tmp_path):
     assert figures["accuracy"] > 0.6
 
 
+@pytest.mark.slow
 def test_real_preferences_are_read_and_none_is_lost(shared_data, tokenizer, tmp_path):
     data = RunConfig.model_validate({"data": {"validation": 0.0, "sources": [
         {"path": str(shared_data / "chat" / "preferences_demo.json"), "format": "preference"}]}}).data  # fmt: skip

@@ -65,6 +65,7 @@ def by_kind(table):
     return {row["kind"]: row["milliseconds"] for row in table["kinds"]}
 
 
+@pytest.mark.slow
 def test_a_run_writes_a_trace_and_a_table_that_adds_up(tmp_path, watched):
     file = write_run(tmp_path / "run.yaml", train={"steps": 12}, validate={"every": "never"})
     seen, messages = watched(file)
@@ -115,6 +116,7 @@ def test_a_validation_within_is_told_apart(tmp_path, watched):
     assert once >= sum(products) / 3  # of a step, of three
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "recorded", "first"), [(1, 1, 1), (2, 1, 2), (4, 2, 3)])
 def test_a_short_run_records_what_there_is_and_says_so(tmp_path, watched, steps, recorded, first):
     file = write_run(tmp_path / "run.yaml", train={"steps": steps})
@@ -124,6 +126,7 @@ def test_a_short_run_records_what_there_is_and_says_so(tmp_path, watched, steps,
     assert f"of the {steps} steps left, {recorded} from step {first} on" in messages[0]
 
 
+@pytest.mark.slow
 def test_interrupted_within_the_window_writes_its_whole_steps(tmp_path, watched):
     file = write_run(tmp_path / "run.yaml", train={"steps": 12})
     Watched.stop_at = 6
@@ -140,6 +143,7 @@ def test_interrupted_within_the_window_writes_its_whole_steps(tmp_path, watched)
     assert read(file)[0]["steps"] == 3
 
 
+@pytest.mark.slow
 def test_interrupted_before_a_step_was_recorded_writes_nothing(tmp_path, watched):
     file = write_run(tmp_path / "run.yaml", train={"steps": 12})
     Watched.stop_at = 4
@@ -148,6 +152,7 @@ def test_interrupted_before_a_step_was_recorded_writes_nothing(tmp_path, watched
     assert not (file.with_suffix("") / "profile").exists()
 
 
+@pytest.mark.slow
 def test_without_profile_nothing_is_started_and_nothing_written(tmp_path, watched):
     file = write_run(tmp_path / "run.yaml", train={"steps": 8})
     seen, messages = watched(file, profile="false")

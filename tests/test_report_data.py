@@ -59,6 +59,7 @@ def test_of_many_lines_the_extremes_and_the_ends_are_kept(metrics, unlike):
     assert len(whole.value) == 30_000 + ("more" in unlike)
 
 
+@pytest.mark.slow
 def test_a_long_file_is_read_by_several_processes_as_by_one(metrics):
     one = "".join(training(step, 3 + step % 7, learning_rate=0.001) for step in range(1, 1001))
     metrics.write_text(one * 1100)

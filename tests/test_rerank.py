@@ -207,6 +207,7 @@ def test_figures_are_those_of_scikit_learn():
     assert spearman(np.ones(3), np.arange(3.0)) == 0.0
 
 
+@pytest.mark.slow
 def test_the_folder_gives_other_libraries_the_same_scores():
     run = objective_run(Path("run.yaml").absolute(), "rerank", train={"steps": 3, "batch": 8})
     folder = artel.train(run, tell=lambda _: None).folder

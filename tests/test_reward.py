@@ -189,6 +189,7 @@ def by_transformers(folder, model=None):
         return [model(**one).logits.item() for one in inputs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "bert"])
 def test_the_folder_gives_transformers_the_same_scores(architecture):
     """A decoder, whose score is the last token's, and an encoder."""

@@ -86,6 +86,7 @@ def test_a_folder_with_what_artel_did_not_make_is_refused_and_stays(artel):
         assert contents(Path()) == before
 
 
+@pytest.mark.slow
 def test_what_lies_beside_a_run_stays(artel):
     """Trained, finished and begun anew in a folder with files of somebody's own, and a link to them."""
     file = run_file(run=".")
@@ -107,6 +108,7 @@ def test_what_lies_beside_a_run_stays(artel):
     assert "is complete" in said
 
 
+@pytest.mark.slow
 def test_a_user_s_file_in_the_model_of_a_run_is_never_removed(artel):
     """--restart and a longer run, which would replace the model, refuse; one that comes meanwhile is kept beside it."""
     file = run_file()

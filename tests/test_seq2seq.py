@@ -271,6 +271,7 @@ async def answered_after_leaving(app, body):
     return statuses[0]
 
 
+@pytest.mark.slow
 def test_the_run_writes_what_transformers_writes(capsys):
     run = objective_run(Path("run.yaml").absolute(), "seq2seq", train={"steps": 4, "batch": 8})
     folder = artel.train(run, tell=lambda _: None).folder
@@ -393,6 +394,7 @@ def test_what_cannot_be_is_refused_before_the_first_step(tmp_path, changes, mess
         artel.train(run, changes, tell=lambda _: None)
 
 
+@pytest.mark.slow
 def test_pairs_stand_in_any_table(tmp_path):
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from pyarrow import parquet

@@ -42,6 +42,7 @@ def test_s3_objects_and_globs_are_read_as_files_are(bucket, tmp_path):
     assert not [path for path in (tmp_path / "cache").rglob("*") if ".partial-" in path.name]
 
 
+@pytest.mark.slow
 def test_s3_objects_are_fetched_once_and_anew_when_they_change(bucket, tmp_path):
     data = DataConfig(sources=[SourceConfig(path=["s3://texts/a.txt"])])
     bucket.put_object(Bucket="texts", Key="a.txt", Body=b"one")
@@ -159,6 +160,7 @@ def test_a_data_set_by_its_name_in_another_tool(hub, tmp_path):
     assert [text for text, _ in rows] == TEXTS[:50]
 
 
+@pytest.mark.slow
 def test_the_hub_offline_and_out_of_reach(tmp_path):
     path = "hf://datasets/me/texts/a.txt"
     (output,) = on_the_hub("http://127.0.0.1:9", tmp_path, path, HF_HUB_OFFLINE="1")

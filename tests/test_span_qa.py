@@ -191,6 +191,7 @@ def test_five_heads_learn_are_saved_and_open_again(trained):
     assert tokenizer("where?", "(here).")["input_ids"] == ours("where?", "(here).")["input_ids"]
 
 
+@pytest.mark.slow
 def test_evaluate_repeats_the_validation_and_writes_official_predictions(trained, tmp_path):
     file = tmp_path / "predictions.json"
     done = artel("evaluate", trained, "--predictions", file, "--json")

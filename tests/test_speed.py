@@ -121,6 +121,7 @@ def test_peaks_and_utilisation():
     assert utilization(None, 1e5, 1e15) is None
 
 
+@pytest.mark.slow
 def test_a_run_logs_its_mfu_where_the_devices_peak_is_known(tmp_path, monkeypatch):
     """A processor's is not known; here one of 0.1 TFLOP/s is made up for it."""
     for peaks in ({}, {"fp32": 0.1}):

@@ -69,6 +69,7 @@ def test_a_folder_goes_there_and_back(bucket, store, tmp_path):
     assert (copy / "ledger.json").stat().st_ino == before
 
 
+@pytest.mark.slow
 def test_the_scheme_in_capitals_is_the_same(bucket, small, tmp_path):
     bucket.put_object(Bucket="texts", Key="1.txt", Body=b"1")
     assert list_remote("S3://texts/1.txt") == list_remote("s3://texts/1.txt")
@@ -102,6 +103,7 @@ def test_a_killed_push_leaves_no_manifest_and_the_next_skips_what_went(bucket, r
     assert same(store, store.with_name("copy"))
 
 
+@pytest.mark.slow
 def test_a_killed_pull_leaves_nothing_by_its_name_and_the_next_goes_on(bucket, relay, store, tmp_path):
     push_folder(store, "s3://texts/store")
     relay.hold_after(down=50 << 20)

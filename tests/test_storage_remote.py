@@ -155,6 +155,7 @@ fetch_remote(list_remote(sys.argv[1])[0], sys.argv[2])
 """
 
 
+@pytest.mark.slow
 def test_a_killed_fetch_goes_on_within_the_file(bucket, relay, tmp_path):
     bucket.put_object(Bucket="texts", Key="big", Body=BODY * 32)  # 96 MiB
     relay.hold_after(down=80 << 20)
@@ -171,6 +172,7 @@ def test_a_killed_fetch_goes_on_within_the_file(bucket, relay, tmp_path):
     assert list((tmp_path / "remote" / "unfinished").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_parts_of_another_version_are_not_joined(bucket, relay, tmp_path):
     bucket.put_object(Bucket="texts", Key="big", Body=BODY * 28)
     relay.hold_after(down=75 << 20)

@@ -37,6 +37,7 @@ def trained(tmp_path_factory):
     return folder / "with", folder / "without", tasks
 
 
+@pytest.mark.slow
 def test_figures_join_the_curves_and_are_those_of_the_saved_model(trained):
     folder, _, tasks = trained
     figures = tasks_by_step(folder)

@@ -31,6 +31,7 @@ def run_with(tmp_path, family, rows, **more):
                   data={"block": 1000, "sources": [source], "validation": 0.0}, **more)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_that_never_learns_the_end_of_a_turn_is_refused_with_the_row_and_the_templates_line(tmp_path):
     run = run_with(tmp_path, "gpt_oss", [FIRST_ONLY])
     with pytest.raises(InputError) as refused:

@@ -33,6 +33,7 @@ def tokenizer():
     return train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_template_without_measure_is_named(name, tmp_path):
     template, says = BOMBS[name]

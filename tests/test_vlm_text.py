@@ -80,6 +80,7 @@ def whole_model(folder):
     return AutoModelForImageTextToText.from_pretrained(folder).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_whole_opens_with_the_logits_that_were_trained(family, folders, tmp_path):
     folder, run = folders[family], run_file(tmp_path, folders[family])
@@ -155,6 +156,7 @@ def test_adapters_over_quantized_weights(quantize, folders, tmp_path):
     torch.testing.assert_close(logits(merged_whole), logits(theirs), atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.slow
 def test_what_is_frozen_and_what_did_not_change_keeps_its_bits(folders, tmp_path):
     """And a folder that was saved is the beginning of another run."""
     folder = folders["mistral3"]
