@@ -2,6 +2,7 @@
 
 import ast
 import faulthandler
+import inspect
 import itertools
 import json
 import logging
@@ -79,7 +80,7 @@ def test_every_public_thing_is_documented():
     for name in ("prepare", "plan", "train", "open"):
         function = getattr(artel, name)
         assert "Raises InputError" in function.__doc__
-        parameters = re.findall(r"^        (\w[\w, ]*):", function.__doc__, re.MULTILINE)
+        parameters = re.findall(r"^    (\w[\w, ]*):", inspect.cleandoc(function.__doc__), re.MULTILINE)
         named = {word for line in parameters for word in line.split(", ")}
         assert set(function.__wrapped__.__code__.co_varnames[: function.__wrapped__.__code__.co_argcount]) <= named
     for kind in (artel.Model, artel.Run, artel.RunPlan, artel.Answer, artel.Entity, artel.Filled):
