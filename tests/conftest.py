@@ -137,3 +137,29 @@ def page(browser, address):
 def home(tmp_path_factory) -> Path:
     """A user's home with nothing in it, which the commands of one process of tests share."""
     return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def served_folder(tmp_path_factory) -> Path:
+    """A tiny model that writes and knows no conversations."""
+    from support.serving import tiny_model
+
+    return tiny_model(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="module")
+def served(served_folder):
+    """That model, as the server has it."""
+    from support.serving import served_model
+
+    with served_model(served_folder) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    """A client of its server."""
+    from support.serving import client_of
+
+    with client_of(served) as client:
+        yield client

@@ -17,24 +17,7 @@ from artel.inference.serve.served import ServedModel
 from artel.inference.serve.server import Precision, ServerOptions, hold_weights, open_models
 from artel.inference.serve.vllm import vllm_arguments
 from support.chat_models import MARKS, trained_tokenizer
-from support.serving import answer, client_of, greedy, served_model, texts, tiny_model
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_model(tmp_path_factory.mktemp("served"))
-
-
-@pytest.fixture(scope="module")
-def served(folder):
-    with served_model(folder) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def client(served):
-    with client_of(served) as client:
-        yield client
+from support.serving import answer, client_of, greedy, served_model, texts
 
 
 def test_prompts_of_all_lengths_at_once_get_the_tokens_that_generate_writes(served, client):
@@ -52,37 +35,41 @@ def test_prompts_of_all_lengths_at_once_get_the_tokens_that_generate_writes(serv
     assert [choice["logprobs"]["tokens"] for choice in choices] == [[decode([id]) for id in ids] for ids in expected]
 
 
-def test_vllm_is_given_the_model_and_an_adapter_over_its_base(folder, tmp_path):
+def test_vllm_is_given_the_model_and_an_adapter_over_its_base(served_folder, tmp_path):
     options = ServerOptions(port=9000, context=300, precision=Precision.BF16)
-    said = " ".join(vllm_arguments(str(folder), options))
-    assert said.startswith(f"serve {folder} --served-model-name tiny --host 127.0.0.1 --port 9000 --dtype bfloat16")
+    said = " ".join(vllm_arguments(str(served_folder), options))
+    assert said.startswith(
+        f"serve {served_folder} --served-model-name tiny --host 127.0.0.1 --port 9000 --dtype bfloat16"
+    )
     assert said.endswith("--max-num-seqs 16 --max-model-len 300")
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    model.name_or_path = str(folder)
+    model = AutoModelForCausalLM.from_pretrained(served_folder)
+    model.name_or_path = str(served_folder)
     get_peft_model(model, LoraConfig(r=12, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
     said = " ".join(vllm_arguments(str(tmp_path / "adapter"), ServerOptions()))
     assert said.startswith(
-        f"serve {folder} --enable-lora --max-lora-rank 16 --lora-modules adapter={tmp_path / 'adapter'}"
+        f"serve {served_folder} --enable-lora --max-lora-rank 16 --lora-modules adapter={tmp_path / 'adapter'}"
     )
 
 
-def adapter_over(folder, place, seed):
-    """An adapter with weights of its own, which artel opens over the model in `folder`."""
+def adapter_over(served_folder, place, seed):
+    """An adapter with weights of its own, which artel opens over the model in `served_folder`."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    model.name_or_path = str(folder)
+    model = AutoModelForCausalLM.from_pretrained(served_folder)
+    model.name_or_path = str(served_folder)
     config = LoraConfig(r=4, lora_alpha=64, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
     get_peft_model(model, config).save_pretrained(place)
     trained_tokenizer(MARKS).save(place)
     return place
 
 
-def test_adapters_over_one_model_take_turns_and_each_writes_as_it_does_alone(folder, tmp_path):
-    places = {name: str(adapter_over(folder, tmp_path / name, seed)) for seed, name in enumerate(("poet", "clerk"))}
-    models = open_models(str(folder), ServerOptions(adapters=places))
+def test_adapters_over_one_model_take_turns_and_each_writes_as_it_does_alone(served_folder, tmp_path):
+    places = {
+        name: str(adapter_over(served_folder, tmp_path / name, seed)) for seed, name in enumerate(("poet", "clerk"))
+    }
+    models = open_models(str(served_folder), ServerOptions(adapters=places))
     prompt = {"prompt": "the of and", "temperature": 0, "max_tokens": 15, "logprobs": 0}
     expected = {}
-    for name, place in {"tiny": str(folder), **places}.items():
+    for name, place in {"tiny": str(served_folder), **places}.items():
         with served_model(place) as alone, client_of(alone) as client:
             expected[name] = client.post("/v1/completions", json=prompt).json()["choices"][0]["logprobs"]["tokens"]
     assert len({*map(str, expected.values())}) == 3
@@ -101,18 +88,18 @@ def test_adapters_over_one_model_take_turns_and_each_writes_as_it_does_alone(fol
 
 
 @pytest.mark.parametrize("wrong", ["base", "itself", "none", "name"])
-def test_what_is_no_adapter_is_refused(folder, tmp_path, wrong):
-    adapter = str(adapter_over(folder, tmp_path / "poet", 0))
-    label = folder.name if wrong == "name" else "poet"
-    name = adapter if wrong == "itself" else str(folder)
-    place = {"base": str(folder), "none": "no"}.get(wrong, adapter)
+def test_what_is_no_adapter_is_refused(served_folder, tmp_path, wrong):
+    adapter = str(adapter_over(served_folder, tmp_path / "poet", 0))
+    label = served_folder.name if wrong == "name" else "poet"
+    name = adapter if wrong == "itself" else str(served_folder)
+    place = {"base": str(served_folder), "none": "no"}.get(wrong, adapter)
     with pytest.raises(InputError) as error:
         open_models(name, ServerOptions(adapters={label: place}))
     assert error.value.problems[0].where == "--adapter"
 
 
-def test_a_model_that_cannot_be_batched_answers_one_request_after_another(served, folder):
-    with served_model(folder) as other:
+def test_a_model_that_cannot_be_batched_answers_one_request_after_another(served, served_folder):
+    with served_model(served_folder) as other:
         other.engine.close()
         other.engine = SequentialEngine(other.opened.model, other.opened.tokenizer, "one after another")
         with client_of(other) as client, client_of(served) as batching:
@@ -121,8 +108,8 @@ def test_a_model_that_cannot_be_batched_answers_one_request_after_another(served
             assert texts(two) == texts(answer(batching, n=2, temperature=1, seed=3))
 
 
-def test_weights_in_bf16_give_the_same_tokens_at_once_as_alone(folder):
-    opened = open_model(str(folder))
+def test_weights_in_bf16_give_the_same_tokens_at_once_as_alone(served_folder):
+    opened = open_model(str(served_folder))
     hold_weights(opened.model, Precision.BF16, "tiny")
     model = ServedModel(opened, "tiny", 4, None)
     try:

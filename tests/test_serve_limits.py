@@ -6,24 +6,7 @@ import pytest
 
 from artel.inference.serve.app import Limits
 from support.chat_models import user
-from support.serving import QUESTION, answer, client_of, error_of, served_model, texts, tiny_model
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_model(tmp_path_factory.mktemp("served"))
-
-
-@pytest.fixture(scope="module")
-def served(folder):
-    with served_model(folder) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def client(served):
-    with client_of(served) as client:
-        yield client
+from support.serving import QUESTION, answer, client_of, error_of, texts
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def generate(
 
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
-    """What results of another start must have been written with: what the model chooses itself is told by its name."""
+    """What results of another start must have been written with: what the model chooses stands by its name."""
     from artel.models.generate import Sampling
 
     chosen = {name: value for name, value in given.items() if value is not None}

@@ -1,6 +1,6 @@
 """The calls that a model makes in held-out conversations, compared with those of the record.
 
-At each turn of the assistant the model goes on from the conversation so far. The turn is right if the calls in what it
+At each turn of the assistant the model continues the conversation so far. The turn is right if the calls in what it
 writes are those of the record: as many, of the same functions, with the same arguments as values of JSON, in any order.
 Where the record calls nothing, any call is wrong. Nothing is executed: that is the AST match of the Berkeley Function
 Calling Leaderboard (Patil et al. 2025, ICML, "The Berkeley Function Calling Leaderboard"), and its relevance detection.
@@ -76,15 +76,15 @@ def call_figures(turns: Sequence[CallTurn], texts: Sequence[str]) -> tuple[dict[
     """Figures of what a model wrote for the turns, from 0 to 1, and a table of the first turns that are wrong.
 
     `calls` is the share of turns whose calls are right, `calls_named` of those that call the right functions, whatever
-    the arguments; `calls_wanted` is `calls` of the turns in which the record calls, absent where there are none.
+    the arguments; `calls_expected` is `calls` of the turns in which the record calls, absent where there are none.
     """
     read = [read_calls(text, turn.tools) for turn, text in zip(turns, texts, strict=True)]
     right = [same_calls(calls, turn.answer.tool_calls) for turn, (_, calls) in zip(turns, read, strict=True)]
     named = [_names(calls) == _names(turn.answer.tool_calls) for turn, (_, calls) in zip(turns, read, strict=True)]
-    wanted = [is_right for turn, is_right in zip(turns, right, strict=True) if turn.answer.tool_calls]
+    expected = [is_right for turn, is_right in zip(turns, right, strict=True) if turn.answer.tool_calls]
     figures = {"calls": sum(right) / len(turns), "calls_named": sum(named) / len(turns)}
-    if wanted:
-        figures["calls_wanted"] = sum(wanted) / len(wanted)
+    if expected:
+        figures["calls_expected"] = sum(expected) / len(expected)
     wrong = [
         {
             "message": _shown(turn.asked),
