@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import jsonschema
 import openai
 import pytest
 import torch
@@ -15,43 +14,13 @@ from artel.inference.serve.grammar import Grammars
 from artel.models.sampler import Sampler, SamplingOptions
 from artel.models.text_stream import TextStream
 from artel.text.calls.reader import read_calls
-from artel.tokens.tokenizer.chat_template import turn_end
-from artel.tokens.tokenizer.template_calls import call_form
-from artel.tokens.tokenizer.template_tools import tool_style
+from support.called import SCHEMAS, TOOLS, assert_called, form_of, tool
 from support.chat_models import MARKS, llama, saved, trained_tokenizer, user
 from support.chat_templates import FAMILIES
 from support.serving import client_of, served_model
 
-WEATHER = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string", "minLength": 1, "maxLength": 8},
-        "days": {"type": "integer", "minimum": 1, "maximum": 14},
-        "unit": {"enum": ["C", "F"]},
-        "part": {"type": "string", "enum": ["day", "night"]},
-        "hours": {"type": "array", "items": {"$ref": "#/$defs/hour"}, "maxItems": 3},
-        "exact": {"type": "boolean"},
-    },
-    "required": ["city", "days"],
-    "$defs": {"hour": {"type": "integer", "minimum": 0, "maximum": 23}},
-}
-SCHEMAS = {"get": WEATHER, "get_time": {"type": "object", "maxProperties": 0}}
-
-
-def tool(name, parameters=None):
-    function = {"name": name, "description": "What it does."} | ({"parameters": parameters} if parameters else {})
-    return {"type": "function", "function": function}
-
-
-TOOLS = (tool("get", WEATHER), tool("get_time"))
 CANNOT = {"gemma4", "gigachat3"}
 """gemma4: no JSON and no tags; gigachat3: a call begins with what ends an answer."""
-
-
-def form_of(family):
-    tokenizer = family.tokenizer()
-    style, end = tool_style(tokenizer, family.template), turn_end(tokenizer, family.template)
-    return tokenizer, end, call_form(tokenizer, family.template, style, end)
 
 
 def written(tokenizer, end, form, tools, seed, *, several=False):
@@ -72,15 +41,6 @@ def written(tokenizer, end, form, tools, seed, *, several=False):
             break
     assert sampler.is_over
     yield stream.rest()
-
-
-def assert_called(calls, names=SCHEMAS):
-    """Calls of `names` alone, with arguments that fit, and none besides."""
-    for call in calls:
-        function = call["function"]
-        assert function["name"] in names
-        schema = SCHEMAS[function["name"]] | {"additionalProperties": False}
-        jsonschema.validate(json.loads(function["arguments"]), schema)
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.calls and family.describes])

@@ -27,12 +27,21 @@ class TextStream:
     """Takes the tokens of an answer one by one."""
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt: list[int], stop: tuple[str, ...], *, special_tokens: bool = False
+        self,
+        tokenizer: Tokenizer,
+        prompt: list[int],
+        stop: tuple[str, ...],
+        *,
+        stop_until: str = "",
+        special_tokens: bool = False,
     ) -> None:
-        """`special_tokens`: whether they are written."""
+        """`stop_until`: from this text on nothing of `stop` ends the answer. `special_tokens`: whether they are
+        written.
+        """
         self._tokenizer: Any = tokenizer.hf.backend_tokenizer
         self._stream = DecodeStream(ids=prompt[-_BEFORE:], skip_special_tokens=not special_tokens)
-        self._stop = stop
+        self._stop = (*stop, stop_until) if stop and stop_until else stop
+        self._stop_until = stop_until
         self._held = ""
         self._pending: list[int] = []  # tokens whose characters are not whole yet
         self._decode = partial(tokenizer.hf.decode, skip_special_tokens=not special_tokens)
@@ -44,6 +53,8 @@ class TextStream:
             self._held += text
             self._pending = []
         end, stopped = up_to_stop(self._held, self._stop)
+        if stopped and self._stop_until and self._held.startswith(self._stop_until, end):
+            self._stop, end, stopped = (), len(self._held), False
         text, self._held = self._held[:end], self._held[end:]
         return Piece(text, stopped)
 

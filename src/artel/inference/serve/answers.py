@@ -26,6 +26,8 @@ class Prompt:
     new_tokens: int
     end: TurnEnd
     """What ends the answer: of the template, and the texts of `stop`."""
+    stop_until: str = ""
+    """From this text on no text ends the answer: it is calls."""
     special_tokens: bool = False
     make_matcher: Callable[[], Any] | None = None
 
@@ -103,7 +105,13 @@ async def write(
     sampler = Sampler(options, prompt.ids, tokenizer.vocabulary, matcher)
     tokens = _Delivered()
     generation = Generation(sampler, prompt.new_tokens, prompt.end.ids, tokens.put)
-    stream = TextStream(tokenizer, prompt.ids, prompt.end.texts, special_tokens=prompt.special_tokens)
+    stream = TextStream(
+        tokenizer,
+        prompt.ids,
+        prompt.end.texts,
+        stop_until=prompt.stop_until,
+        special_tokens=prompt.special_tokens,
+    )
     waiting: list[Token] = []
     finish: FinishReason | None = None
     try:

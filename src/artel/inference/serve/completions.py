@@ -24,9 +24,10 @@ from artel.inference.serve.answers import (
     write,
 )
 from artel.inference.serve.calls.read import CallUpdates, ToolCalls, whole_calls
-from artel.inference.serve.calls.request import Forced, force_calls
+from artel.inference.serve.calls.request import HeldCalls, hold_calls
 from artel.inference.serve.chat_prompt import chat_ids, chat_tools
 from artel.inference.serve.errors import ApiError
+from artel.inference.serve.grammar import ANY_OBJECT
 from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.schema import (
     ChatRequest,
@@ -204,7 +205,7 @@ class ChatCompletions(Answering):
         super().__init__(served, body, metrics, seconds)
         self._request = body
         self._tools = chat_tools(body)
-        self._forced: Forced | None = None
+        self._held: HeldCalls | None = None
 
     async def prepare(self) -> None:
         served, body = self._served, self._request
@@ -212,20 +213,28 @@ class ChatCompletions(Answering):
             raise ApiError(400, "needs logprobs: true", "top_logprobs")
         options = options_of(body, served, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
         make_matcher = None
-        if isinstance(body.response_format, JsonFormat | JsonSchemaFormat):
-            answer_format = body.response_format
-            schema = answer_format.json_schema.schema_ if isinstance(answer_format, JsonSchemaFormat) else None
+        schema = _answer_schema(body)
+        if schema is not None:
             make_matcher = await served.work(lambda: served.grammars.matcher(schema))
         ids = await served.work(lambda: chat_ids(served, body))
         end = TurnEnd(served.turn_end.ids, (*served.turn_end.texts, *stop_texts(body)))
-        self._forced = await served.work(lambda: force_calls(served, body))
-        if self._forced is not None:  # the grammar ends the answer, and no text within arguments does
-            make_matcher, end = self._forced.make_matcher, TurnEnd(served.turn_end.ids)
+        self._held = held = await served.work(lambda: hold_calls(served, body, schema))
+        if held is not None:
+            make_matcher = held.make_matcher
+            if held.must_call:  # the grammar ends the answer, and no text within arguments does
+                end = TurnEnd(served.turn_end.ids)
         most = body.max_completion_tokens or body.max_tokens
         # Some models begin a call with a control token: [TOOL_CALLS], <|python_tag|>.
         with_marks = bool(self._tools)
         self._add_prompt(
-            ids, most, "messages", options=options, end=end, make_matcher=make_matcher, special_tokens=with_marks
+            ids,
+            most,
+            "messages",
+            options=options,
+            end=end,
+            stop_until="" if held is None else held.mark,
+            make_matcher=make_matcher,
+            special_tokens=with_marks,
         )
 
     async def choice(self, index: int) -> dict[str, Any]:
@@ -248,7 +257,7 @@ class ChatCompletions(Answering):
         return {"index": index, "message": message, "logprobs": self._logprobs(tokens), "finish_reason": finish}
 
     async def parts(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
-        content = "" if self._forced is None else None
+        content = None if self._held is not None and self._held.must_call else ""
         yield self._part(index, {"role": "assistant", "content": content, "refusal": None}, None, [])
         begun = False
         async for said in self._said(index):
@@ -276,8 +285,8 @@ class ChatCompletions(Answering):
                     return
 
     def _reader(self) -> CallUpdates | None:
-        if self._forced is not None:
-            return self._forced.reader()
+        if self._held is not None:
+            return self._held.reader()
         one_alone = self._request.parallel_tool_calls is False
         return ToolCalls(self._tools, 1 if one_alone else None) if self._tools else None
 
@@ -299,6 +308,14 @@ class ChatCompletions(Answering):
     def _logprob(self, token: int, logprob: float | None) -> dict[str, Any]:
         text = self._served.token_text(token)
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def _answer_schema(body: ChatRequest) -> dict[str, Any] | None:
+    """The schema of an answer in JSON; None for free text."""
+    answer_format = body.response_format
+    if isinstance(answer_format, JsonSchemaFormat):
+        return answer_format.json_schema.schema_ or ANY_OBJECT
+    return ANY_OBJECT if isinstance(answer_format, JsonFormat) else None
 
 
 def _prompts(prompt: Any) -> Iterator[str | list[int]]:

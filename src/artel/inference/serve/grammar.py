@@ -9,7 +9,7 @@ from typing import Any
 from artel.inference.serve.errors import ApiError
 from artel.tokens import Tokenizer
 
-_ANY_OBJECT = {"type": "object"}
+ANY_OBJECT = {"type": "object"}
 
 
 class Grammars:
@@ -20,13 +20,11 @@ class Grammars:
         self._make = lambda: _guidance_tokenizer(tokenizer, ends)
         self._made: Any = None
 
-    def matcher(self, schema: dict[str, Any] | None) -> Callable[[], Any]:
-        """A maker of matchers, one for each answer; None for any JSON object. Raises ApiError for a wrong schema."""
+    def matcher(self, schema: dict[str, Any]) -> Callable[[], Any]:
+        """A maker of matchers, one for each answer. Raises ApiError for a wrong schema."""
         from llguidance import LLMatcher
 
-        return self._maker(
-            lambda: LLMatcher.grammar_from_json_schema(json.dumps(schema or _ANY_OBJECT)), "response_format"
-        )
+        return self._maker(lambda: LLMatcher.grammar_from_json_schema(json.dumps(schema)), "response_format")
 
     def lark_matcher(self, grammar: str, param: str) -> Callable[[], Any]:
         """The same for a grammar of Lark's with schemas within. Raises ApiError, of the key `param`."""

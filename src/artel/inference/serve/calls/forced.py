@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from artel.inference.serve.calls.read import CallUpdates, ToolCalls
@@ -47,19 +47,39 @@ def call_grammar(form: CallForm, tools: Tools, tokenizer: Tokenizer, *, several:
 
     Raises CannotForce for parameters that the form has no place for.
     """
-    texts = _Texts(tokenizer)
-    names = " | ".join(f"call{number}" for number in range(len(tools)))
+    texts = Texts(tokenizer)
+    rules = call_rules(form, [(tool["function"], True) for tool in tools], texts, several=several)
+    return "\n".join([f"start: {texts.of(form.opens)} calls", *rules])
+
+
+def call_rules(
+    form: CallForm, functions: Sequence[tuple[dict[str, Any], bool]], texts: Texts, *, several: bool
+) -> Iterator[str]:
+    """The rules of `calls`: what follows a form's opening. `functions`: each, and whether its schema is kept.
+
+    Raises CannotForce.
+    """
+    names = " | ".join(f"call{number}" for number in range(len(functions)))
     more = f"({texts.of(form.between)} call){{0,{_MOST_CALLS - 1}}}" if several and form.between is not None else ""
-    lines = [f"start: {texts.of(form.opens)} call {more} {texts.of(form.closes)}", f"call: {names}"]
-    for number, tool in enumerate(tools):
-        function = tool["function"]
-        schema = _object_schema(function)
+    yield f"calls: call {more} {texts.of(form.closes)}"
+    yield f"call: {names}"
+    for number, (function, keeps_schema) in enumerate(functions):
         rule, name = f"call{number}", texts.of(function["name"])
         if form.tags is None:
-            lines += [f"{rule}: {name} {texts.of(form.named)} {rule}_arguments", f"{rule}_arguments: {_json(schema)}"]
+            schema = _object_schema(function) if keeps_schema else {"type": "object"}
+            yield f"{rule}: {name} {texts.of(form.named)} {rule}_arguments"
+            yield f"{rule}_arguments: {_json(schema)}"
         else:
-            lines += [f"{rule}: {name} {rule}_first0", *_tagged(rule, function["name"], schema, form.tags, texts)]
-    return "\n".join(lines)
+            schema = _object_schema(function) if keeps_schema else _texts_alone(function)
+            yield f"{rule}: {name} {rule}_first0"
+            yield from _tagged(rule, function["name"], schema, form.tags, texts)
+
+
+def _texts_alone(function: dict[str, Any]) -> dict[str, Any]:
+    """A schema in which every argument may be left out, and may be any text: tags have no quotes around it."""
+    schema = function.get("parameters") or {}
+    _check_shape(function["name"], schema)
+    return {"type": "object", "properties": {key: {"type": "string"} for key in schema.get("properties", {})}}
 
 
 def _object_schema(function: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +109,7 @@ def _json(schema: Any) -> str:
     return f"%json {json.dumps(options | schema if isinstance(schema, dict) else schema)}"
 
 
-class _Texts:
+class Texts:
     """Texts as symbols of a grammar: added tokens by their ids, what stands between them as literals."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -98,6 +118,7 @@ class _Texts:
         self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 
     def of(self, text: str) -> str:
+        """The symbols of a text, in a row."""
         return " ".join(map(self._symbol, filter(None, self._split.split(text)))) or '""'
 
     def _symbol(self, piece: str) -> str:
@@ -106,7 +127,7 @@ class _Texts:
         return f"<[{self._ids[piece]}]>" if piece in self._ids else json.dumps(piece, ensure_ascii=False)
 
 
-def _tagged(rule: str, name: str, schema: dict[str, Any], tags: ArgumentTags, texts: _Texts) -> Iterator[str]:
+def _tagged(rule: str, name: str, schema: dict[str, Any], tags: ArgumentTags, texts: Texts) -> Iterator[str]:
     """The rules of arguments in tags, in the order of the schema; those that are not required may be left out."""
     if unknown := sorted(schema.keys() - _PLAIN):
         raise CannotForce(f"{name}: {unknown[0]!r} of its parameters, which the model writes in tags")
@@ -125,7 +146,7 @@ def _tagged(rule: str, name: str, schema: dict[str, Any], tags: ArgumentTags, te
     yield f"{rule}_next{len(properties)}: {texts.of(tags.last.removeprefix(tags.value_end))}"
 
 
-def _tagged_value(rule: str, place: str, schema: Any, shared: dict[str, Any], end: str, texts: _Texts) -> Iterator[str]:
+def _tagged_value(rule: str, place: str, schema: Any, shared: dict[str, Any], end: str, texts: Texts) -> Iterator[str]:
     """A value and the tag that ends it: a string without quotes, anything else as JSON."""
     if not isinstance(schema, dict) or schema.get("type") != "string":
         yield f"{rule}: {rule}_json {texts.of(end)}"

@@ -1,0 +1,229 @@
+"""Functions that are `strict`, and `tool_choice: allowed_tools`: an answer may speak, and its calls are held."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+import torch
+
+from artel.inference.serve.calls.forced import CannotForce
+from artel.inference.serve.calls.read import whole_calls
+from artel.inference.serve.calls.spoken import opening_text, spoken_calls, spoken_grammar
+from artel.inference.serve.grammar import Grammars
+from artel.models.sampler import Sampler, SamplingOptions
+from artel.models.text_stream import TextStream
+from support.called import SCHEMAS, TOOLS, assert_called, form_of, tool
+from support.chat_models import MARKS, llama, saved, trained_tokenizer, user
+from support.chat_templates import FAMILIES
+from support.serving import client_of, served_model
+
+CANNOT = {"gemma4", "gigachat3"}
+STRICT = tuple({"type": "function", "function": one["function"] | {"strict": True}} for one in TOOLS)
+THOUGHT = "<think>I weigh it.</think> Сейчас: "
+
+
+class Answer:
+    """An answer under a grammar: what is put into it, and random logits for the rest."""
+
+    def __init__(self, family, tools, *, several=True, answer=None):
+        self.tokenizer, self.end, form = form_of(family)
+        grammar = spoken_grammar(form, tools, self.tokenizer, self.end.ids, several=several, answer=answer)
+        self.matcher = Grammars(self.tokenizer, self.end.ids).lark_matcher(grammar, "tools")()
+        self.mark = opening_text(form)
+        self._stream = TextStream(self.tokenizer, [], (), special_tokens=True)
+        self._reader = spoken_calls(form, tools)
+        self.text = ""
+
+    def put(self, text):
+        """Whether the grammar allows a text, which is part of the answer then."""
+        for token in self.ids(text):
+            if not self.matcher.consume_token(token):
+                return False
+            self._take(token)
+        return True
+
+    def ids(self, text):
+        return next(self.tokenizer.encode_with_offsets([text], control=True)).ids
+
+    def go_on(self, seed):
+        """Random tokens to the end of the answer."""
+        biases = dict.fromkeys(self.end.ids, -1.0)  # seldom the end of it
+        sampler = Sampler(SamplingOptions(seed=seed, logit_bias=biases), [], self.tokenizer.vocabulary, self.matcher)
+        random = torch.Generator().manual_seed(seed)
+        for _ in range(2000):
+            token = sampler.choose(torch.randn(self.tokenizer.vocabulary, generator=random)).id
+            if token in self.end.ids:
+                break
+            self._take(token)
+            if sampler.is_over:
+                break
+        self.text += self._reader.add(self._stream.rest()) + self._reader.rest()
+
+    def _take(self, token):
+        self.text += self._reader.add(self._stream.add(token).text)
+
+    @property
+    def calls(self):
+        return whole_calls(self._reader.updates())
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, family in FAMILIES.items() if family.calls and family.describes and name not in CANNOT]
+)
+def test_an_answer_may_speak_and_what_it_calls_fits(name):
+    for seed, said in enumerate(("", "I look it up. ", THOUGHT)):
+        answer = Answer(FAMILIES[name], STRICT)
+        if said and name == "llama3":  # calls are JSON without a mark: they are calls at the beginning alone
+            assert answer.put(said + answer.mark)
+            assert not answer.matcher.is_error()
+            answer.go_on(seed)
+            assert answer.calls == []
+            assert answer.text.startswith(said)
+            continue
+        assert answer.put(said + answer.mark)
+        answer.go_on(seed)
+        assert answer.text.strip() == said.strip()
+        calls = answer.calls
+        assert calls
+        assert_called(calls)
+    silent = Answer(FAMILIES[name], STRICT)
+    assert silent.put("No call { is needed.")
+    assert silent.matcher.is_accepting()
+    assert silent.matcher.consume_token(min(silent.end.ids))
+
+
+def test_functions_that_are_not_strict_take_any_object():
+    for family in ("qwen2_5", "glm4_5"):
+        fields = '", "arguments": {"city": 7}}' if family == "qwen2_5" else (
+            "\n<arg_key>days</arg_key>\n<arg_value>soon</arg_value>\n</tool_call>"
+        )  # fmt: skip
+        opens = '<tool_call>\n{"name": "' if family == "qwen2_5" else "<tool_call>"
+        for tools, fits in ((TOOLS, True), (STRICT, False)):
+            assert Answer(FAMILIES[family], tools).put(f"{opens}get{fields}") == fits
+
+
+def test_no_other_function_than_the_allowed_ones():
+    answer = Answer(FAMILIES["qwen2_5"], TOOLS[1:])
+    assert answer.put('<tool_call>\n{"name": "get_')
+    assert not Answer(FAMILIES["qwen2_5"], TOOLS[1:]).put('<tool_call>\n{"name": "get"')
+
+
+def test_an_answer_in_json_or_calls():
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    assert Answer(FAMILIES["qwen2_5"], STRICT, answer=schema).put('{"a": 1}')
+    assert not Answer(FAMILIES["qwen2_5"], STRICT, answer=schema).put("words")
+    called = Answer(FAMILIES["qwen2_5"], STRICT, answer=schema)
+    assert called.put(called.mark)
+    called.go_on(0)
+    assert_called(called.calls)
+    with pytest.raises(CannotForce, match="response_format"):
+        Answer(FAMILIES["llama3"], STRICT, answer=schema)
+
+
+def test_stop_texts_end_the_text_and_no_call():
+    tokenizer, _, _ = form_of(FAMILIES["qwen2_5"])
+    for text, shown in (("a stop b", "a "), ("a <tool_call> stop b", "a <tool_call> stop b")):
+        stream = TextStream(tokenizer, [], ("stop",), stop_until="<tool_call>")
+        pieces = [stream.add(token) for token in next(tokenizer.encode([text])).tolist()]
+        stopped = [piece.stopped for piece in pieces]
+        assert any(stopped) == (shown != text)
+        kept = pieces[: stopped.index(True) + 1] if any(stopped) else pieces
+        rest = "" if any(stopped) else stream.rest()
+        assert "".join(piece.text for piece in kept) + rest == shown
+
+
+# Through the server
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return trained_tokenizer([*MARKS, "<tool_call>", "</tool_call>"])
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory, tokenizer):
+    model = llama(tokenizer, max_position_embeddings=4096)
+    folder = saved(tmp_path_factory.mktemp("served") / "tiny", model, tokenizer)
+    with served_model(folder, context=2048) as served, client_of(served) as http:
+        yield openai.OpenAI(base_url="http://localhost/v1", api_key="-", http_client=http, max_retries=0)
+
+
+QUESTION = {"model": "tiny", "messages": user("How warm is it?"), "tools": list(STRICT), "seed": 1}
+
+
+def calling(tokenizer):
+    """Logits that have a model of random weights open a call at once."""
+    return {str(tokenizer.hf.convert_tokens_to_ids("<tool_call>")): 100}
+
+
+def allowed(mode, *names):
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_openais_client_gets_strict_calls_whole_and_streamed(client, tokenizer):
+    request = QUESTION | {"logit_bias": calling(tokenizer), "stop": ["city", "}"]}  # no stop text cuts a call
+    whole = client.chat.completions.create(**request).choices[0]
+    assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
+    calls = [call.model_dump() for call in whole.message.tool_calls]
+    assert_called(calls)
+    with client.chat.completions.stream(**request) as stream:
+        events = list(stream)
+        streamed = stream.get_final_completion().choices[0]
+    assert [call.function.arguments for call in streamed.message.tool_calls] == [
+        call["function"]["arguments"] for call in calls
+    ]
+    assert sum(event.type == "tool_calls.function.arguments.delta" for event in events) > len(calls)
+
+
+def test_a_model_that_does_not_call_speaks(client):
+    choice = client.chat.completions.create(**QUESTION | {"max_tokens": 20}).choices[0]
+    assert choice.finish_reason == "length"
+    assert choice.message.content
+    assert not choice.message.tool_calls
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools_are_the_only_ones_called(client, tokenizer, mode):
+    bias = {"logit_bias": calling(tokenizer)} if mode == "auto" else {}
+    for name in SCHEMAS:
+        request = QUESTION | bias | {"tools": list(TOOLS), "tool_choice": allowed(mode, name), "max_tokens": 60}
+        message = client.chat.completions.create(**request).choices[0].message
+        assert {call.function.name for call in message.tool_calls} == {name}
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "what"),
+    [
+        ({"tool_choice": allowed("auto", "get", "other")}, "tool_choice", "'other'"),
+        ({"tool_choice": allowed("required", "other")}, "tool_choice", "'other'"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}, "strict": True}}]},
+         "tools", "'array'"),
+        ({"tools": [{"type": "function", "function": {
+            "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "nothing"}}}, "strict": True,
+        }}]}, "tools", "nothing"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_held_is_refused(client, changes, param, what):
+    with pytest.raises(openai.BadRequestError) as error:
+        client.chat.completions.create(**QUESTION | changes)
+    assert error.value.body["param"] == param
+    assert what in error.value.body["message"]
+
+
+def test_a_template_whose_calls_cannot_be_held_is_refused_by_name(tmp_path):
+    tokenizer = FAMILIES["gemma4"].tokenizer()
+    folder = saved(tmp_path / "gemma", llama(tokenizer, max_position_embeddings=4096), tokenizer)
+    with served_model(folder) as served, client_of(served) as client:
+        for changes, param, what in (
+            ({}, "tools", "leave strict out"),
+            (
+                {"tools": [tool("get")], "tool_choice": allowed("auto", "get")},
+                "tool_choice",
+                "write auto, and in tools",
+            ),
+        ):
+            response = client.post("/v1/chat/completions", json=QUESTION | changes)
+            error = response.json()["error"]
+            assert (response.status_code, error["param"]) == (400, param), response.text
+            assert what in error["message"]
