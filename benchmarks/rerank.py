@@ -1,12 +1,13 @@
 """Rerankers on questions and paragraphs: order of held-out paragraphs beside plain baselines and sentence-transformers.
 
-    python benchmarks/rerank.py --data ../shared/data --encoder FOLDER [--language ru]
+    python benchmarks/rerank.py --encoder FOLDER [--data ../shared/data] [--language ru] [--seeds 0 1 2]
 
 Articles of xquad are learned or held out whole. A held-out question has ten candidates: its paragraph and nine others,
 of its own article first, which are the hard ones; the same for everybody. Paragraphs are cut short, so that minutes of
-one core suffice. Both train with the same pairs (a paragraph that matches and two that do not), batch, rate, schedule,
-precision and steps, in a process of its own with one thread. The time is the processor's, of a whole run, and that of a
-run of two steps before it is taken away. Writes benchmarks/rerank.md, for Russian rerank.ru.md.
+one core suffice. Both train with the same pairs (a paragraph that matches and two that do not), batch, rate, schedule
+and steps, in a process of its own with one thread, as they come: artel in bf16 where the processor has it,
+sentence-transformers in float32; for the first seed each in the other precision too. Speed is pairs for each second of
+the processor from the end of the sixth step to that of the last. Writes benchmarks/rerank.md, for Russian rerank.ru.md.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 HERE = Path(__file__).parent
-BLOCK, BATCH, NEGATIVES, RATE, SEEDS = 96, 8, 2, 5e-5, (0, 1, 2)
-STEPS, SHORT, CANDIDATES, HELD, CHARACTERS = 12, 2, 10, 40, 250
+BLOCK, BATCH, NEGATIVES, RATE, STEPS = 96, 8, 2, 5e-5, 60
+CANDIDATES, HELD, CHARACTERS = 10, 100, 250
+_UNCOUNTED = 5
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -91,27 +92,42 @@ def by_vectors(held: list[dict[str, Any]], encoder: str) -> tuple[float, float]:
 # Contestants, each in a process of its own --------------------------------------------
 
 
-def artel_run(options: argparse.Namespace, steps: int, seed: int) -> tuple[float, float]:
+class Clock:
+    """Processor time at the end of each step."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def note(self, *_: Any) -> None:
+        self.times.append(time.process_time())
+
+    def rate(self) -> float:
+        """Pairs for each second of the processor, after the steps that are not counted."""
+        pairs = (len(self.times) - 1 - _UNCOUNTED) * BATCH * (1 + NEGATIVES)
+        return pairs / (self.times[-1] - self.times[_UNCOUNTED])
+
+
+def artel_run(options: argparse.Namespace, clock: Clock, *, fp32: bool) -> tuple[float, float]:
     import artel
 
     def matches(name: str) -> dict[str, Any]:
         return {"path": f"{name}.jsonl", "format": "matches"}
 
     run = {
-        "run": f"artel-{steps}-{seed}", "seed": seed, "objective": "rerank", "model": {"from": options.model},
+        "run": "artel", "seed": options.seed, "objective": "rerank", "model": {"from": options.model},
         "rerank": {"negatives": NEGATIVES, "candidates": CANDIDATES},
         "data": {"sources": [matches("train")], "validation": "held.jsonl", "block": BLOCK},
-        "train": {"steps": steps, "batch": BATCH, "learning_rate": RATE, "weight_decay": 0,
-                  "betas": [0.9, 0.999], "schedule": "linear", "warmup": 0.1, "precision": "fp32", "compile": "off",
-                  "threads": 1, "micro_batch": BATCH},
-        "checkpoint": {"every": 10_000}, "track": ["jsonl"],
+        "train": {"steps": STEPS, "batch": BATCH, "learning_rate": RATE, "weight_decay": 0,
+                  "betas": [0.9, 0.999], "schedule": "linear", "warmup": 0.1, "threads": 1,
+                  "precision": "fp32" if fp32 else "auto"},
+        "validate": {"every": 10_000}, "checkpoint": {"every": "never"}, "track": ["jsonl"],
     }  # fmt: skip
-    trained = artel.train(run, tell=lambda _: None)
+    trained = artel.train(run, callbacks=[clock.note], tell=lambda _: None)
     result = json.loads((trained.folder / "result.json").read_bytes())["validation"]
     return result["mrr"], result["accuracy"]
 
 
-def sentence_transformers_run(options: argparse.Namespace, steps: int, seed: int) -> tuple[float, float]:
+def sentence_transformers_run(options: argparse.Namespace, clock: Clock, *, fp32: bool) -> tuple[float, float]:
     import torch
     from datasets import Dataset
     from sentence_transformers.cross_encoder import (
@@ -120,9 +136,10 @@ def sentence_transformers_run(options: argparse.Namespace, steps: int, seed: int
         CrossEncoderTrainingArguments,
     )
     from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
+    from transformers import TrainerCallback
 
     torch.set_num_threads(1)
-    torch.manual_seed(seed)
+    torch.manual_seed(options.seed)
     texts = (Path(f"{name}.jsonl").read_text(encoding="utf-8") for name in ("train", "held"))
     rows, held = ([json.loads(line) for line in text.splitlines()] for text in texts)
     pairs = [(row["query"], text, float(text == row["positive"]))
@@ -131,37 +148,33 @@ def sentence_transformers_run(options: argparse.Namespace, steps: int, seed: int
     data = Dataset.from_dict({name: list(values) for name, values in zip(names, zip(*pairs, strict=True), strict=True)})
     model = CrossEncoder(options.model, num_labels=1, max_length=BLOCK, device="cpu")
     arguments = CrossEncoderTrainingArguments(
-        output_dir="st", seed=seed, max_steps=steps,
+        output_dir="st", seed=options.seed, max_steps=STEPS, bf16=not fp32,
         per_device_train_batch_size=BATCH * (1 + NEGATIVES), learning_rate=RATE, lr_scheduler_type="linear",
         warmup_steps=0.1, weight_decay=0.0, max_grad_norm=1.0, use_cpu=True, report_to=[], save_strategy="no",
         logging_steps=1000, disable_tqdm=True,
     )  # fmt: skip
-    trainer = CrossEncoderTrainer(model, arguments, train_dataset=data, loss=BinaryCrossEntropyLoss(model))
+
+    class Noted(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            clock.note()
+
+    trainer = CrossEncoderTrainer(
+        model, arguments, train_dataset=data, loss=BinaryCrossEntropyLoss(model), callbacks=[Noted()]
+    )
     trainer.train()
     asked = [(row["query"], text) for row in held for text in (row["positive"], *row["negatives"])]
     return figures(list(np.asarray(model.predict(asked, show_progress_bar=False)).reshape(len(held), CANDIDATES)))
 
 
 CONTESTANTS = {"artel": artel_run, "sentence-transformers": sentence_transformers_run}
+AS_THEY_COME = {"artel": False, "sentence-transformers": True}
+"""Whether float32 is what a contestant takes by itself."""
 
 
-def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Figures of the seeds, and pairs a second of the processor."""
-    run = CONTESTANTS[name]
-    run(options, SHORT, 0)  # what happens once is over: imports, texts to tokens
-    seconds, found = [], []
-    for steps, seed in ((SHORT, 10), *((STEPS, seed) for seed in SEEDS)):
-        began = time.process_time()
-        found.append(run(options, steps, seed))
-        seconds.append(time.process_time() - began)
-    short, *whole = seconds
-    pairs = (STEPS - SHORT) * BATCH * (1 + NEGATIVES)
-    return {"figures": found[1:], "pace": pairs / (float(np.median(whole)) - short)}
-
-
-def contest(name: str, folder: Path, model: str) -> dict[str, Any]:
-    """What `measure` finds, in a process of its own."""
-    words = [sys.executable, __file__, "--contestant", name, "--model", model]
+def contest(name: str, folder: Path, model: str, seed: int, *, fp32: bool) -> dict[str, Any]:
+    """(MRR, share first) of a contestant and its pairs a second, in a process of its own."""
+    words = [sys.executable, __file__, "--contestant", name, "--model", model, "--seed", str(seed)]
+    words += ["--fp32"] * fp32
     with tempfile.TemporaryDirectory(dir=folder) as place:
         for file in folder.glob("*.jsonl"):
             (Path(place) / file.name).symlink_to(file)
@@ -171,59 +184,79 @@ def contest(name: str, folder: Path, model: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def row_of(title: str, runs: list[tuple[float, float]]) -> str:
+def row_of(title: str, runs: list[tuple[float, float]], speed: str = "") -> str:
     cells = []
     for values in zip(*runs, strict=True):
         each = f" ({', '.join(f'{value:.2f}' for value in values)})" if len(values) > 1 else ""
         cells.append(f"{np.mean(values):.3f}{each}")
-    return f"| {title} | {' | '.join(cells)} |"
+    return f"| {title} | {' | '.join(cells)} | {speed} |"
+
+
+def rows_of(results: dict[tuple[str, bool], list[dict[str, Any]]]) -> list[str]:
+    """A line for each contestant and precision; the ratio is that of artel as it comes, and in the same precision."""
+    rates = {key: float(np.mean([run["rate"] for run in runs])) for key, runs in results.items()}
+    rows = []
+    for (name, fp32), runs in results.items():
+        speed = f"{rates[name, fp32]:.1f}"
+        if name != "artel":
+            as_it_comes, alike = rates["artel", False], rates["artel", fp32]
+            speed += f"; artel {as_it_comes / rates[name, fp32]:.2f} ×, in the same precision "
+            speed += f"{alike / rates[name, fp32]:.2f} ×"
+        precision = "float32" if fp32 else "bf16"
+        rows.append(row_of(f"{name}, {precision}", [tuple(run["figures"]) for run in runs], speed))
+    return rows
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--data", type=Path, default=Path("../shared/data"), help="the folder of real texts")
-    options.add_argument("--encoder", help="the folder of a small encoder: all-MiniLM-L6-v2")
-    options.add_argument("--language", choices=("en", "ru"), default="en", help="of the questions")
-    for name in ("--contestant", "--model"):
-        options.add_argument(name, default="", help=argparse.SUPPRESS)
-    chosen = options.parse_args()
-    if chosen.contestant:
-        print(json.dumps(measure(chosen.contestant, chosen)))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="the folder of real texts")
+    parser.add_argument("--encoder", help="the folder of a small encoder: all-MiniLM-L6-v2")
+    parser.add_argument("--language", choices=("en", "ru"), default="en", help="of the questions")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    for name in ("contestant", "model"):
+        parser.add_argument(f"--{name}", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--fp32", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.contestant:
+        clock = Clock()
+        reached = CONTESTANTS[options.contestant](options, clock, fp32=options.fp32)
+        print(json.dumps({"figures": reached, "rate": clock.rate()}))
         return
-    encoder = str(Path(chosen.encoder).resolve())
+    encoder = str(Path(options.encoder).resolve())
+    results: dict[tuple[str, bool], list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        held = split(chosen.data, chosen.language, folder)
+        held = split(options.data, options.language, folder)
         rows = [row_of("tf-idf", [by_words(held)])]
         rows.append(row_of("all-MiniLM-L6-v2 as it is, cosine of vectors", [by_vectors(held, encoder)]))
-        print(*rows, sep="\n", file=sys.stderr)
-        with ThreadPoolExecutor(len(CONTESTANTS)) as pool:  # side by side, one core each
-            running = {name: pool.submit(contest, name, folder, encoder) for name in CONTESTANTS}
-            found = {name: one.result() for name, one in running.items()}
-        for name, one in found.items():
-            rows.append(row_of(f"cross-encoder from all-MiniLM-L6-v2: {name}", one["figures"]))
-            print(rows[-1], f"{one['pace']:.1f} pairs/s", file=sys.stderr)
-        paces = [one["pace"] for one in found.values()]
-    write(chosen.language, len(held), rows, paces)
+        print(*rows, sep="\n", file=sys.stderr, flush=True)
+        for seed in options.seeds:  # in turns, so that a busy minute meets both
+            for other in (False, True) if seed == options.seeds[0] else (False,):
+                for name, own in AS_THEY_COME.items():
+                    fp32 = own != other
+                    runs = results.setdefault((name, fp32), [])
+                    runs.append(contest(name, folder, encoder, seed, fp32=fp32))
+                    print(name, "float32" if fp32 else "bf16", seed, runs[-1], file=sys.stderr, flush=True)
+    write(options.language, len(held), rows + rows_of(results))
 
 
-def write(language: str, held: int, rows: list[str], paces: list[float]) -> None:
+def write(language: str, held: int, rows: list[str]) -> None:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    mine, theirs = paces
+    more = "" if language == "en" else f" --language {language}"
     lines = [
         "# Reranking beside sentence-transformers",
         "",
-        f"`python benchmarks/rerank.py --encoder FOLDER --language {language}` on {datetime.date.today():%d.%m.%Y},",
-        f"at {commit}. {STEPS} steps of {BATCH} questions of xquad.{language}, each with its paragraph and {NEGATIVES}",
-        f"others (block {BLOCK}, float32, {CHARACTERS} characters of a paragraph); {held} questions of other articles,",
-        f"each with {CANDIDATES} candidates. Of three seeds the mean, and each.",
+        f"`python benchmarks/rerank.py --encoder FOLDER{more}` on {datetime.date.today():%d %B %Y}, at {commit}.",
+        f"{STEPS} steps of {BATCH} questions of xquad.{language}, each with its paragraph and {NEGATIVES} others",
+        f"(block {BLOCK}, {CHARACTERS} characters of a paragraph); {held} questions of other articles, each with",
+        f"{CANDIDATES} candidates. Cross-encoders from all-MiniLM-L6-v2; the mean over the seeds, and each.",
         "",
-        "| | MRR | its paragraph is first |",
-        "|---|---|---|",
+        "| | MRR | its paragraph is first | pairs a second of the processor |",
+        "|---|---|---|---|",
         *rows,
         "",
-        "Questions with a paragraph a second of the processor, with one thread, of whole training steps:",
-        f"artel {mine:.1f}, sentence-transformers {theirs:.1f}; the ratio is {mine / theirs:.2f}.",
+        "By themselves artel takes bf16 (where the processor has it) and sentence-transformers float32.",
     ]
     page = HERE / ("rerank.md" if language == "en" else f"rerank.{language}.md")
     page.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,11 +1,12 @@
-"""Reward models on real pairs of answers: held-out accuracy beside plain baselines and TRL, and examples a second.
+"""Reward models on real pairs of answers: held-out accuracy beside plain baselines and TRL, and pairs a second.
 
-    python benchmarks/reward.py --data ../shared/data --encoder FOLDER
+    python benchmarks/reward.py --encoder FOLDER [--data ../shared/data] [--seeds 0 1 2]
 
 The last 60 pairs of chat/preferences_demo.json are held out, the others are learned; prompts and answers are cut short,
-so that minutes of one core suffice. Each contestant trains with the same rows, batch, rate, schedule, precision and
-steps, in a process of its own with one thread; the order is each one's own. The time is the processor's, of a whole
-run, and that of a run of two steps is taken away: what is left are the other steps. Writes benchmarks/reward.md.
+so that minutes of one core suffice. Each contestant trains with the same rows, batch, rate, schedule and steps, in a
+process of its own with one thread; the order is each one's own. Both run as they come (bf16 where the processor has
+it; TRL without its gradient checkpointing), and for the first seed in float32 too. Speed is pairs for each second of
+the processor from the end of the sixth step to that of the last. Writes benchmarks/reward.md.
 """
 
 from __future__ import annotations
@@ -18,15 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 PAGE = Path(__file__).with_suffix(".md")
-BLOCK, BATCH, RATE, SEEDS = 256, 8, 5e-5, (0, 1, 2)
-STEPS, SHORT, HELD = 12, 2, 60
+BLOCK, BATCH, STEPS, HELD = 256, 8, 39, 60
+_UNCOUNTED = 5
 SIDES, PROMPT, ANSWER = ("chosen", "rejected"), 200, 500
 """Characters of a prompt and of an answer that are kept."""
 TINY = {"model_type": "llama", "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -85,32 +85,47 @@ def by_words(learned: list[dict], held: list[dict]) -> float:
 # Contestants, each in a process of its own --------------------------------------------
 
 
-def artel_run(options: argparse.Namespace, steps: int, seed: int) -> float:
+class Clock:
+    """Processor time at the end of each step."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def note(self, *_: Any) -> None:
+        self.times.append(time.process_time())
+
+    def rate(self) -> float:
+        """Pairs for each second of the processor, after the steps that are not counted."""
+        steps = len(self.times) - 1 - _UNCOUNTED
+        return steps * BATCH / (self.times[-1] - self.times[_UNCOUNTED])
+
+
+def artel_run(options: argparse.Namespace, clock: Clock, *, fp32: bool) -> float:
     import artel
 
     model = {"from": options.model} if options.model else {"config": TINY}
     run = {
-        "run": f"artel-{steps}-{seed}", "seed": seed, "objective": "reward", "model": model,
+        "run": "artel", "seed": options.seed, "objective": "reward", "model": model,
         "data": {"sources": [{"path": "train.jsonl", "format": "preference"}], "validation": "held.jsonl",
                  "block": BLOCK},
         "tokenizer": {"from": options.tokenizer},
-        "train": {"steps": steps, "batch": BATCH, "learning_rate": options.rate, "weight_decay": 0,
-                  "betas": [0.9, 0.999], "schedule": "linear", "warmup": 0.1, "precision": "fp32",
-                  "compile": "off", "threads": 1, "micro_batch": BATCH},
-        "checkpoint": {"every": 10_000}, "track": ["jsonl"],
+        "train": {"steps": STEPS, "batch": BATCH, "learning_rate": options.rate, "weight_decay": 0,
+                  "betas": [0.9, 0.999], "schedule": "linear", "warmup": 0.1, "threads": 1,
+                  "precision": "fp32" if fp32 else "auto"},
+        "validate": {"every": 10_000}, "checkpoint": {"every": "never"}, "track": ["jsonl"],
     }  # fmt: skip
-    trained = artel.train(run, tell=lambda _: None)
+    trained = artel.train(run, callbacks=[clock.note], tell=lambda _: None)
     return json.loads((trained.folder / "result.json").read_bytes())["validation"]["accuracy"]
 
 
-def trl_run(options: argparse.Namespace, steps: int, seed: int) -> float:
+def trl_run(options: argparse.Namespace, clock: Clock, *, fp32: bool) -> float:
     import torch
     from datasets import load_dataset
-    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
     from trl import RewardConfig, RewardTrainer
 
     torch.set_num_threads(1)
-    torch.manual_seed(seed)
+    torch.manual_seed(options.seed)
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
     framed = tokenizer.cls_token is not None
     if tokenizer.chat_template is None:
@@ -137,38 +152,31 @@ def trl_run(options: argparse.Namespace, steps: int, seed: int) -> float:
                     remove_columns=["chosen", "rejected"])  # fmt: skip
     data = data.filter(lambda row: max(len(row["chosen_ids"]), len(row["rejected_ids"])) <= BLOCK)
     arguments = RewardConfig(
-        output_dir="trl", seed=seed, max_steps=steps, per_device_train_batch_size=BATCH,
+        output_dir="trl", seed=options.seed, max_steps=STEPS, per_device_train_batch_size=BATCH,
         per_device_eval_batch_size=BATCH, learning_rate=options.rate, lr_scheduler_type="linear", warmup_steps=0.1,
-        weight_decay=0.0, adam_beta2=0.999, max_grad_norm=1.0, use_cpu=True, bf16=False,
+        weight_decay=0.0, adam_beta2=0.999, max_grad_norm=1.0, use_cpu=True, bf16=not fp32,
         gradient_checkpointing=False, max_length=None, report_to=[], save_strategy="no", logging_steps=1000,
         disable_tqdm=True,
     )  # fmt: skip
+
+    class Noted(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            clock.note()
+
     trainer = RewardTrainer(model, arguments, train_dataset=data["train"], eval_dataset=data["held"],
-                            processing_class=tokenizer)  # fmt: skip
+                            processing_class=tokenizer, callbacks=[Noted()])  # fmt: skip
     trainer.train()
     return trainer.evaluate()["eval_accuracy"]
 
 
-CONTESTANTS = {"artel": artel_run, "trl": trl_run}
+CONTESTANTS = {"artel": artel_run, "TRL": trl_run}
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Accuracies of the seeds, and pairs a second of the processor."""
-    run = CONTESTANTS[name]
-    run(options, SHORT, 0)  # what happens once is over: imports, texts to tokens
-    seconds, accuracies = [], []
-    for steps, seed in ((SHORT, 0), *((STEPS, seed) for seed in SEEDS)):
-        began = time.process_time()
-        accuracies.append(run(options, steps, seed + (steps == SHORT) * 10))
-        seconds.append(time.process_time() - began)
-    short, *whole = seconds
-    return {"accuracies": accuracies[1:], "pace": (STEPS - SHORT) * BATCH / (float(np.median(whole)) - short)}
-
-
-def contest(name: str, folder: Path, **options: Any) -> dict[str, Any]:
-    """What `measure` finds, in a process of its own."""
-    words = [sys.executable, __file__, "--contestant", name]
-    words += [word for key, value in options.items() for word in (f"--{key}", str(value))]
+def contest(name: str, folder: Path, seed: int, *, fp32: bool, **case: Any) -> dict[str, float]:
+    """Held-out accuracy of a contestant and its pairs a second, in a process of its own."""
+    words = [sys.executable, __file__, "--contestant", name, "--seed", str(seed)]
+    words += ["--fp32"] * fp32 + [word for key, value in case.items() for word in (f"--{key}", str(value))]
     with tempfile.TemporaryDirectory(dir=folder) as place:
         for file in folder.glob("*.jsonl"):
             (Path(place) / file.name).symlink_to(file)
@@ -178,66 +186,72 @@ def contest(name: str, folder: Path, **options: Any) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-
-
 def percent(values: list[float]) -> str:
     return f"{100 * np.mean(values):.1f} ({', '.join(f'{100 * value:.0f}' for value in values)})"
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--data", type=Path, default=Path("../shared/data"), help="the folder of real texts")
-    options.add_argument("--encoder", help="the folder of a small encoder: all-MiniLM-L6-v2")
-    for name in ("--contestant", "--model", "--tokenizer"):
-        options.add_argument(name, default="", help=argparse.SUPPRESS)
-    options.add_argument("--rate", type=float, default=RATE, help=argparse.SUPPRESS)
-    chosen = options.parse_args()
-    if chosen.contestant:
-        print(json.dumps(measure(chosen.contestant, chosen)))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="the folder of real texts")
+    parser.add_argument("--encoder", help="the folder of a small encoder: all-MiniLM-L6-v2")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    for name in ("contestant", "model", "tokenizer"):
+        parser.add_argument(f"--{name}", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--rate", type=float, default=5e-5, help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--fp32", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.contestant:
+        clock = Clock()
+        accuracy = CONTESTANTS[options.contestant](options, clock, fp32=options.fp32)
+        print(json.dumps({"accuracy": accuracy, "rate": clock.rate()}))
         return
-    encoder = str(Path(chosen.encoder).resolve())
+    encoder = str(Path(options.encoder).resolve())
     cases = {"all-MiniLM-L6-v2": {"tokenizer": encoder, "model": encoder},
              "a Llama of 1 M weights, from scratch": {"tokenizer": encoder, "rate": 1e-3}}  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        learned, held = split(chosen.data, folder)
-        accuracies = [f"| the longer, or the shorter answer | {100 * by_length(held):.1f} |",
-                      f"| tf-idf, logistic regression | {100 * by_words(learned, held):.1f} |"]  # fmt: skip
-        speeds = []
+        learned, held = split(options.data, folder)
+        rows = [f"| | the longer, or the shorter answer | {100 * by_length(held):.1f} | |",
+                f"| | tf-idf, logistic regression | {100 * by_words(learned, held):.1f} | |"]  # fmt: skip
         for title, case in cases.items():
-            with ThreadPoolExecutor(len(CONTESTANTS)) as pool:  # side by side, one core each
-                running = {name: pool.submit(contest, name, folder, **case) for name in CONTESTANTS}
-                found = {name: one.result() for name, one in running.items()}
-            for name, one in found.items():
-                accuracies.append(f"| {title}: {name} | {percent(one['accuracies'])} |")
-                print(accuracies[-1], f"{one['pace']:.2f} pairs/s", file=sys.stderr)
-            mine, theirs = (one["pace"] for one in found.values())
-            speeds.append(f"| {title} | {mine:.2f} | {theirs:.2f} | {mine / theirs:.2f} |")
-    write(len(learned), len(held), accuracies, speeds)
+            results: dict[str, list[dict[str, float]]] = {}
+            for seed in options.seeds:  # in turns, so that a busy minute meets both
+                for fp32 in (False, True) if seed == options.seeds[0] else (False,):
+                    for name in CONTESTANTS:
+                        row = f"{name}, float32" if fp32 else name
+                        results.setdefault(row, []).append(contest(name, folder, seed, fp32=fp32, **case))
+                        print(title, row, seed, results[row][-1], file=sys.stderr, flush=True)
+            rows += [row_of(title, name, results) for name in results]
+    write(len(learned), len(held), rows)
 
 
-def write(learned: int, held: int, accuracies: list[str], speeds: list[str]) -> None:
+def row_of(title: str, name: str, results: dict[str, list[dict[str, float]]]) -> str:
+    """A line of the table; the ratio is that of artel in the same precision."""
+    rates = {key: float(np.mean([run["rate"] for run in runs])) for key, runs in results.items()}
+    speed = f"{rates[name]:.2f}"
+    if name.startswith("TRL"):
+        speed += f"; artel {rates[name.replace('TRL', 'artel')] / rates[name]:.2f} ×"
+    return f"| {title} | {name} | {percent([run['accuracy'] for run in results[name]])} | {speed} |"
+
+
+def write(learned: int, held: int, rows: list[str]) -> None:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     error = 100 * (0.25 / held) ** 0.5
     lines = [
         "# Rewards beside TRL",
         "",
-        f"`python benchmarks/reward.py --encoder FOLDER` on {datetime.date.today():%d.%m.%Y}, at {commit}.",
-        f"{learned} pairs of chat/preferences_demo.json are learned ({STEPS} steps of {BATCH}, block {BLOCK}, float32;",
+        f"`python benchmarks/reward.py --encoder FOLDER` on {datetime.date.today():%d %B %Y}, at {commit}.",
+        f"{learned} pairs of chat/preferences_demo.json are learned ({STEPS} steps of {BATCH}, block {BLOCK};",
         f"{PROMPT} characters of a prompt, {ANSWER} of an answer), {held} are held out: the standard error of an",
-        f"accuracy is {error:.1f} points. Of three seeds the mean, and each.",
+        f"accuracy is {error:.1f} points. The mean over the seeds, and each.",
         "",
-        "| | held-out accuracy, % |",
-        "|---|---|",
-        *accuracies,
-        "",
-        f"Pairs of answers a second of the processor, with one thread, of whole training steps (batch {BATCH}, no",
-        "compilation). Both read the same tokens; TRL pads a batch to its longest answer.",
-        "",
-        "| model | artel | TRL | ratio |",
+        "| model | | held-out accuracy, % | pairs a second of the processor |",
         "|---|---|---|---|",
-        *speeds,
+        *rows,
+        "",
+        "Both run as they come, in bf16 where the processor has it, unless float32 is said; TRL without gradient",
+        "checkpointing. Both read the same tokens; TRL pads a batch to its longest answer.",
     ]
     PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
