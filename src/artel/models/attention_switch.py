@@ -14,6 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 
 from artel.models.attention import MASKED_NAME, NAME, attention
+from artel.models.evaluating import evaluating
 
 _PROBE = "artel_probe"
 _TOKENS = 4
@@ -98,13 +99,8 @@ def _run(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> None:
     device = next(iter(tensors.values())).device
     ids = vocabulary // 2 + torch.arange(min(_TOKENS, vocabulary // 2), device=device)[None]
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            torch.func.functional_call(model, tensors, (), inputs)
-    finally:
-        model.train(was_training)
+    with evaluating(model):
+        torch.func.functional_call(model, tensors, (), inputs)
 
 
 class _Probe:

@@ -26,6 +26,7 @@ from artel.models.attention import (
     takes_block_masks,
     takes_document_numbers,
 )
+from artel.models.evaluating import evaluating
 from artel.models.half_base import hidden_dtype
 from artel.models.hybrid_state import (
     NO_MIXER_LAYERS,
@@ -183,10 +184,8 @@ def _check_apart(model: PreTrainedModel, causal: bool) -> None:
     numbers = torch.arange(length + second, device=model.get_input_embeddings().weight.device)[None]
     ids = vocabulary // 2 + numbers  # from the middle, where no special tokens are
     documents, positions = 1 + numbers // length, numbers % length
-    was_training = model.training
-    model.eval()
     try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with evaluating(model):
             together = model(input_ids=ids, **document_inputs(model, documents, positions, causal=causal)).logits
             each = ids.split([length, second], dim=1)
             alone = torch.cat([model(input_ids=document).logits for document in each], dim=1)
@@ -194,8 +193,6 @@ def _check_apart(model: PreTrainedModel, causal: bool) -> None:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         what = f"{model.config.model_type} takes no mask of documents: {first}"
         raise InputError.at("data.document_mask", what, _FIX) from None
-    finally:
-        model.train(was_training)
     difference = float((together - alone).float().abs().max() / alone.float().abs().max())
     # Rounding gives 1e-6 in float32 and 1e-2 in bfloat16 or quantized; a document that is seen changes logits by more.
     exact = hidden_dtype(model) == torch.float32 and not getattr(model, "is_quantized", False)

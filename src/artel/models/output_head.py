@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 from transformers import PreTrainedModel
 
+from artel.models.evaluating import evaluating
 from artel.models.half_base import HalfLinear, linear
 
 _HEADS: WeakKeyDictionary[PreTrainedModel, nn.Linear | None] = WeakKeyDictionary()
@@ -53,17 +54,13 @@ def _tested_head(model: PreTrainedModel) -> nn.Linear | None:
         return None
     if any(buffer.shape[-1:] == head.weight.shape[:1] for buffer in model.buffers()):
         return None  # is added to the logits (BART's final_logits_bias), and does not fit hidden states
-    was_training = model.training
-    model.eval()
     try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with evaluating(model):
             # Large values too: a bound (Gemma 2's tanh) changes little in the small logits of an untrained model.
             largest = 1e3 if head.weight.dtype == torch.float16 else 1e4  # float16 ends at 65,504
             return head if all(_is_linear_after(model, head, factor) for factor in (1.0, largest)) else None
     except Exception:  # an architecture that needs other inputs, or looks at the logits' shape
         return None
-    finally:
-        model.train(was_training)
 
 
 def _is_linear_after(model: PreTrainedModel, head: nn.Linear, factor: float) -> bool:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from artel.models.attention import takes_block_masks, takes_branches
 from artel.models.document_mask import position_ids
+from artel.models.evaluating import evaluating
 from artel.models.half_base import hidden_dtype
 
 _SHARED, _REST = 3, 2  # tokens of the rows that a model is tested with
@@ -58,17 +59,13 @@ def obeys_shared_prefixes(model: PreTrainedModel) -> bool:
     shared, one, other = ids.split([_SHARED, _REST, _REST])
     branches = torch.tensor([0] * _SHARED + [1] * _REST + [2] * _REST, device=device)[None]
     positions = torch.tensor([*range(_SHARED + _REST), *range(_SHARED, _SHARED + _REST)], device=device)[None]
-    was_training = model.training
-    model.eval()
     try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with evaluating(model):
             inputs = shared_prefix_inputs(model, torch.ones_like(branches), branches, positions)
             together = model(input_ids=ids[None], use_cache=False, **inputs).logits[0]
             alone = model(input_ids=torch.stack([torch.cat([shared, rest]) for rest in (one, other)]), use_cache=False)
     except Exception:  # an architecture that takes no such masks fails in its own way
         return False
-    finally:
-        model.train(was_training)
     expected = torch.cat([alone.logits[0], alone.logits[1, _SHARED:]])
     difference = float((together - expected).float().abs().max() / expected.float().abs().max())
     # The bounds of `check_documents`, for the same reason.

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from artel.errors import InputError
+from artel.models.evaluating import evaluating
 from artel.models.loading.structure import position_limit
 from artel.tokens import Tokenizer
 
@@ -30,12 +31,8 @@ def fill_masks(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, count:
     limit = position_limit(model)
     if limit is not None and ids.shape[1] > limit:
         raise InputError.at("--prompt", f"{ids.shape[1]} tokens are more than the model's {limit}", "shorten it")
-    was_training = model.training
-    model.eval()
-    # Prompts have all lengths: compiled layers would be compiled again for each.
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+    with evaluating(model):
         logits = model(input_ids=ids).logits[0, positions].float()
-    model.train(was_training)
     probabilities = logits.softmax(dim=-1)
     probabilities[:, tokenizer.special_ids] = 0  # no answer; they keep their share, as in transformers' pipeline
     probabilities[:, tokenizer.vocabulary :] = 0  # rows that no token stands for

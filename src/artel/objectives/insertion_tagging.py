@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from artel.config import RunConfig
+from artel.models.evaluating import evaluating
 from artel.models.targets import IGNORED
 from artel.objectives.base import Better, Objective
 from artel.objectives.batch import Batch, DocumentSamples
@@ -195,11 +196,8 @@ class InsertionTagging(Objective):
 
         encoded = next(self.tokenizer.encode_with_offsets([text]))
         ids = torch.tensor([[*self._frame.before, *encoded.ids.tolist(), *self._frame.after]], device=model.device)
-        was_training = model.training
-        model.eval()
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with evaluating(model):
             guesses = model(input_ids=ids).logits[0].argmax(dim=-1).cpu().numpy()
-        model.train(was_training)
         guesses = guesses[len(self._frame.before) :][: len(encoded.ids)]
         pieces, copied = [], 0
         for token in np.flatnonzero(guesses != encoded.ids):

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from artel.models.evaluating import evaluating
+
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
@@ -144,20 +146,16 @@ def logits_of_rows(
     model: PreTrainedModel, rows: Sequence[np.ndarray], pad_id: int, types: Sequence[np.ndarray] | None = None
 ) -> np.ndarray:
     """`row_logits` of any number of rows, for people: without gradient, float64 (rows, outputs)."""
-    import torch
 
     if not rows:
         return np.zeros((0, model.config.num_labels))
     found: dict[int, np.ndarray] = {}
-    was_training = model.training
-    model.eval()
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+    with evaluating(model):
         for chosen in together([len(row) for row in rows]):
             some_types = None if types is None else [types[row] for row in chosen]
             grouped = group_rows([rows[row] for row in chosen], 1, pad_id, some_types)
             tensors = {name: tensor.to(model.device) for name, tensor in grouped.tensors.items()}
             found |= zip(chosen, row_logits(model, tensors, grouped.groups).double().cpu().numpy(), strict=True)
-    model.train(was_training)
     return np.array([found[row] for row in range(len(rows))])
 
 

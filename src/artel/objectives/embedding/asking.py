@@ -9,6 +9,7 @@ import numpy as np
 
 from artel.config import EmbeddingConfig
 from artel.errors import InputError
+from artel.models.evaluating import evaluating
 from artel.objectives.embedding.matches import MatchReader
 from artel.objectives.embedding.rows import finished, group_vectors
 from artel.objectives.length_groups import group_rows, together
@@ -58,22 +59,16 @@ class TextEncoder:
         self, model: PreTrainedModel, rows: Sequence[np.ndarray], *, dimensions: int | None = None
     ) -> np.ndarray:
         """float32 (rows, size), or of each vector the first `dimensions`. Raises InputError."""
-        import torch
 
         size = model.config.get_text_config().hidden_size
         if dimensions is not None and not 0 < dimensions <= size:
             what = f"a vector has {size} numbers, and {dimensions} are asked for"
             raise InputError.at("dimensions", what, f"write a number from 1 to {size}")
         result = np.empty((len(rows), dimensions or size), dtype=np.float32)
-        was_training = model.training
-        model.eval()
-        try:
-            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-                for chosen in together([len(row) for row in rows]):
-                    grouped = group_rows([rows[row] for row in chosen], 1, self._tokenizer.pad_id)
-                    tensors = {name: tensor.to(model.device) for name, tensor in grouped.tensors.items()}
-                    outputs = group_vectors(model, tensors, grouped.groups, self._config.pooling)[:, :dimensions]
-                    result[chosen] = finished(outputs, self._config).cpu().numpy()
-        finally:
-            model.train(was_training)
+        with evaluating(model):
+            for chosen in together([len(row) for row in rows]):
+                grouped = group_rows([rows[row] for row in chosen], 1, self._tokenizer.pad_id)
+                tensors = {name: tensor.to(model.device) for name, tensor in grouped.tensors.items()}
+                outputs = group_vectors(model, tensors, grouped.groups, self._config.pooling)[:, :dimensions]
+                result[chosen] = finished(outputs, self._config).cpu().numpy()
         return result

@@ -10,6 +10,7 @@ import numpy as np
 
 from artel.config import EmbeddingConfig
 from artel.errors import InputError
+from artel.models.evaluating import evaluating
 from artel.models.half_base import hidden_dtype
 from artel.objectives.length_groups import LengthGroup, group_inputs
 
@@ -178,13 +179,7 @@ def keeps_texts_apart(model: PreTrainedModel, *, causal: bool) -> bool:
 
 def _states(model: PreTrainedModel, inputs: dict[str, Any]) -> torch.Tensor:
     """The last hidden states, float32 (rows, length, size), without dropout."""
-    import torch
 
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            states: torch.Tensor = model(**inputs).last_hidden_state
-            return states.float()
-    finally:
-        model.train(was_training)
+    with evaluating(model):
+        states: torch.Tensor = model(**inputs).last_hidden_state
+        return states.float()

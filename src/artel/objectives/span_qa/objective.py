@@ -9,6 +9,7 @@ import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
+from artel.models.evaluating import evaluating
 from artel.models.targets import IGNORED
 from artel.objectives.base import Better, Objective
 from artel.objectives.batch import Batch, DocumentSamples
@@ -208,21 +209,16 @@ class SpanQA(Objective):
     def answer(self, model: PreTrainedModel, question: str, context: str) -> Prediction:
         """The answer to one question about one text. Raises InputError when the question is too long."""
 
-        import torch
-
         fields = Question("", question, context, (), "unknown")
         document = Document(Record(context, "--context", "", fields), "validation")
         (made,) = self.samples([document])
         if not isinstance(made, DocumentSamples):
             raise InputError.at("--prompt", made.detail if isinstance(made, Rejected) else made.reason)
         outputs = []
-        was_training = model.training
-        model.eval()
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with evaluating(model):
             for sample in made.samples:
                 rows = one_row(sample)
                 outputs.append(self.evaluate_batch(model, self.batch(rows).to(model.device))[1].double().cpu().numpy())
-        model.train(was_training)
         owners = np.zeros(len(outputs), dtype=np.int64)
         source = made.source or {}
         (prediction,) = self._predict(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from artel.models.evaluating import evaluating
 from artel.objectives.batch import Batch, DocumentSamples
 from artel.objectives.length_groups import together
 from artel.objectives.tokens.labels import TagSet
@@ -134,18 +135,14 @@ def _entities(
 
 def _judge(objective: Tagger, model: PreTrainedModel, samples: list[Sample]) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each sample the likeliest tags of its words, and their probabilities. Long ones are run first, together."""
-    import torch
 
     judged: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-    was_training = model.training
-    model.eval()
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+    with evaluating(model):
         for numbers in together([len(sample.ids) for sample in samples]):
             rows = evaluation_rows(_Listed(samples), np.array(numbers), len(numbers))
             shares = _probabilities(objective, model, objective.batch(rows))
             best = zip(numbers, _by_row(rows, shares.argmax(axis=1)), _by_row(rows, shares.max(axis=1)), strict=True)
             judged |= {number: (tags, share) for number, tags, share in best}
-    model.train(was_training)
     return [judged[number] for number in range(len(samples))]
 
 

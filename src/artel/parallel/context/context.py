@@ -22,6 +22,7 @@ from artel.errors import InputError, Problem
 from artel.models.attention import NAME, AttentionOptions, Exchange, attend, attention_dropout, attention_exchange
 from artel.models.choice import Choice
 from artel.models.document_mask import MASKED, first_position
+from artel.models.evaluating import evaluating
 from artel.models.half_base import hidden_dtype
 from artel.models.output_head import output_head
 from artel.models.targets import IGNORED
@@ -206,10 +207,8 @@ def check_context(model: PreTrainedModel) -> None:
     device = model.get_input_embeddings().weight.device
     ids = model.config.get_text_config().vocab_size // 2 + torch.arange(length, device=device)[None]  # none is special
     order = torch.cat([Part(rank, 2, part.balanced).places(length // 2, device) for rank in range(2)])
-    was_training = model.training
-    model.eval()
     try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with evaluating(model):
             alone = model(input_ids=ids).logits[:, order]
             with attention_exchange(_BothParts(part)):
                 positions = order[None] + first_position(model)
@@ -218,8 +217,6 @@ def check_context(model: PreTrainedModel) -> None:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         what = f"{model.config.model_type} cannot compute a part of a sequence: {first}"
         raise InputError.at(_WHERE, what, "write parallel.context: 1") from None
-    finally:
-        model.train(was_training)
     difference = float((together - alone).float().abs().max() / alone.float().abs().max())
     # As for documents: rounding gives 1e-6 in float32 and 1e-2 in bfloat16 or quantized.
     exact = hidden_dtype(model) == torch.float32 and not getattr(model, "is_quantized", False)

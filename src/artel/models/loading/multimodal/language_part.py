@@ -28,6 +28,7 @@ from transformers.initialization import no_tie_weights
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from artel.errors import InputError
+from artel.models.evaluating import evaluating
 
 _MADE: dict[type[PreTrainedConfig], type[PreTrainedModel]] = {}
 """The classes of the language parts of this process, by their configurations' class."""
@@ -125,11 +126,9 @@ def check_language_part(model: PreTrainedModel) -> None:
     if whole is None:
         return
     ids = torch.arange(3, 11, device=model.device)[None] % model.get_input_embeddings().weight.shape[0]
-    was_training = model.training
-    model.eval()
     whole.model.eval()
     try:
-        with torch.no_grad(), _inside(model, whole), torch.compiler.set_stance("force_eager"):
+        with evaluating(model), _inside(model, whole):
             theirs = whole.model(input_ids=ids, use_cache=False).logits
             ours = model(input_ids=ids, use_cache=False).logits
             same = torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5 * float(theirs.abs().max()))
@@ -137,8 +136,6 @@ def check_language_part(model: PreTrainedModel) -> None:
         raise _no_part(
             whole.config, f"it cannot read text without images ({' '.join(str(error).split())[:200]})"
         ) from error
-    finally:
-        model.train(was_training)
     if not same:
         raise _no_part(whole.config, "its language part computes other logits by itself than inside the whole")
 
