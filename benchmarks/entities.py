@@ -38,7 +38,7 @@ BERT = {"model_type": "bert", "hidden_size": 128, "num_hidden_layers": 3, "num_a
         "intermediate_size": 512}  # fmt: skip
 BEGINNINGS: dict[str, dict[str, Any]] = {
     "from scratch": {"steps": 600, "batch": 16, "rates": (5e-4, 1e-3, 2e-3)},
-    "MiniLM": {"steps": 150, "batch": 16, "rates": (2e-4, 5e-4, 1e-3)},
+    "MiniLM": {"steps": 100, "batch": 16, "rates": (3e-4, 1e-3)},
 }
 _BLOCK, _UNCOUNTED = 128, 5
 _HELD_OUT, _CHOOSING = 24, 20

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 PAGE = Path(__file__).with_suffix(".md")
-BLOCK, BATCH, STEPS, HELD = 256, 8, 39, 60
+BLOCK, BATCH, STEPS, HELD = 512, 8, 26, 60
 _UNCOUNTED = 5
-SIDES, PROMPT, ANSWER = ("chosen", "rejected"), 200, 500
+SIDES, PROMPT, ANSWER = ("chosen", "rejected"), 300, 1500
 """Characters of a prompt and of an answer that are kept."""
 TINY = {"model_type": "llama", "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
         "num_key_value_heads": 4, "intermediate_size": 512}  # fmt: skip
@@ -153,7 +153,7 @@ def trl_run(options: argparse.Namespace, clock: Clock, *, fp32: bool) -> float:
     data = data.filter(lambda row: max(len(row["chosen_ids"]), len(row["rejected_ids"])) <= BLOCK)
     arguments = RewardConfig(
         output_dir="trl", seed=options.seed, max_steps=STEPS, per_device_train_batch_size=BATCH,
-        per_device_eval_batch_size=BATCH, learning_rate=options.rate, lr_scheduler_type="linear", warmup_steps=0.1,
+        learning_rate=options.rate, lr_scheduler_type="linear", warmup_steps=0.1,
         weight_decay=0.0, adam_beta2=0.999, max_grad_norm=1.0, use_cpu=True, bf16=not fp32,
         gradient_checkpointing=False, max_length=None, report_to=[], save_strategy="no", logging_steps=1000,
         disable_tqdm=True,
@@ -163,10 +163,15 @@ def trl_run(options: argparse.Namespace, clock: Clock, *, fp32: bool) -> float:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             clock.note()
 
-    trainer = RewardTrainer(model, arguments, train_dataset=data["train"], eval_dataset=data["held"],
-                            processing_class=tokenizer, callbacks=[Noted()])  # fmt: skip
+    trainer = RewardTrainer(
+        model, arguments, train_dataset=data["train"], processing_class=tokenizer, callbacks=[Noted()]
+    )
     trainer.train()
-    return trainer.evaluate()["eval_accuracy"]
+    model.eval()
+    with torch.no_grad():
+        scores = [[float(model(input_ids=torch.tensor([row[f"{side}_ids"]])).logits) for side in SIDES]
+                  for row in data["held"]]  # fmt: skip
+    return float(np.mean([chosen > rejected for chosen, rejected in scores]))
 
 
 CONTESTANTS = {"artel": artel_run, "TRL": trl_run}
