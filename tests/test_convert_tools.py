@@ -125,6 +125,39 @@ def test_that_axolotl_does_not_validate_by_itself_is_told(keys, is_told):
     assert (result.run["validate"]["every"] == "never") == ("evals_per_epoch" not in keys)
 
 
+AXOLOTL = "base_model: m\ndatasets: [{path: a.jsonl, type: chat_template}]\n"
+
+
+def test_axolotls_tasks_of_the_harness_are_asked_at_the_end():
+    plugin = "plugins: [axolotl.integrations.lm_eval.LMEvalPlugin]\nlm_eval_batch_size: 8\nlm_eval_post_train: true\n"
+    result = convert(f"{AXOLOTL}{plugin}lm_eval_tasks: [piqa, arc_easy:5, piqa:3]\n", "old")
+    assert {key: result.run["validate"][key] for key in ("tasks", "tasks_every")} == {
+        "tasks": ["piqa", "arc_easy"], "tasks_every": "never",
+    }  # fmt: skip
+    assert {"plugins", "lm_eval_batch_size", "lm_eval_post_train"} <= result.same.keys()
+    assert "num_fewshot" in told(result)["lm_eval_tasks"]
+    later = convert(AXOLOTL + "lm_eval_tasks: [piqa]\nlm_eval_post_train: false\n", "old")
+    assert "tasks" not in later.run["validate"]
+    assert "artel evaluate RUN --tasks" in told(later)["lm_eval_tasks"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "left"),
+    [
+        ("do_causal_lm_eval: true", "sacrebleu, comet, ter, chrf"),
+        ("do_causal_lm_eval: true\neval_causal_lm_metrics: [ter, perplexity]", "no ter of"),
+        ("do_causal_lm_eval: true\neval_causal_lm_metrics: [perplexity]", ""),
+        ("do_causal_lm_eval: false\neval_causal_lm_metrics: [ter]", ""),
+        ("do_bench_eval: true\nbench_dataset: mmlu", "validate.tasks: [mmlu]"),
+    ],
+    ids=str,
+)
+def test_what_axolotl_computes_of_written_answers_is_named(keys, left):
+    result = convert(AXOLOTL + keys, "old")
+    lines = {key: told(result).get(key, "") for key in (line.partition(":")[0] for line in keys.splitlines())}
+    assert all((left in line) if left else not line for line in lines.values()), lines
+
+
 def test_what_becomes_of_axolotls_preferences_and_texts():
     run = convert(configs.AXOLOTL_DPO, "old").run
     assert run["data"]["sources"] == [

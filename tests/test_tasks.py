@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -10,7 +11,7 @@ from artel.config import load_run
 from artel.errors import InputError
 from artel.inference import open_model, run_tasks
 from artel.reports.curves import CurveReader
-from artel.training.tasks.harness import check_data, check_tasks, task_figures
+from artel.training.tasks.harness import check_data, check_tasks, task_directions, task_figures
 from support.runs import artel, metrics, torchrun, write_run
 from support.tasks import counting, passages
 
@@ -46,7 +47,9 @@ def test_figures_join_the_curves_and_are_those_of_the_saved_model(trained):
     names = {"counting/acc", "counting/acc_norm", "passages/byte_perplexity"}
     assert {*figures[4]} == {*figures[6]} == names
     assert figures[4]["passages/byte_perplexity"] != figures[6]["passages/byte_perplexity"]
-    assert task_figures(run_tasks(open_model(str(folder)), tasks, None, None)) == figures[6]
+    results = run_tasks(open_model(str(folder)), tasks, None, None)
+    assert task_figures(results) == figures[6]
+    assert task_directions(results) == {name: name != "passages/byte_perplexity" for name in names}
     result = json.loads((folder / "result.json").read_text())
     assert {name: result["validation"][name] for name in names} == figures[6]
     curves = CurveReader(folder / "metrics.jsonl").read()
@@ -81,6 +84,8 @@ def test_a_task_that_fails_is_said_and_the_run_goes_on(tmp_path):
     [
         ({"validate": {"tasks": ["nothing.yaml"]}}, "validate.tasks", "there is no file nothing.yaml"),
         ({"objective": "masked", "model": {"config": {"model_type": "bert"}}}, "validate.tasks", "writes text"),
+        ({"checkpoint": {"best": "counting/acc_nrm"}}, "checkpoint.best", "'counting/acc_nrm' is no figure of"),
+        ({"checkpoint": {"best": "count/acc"}}, "checkpoint.best", "'count/acc' is no figure of"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_before_the_texts(tmp_path, changes, where, what):
@@ -92,6 +97,59 @@ def test_what_cannot_be_asked_is_refused_before_the_texts(tmp_path, changes, whe
     checked = artel("config", "check", run)
     assert checked.returncode == 2
     assert what in checked.stderr
+
+
+def test_the_refusal_names_figures_that_are_near(tmp_path):
+    changes = {"validate": {"tasks": [counting(tmp_path)]}, "checkpoint": {"best": "count/acc"}}
+    checked = artel("config", "check", write_run(tmp_path / "run.yaml", **changes))
+    assert checked.returncode == 2
+    assert "write one of: counting/acc, counting/acc_norm" in checked.stderr
+    alone = artel("config", "check", write_run(tmp_path / "alone.yaml", checkpoint={"best": "counting/acc"}))
+    assert alone.returncode == 2
+    assert "TASK/METRIC of a task in validate.tasks" in alone.stderr
+
+
+@pytest.mark.slow
+def test_the_best_checkpoint_goes_by_a_task(tmp_path):
+    """By perplexity the lowest; resumed, by accuracy, the first of the highest from there on."""
+    validate = {"every": "never", "tasks": [counting(tmp_path), passages(tmp_path)], "tasks_every": 2}
+    name, checkpoints = "passages/byte_perplexity", tmp_path / "run/checkpoints"
+    run = write_run(tmp_path / "run.yaml", validate=validate, checkpoint={"best": name, "every": 2})
+    done = artel("train", run)
+    assert done.returncode == 0, done.stderr
+    values = {step: figures[name] for step, figures in tasks_by_step(tmp_path / "run").items()}
+    step, state = best_of(checkpoints)
+    assert step == min(values, key=lambda step: values[step])
+    assert (state["best"], state["best_validation"][name]) == (values[step], values[step])
+
+    for later in (4, 6):
+        shutil.rmtree(checkpoints / f"step-{later:09d}")
+    (tmp_path / "run/result.json").unlink()
+    resumed = artel("train", run, "checkpoint.best=counting/acc")
+    assert "resuming from step 2" in resumed.stderr.lower()
+    accuracy = {step: figures["counting/acc"] for step, figures in tasks_by_step(tmp_path / "run").items() if step > 2}
+    step, state = best_of(checkpoints)
+    assert (step, state["best_figure"]) == (max(accuracy, key=lambda step: accuracy[step]), "counting/acc")
+
+
+@pytest.mark.slow
+def test_a_run_stops_where_a_task_no_longer_improves(tmp_path):
+    tasks = {"tasks": [counting(tmp_path)], "tasks_every": 1}
+    run = write_run(
+        tmp_path / "run.yaml",
+        validate={"patience": 1, **tasks},
+        checkpoint={"best": "counting/acc"},
+        train={"learning_rate": 1e-9},  # nothing is learned
+    )
+    done = artel("train", run)
+    assert "step 2: counting/acc has not improved since step 1; stopping" in done.stderr
+    assert json.loads((tmp_path / "run/result.json").read_text())["model_step"] == 1
+
+
+def best_of(checkpoints):
+    """The step of the best checkpoint, and its state."""
+    best = (checkpoints / "best").resolve()
+    return int(best.name.removeprefix("step-")), json.loads((best / "state.json").read_text())
 
 
 def test_no_stage_of_a_pipeline_is_asked(tmp_path):
@@ -114,9 +172,13 @@ def test_tasks_that_cannot_be_read_are_refused_before_the_first_step(tmp_path, w
 def test_several_processes_give_the_figures_of_their_model(trained, tmp_path, data):
     folder, _, tasks = trained
     run = folder.with_suffix(".yaml")
-    done = torchrun(2, "-m", "artel", "train", run, f"run={tmp_path / data}", f"parallel.data={data}")
+    name = "passages/byte_perplexity"
+    overrides = [f"run={tmp_path / data}", f"parallel.data={data}", f"checkpoint.best={name}"]
+    done = torchrun(2, "-m", "artel", "train", run, *overrides)
     assert done.returncode == 0, done.stderr
     figures = tasks_by_step(tmp_path / data)
     assert list(figures) == [4, 6]
+    step, state = best_of(tmp_path / data / "checkpoints")
+    assert (step, state["best"]) == min((values[name], step) for step, values in figures.items())[::-1]
     alone = task_figures(run_tasks(open_model(str(tmp_path / data)), tasks, None, None))
     assert figures[6] == pytest.approx(alone, rel=1e-5)

@@ -361,6 +361,11 @@ dp_shard_size: 4
 dp_replicate_size: 2
 expert_parallel_size: 2
 use_tensorboard: true
+plugins: [axolotl.integrations.lm_eval.LMEvalPlugin]
+lm_eval_tasks: [arc_easy, "piqa:5"]
+lm_eval_batch_size: 16
+do_causal_lm_eval: true
+eval_causal_lm_metrics: [chrf, perplexity]
 seed: 7
 """
 

@@ -173,8 +173,8 @@ class Objective(ABC):
     def problems(cls, run: RunConfig) -> list[Problem]:
         """What in the run file does not fit this objective; reported before any text is read."""
         best, problems = run.checkpoint.best, []
-        if best is not None and best not in cls.better:
-            fix = f"write one of: {', '.join(cls.better)}; or null"
+        if best is not None and best not in cls.better and not ("/" in best and run.validate_.tasks):
+            fix = f"write one of: {', '.join(cls.better)}; TASK/METRIC of a task in validate.tasks; or null"
             problems.append(Problem("checkpoint.best", f"{best!r} is no figure of this objective", fix))
         if best is None and run.validate_.patience is not None:
             problems.append(Problem("validate.patience", "needs a figure to go by", "write checkpoint: {best: loss}"))

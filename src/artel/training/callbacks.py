@@ -20,6 +20,7 @@ from artel.errors import Interrupted, Problem, WorkError
 from artel.interrupts import in_main_thread
 from artel.models.flops import tokens_a_second, utilization
 from artel.storage import write_file
+from artel.training.best import compare_with_best
 from artel.training.evaluation import Validation
 from artel.training.faults.bad_steps import Guard
 from artel.training.memory.in_use import memory_in_use
@@ -98,27 +99,13 @@ class Validate:
         run.check_folder()
         if run.world.first and (details := run.objective.details(outputs, self._validation.part)):
             write_file(run.folder.validation, orjson.dumps({"step": run.step, **details}, option=orjson.OPT_INDENT_2))
-        self._compare(run, metrics, is_due)
+        best = run.config.checkpoint.best
+        if best is not None and best in metrics:
+            higher = run.objective.better[best] == "higher"
+            compare_with_best(run, metrics[best], metrics, higher_is_better=higher, counts=is_due)
         run.trackers.validation(
             {"step": run.step, "epoch": round(run.length.epoch(run.step), 6), "validation": metrics}
         )
-
-    def _compare(self, run: Run, metrics: dict[str, float], is_due: bool) -> None:
-        """A validation that only the run's end caused does not count toward `patience`: a longer run lacks it."""
-        name, progress = run.config.checkpoint.best, run.progress
-        if name is None or name not in metrics:
-            return
-        higher = run.objective.better[name] == "higher"
-        if progress.best is None or (metrics[name] > progress.best if higher else metrics[name] < progress.best):
-            progress.best, progress.best_step, progress.best_validation = metrics[name], run.step, metrics
-            progress.best_calibration = progress.calibration
-            progress.validations_since_best = 0
-            return
-        progress.validations_since_best += is_due
-        patience = run.config.validate_.patience
-        if patience is not None and progress.validations_since_best >= patience and not run.finished:
-            progress.stopped_early = True
-            run.tell(f"step {run.step}: {name} has not improved since step {progress.best_step}; stopping")
 
 
 class ShowSamples:
@@ -204,7 +191,7 @@ class MeasureEnd:
 
 
 class Save:
-    """A checkpoint at `checkpoint.every`, at the end, on a requested stop, and after a validation that is the best."""
+    """A checkpoint at `checkpoint.every`, at the end, on a requested stop, and where `checkpoint.best` improved."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -213,7 +200,7 @@ class Save:
 
     def __call__(self, run: Run) -> None:
         every = run.config.checkpoint.every
-        better = run.newest_validation == run.step == run.progress.best_step
+        better = run.step == run.progress.best_step
         if not self._started and every != Interval():  # not never
             run.saver.touch_memory()
         self._started = True

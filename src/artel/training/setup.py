@@ -36,7 +36,7 @@ from artel.training.run import Run
 from artel.training.run_folder import RunFolder
 from artel.training.schedule import Length, run_length, warmup_steps
 from artel.training.starts import note_start
-from artel.training.tasks.harness import check_data
+from artel.training.tasks.harness import check_best, check_data
 from artel.training.teacher.teacher import set_teacher
 
 _KEEPS_APART = ("data.packing", "parallel.exchange")
@@ -92,6 +92,7 @@ def _open_run(
     objective.fit_statistics(store.train)
     length = run_length(config, samples, store.train)
     check_data(config.validate_.tasks)
+    check_best(config)
 
     if config.checkpoint.copy_to is not None:
         if world.first:

@@ -159,7 +159,8 @@ class ValidateConfig(Section):
     patience: Count | None = Field(
         default=None,
         ge=1,
-        description="Stop after so many validations without a better checkpoint.best; RUN/model is the best.",
+        description="Stop after so many validations, or rounds of tasks, without a better checkpoint.best; "
+        "RUN/model is the best.",
     )
 
 
@@ -219,7 +220,9 @@ class CheckpointConfig(Section):
         None, "s3://BUCKET/PREFIX: checkpoints are copied there, and fetched where the run's folder has none as new."
     )
     asynchronous: bool = free(True, "Written during training, from a copy in host memory where there is room.")
-    best: str | None = free("loss", "The validation figure that `best` goes by, any of the objective's; null: none.")
+    best: str | None = free(
+        "loss", "The figure that `best` goes by: any of the objective's, or TASK/METRIC of validate.tasks; null: none."
+    )
 
     @field_validator("copy_to")
     @classmethod

@@ -63,6 +63,8 @@ class Progress:
     train_loss: float | None = None
     validation: dict[str, float] = field(default_factory=dict)
     best: float | None = None
+    best_figure: str = ""
+    """The `checkpoint.best` that `best` is of."""
     best_step: int | None = None
     best_validation: dict[str, float] = field(default_factory=dict)
     calibration: dict[str, Any] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from artel.config.converters.axolotl.data import carry_data
 from artel.config.converters.axolotl.model import carry_adapter, carry_model, carry_precision
 from artel.config.converters.axolotl.names import leave_the_rest
+from artel.config.converters.axolotl.tasks import carry_tasks
 from artel.config.converters.axolotl.training import carry_parallel, carry_training
 from artel.config.converters.fitting import fit_together
 from artel.config.converters.keys import Converted, YamlKeys, a_text, top_level_keys
@@ -33,6 +34,7 @@ def convert_axolotl(text: str, place: str) -> Converted:
     carry_adapter(old)
     carry_precision(old)
     carry_training(old)
+    carry_tasks(old)
     carry_parallel(old)
     leave_the_rest(old)
     fit_together(old)
