@@ -271,6 +271,22 @@ async def answered_after_leaving(app, body):
     return statuses[0]
 
 
+def streamed(client, body):
+    """The parts of each text of a stream, and its last one says why it ended."""
+    events = client.post(
+        "/v1/completions", json=body | {"stream": True, "stream_options": {"include_usage": True}}
+    ).text
+    *parts, usage, done = events.removesuffix("\n\n").split("\n\n")
+    assert done == "data: [DONE]"
+    assert json.loads(usage.removeprefix("data: "))["usage"]["completion_tokens"] > 0
+    choices = [json.loads(part.removeprefix("data: "))["choices"][0] for part in parts]
+    ends = [choice["finish_reason"] for choice in choices]
+    texts = [[choice["text"] for choice in choices if choice["index"] == index] for index in range(len(body["prompt"]))]
+    assert [choice["index"] for choice in choices] == sorted(choice["index"] for choice in choices)
+    assert len(ends) - ends.count(None) == len(texts)
+    return texts
+
+
 @pytest.mark.slow
 def test_the_run_writes_what_transformers_writes(capsys):
     run = objective_run(Path("run.yaml").absolute(), "seq2seq", train={"steps": 4, "batch": 8})
@@ -312,9 +328,16 @@ def test_the_run_writes_what_transformers_writes(capsys):
         answer = client.post("/v1/completions", json=body).json()
         assert [choice["text"] for choice in answer["choices"]] == expected
         assert answer["usage"]["completion_tokens"] > 0
-        streamed = client.post("/v1/completions", json={"prompt": texts[1], "stream": True}).text
-        assert json.loads(streamed.split("\n\n")[0].removeprefix("data: "))["choices"][0]["text"] == expected[1]
-        assert streamed.endswith("data: [DONE]\n\n")
+        assert ["".join(parts) for parts in streamed(client, body)] == expected
+        sampled = body | {"temperature": 3, "top_k": 0, "seed": 5}
+        parts = streamed(client, sampled)
+        assert max(map(len, parts)) > 2
+        whole = client.post("/v1/completions", json=sampled).json()["choices"]
+        assert ["".join(said) for said in parts] == [choice["text"] for choice in whole]
+        said: list[str] = []
+        asked = {"text": texts[1], "sampling": Sampling(10, temperature=0.0, beams=2), "on_text": said.append}
+        served.opened.objective.answers(served.opened.model, "generate", [asked])
+        assert said == []  # no beam is the text before the end
         assert client.get("/v1/models").json()["data"][0]["endpoints"] == ["/v1/completions"]
         neutral = {"presence_penalty": 0, "frequency_penalty": 0.0, "min_p": 0, "stop": [], "logit_bias": {}}
         answer = client.post("/v1/completions", json={"prompt": texts[1]} | neutral)
@@ -330,6 +353,8 @@ def test_the_run_writes_what_transformers_writes(capsys):
             {"prompt": "one " * 250},
         ):
             assert client.post("/v1/completions", json=wrong).status_code == 400
+            assert client.post("/v1/completions", json=wrong | {"stream": True}).status_code == 400
+        assert asyncio.run(answered_after_leaving(app_of(served), {"prompt": texts[1], "stream": True})) == 499
         assert client.post("/v1/embeddings", json={"input": "one"}).status_code == 400
     result = model.evaluate(tell=lambda _: None)
     assert {"loss", "perplexity", "accuracy", "exact_match", "chrf"} == result.figures.keys()

@@ -48,6 +48,7 @@ def write_rows(
     *,
     with_other_ranks: bool = False,
     is_over: Callable[[], bool] | None = None,
+    on_row: Callable[[torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
     """What the model writes for each row of `ids`, int64 (rows, length): int64 (rows, up to `sampling.new_tokens`).
 
@@ -56,7 +57,8 @@ def write_rows(
 
     The encoder is run by the whole model: where weights are shared out they are gathered for a call of that.
     `with_other_ranks`: all ranks call this together, each with rows of its own, and go on until the last has written.
-    `is_over` is asked after each token: where it is true the rows end there.
+    `is_over` is asked after each token: where it is true the rows end there. `on_row` is given a single row after each
+    of its tokens, int64 (tokens so far,); not where beams are searched, of which none is the text before the end.
     """
     was_training = model.training
     model.eval()
@@ -68,6 +70,10 @@ def write_rows(
         settings["num_beams"] = sampling.beams
     if sampling.repetition_penalty != 1.0:
         settings["repetition_penalty"] = sampling.repetition_penalty
+    beams = settings.get("num_beams", getattr(model.generation_config, "num_beams", None)) or 1
+    criteria = StoppingCriteriaList([] if is_over is None else [_Ending(is_over)])
+    if on_row is not None and beams == 1 and len(ids) == 1:
+        criteria.append(_Watching(on_row))
     try:
         with torch.compiler.set_stance("force_eager"), _own_randomness(sampling.seed, ids.device):
             start = torch.zeros_like(ids[:, :1])
@@ -76,7 +82,7 @@ def write_rows(
                 encoder_outputs=BaseModelOutput(last_hidden_state=read.encoder_last_hidden_state),
                 attention_mask=attention_mask,
                 synced_gpus=with_other_ranks and _has_other_ranks(),
-                stopping_criteria=StoppingCriteriaList([] if is_over is None else [_Ending(is_over)]),
+                stopping_criteria=criteria,
                 **special_ids,
                 **settings,
             )
@@ -94,6 +100,17 @@ class _Ending(StoppingCriteria):
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.BoolTensor:
         ended = torch.full((len(input_ids),), self._is_over(), dtype=torch.bool, device=input_ids.device)
         return cast("torch.BoolTensor", ended)
+
+
+class _Watching(StoppingCriteria):
+    """Gives what is written so far, and ends nothing."""
+
+    def __init__(self, on_row: Callable[[torch.Tensor], None]) -> None:
+        self._on_row = on_row
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.BoolTensor:
+        self._on_row(input_ids[0, 1:])
+        return cast("torch.BoolTensor", torch.zeros(1, dtype=torch.bool, device=input_ids.device))
 
 
 @contextmanager

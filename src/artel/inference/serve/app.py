@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from fastapi.responses import FileResponse, JSONResponse, Response, StreamingRes
 from starlette.exceptions import HTTPException
 
 import artel
-from artel.inference.serve import encoders, tasks
+from artel.inference.serve import encoders, rewriting, tasks
 from artel.inference.serve.completions import Answering, ChatCompletions, Completions
 from artel.inference.serve.errors import ApiError
 from artel.inference.serve.guard import App, Guard, GuardOptions
@@ -96,14 +96,7 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
     async def complete(body: CompletionRequest, request: Request) -> Response:
         served = find(body.model, lambda served: served.generates or served.can("generate"), "write text")
         if not served.generates:
-            with places.take(tasks.completions(body)), tasks.Patience(limits.seconds) as patience:
-                writing = served.work(lambda: tasks.complete(served, body, metrics, patience))
-                completion = await _while_connected(request, writing)
-            if completion is None:
-                return Response(status_code=499)  # nobody reads it
-            if not body.stream:
-                return JSONResponse(completion)
-            return StreamingResponse(tasks.as_events(completion, body), media_type="text/event-stream")
+            return await rewritten(served, body, request)
         return await answered(Completions(served, body, metrics, limits.seconds), body.stream, request)
 
     @app.post("/v1/chat/completions")
@@ -163,6 +156,20 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
             result = await _while_connected(request, answering.whole())
             return JSONResponse(result) if result is not None else Response(status_code=499)  # nobody reads it
 
+    async def rewritten(served: ServedModel, body: CompletionRequest, request: Request) -> Response:
+        with ExitStack() as stack:
+            stack.enter_context(places.take(rewriting.count(body)))
+            patience = stack.enter_context(rewriting.Patience(limits.seconds))
+            texts = rewriting.Rewriting(served, body, metrics, patience)
+            if not body.stream:
+                whole = await _while_connected(request, texts.whole())
+                return JSONResponse(whole) if whole is not None else Response(status_code=499)  # nobody reads it
+            events = texts.stream()
+            first = await _while_connected(request, anext(events))  # what is refused has a status of its own
+            if first is None:
+                return Response(status_code=499)
+            return _Stream(_after(first, events), stack.pop_all())
+
     async def worked(served: ServedModel, task: Callable[[], dict[str, Any]]) -> JSONResponse:
         with places.take():
             return JSONResponse(await served.work(task))
@@ -188,6 +195,13 @@ class _Stream(StreamingResponse):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         with self._held:
             await super().__call__(scope, receive, send)
+
+
+async def _after(first: str, events: AsyncGenerator[str, None]) -> AsyncIterator[str]:
+    async with aclosing(events):
+        yield first
+        async for event in events:
+            yield event
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result | None:

@@ -1,0 +1,177 @@
+"""/v1/completions of models that read the whole text first, and then write another for it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from artel.inference.serve.answers import Usage
+from artel.inference.serve.completions import event
+from artel.inference.serve.errors import ApiError
+from artel.inference.serve.metrics import Metrics
+from artel.inference.serve.schema import CompletionRequest
+from artel.inference.serve.served import ServedModel
+from artel.inference.serve.tasks import ask
+
+_NEUTRAL: dict[str, Any] = {
+    "stop": [],
+    "logprobs": None,
+    "logit_bias": {},
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Settings of which these models know none, with the values that change nothing."""
+
+
+class Patience:
+    """How long somebody waits for a text: so many seconds from now, and at most until the context ends."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+
+    def __enter__(self) -> Patience:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._until = -math.inf
+
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._until
+
+
+class Rewriting:
+    """The texts that a request asks for, cut off when `patience` is over."""
+
+    def __init__(self, served: ServedModel, body: CompletionRequest, metrics: Metrics, patience: Patience) -> None:
+        """Raises ApiError."""
+        self._served, self._body, self._metrics = served, body, metrics
+        self._asked = _asked(served, body, patience)
+        self._usage = Usage()
+        self._shared = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": served.name,
+        }
+
+    async def whole(self) -> dict[str, Any]:
+        """The response. Raises ApiError."""
+        answers = await self._served.work(lambda: ask(self._served, "generate", self._asked, "prompt"))
+        for answer in answers:
+            self._count(answer)
+        choices = [_choice(index, answer["text"], answer) for index, answer in enumerate(answers)]
+        return self._shared | {"choices": choices, "usage": self._usage.to_json()}
+
+    async def stream(self) -> AsyncGenerator[str, None]:
+        """Server-sent events, one text after another: its parts as they are written, or, where beams are searched, all
+        of it. Raises ApiError of the first text before the first event; later ones are events.
+        """
+        options = self._body.stream_options
+        usage = {"usage": None} if options is not None and options.include_usage else {}
+        has_begun = False
+        try:
+            async with aclosing(self._choices()) as choices:
+                async for choice in choices:
+                    yield event(self._shared | {"choices": [choice]} | usage)
+                    has_begun = True
+        except ApiError as error:
+            if not has_begun:
+                raise
+            yield event(error.body())
+            return
+        if usage:
+            yield event(self._shared | {"choices": [], "usage": self._usage.to_json()})
+        yield "data: [DONE]\n\n"
+
+    async def _choices(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The parts of all texts. Raises ApiError."""
+        loop = asyncio.get_running_loop()
+        parts: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+
+        def put(part: dict[str, Any] | None) -> None:
+            loop.call_soon_threadsafe(parts.put_nowait, part)
+
+        def write() -> None:
+            try:
+                for index, one in enumerate(self._asked):
+                    self._write(index, one, put)
+            finally:
+                put(None)
+
+        writing = asyncio.ensure_future(self._served.work(write))
+        while (part := await parts.get()) is not None:
+            yield part
+        await writing
+
+    def _write(self, index: int, asked: dict[str, Any], put: Callable[[dict[str, Any]], None]) -> None:
+        """Give the parts of one text. Raises ApiError."""
+        said = ""
+
+        def on_text(text: str) -> None:
+            nonlocal said
+            said += text
+            put(_choice(index, text))
+
+        (answer,) = ask(self._served, "generate", [asked | {"on_text": on_text}], "prompt")
+        self._count(answer)
+        put(_choice(index, answer["text"].removeprefix(said), answer))
+
+    def _count(self, answer: dict[str, Any]) -> None:
+        """Raises ApiError for an answer to a prompt that was cut."""
+        if answer["truncated"]:
+            what = f"a prompt has more tokens than the model reads: {answer['prompt_tokens']:,}"
+            raise ApiError(400, what, "prompt", "context_length_exceeded")
+        self._usage.prompt_tokens += answer["prompt_tokens"]
+        self._usage.completion_tokens += answer["tokens"]
+        self._metrics.prompt(answer["prompt_tokens"])
+        self._metrics.written(answer["tokens"])
+
+
+def count(body: CompletionRequest) -> int:
+    """Texts that a request asks for. Raises ApiError."""
+    return len(_texts(body)) * (body.n or 1)
+
+
+def _asked(served: ServedModel, body: CompletionRequest, patience: Patience) -> list[dict[str, Any]]:
+    """What the objective is asked for each text. Raises ApiError."""
+    for name, neutral in _NEUTRAL.items():
+        if getattr(body, name) not in (None, neutral):
+            raise ApiError(400, f"{served.name} writes a text for a text, and knows no {name}", name)
+    sampling = served.opened.objective.sampling(
+        new_tokens=body.max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=None if body.top_k is None else max(0, body.top_k),
+        repetition_penalty=body.repetition_penalty,
+    )
+    if sampling.new_tokens > served.context:
+        raise ApiError(400, f"a text has {served.context:,} tokens at most", "max_tokens", "context_length_exceeded")
+    first = body.seed if body.seed is not None else uuid.uuid4().int % 2**31
+    seeds = [(first + number) % 2**63 if sampling.temperature else 0 for number in range(body.n or 1)]
+    return [
+        {"text": text, "sampling": replace(sampling, seed=seed), "is_over": patience.is_over}
+        for text in _texts(body)
+        for seed in seeds
+    ]
+
+
+def _choice(index: int, text: str, answer: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A text or a part of it; the last part has the whole `answer`."""
+    finish = None if answer is None else answer["finish_reason"]
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
+
+
+def _texts(body: CompletionRequest) -> list[str]:
+    """Raises ApiError for prompts as ids: special tokens and the prefix belong to the model's own reading."""
+    prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) < len(prompts):
+        raise ApiError(400, "this model is given texts, not ids", "prompt")
+    return texts
