@@ -2,7 +2,8 @@
 
 Zensical builds one site for a language from one folder of pages, so the pages are put together first, in build/docs:
 those of docs/, those of benchmarks/ that they link to, and the reference, which is made from the code. A page that
-docs/ru does not have stands in the Russian site in English, and says so.
+docs/ru does not have stands in the Russian site in English, and says so. A page that it has keeps the English page's
+anchors, so that `checkpoints.md#another-length` leads to the same section in both languages.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ CONVERT = (ROOT / "docs" / "convert.md", ROOT / "docs" / "ru" / "convert.md")
 LANGUAGES = {"en": "zensical.toml", "ru": "zensical.ru.toml"}
 BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 NOT_TRANSLATED = '!!! note "Эта страница пока только по-английски"'
+_BLOCK = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
@@ -63,8 +67,21 @@ def with_links(text: str, page: str, source: Path, places: dict[Path, str]) -> s
             return words
         return f"[{words}]({os.path.relpath(place, Path(page).parent)}{hash_sign}{anchor})"
 
-    parts = re.split(r"(^```.*?^```|`[^`\n]+`)", text, flags=re.MULTILINE | re.DOTALL)
+    parts = _CODE.split(text)
     return "".join(part if at % 2 else _LINK.sub(turned, part) for at, part in enumerate(parts))
+
+
+def with_anchors(text: str, english: str) -> str:
+    """A translated page whose headings have the anchors of the English page's headings, which are as many."""
+    from markdown.extensions.toc import slugify, unique
+
+    used: set[str] = set()
+    anchors = iter([unique(slugify(heading, "-"), used) for heading in _HEADING.findall(_BLOCK.sub("", english))])
+    parts = _BLOCK.split(text)
+    return "".join(
+        part if at % 2 else _HEADING.sub(lambda heading: f"{heading[0]} {{ #{next(anchors)} }}", part)
+        for at, part in enumerate(parts)
+    )
 
 
 def assemble(language: str, root: Path) -> None:
@@ -83,7 +100,9 @@ def assemble(language: str, root: Path) -> None:
             shutil.copyfile(source, target)
             continue
         text = with_links(source.read_text(encoding="utf-8"), page, source, places)
-        if language == "ru" and not source.is_relative_to(ROOT / "docs/ru"):
+        if source.is_relative_to(ROOT / "docs/ru"):
+            text = with_anchors(text, (ROOT / "docs" / page).read_text(encoding="utf-8"))
+        elif language == "ru":
             text = _marked(text)
         target.write_text(text, encoding="utf-8")
     for page, make in REFERENCE.items():

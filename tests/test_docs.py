@@ -64,13 +64,14 @@ def test_the_list_of_keys_is_up_to_date():
     assert TARGET.read_text(encoding="utf-8") == run_file_page(), "run: make docs"
 
 
-def test_the_table_of_extras_is_that_of_the_project():
-    page = (ROOT / "docs/install.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]+ \| (yes|no) \|$", page, re.MULTILINE)
+@pytest.mark.parametrize(("name", "yes", "no"), [("docs/install.md", "yes", "no"), ("docs/ru/install.md", "да", "нет")])
+def test_the_table_of_extras_is_that_of_the_project(name, yes, no):
+    page = (ROOT / name).read_text(encoding="utf-8")
+    rows = re.findall(rf"^\| `(\w+)` \| ([^|]+) \| [^|]+ \| ({yes}|{no}) \|$", page, re.MULTILINE)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     requirements = {extra: [Requirement(line) for line in lines] for extra, lines in extras.items()}
     (all_extras,) = requirements.pop("all")
-    assert {extra for extra, _, in_all in rows if in_all == "yes"} == all_extras.extras
+    assert {extra for extra, _, in_all in rows if in_all == yes} == all_extras.extras
     del requirements["dev"], requirements["quantise"]
     packages = {extra: ", ".join(line.name for line in lines) for extra, lines in requirements.items()}
     assert {extra: named for extra, named, _ in rows} == packages
