@@ -328,7 +328,7 @@ def test_what_becomes_of_a_model_from_scratch():
         ("base_model: m\ndatasets: [\n", r"old:3: is not valid YAML"),
         ("base_model: m\nlearning_rate: fast\nnum_epochs: 0\ndatasets: [{path: a, type: b}]\n",
          r"(?s)old:3: num_epochs: 0 is not above zero.*old:2: learning_rate: 'fast'"),
-        ("python run_plm.py --model_name_or_path m --train_file a\n", r"run_plm\.py learns by what artel has not"),
+        ("python run_plm.py --model_name_or_path m --train_file a\n", r"run_plm\.py is not a script that is converted"),
         ("python run_clm.py --train_file 'a\n", r"old:1: is no command: No closing quotation"),
         ("python run_clm.py --train_file a\n", "names no model"),
     ],

@@ -1,5 +1,6 @@
 """The site: it builds without a warning, no link of it is dead, and it is the same in both languages."""
 
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -48,11 +49,19 @@ def test_every_page_stands_in_the_navigation():
     assert pages == set(pages_in(settings("zensical.toml")["nav"]))
 
 
-def test_every_metric_of_an_objective_has_its_definition():
-    page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
-    for name in OBJECTIVES.names:
-        for metric in OBJECTIVES[name].better:
-            assert f"`{metric}`" in page, f"docs/metrics.md does not define {metric} of {name}"
+@pytest.mark.parametrize("name", ["docs/metrics.md", "docs/ru/metrics.md"])
+def test_every_metric_of_an_objective_has_its_definition(name):
+    page = (ROOT / name).read_text(encoding="utf-8")
+    for objective in OBJECTIVES.names:
+        for metric in OBJECTIVES[objective].better:
+            assert f"`{metric}`" in page, f"{name} does not define {metric} of {objective}"
+
+
+def test_both_languages_define_the_same_metrics():
+    english, russian = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/metrics.md", "docs/ru/metrics.md"))
+    first_cells = re.compile(r"^\| (`[^|]+`) \|", re.MULTILINE)
+    assert first_cells.findall(english)
+    assert first_cells.findall(russian) == first_cells.findall(english)
 
 
 @pytest.mark.slow

@@ -38,8 +38,8 @@ def convert_command_line(text: str, place: str) -> Converted:
     """The run file of the first such command in the text. Raises InputError with all problems."""
     command = read_command(text, place)
     if command.kind not in _OBJECTIVES:
-        fix = "give a command of run_clm.py or run_mlm.py"
-        raise InputError.at(place, f"run_{command.kind}.py learns by what artel has not", fix)
+        fix = "give a command of run_clm.py or run_mlm.py, or write the run file by hand"
+        raise InputError.at(place, f"run_{command.kind}.py is not a script that is converted", fix)
     old = OldKeys(place, _DEFAULTS, {})
     _read_arguments(old, command, place)
     world = _read_launcher(old, command, place)
