@@ -280,7 +280,7 @@ def test_a_missing_extra_is_told_with_its_remedy(base, tmp_path, package, model,
     assert not (tmp_path / "stores").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_adapter_is_no_model_to_start_from_and_needs_its_base(base, tokenizer, tmp_path):
     moved = tmp_path / "base"
     moved.symlink_to(base)

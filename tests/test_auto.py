@@ -179,7 +179,6 @@ def text_of_words() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_only_the_gpus_that_train_count():
     run = auto_run("1h", data=text_of_words())
     one_of_eight = choose(run, find_hardware("h100-80gb:8"), 1, 1)
@@ -187,7 +186,6 @@ def test_only_the_gpus_that_train_count():
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_nproc_counts_the_processes_of_a_node():
     run = auto_run("1h", data=text_of_words())
     three = find_hardware("cpu", nodes=3)

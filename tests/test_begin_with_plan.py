@@ -97,7 +97,7 @@ def test_a_text_of_less_than_a_block_is_refused_as_such(tmp_path, monkeypatch):
     assert "less than a block" in ended.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_refused_restart_keeps_the_earlier_run_and_a_plan_is_of_all_processes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = {"steps": 2}

@@ -101,7 +101,7 @@ def test_wrong_options_are_told_together(tmp_path):
         measure_prepare(settings, lambda _: None)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_text_is_the_same_for_a_seed_and_has_copies():
     texts = list(documents(3_000_000, seed=7))
     assert texts == list(documents(3_000_000, seed=7))

@@ -92,7 +92,7 @@ def test_of_a_damaged_checkpoint_the_one_before_is_taken(which, flips, request):
     assert not said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_damaged_store_is_made_anew_byte_for_byte(tmp_path):
     lines = [json.dumps({"text": f"a text of words, and its number is {number}"}) for number in range(120)]
     (tmp_path / "a.jsonl").write_text("\n".join([*lines, "{"]))

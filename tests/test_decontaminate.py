@@ -228,7 +228,6 @@ def test_the_key_of_the_store_knows_the_benchmarks(exam, tmp_path):
     assert len(set(keys)) == 4
 
 
-@pytest.mark.ci
 @pytest.mark.processes
 def test_parts_and_processes_do_not_show(exam, tmp_path):
     text = lines_with_repeats(400, 1).splitlines()
@@ -246,7 +245,6 @@ def test_parts_and_processes_do_not_show(exam, tmp_path):
     assert len(made) == 1
 
 
-@pytest.mark.ci
 @pytest.mark.processes
 def test_a_task_of_the_harness(tmp_path, monkeypatch):
     """Multiple choice on a file of one's own: the answers are the right choices."""

@@ -237,7 +237,7 @@ def words_by_transformers(folder, text):
     return words
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_figures_are_seqevals_on_what_transformers_alone_finds(trained):
     figures = artel.open(trained).evaluate(tell=silent)
     gold, guessed = [], []
@@ -381,7 +381,7 @@ def test_a_head_without_outside_gives_each_word_a_tag(tmp_path):
 # other schemes
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bilou(tmp_path):
     run = write_run(tmp_path / "bilou.yaml", NAMES, tokens={"scheme": "bilou"},
                     train={"steps": 120, "batch": 16, "learning_rate": 3e-3})  # fmt: skip

@@ -23,7 +23,7 @@ def trained(tmp_path_factory):
     return [run.with_suffix("") for run in runs]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_runs_side_by_side_on_their_validation_parts(trained):
     done = artel("evaluate", *trained, "--json")
     assert done.returncode == 0, done.stderr

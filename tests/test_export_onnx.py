@@ -37,7 +37,7 @@ def saved(folder, tokenizer, architecture):
     return model
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("architecture", ENCODERS)
 def test_the_graph_says_what_the_model_says(tmp_path, tokenizer, architecture):
     onnxruntime = pytest.importorskip("onnxruntime")

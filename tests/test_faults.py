@@ -71,7 +71,7 @@ def without_overrides():
     assert libc.capset(header, held) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_may_not_be_read_or_written_is_told(tmp_path, monkeypatch, capfd, without_overrides):
     def assert_refused(*parts) -> None:
         status, said = run_artel(monkeypatch, capfd, "train", file)
@@ -109,7 +109,7 @@ def test_what_may_not_be_read_or_written_is_told(tmp_path, monkeypatch, capfd, w
 # Texts that are gone
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_goes_on_when_its_texts_are_gone(tmp_path, monkeypatch, capfd):
     file, text = text_run(tmp_path)
     assert run_artel(monkeypatch, capfd, "train", file)[0] == 0

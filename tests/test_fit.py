@@ -51,7 +51,7 @@ def check_lines(run, advice):
         assert bool(result_differences(run, pasted)) == (each in advice.different)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "config", [LLAMA, pytest.param(MOE, marks=pytest.mark.long)], ids=lambda config: config["model_type"]
 )
@@ -130,7 +130,7 @@ def test_adapters_are_another_training(tmp_path):
     assert any("train.precision=fp16" in each.words for each in advice.different)  # it has no bf16
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_of_this_machine():
     run = run_of(LLAMA)
     own, advice, _ = advised(run, find_hardware("cpu:2"))
@@ -164,7 +164,7 @@ def test_the_235_billion_question():
     assert other.hardware.world_size < 64
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_prints_lines_to_paste(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(merged(TINY, {"model": {"config": LLAMA}})))

@@ -154,7 +154,6 @@ def by(program, *arguments, **variables):
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT | variables)
 
 
-@pytest.mark.ci
 @pytest.mark.processes
 def test_accelerate_launch(tmp_path, reference):
     pytest.importorskip("accelerate")
@@ -167,7 +166,6 @@ def test_accelerate_launch(tmp_path, reference):
     assert largest_difference(reference, losses(tmp_path / "run")) < 1e-5
 
 
-@pytest.mark.ci
 @pytest.mark.processes
 def test_the_launcher_of_deepspeed(tmp_path, reference):
     beside = Path(sys.prefix) / "deepspeed"  # beside the environment: see the Makefile
@@ -253,7 +251,6 @@ def saved(folder):
     return max((int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*")), default=0)
 
 
-@pytest.mark.ci
 @pytest.mark.processes
 def test_a_launcher_that_is_the_only_program_of_a_container(tmp_path):
     """It has process id 1 there, as the parent of who has lost its own has elsewhere."""

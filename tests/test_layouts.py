@@ -84,7 +84,6 @@ def test_a_layout_goes_on_from_the_checkpoint_of_another(tmp_path, pairs):
     ]
 
 
-@pytest.mark.ci
 @pytest.mark.processes
 def test_four_processes_hold_a_quarter_each(tmp_path):
     """Weights, gradients, both of AdamW's averages: 16 bytes a parameter. What else is alive is less than a layer."""

@@ -162,7 +162,7 @@ def test_a_worker_that_is_killed_is_told(tmp_path):
     assert prepare(run).open().train.documents == 120
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_weights_by_set_over_the_pile(tmp_path, shared_data):
     """Every document of weight 2.5 comes two or three times, and the sums are right."""
     files = sorted((shared_data / "pile").glob("*.jsonl.zst"))

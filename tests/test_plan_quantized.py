@@ -70,7 +70,7 @@ def fullest(trace: Trace) -> dict[str, int]:
     return bytes_by_kind(trace.live.events, *trace.phases[2])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("quantize", "bytes_a_weight"), [("int8", 1.0), ("nf4", 0.5)])
 def test_steps_over_quantized_weights_hold_as_many_bytes_less(
     folder: Path, quantize: str, bytes_a_weight: float
@@ -92,7 +92,7 @@ def test_a_base_in_bf16_is_planned_as_it_is_saved(folder: Path) -> None:
     assert plain.kept_bytes == half.kept_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_under_int8_recomputing_spares_little(folder: Path) -> None:
     """bitsandbytes keeps the inputs of 8-bit layers where checkpointing does not see them."""
     kept = {kind: fullest(traced(folder, kind, "full"))[ACTIVATIONS] for kind in KINDS}

@@ -34,7 +34,7 @@ tokenizer: {{train: {{vocab: 1000, sample: 1M}}}}
     return file
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_decoded_store_equals_the_cleaned_documents(novels):
     """All of literature/ and html/, in UTF-8, windows-1251 and koi8-r: character for character, in order."""
     run = load_run(str(novels))

@@ -101,7 +101,7 @@ def test_the_status_line_of_a_server_forges_no_line(tmp_path, monkeypatch, capfd
     assert r"answers 404 gone\x1b[2J\x9b2J\x0bartel: done" in err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_tokens_of_a_model_act_on_no_terminal(endless, tmp_path, monkeypatch, capfd):
     """At a high temperature a vocabulary of bytes writes every control character; JSON has the text as it is."""
     options = ["--temperature", "90", "--top-k", "0", "--seed", "7"]

@@ -7,7 +7,6 @@ from printed.walks_recipes import RECIPES
 
 
 @pytest.mark.processes
-@pytest.mark.ci
 @pytest.mark.parametrize("walk", cases(RECIPES))
 def test_commands_do_as_printed(walk, tmp_path, home):
     go(walk, tmp_path, home)

@@ -21,7 +21,7 @@ PAGES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted({name for name, _ in PAGES.values()}))
 def test_the_python_of_the_pages(name):
     pages = {page: folder for page, (objective, folder) in PAGES.items() if objective == name}

@@ -99,7 +99,6 @@ def run(tmp_path_factory, server):
     return folder / "mine"
 
 
-@pytest.mark.ci
 def test_tensorboard(run):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -121,7 +120,6 @@ def test_tensorboard(run):
     assert rows == in_a_line
 
 
-@pytest.mark.ci
 def test_wandb(run):
     (offline,) = wandb_folders(run)
     records = wandb_records(offline)
@@ -138,7 +136,6 @@ def test_wandb(run):
     assert not list(offline.rglob("wandb-metadata.json"))  # it would have the command line
 
 
-@pytest.mark.ci
 def test_mlflow(run, server, tmp_path):
     from mlflow import MlflowClient, artifacts
 
@@ -162,7 +159,6 @@ def test_mlflow(run, server, tmp_path):
     assert 'class="state complete"' in (folder / "report.html").read_text()
 
 
-@pytest.mark.ci
 def test_trackio(run):
     rows = trackio_rows(run.parent / "trackio")
     name = json.loads((run / "tracker_runs.json").read_text())["trackio"]

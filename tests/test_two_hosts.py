@@ -83,8 +83,10 @@ def by_endpoint(hosts, run):
     return [start_in(host, "train", run, "--nnodes", 2, "--rdzv-endpoint", endpoint) for host in hosts]
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize(("start", "processes"), [(by_flags, 4), (by_environment, 2), (by_endpoint, 2)])
+@pytest.mark.parametrize(
+    ("start", "processes"),
+    [(by_flags, 4), pytest.param(by_environment, 2, marks=pytest.mark.ci), (by_endpoint, 2)],
+)
 def test_two_hosts_train_as_one_process_does(tmp_path, hosts_by_name, start, processes):
     one, two = (write_run(tmp_path / f"{name}.yaml") for name in ("one", "two"))
     done = artel("train", one)
