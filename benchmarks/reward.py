@@ -5,8 +5,9 @@
 The last 60 pairs of chat/preferences_demo.json are held out, the others are learned; prompts and answers are cut short,
 so that minutes of one core suffice. Each contestant trains with the same rows, batch, rate, schedule and steps, in a
 process of its own with one thread; the order is each one's own. Both run as they come (bf16 where the processor has
-it; TRL without its gradient checkpointing), and for the first seed in float32 too. Speed is pairs for each second of
-the processor from the end of the sixth step to that of the last. Writes benchmarks/reward.md.
+it; TRL without its gradient checkpointing, and with the model's dropout, which it takes away by itself), and for the
+first seed in float32 too. Speed is pairs for each second of the processor from the end of the sixth step to that of
+the last. Writes benchmarks/reward.md.
 """
 
 from __future__ import annotations
@@ -155,8 +156,8 @@ def trl_run(options: argparse.Namespace, clock: Clock, *, fp32: bool) -> float:
         output_dir="trl", seed=options.seed, max_steps=STEPS, per_device_train_batch_size=BATCH,
         learning_rate=options.rate, lr_scheduler_type="linear", warmup_steps=0.1,
         weight_decay=0.0, adam_beta2=0.999, max_grad_norm=1.0, use_cpu=True, bf16=not fp32,
-        gradient_checkpointing=False, max_length=None, report_to=[], save_strategy="no", logging_steps=1000,
-        disable_tqdm=True,
+        gradient_checkpointing=False, disable_dropout=False, max_length=None, report_to=[], save_strategy="no",
+        logging_steps=1000, disable_tqdm=True,
     )  # fmt: skip
 
     class Noted(TrainerCallback):
@@ -256,7 +257,8 @@ def write(learned: int, held: int, rows: list[str]) -> None:
         *rows,
         "",
         "Both run as they come, in bf16 where the processor has it, unless float32 is said; TRL without gradient",
-        "checkpointing. Both read the same tokens; TRL pads a batch to its longest answer.",
+        "checkpointing, and with the model's dropout, which it takes away by itself. Both read the same tokens; TRL",
+        "pads a batch to its longest answer.",
     ]
     PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
