@@ -10,10 +10,11 @@ Encoders, whose rows may have padding, get the masks of transformers.
 Which kernel runs:
     causal, or without a mask       scaled_dot_product_attention without a mask: cuDNN or FlashAttention 2 on a GPU
     the same on a CPU in bf16       with artel's own backward pass (cpu/attention.py)
+    with dropout on a CPU in bf16   artel's own kernels (cpu/attention_dropout.py), of padded rows and documents too
     a sliding window, a mask        scaled_dot_product_attention with a mask (rows, 1, length, length)
     documents on a GPU              FlexAttention, which skips blocks that no token sees (Dong et al. 2024)
     documents on a CPU              one document after another, each by itself (cpu/documents.py)
-    the same with dropout           those of one length together
+    the same with dropout           in bf16 as above, else those of one length together
     branches on a CPU               one after another, each behind what its document shares
 
 Under context parallelism (`parallel/context/context.py`) each process holds a part of every sequence. An `Exchange`
@@ -36,7 +37,8 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from transformers import PreTrainedModel
 
 from artel.models.choice import Choice
-from artel.models.cpu.attention import cpu_attention, takes
+from artel.models.cpu.attention import cpu_attention, takes, trains_here
+from artel.models.cpu.attention_dropout import dropout_attention, visible_rows
 from artel.models.cpu.documents import document_attention
 
 NAME = "artel"
@@ -129,11 +131,17 @@ def attend(
     if options.mask is not None and options.mask.dtype == torch.int64:
         numbers = options.mask[:, 0, 0]
         if options.dropout > 0.0:
+            if options.window is None and trains_here(query, key, value):
+                return _attend_dropping(query, key, value, numbers, options)
             return _attend_documents(query, key, value, numbers, options)
         return document_attention(
             query, key, value, numbers, causal=options.causal, window=options.window, scale=options.scale
         )
     if query_ranges is None:
+        if options.dropout > 0.0 and options.window is None and trains_here(query, key, value):
+            own = _numbers_of(options.mask, query)
+            if own is not None:
+                return _attend_dropping(query, key, value, own, options)
         positions = range(query.shape[2])
         return _attend_range(query, key, value, options.mask, options, positions, positions)
     outputs, start = [], 0
@@ -146,6 +154,24 @@ def attend(
         )
         start += len(queries)
     return torch.cat(outputs, dim=2)
+
+
+def _attend_dropping(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, numbers: torch.Tensor, options: AttentionOptions
+) -> torch.Tensor:
+    """`attend` within documents, with dropout, on a CPU. numbers (rows, length), 0 for padding."""
+    return dropout_attention(
+        query, key, value, numbers, causal=options.causal, dropout=options.dropout, scale=options.scale
+    )
+
+
+def _numbers_of(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
+    """int64 (rows, length): 1 for what a row has, 0 for its padding. None for a mask of another kind, or that would have
+    to be read while layers are compiled.
+    """
+    if mask is None:
+        return torch.ones(query.shape[0], query.shape[2], dtype=torch.int64, device=query.device)
+    return None if torch.compiler.is_compiling() else visible_rows(mask)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # each batch has other lengths: each would compile anew

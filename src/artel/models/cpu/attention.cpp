@@ -1,5 +1,5 @@
-// The backward pass of attention in bf16, with a causal mask or none, of documents that stand side by side in rows; see
-// attention.py and documents.py.
+// Attention in bf16, with a causal mask or none, of documents that stand side by side in rows: the backward pass, and,
+// where weights are dropped, the forward pass too; see attention.py, documents.py and attention_dropout.py.
 //
 // The keys and values of a head stay in the cache while its queries pass, BLOCK at a time (Dao et al. 2022,
 // "FlashAttention", algorithm 4). Products of blocks are PyTorch's (oneDNN's brgemm: AMX, or AVX-512's bf16), summed in
@@ -9,6 +9,7 @@
 #include <ATen/native/CPUBlas.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -49,6 +50,32 @@ struct Shape {
   int64_t shared() const { return heads / groups; }
 };
 
+// Which weights are dropped. A weight's fate is a hash of where it stands: the backward pass finds it again, and nothing
+// is kept. The hash is MurmurHash3's last step (Appleby 2011).
+struct Dropout {
+  uint32_t threshold;  // of 2^32: the share that is dropped
+  float factor;        // by which the others grow
+  uint64_t seed;
+
+  bool is_on() const { return threshold != 0; }
+
+  // Where the counting of one head's weights begins: the last step of SplitMix64 (Steele et al. 2014).
+  uint32_t begin(int64_t document, int64_t head, int64_t heads) const {
+    uint64_t mixed = seed + 0x9e3779b97f4a7c15ull * uint64_t(document * heads + head + 1);
+    mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9ull;
+    mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebull;
+    return uint32_t(mixed >> 32);
+  }
+
+  // The factor of the weight with which query `at` reads key `key`.
+  float of(uint32_t begin, uint32_t at, uint32_t key) const {
+    uint32_t hash = begin + at * 0x9e3779b1u + key * 0x85ebca77u;
+    hash = (hash ^ (hash >> 16)) * 0x85ebca6bu;
+    hash = (hash ^ (hash >> 13)) * 0xc2b2ae35u;
+    return (hash ^ (hash >> 16)) < threshold ? 0.0f : factor;
+  }
+};
+
 // The tokens of a row that see one another: `length` of them, from position `start` of the row.
 struct Document {
   int64_t row, start, length;
@@ -56,6 +83,12 @@ struct Document {
   // The number of keys that the queries of a block see.
   int64_t seen(int64_t block, bool causal) const { return causal ? std::min(length, block + BLOCK) : length; }
 };
+
+int64_t longest(const std::vector<Document>& documents) {
+  int64_t length = 0;
+  for (const Document& document : documents) length = std::max(length, document.length);
+  return length;
+}
 
 // (count, size) transposed and interleaved: (size / 2, width, 2); positions from `count` on are 0.
 void transpose(const BFloat16* from, int64_t stride, int64_t count, int64_t width, int64_t size, BFloat16* to) {
@@ -112,16 +145,20 @@ struct Scratch {
 
 // For `seen` keys and a block of queries: from scores and the gradient of the weights, float32 (keys, BLOCK), the
 // weights and the gradient of the scores in bf16, the latter interleaved as well. Query `at` of the block sees key
-// `key` where at >= key - first. `dot` is, for each query, grad_output times output.
-void scores_backward(int64_t seen, int64_t first, float scale, const float* log_sums, const float* dot, Scratch& with) {
+// `key` where at >= key - first. `dot` is, for each query, grad_output times output. `begin` and `start`, the place of
+// the block's first query, say which weights are dropped.
+template <bool DROPS>
+void scores_backward(int64_t seen, int64_t first, float scale, const float* log_sums, const float* dot, Dropout dropout,
+                     uint32_t begin, int64_t start, Scratch& with) {
   for (int64_t key = 0; key < seen; ++key) {
     float* const scores = with.scores.data() + key * BLOCK;
     float* const grad_weights = with.grad_weights.data() + key * BLOCK;
     for (int64_t at = 0; at < BLOCK; ++at) {
       const float weight = exponential(scores[at] * scale - log_sums[at]);
+      const float kept = DROPS ? dropout.of(begin, uint32_t(start + at), uint32_t(key)) : 1.0f;
       scores[at] = at >= key - first ? weight : 0.0f;
-      grad_weights[at] = (grad_weights[at] - dot[at]) * scores[at] * scale;
-      narrow(scores[at], with.weights[key * BLOCK + at]);
+      grad_weights[at] = (grad_weights[at] * kept - dot[at]) * scores[at] * scale;
+      narrow(scores[at] * kept, with.weights[key * BLOCK + at]);
       narrow(grad_weights[at], with.grad_scores[key * BLOCK + at]);
     }
   }
@@ -129,19 +166,74 @@ void scores_backward(int64_t seen, int64_t first, float scale, const float* log_
   interleave(with.grad_scores.data(), BLOCK, up_to_even(seen), up_to_even(seen), BLOCK, with.interleaved.data());
 }
 
-void backward(const Shape& shape, const Document* documents, int64_t count_of_documents, const BFloat16* query, Strides query_strides, const BFloat16* key,
-              Strides key_strides, const BFloat16* value, Strides value_strides, const BFloat16* output,
-              const float* log_sums, const BFloat16* grad_output, Strides grad_strides, int threads,
-              BFloat16* grad_query, BFloat16* grad_key, BFloat16* grad_value) {
+// The output (rows, length, heads, size) of the weights that are not dropped, and the log-sum-exp of each query's scores.
+void forward(const Shape& shape, const std::vector<Document>& documents, const BFloat16* query, Strides query_strides,
+             const BFloat16* key, Strides key_strides, const BFloat16* value, Strides value_strides, Dropout dropout,
+             int threads, BFloat16* output, float* log_sums) {
   const int64_t size = shape.size, heads = shape.heads;
-  int64_t longest = 0;
-  for (int64_t at = 0; at < count_of_documents; ++at) longest = std::max(longest, documents[at].length);
 #pragma omp parallel num_threads(threads)
   {
-    Scratch with(up_to_even(longest), size);
+    const int64_t most = up_to_even(longest(documents));
+    std::vector<BFloat16> transposed_values(size * most), transposed_queries(BLOCK * size), weights(most * BLOCK),
+        interleaved(most * std::max(BLOCK, size));
+    std::vector<float> scores(most * BLOCK), result(size * BLOCK);
 #pragma omp for schedule(dynamic)
-    for (int64_t task = 0; task < count_of_documents * shape.shared(); ++task) {
-      const Document& document = documents[task / shape.shared()];
+    for (int64_t task = 0; task < int64_t(documents.size()) * heads; ++task) {
+      const int64_t number = task / heads, head = task % heads, key_head = head / shape.groups;
+      const auto [row, first, length] = documents[number];
+      const int64_t even = up_to_even(length);
+      const uint32_t begin = dropout.begin(number, head, heads);
+      const BFloat16* const keys = key_strides.at(key, row, key_head, first);
+      transpose(value_strides.at(value, row, key_head, first), value_strides.place, length, even, size,
+                interleaved.data());
+      deinterleave(interleaved.data(), size / 2, even, transposed_values.data());
+      for (int64_t start = 0; start < length; start += BLOCK) {
+        const int64_t count = std::min(BLOCK, length - start);
+        const int64_t seen = documents[number].seen(start, shape.causal);
+        transpose(query_strides.at(query, row, head, first + start), query_strides.place, count, BLOCK, size,
+                  transposed_queries.data());
+        multiply(seen, BLOCK, size, keys, key_strides.place, transposed_queries.data(), BLOCK, scores.data(), false);
+        float highest[BLOCK], sum[BLOCK] = {};
+        std::fill_n(highest, BLOCK, -std::numeric_limits<float>::infinity());
+        for (int64_t place = 0; place < seen; ++place)
+          for (int64_t at = 0; at < BLOCK; ++at) {
+            float& score = scores[place * BLOCK + at];
+            score = shape.causal && at < place - start ? -std::numeric_limits<float>::infinity() : score * shape.scale;
+            highest[at] = std::max(highest[at], score);
+          }
+        for (int64_t place = 0; place < seen; ++place)
+          for (int64_t at = 0; at < BLOCK; ++at) {
+            const float weight = exponential(scores[place * BLOCK + at] - highest[at]);
+            sum[at] += weight;
+            narrow(weight * dropout.of(begin, uint32_t(start + at), uint32_t(place)), weights[place * BLOCK + at]);
+          }
+        interleave(weights.data(), BLOCK, seen, up_to_even(seen), BLOCK, interleaved.data());
+        multiply(size, BLOCK, up_to_even(seen), transposed_values.data(), even, interleaved.data(), BLOCK,
+                 result.data(), false);
+        for (int64_t at = 0; at < count; ++at) {
+          const int64_t place = first + start + at;
+          log_sums[(row * heads + head) * shape.length + place] = highest[at] + std::log(sum[at]);
+          BFloat16* const to = output + ((row * shape.length + place) * heads + head) * size;
+          for (int64_t column = 0; column < size; ++column) narrow(result[column * BLOCK + at] / sum[at], to[column]);
+        }
+      }
+    }
+    at::native::cpublas::brgemm_release();
+  }
+}
+
+void backward(const Shape& shape, const std::vector<Document>& documents, const BFloat16* query, Strides query_strides,
+              const BFloat16* key, Strides key_strides, const BFloat16* value, Strides value_strides,
+              const BFloat16* output, const float* log_sums, const BFloat16* grad_output, Strides grad_strides,
+              Dropout dropout, int threads, BFloat16* grad_query, BFloat16* grad_key, BFloat16* grad_value) {
+  const int64_t size = shape.size, heads = shape.heads;
+#pragma omp parallel num_threads(threads)
+  {
+    Scratch with(up_to_even(longest(documents)), size);
+#pragma omp for schedule(dynamic)
+    for (int64_t task = 0; task < int64_t(documents.size()) * shape.shared(); ++task) {
+      const int64_t number = task / shape.shared();
+      const Document& document = documents[number];
       const int64_t row = document.row, first = document.start, length = document.length, even = up_to_even(length);
       const int64_t key_head = task % shape.shared();
       const BFloat16* const keys = key_strides.at(key, row, key_head, first);
@@ -151,6 +243,7 @@ void backward(const Shape& shape, const Document* documents, int64_t count_of_do
       std::fill_n(with.grad_key.begin(), length * size, 0.0f);
       std::fill_n(with.grad_value.begin(), length * size, 0.0f);
       for (int64_t head = key_head * shape.groups; head < (key_head + 1) * shape.groups; ++head) {
+        const uint32_t begin = dropout.begin(number, head, heads);
         for (int64_t start = 0; start < length; start += BLOCK) {
           const int64_t count = std::min(BLOCK, length - start), seen = document.seen(start, shape.causal);
           const BFloat16* const queries = query_strides.at(query, row, head, first + start);
@@ -178,7 +271,8 @@ void backward(const Shape& shape, const Document* documents, int64_t count_of_do
                    with.scores.data(), false);
           multiply(seen, BLOCK, size, values, value_strides.place, with.transposed_grads.data(), BLOCK,
                    with.grad_weights.data(), false);
-          scores_backward(seen, shape.causal ? start : seen, shape.scale, block_sums, dot, with);
+          const auto scores_pass = dropout.is_on() ? scores_backward<true> : scores_backward<false>;
+          scores_pass(seen, shape.causal ? start : seen, shape.scale, block_sums, dot, dropout, begin, start, with);
           multiply(seen, size, BLOCK, with.weights.data(), BLOCK, with.grads.data(), size,
                    with.grad_value.data(), true);
           multiply(seen, size, BLOCK, with.grad_scores.data(), BLOCK, with.queries.data(), size, with.grad_key.data(),
@@ -202,6 +296,15 @@ void backward(const Shape& shape, const Document* documents, int64_t count_of_do
     }
     at::native::cpublas::brgemm_release();
   }
+}
+
+Strides strides(const int64_t* of) { return {of[0], of[1], of[2]}; }
+
+// Row, start and length of each.
+std::vector<Document> listed(const int64_t* documents, int64_t count) {
+  std::vector<Document> all(count);
+  for (int64_t at = 0; at < count; ++at) all[at] = {documents[3 * at], documents[3 * at + 1], documents[3 * at + 2]};
+  return all;
 }
 
 }  // namespace
@@ -234,17 +337,25 @@ extern "C" int attention_works() {
 // query, key, value and grad_output have any strides (of a row of the batch, a head, a position), and are contiguous
 // within a head. sizes: query heads, query heads for each key head, length of a row, numbers in a head. documents: row,
 // start and length of each; what is in none of them is left as it is. output and the three gradients are contiguous
-// (rows, length, heads, size), log_sums (rows, heads, length).
+// (rows, length, heads, size), log_sums (rows, heads, length). threshold, factor and seed: see Dropout.
+extern "C" void attention_forward(const int64_t* sizes, const int64_t* documents, int64_t count, int causal,
+                                  float scale, const BFloat16* query, const int64_t* query_strides,
+                                  const BFloat16* key, const int64_t* key_strides, const BFloat16* value,
+                                  const int64_t* value_strides, uint32_t threshold, float factor, uint64_t seed,
+                                  int threads, BFloat16* output, float* log_sums) {
+  forward({sizes[0], sizes[1], sizes[2], sizes[3], causal != 0, scale}, listed(documents, count), query,
+          strides(query_strides), key, strides(key_strides), value, strides(value_strides), {threshold, factor, seed},
+          threads, output, log_sums);
+}
+
 extern "C" void attention_backward(const int64_t* sizes, const int64_t* documents, int64_t count, int causal,
                                    float scale, const BFloat16* query, const int64_t* query_strides,
                                    const BFloat16* key, const int64_t* key_strides, const BFloat16* value,
                                    const int64_t* value_strides, const BFloat16* output, const float* log_sums,
-                                   const BFloat16* grad_output, const int64_t* grad_strides, int threads,
-                                   BFloat16* grad_query, BFloat16* grad_key, BFloat16* grad_value) {
-  const auto strides = [](const int64_t* of) { return Strides{of[0], of[1], of[2]}; };
-  std::vector<Document> all(count);
-  for (int64_t at = 0; at < count; ++at) all[at] = {documents[3 * at], documents[3 * at + 1], documents[3 * at + 2]};
-  backward({sizes[0], sizes[1], sizes[2], sizes[3], causal != 0, scale}, all.data(), count, query,
+                                   const BFloat16* grad_output, const int64_t* grad_strides, uint32_t threshold,
+                                   float factor, uint64_t seed, int threads, BFloat16* grad_query,
+                                   BFloat16* grad_key, BFloat16* grad_value) {
+  backward({sizes[0], sizes[1], sizes[2], sizes[3], causal != 0, scale}, listed(documents, count), query,
            strides(query_strides), key, strides(key_strides), value, strides(value_strides), output, log_sums,
-           grad_output, strides(grad_strides), threads, grad_query, grad_key, grad_value);
+           grad_output, strides(grad_strides), {threshold, factor, seed}, threads, grad_query, grad_key, grad_value);
 }

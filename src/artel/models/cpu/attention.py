@@ -15,22 +15,43 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from artel.models.cpu.build import library, pointer
 
 
+class Dropping(NamedTuple):
+    """Which attention weights are dropped: `Dropout` of attention.cpp."""
+
+    threshold: int
+    """Of 2^32, the share that is dropped."""
+    factor: float
+    """By which the others grow."""
+    seed: int
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        return ctypes.c_uint32(self.threshold), ctypes.c_float(self.factor), ctypes.c_uint64(self.seed)
+
+
+NOTHING_DROPPED = Dropping(0, 1.0, 0)
+
+
 def takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float) -> bool:
     """Whether `cpu_attention` supports such heads, (rows, heads, length, size), without a mask, and is faster."""
+    return dropout == 0.0 and trains_here(query, key, value)
+
+
+def trains_here(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether the kernels take such heads, which gradients are computed of."""
     return (
         query.device.type == "cpu"
         and compute_dtype(query) == torch.bfloat16
-        and dropout == 0.0
         and (query.shape[0], *query.shape[2:]) == (key.shape[0], *key.shape[2:])
         and key.shape == value.shape
-        and query.shape[3] % 2 == 0  # the kernel multiplies pairs of numbers
+        and query.shape[3] % 2 == 0  # the kernels multiply pairs of numbers
         and torch.is_grad_enabled()
         and (query.requires_grad or key.requires_grad or value.requires_grad)
         and works_here()
@@ -114,6 +135,7 @@ def backward_of_documents(
     *,
     causal: bool,
     scale: float,
+    dropping: Dropping = NOTHING_DROPPED,
 ) -> None:
     """Write the gradients of `heads` (query, key and value in bf16) into `grads`, made by `empty_heads`.
 
@@ -121,27 +143,62 @@ def backward_of_documents(
     """
     functions = library("attention")
     assert functions is not None
-    query = heads[0]
-    sizes = (ctypes.c_int64 * 4)(query.shape[1], query.shape[1] // heads[1].shape[1], *query.shape[2:])
-    numbers = [number for document in documents for number in document]
-    grad_output, *heads = (
-        tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (grad_output, *heads)
-    )
+    grad_output = _with_rows(grad_output)
     output, log_sums = output.transpose(1, 2).contiguous(), log_sums.contiguous()
     functions.attention_backward(
-        sizes,
-        (ctypes.c_int64 * len(numbers))(*numbers),
-        ctypes.c_int64(len(documents)),
-        ctypes.c_int(causal),
-        ctypes.c_float(scale),
+        *_described(heads := [*map(_with_rows, heads)], documents, causal, scale),
         *(argument for tensor in heads for argument in (pointer(tensor), _strides(tensor))),
         pointer(output),
         pointer(log_sums),
         pointer(grad_output),
         _strides(grad_output),
+        *dropping.arguments,
         ctypes.c_int(torch.get_num_threads()),
         *map(pointer, grads),
     )
+
+
+def forward_of_documents(
+    heads: Sequence[torch.Tensor],
+    output: torch.Tensor,
+    log_sums: torch.Tensor,
+    documents: Sequence[tuple[int, int, int]],
+    *,
+    causal: bool,
+    scale: float,
+    dropping: Dropping,
+) -> None:
+    """Write attention of `heads` (query, key and value in bf16), some of whose weights are dropped.
+
+    output, made by `empty_heads`; log_sums, float32 (rows, heads, length). Each of `documents` is (row, start, length).
+    The order of the documents counts: `backward_of_documents` needs the same.
+    """
+    functions = library("attention")
+    assert functions is not None
+    functions.attention_forward(
+        *_described(heads := [*map(_with_rows, heads)], documents, causal, scale),
+        *(argument for tensor in heads for argument in (pointer(tensor), _strides(tensor))),
+        *dropping.arguments,
+        ctypes.c_int(torch.get_num_threads()),
+        pointer(output),
+        pointer(log_sums),
+    )
+
+
+def _described(
+    heads: Sequence[torch.Tensor], documents: Sequence[tuple[int, int, int]], causal: bool, scale: float
+) -> tuple[Any, ...]:
+    """What the kernels are told first."""
+    query, key, _ = heads
+    sizes = (ctypes.c_int64 * 4)(query.shape[1], query.shape[1] // key.shape[1], *query.shape[2:])
+    numbers = [number for document in documents for number in document]
+    places = (ctypes.c_int64 * len(numbers))(*numbers)
+    return sizes, places, ctypes.c_int64(len(documents)), ctypes.c_int(causal), ctypes.c_float(scale)
+
+
+def _with_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, the numbers of each head side by side."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 @_attention_backward.register_fake

@@ -56,7 +56,7 @@ def _attention(
     output, log_sums = _empty_result(query, numbers)
     output.zero_()
     log_sums.zero_()
-    for document in _documents(numbers):
+    for document in documents_of(numbers):
         own, shared_key, shared_value = (_tokens(heads, document) for heads in (query, key, value))
         mask = _window_mask(document, window, causal, query)
         _tokens(output, document)[:], _tokens(log_sums, document)[:] = _FORWARD(
@@ -90,7 +90,7 @@ def _attention_backward(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of query, key and value."""
-    heads, documents = (query, key, value), list(_documents(numbers))
+    heads, documents = (query, key, value), list(documents_of(numbers))
     grads = (empty_heads(query).zero_(), empty_heads(key).zero_(), empty_heads(value).zero_())
     own = [each for each in documents if _is_own(each, query, window)]
     if own:
@@ -130,8 +130,8 @@ _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def _documents(numbers: torch.Tensor) -> Iterator[Document]:
-    """Where the documents are; padding is none of them."""
+def documents_of(numbers: torch.Tensor) -> Iterator[Document]:
+    """Where the documents of numbers (rows, length) are; padding, 0, is none of them."""
     for row, line in enumerate(numbers):
         names, lengths = torch.unique_consecutive(line, return_counts=True)
         start = 0

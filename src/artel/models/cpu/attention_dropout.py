@@ -1,0 +1,149 @@
+"""Attention on a CPU in bf16 with dropout of its weights, as BERT, RoBERTa and GPT-2 are trained: attention.cpp.
+
+PyTorch's kernel for CPUs knows no dropout. What it does instead multiplies in float32, draws a random number for each
+weight, and keeps three tensors of (rows, heads, length, length). Here a weight's fate is a hash of where it stands and
+of a seed that PyTorch's generator gives, so nothing is kept, and an activation that is computed again is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from artel.models.cpu.attention import (
+    Dropping,
+    backward_of_documents,
+    compute_dtype,
+    empty_heads,
+    forward_of_documents,
+)
+from artel.models.cpu.documents import Document, documents_of
+
+
+def visible_rows(mask: torch.Tensor) -> torch.Tensor | None:
+    """int64 (rows, length): 1 for the keys that a mask, bool (rows, 1, queries, keys), shows to all queries.
+
+    None if it shows each query other keys, or if in some row they do not stand side by side. A mask without values, of
+    a plan, is taken for padding.
+    """
+    keys = mask[:, 0, 0]
+    if isinstance(mask, FakeTensor):
+        return keys.long()
+    if mask.shape[1] != 1 or mask.dtype != torch.bool or not bool((mask == keys[:, None, None]).all()):
+        return None
+    changes = (keys[:, 1:] != keys[:, :-1]).sum(dim=1)
+    if not bool(((changes <= 1) | ((changes == 2) & ~keys[:, 0])).all()):
+        return None
+    return keys.long()
+
+
+def dropout_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    numbers: torch.Tensor,
+    *,
+    causal: bool,
+    dropout: float,
+    scale: float | None,
+) -> torch.Tensor:
+    """Attention of query (rows, heads, length, size) within documents, `dropout` of whose weights are dropped.
+
+    key, value and numbers: as for `document_attention`. Returns a tensor of query's shape. The seed is of PyTorch's
+    generator.
+    """
+    dtype = compute_dtype(query)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    seed = torch.randint(2**62, (1,))
+    return _attention(query.to(dtype), key.to(dtype), value.to(dtype), numbers, seed, causal, dropout, scale)[0]
+
+
+# Operators, for the reason given in attention.py. The same holds for their names.
+@torch.library.custom_op("artel::cpu_attention_dropout", mutates_args=(), device_types="cpu")
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    numbers: torch.Tensor,
+    seed: torch.Tensor,
+    causal: bool,
+    dropout: float,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output, and the log-sum-exp of each query's scores (rows, heads, length)."""
+    output, log_sums = _empty_result(query)
+    documents = _all_documents(numbers)
+    if sum(length for *_, length in documents) < numbers.numel():  # padding
+        output.zero_()
+        log_sums.zero_()
+    forward_of_documents(
+        (query, key, value), output, log_sums, documents, causal=causal, scale=scale, dropping=_dropping(dropout, seed)
+    )
+    return output, log_sums
+
+
+@_attention.register_fake
+def _(query: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return _empty_result(query)
+
+
+def _empty_result(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return empty_heads(query), query.new_empty(*query.shape[:3], dtype=torch.float32)
+
+
+def _all_documents(numbers: torch.Tensor) -> Sequence[Document]:
+    """The longest first: threads take one after another."""
+    return sorted(documents_of(numbers), key=lambda document: -document[2])
+
+
+def _dropping(dropout: float, seed: torch.Tensor) -> Dropping:
+    threshold = round(dropout * 2**32)
+    return Dropping(threshold, 1 / (1 - threshold / 2**32), int(seed))
+
+
+@torch.library.custom_op("artel::cpu_attention_dropout_backward", mutates_args=(), device_types="cpu")
+def _attention_backward(
+    grad_output: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    numbers: torch.Tensor,
+    seed: torch.Tensor,
+    output: torch.Tensor,
+    log_sums: torch.Tensor,
+    causal: bool,
+    dropout: float,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of query, key and value."""
+    documents = _all_documents(numbers)
+    grads = (empty_heads(query), empty_heads(key), empty_heads(value))
+    if sum(length for *_, length in documents) < numbers.numel():  # padding
+        for grad in grads:
+            grad.zero_()
+    backward_of_documents(
+        grad_output, (query, key, value), output, log_sums, grads, documents,
+        causal=causal, scale=scale, dropping=_dropping(dropout, seed),
+    )  # fmt: skip
+    return grads
+
+
+@_attention_backward.register_fake
+def _(_: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *__: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(empty_heads(tensor) for tensor in (query, key, value))
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    *tensors, ctx.causal, ctx.dropout, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _backward(ctx: Any, grad_output: torch.Tensor, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    grads = _attention_backward(grad_output, *ctx.saved_tensors, ctx.causal, ctx.dropout, ctx.scale)
+    return *grads, None, None, None, None, None
+
+
+_attention.register_autograd(_backward, setup_context=_setup_context)

@@ -1,0 +1,141 @@
+"""Attention with dropout on a CPU: artel's kernels beside the formula, with the same weights dropped."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from artel.models.attention import AttentionOptions, attend
+from artel.models.cpu import attention_dropout as module
+from artel.models.cpu.attention import works_here
+from artel.models.cpu.attention_dropout import dropout_attention, visible_rows
+
+pytestmark = pytest.mark.skipif(not works_here(), reason="needs a C++ compiler and a processor that multiplies bf16")
+
+DROPOUT = 0.25
+
+
+def hashed(seed: int, document: int, head: int, heads: int, length: int) -> torch.Tensor:
+    """Which weights (queries, keys) of a head are kept, as attention.cpp has it: SplitMix64, then MurmurHash3."""
+    with np.errstate(over="ignore"):
+        mixed = np.uint64(seed) + np.uint64(0x9E3779B97F4A7C15) * np.uint64(document * heads + head + 1)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        at, key = np.meshgrid(np.arange(length, dtype=np.uint32), np.arange(length, dtype=np.uint32), indexing="ij")
+        hash = np.uint32(mixed >> np.uint64(32)) + at * np.uint32(0x9E3779B1) + key * np.uint32(0x85EBCA77)
+        hash = (hash ^ (hash >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+        hash = (hash ^ (hash >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+        hash ^= hash >> np.uint32(16)
+    return torch.from_numpy(hash >= round(DROPOUT * 2**32))
+
+
+def by_formula(query, key, value, documents, causal, seed):
+    """Softmax, dropout and sum of each document, in float64."""
+    output = torch.zeros_like(query)
+    heads = query.shape[1]
+    for number, (row, start, length) in enumerate(documents):
+        tokens = slice(start, start + length)
+        for head in range(heads):
+            own, keys, values = (
+                each[row, head * each.shape[1] // heads, tokens].double() for each in (query, key, value)
+            )
+            scores = own @ keys.T * query.shape[-1] ** -0.5
+            if causal:
+                scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -torch.inf)
+            weights = scores.softmax(-1) * hashed(seed, number, head, heads, length) / (1 - DROPOUT)
+            output[row, head, tokens] = (weights @ values).to(output.dtype)
+    return output
+
+
+def tensors(rows, heads, groups, length, size):
+    torch.manual_seed(0)
+    shapes = [(rows, length, count, size) for count in (heads, heads // groups, heads // groups)]
+    made = [torch.randn(shape).to(torch.bfloat16).transpose(1, 2).requires_grad_() for shape in shapes]
+    return *made, torch.randn(rows, heads, length, size).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "numbers", "documents"),
+    [
+        ((2, 2, 1, 70, 16), [[1] * 70] * 2, [(0, 0, 70), (1, 0, 70)]),
+        ((2, 4, 2, 131, 32), [[1] * 131, [1] * 67 + [0] * 64], [(0, 0, 131), (1, 0, 67)]),
+        ((1, 1, 1, 40, 8), [[1] * 9 + [2] * 30 + [0]], [(0, 9, 30), (0, 0, 9)]),
+    ],
+    ids=["whole", "padded", "documents"],
+)
+def test_output_and_gradients_are_those_of_the_formula(shape, numbers, documents, causal):
+    query, key, value, grad = tensors(*shape)
+    torch.manual_seed(7)
+    seed = int(torch.randint(2**62, (1,)))
+    expected = by_formula(query.float(), key.float(), value.float(), documents, causal, seed)
+    shown = torch.tensor(numbers)[:, None, :, None] > 0
+    gradients = torch.autograd.grad(expected, (query, key, value), grad.float() * shown)
+    torch.manual_seed(7)
+    output = dropout_attention(query, key, value, torch.tensor(numbers), causal=causal, dropout=DROPOUT, scale=None)
+    for own, other in zip(
+        (output, *torch.autograd.grad(output, (query, key, value), grad)), (expected, *gradients), strict=True
+    ):
+        assert (own.float() - other.float()).norm() < 0.01 * other.float().norm()
+
+
+def test_the_share_that_is_dropped():
+    kept = torch.stack([hashed(5, 0, head, 4, 200) for head in range(4)]).double()
+    assert abs(kept.mean().item() - 0.75) < 0.005
+    assert (kept.mean(dim=1) - 0.75).abs().max() < 0.15  # of each key, 200 queries: five standard errors
+    assert abs(torch.corrcoef(kept.flatten(1)).triu(1).abs().max().item()) < 0.03  # heads do not resemble one another
+
+
+def test_rows_of_a_mask():
+    """Padding before or behind; a mask of its own for each query and holes are none of this."""
+    keys = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 0]]).bool()
+    assert visible_rows(keys[:, None, None].expand(4, 1, 4, 4)).tolist() == keys.long().tolist()
+    assert visible_rows(torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()) is None
+    assert visible_rows(torch.tensor([[1, 0, 1, 1]]).bool()[:, None, None].expand(1, 1, 4, 4)) is None
+
+
+def test_the_attention_function_takes_it_while_it_trains():
+    """The same seed drops the same weights; without gradients, in float32 or under a window PyTorch computes."""
+    query, key, value, _ = tensors(2, 2, 1, 24, 16)
+    mask = torch.ones(2, 24, dtype=torch.bool)
+    mask[1, 20:] = False
+    mask = mask[:, None, None].expand(2, 1, 24, 24)
+    options = AttentionOptions(mask, False, None, DROPOUT, None)
+
+    def attended(*given, options=options):
+        torch.manual_seed(3)
+        return attend(*given, options)
+
+    first = attended(query, key, value)
+    assert first.grad_fn.name().startswith("GeneratedBackwardFor_artel_cpu_attention_dropout")
+    assert torch.equal(first, attended(query, key, value))
+    assert not first[1, :, 20:].any()
+    floats = [each.detach().float().requires_grad_() for each in (query, key, value)]
+    assert not attended(*floats).grad_fn.name().startswith("GeneratedBackwardFor_artel")
+    windowed = attended(query, key, value, options=options._replace(window=4))
+    assert not windowed.grad_fn.name().startswith("GeneratedBackwardFor_artel")
+    with torch.no_grad():
+        assert attended(query, key, value).shape == first.shape
+
+
+def test_computed_again_it_drops_the_same_weights():
+    query, key, value, grad = tensors(2, 2, 1, 24, 16)
+    options = AttentionOptions(None, True, None, DROPOUT, None)
+    results = []
+    for again in (False, True):
+        torch.manual_seed(3)
+        inputs = [each.detach().requires_grad_() for each in (query, key, value)]
+        output = checkpoint(attend, *inputs, options, use_reentrant=False) if again else attend(*inputs, options)
+        results.append([output, *torch.autograd.grad(output, inputs, grad)])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_operators_are_what_pytorch_expects():
+    """Their fakes, their gradients, and compiled."""
+    query, key, value, _ = tensors(2, 2, 1, 24, 16)
+    numbers, seed = torch.ones(2, 24, dtype=torch.int64), torch.tensor([5])
+    given = (query, key, value, numbers, seed, False, DROPOUT, 0.25)
+    torch.library.opcheck(module._attention, given)
+    with torch.no_grad():
+        outputs = module._attention(*given)
+        torch.library.opcheck(module._attention_backward, (query, *given[:5], *outputs, *given[5:]))
