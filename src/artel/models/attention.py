@@ -166,8 +166,8 @@ def _attend_dropping(
 
 
 def _numbers_of(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
-    """int64 (rows, length): 1 for what a row has, 0 for its padding. None for a mask of another kind, or that would have
-    to be read while layers are compiled.
+    """int64 (rows, length): 1 for what a row has, 0 for its padding. None for a mask of another kind, or one that would
+    have to be read while layers are compiled.
     """
     if mask is None:
         return torch.ones(query.shape[0], query.shape[2], dtype=torch.int64, device=query.device)
