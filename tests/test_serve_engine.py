@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from artel.errors import InputError
 from artel.inference import open_model
+from artel.inference.engine.room import answers_at_once
 from artel.inference.engine.sequential import SequentialEngine
 from artel.inference.engine.slots import SlotEngine
 from artel.inference.serve.served import ServedModel
@@ -33,6 +34,32 @@ def test_prompts_of_all_lengths_at_once_get_the_tokens_that_generate_writes(serv
         choices = list(pool.map(ask, range(12)))
     decode = served.opened.tokenizer.decode
     assert [choice["logprobs"]["tokens"] for choice in choices] == [[decode([id]) for id in ids] for ids in expected]
+
+
+def test_many_at_once_and_longer_ones_among_them_get_the_tokens_of_each_alone(served_folder):
+    """More than the slots that are taken first; a slot is doubled while most are still empty."""
+    with served_model(served_folder, requests=None) as many, client_of(many) as client:
+        assert (many.requests, many.engine.requests) == (64, 64)
+        prompts = [many.text_ids("the of and to " * (75 if number == 7 else number % 5))[:300] for number in range(24)]
+        assert max(map(len, prompts)) == 300
+        expected = [greedy(many, ids, 6) for ids in prompts]
+
+        def ask(ids):
+            body = {"prompt": ids, "temperature": 0, "max_tokens": 6, "logprobs": 0}
+            return client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]["tokens"]
+
+        with ThreadPoolExecutor(24) as pool:
+            answers = list(pool.map(ask, prompts))
+        assert answers == [[many.token_text(token) for token in tokens] for tokens in expected]
+
+
+@pytest.mark.parametrize(("hidden", "answers"), [(64, 64), (1024, 32), (4096, 16)])
+def test_how_many_answers_at_once_follows_the_size_of_the_model(hidden, answers):
+    sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden, "num_hidden_layers": 20, "vocab_size": 1000}
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=8))
+    assert torch.get_num_threads() == 1
+    assert answers_at_once(model) == answers
 
 
 def test_vllm_is_given_the_model_and_an_adapter_over_its_base(served_folder, tmp_path):

@@ -34,7 +34,7 @@ def tiny_model(folder: Path) -> Path:
 
 
 @contextmanager
-def served_model(folder: Path, *, requests: int = 4, context: int | None = None) -> Iterator[ServedModel]:
+def served_model(folder: Path, *, requests: int | None = 4, context: int | None = None) -> Iterator[ServedModel]:
     served = ServedModel(open_model(str(folder)), "tiny", requests, context)
     try:
         yield served

@@ -28,7 +28,10 @@ def serve(
     context: Annotated[
         int | None, typer.Option(min=2, help="Tokens of prompt and answer at most; the model's limit, up to 4,096.")
     ] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Answers that are computed at once.")] = 16,
+    requests: Annotated[
+        int | None,
+        typer.Option(min=1, help="Answers that are computed at once; 16, and up to 64 of a small model on a CPU."),
+    ] = None,
     queue: Annotated[int, typer.Option(min=0, help="Answers that wait; who comes then gets 429.")] = 64,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for an answer, which is cut off then.")] = 600,
     max_body: Annotated[int, typer.Option(min=1024, help="Bytes of a request at most.")] = 2 * 2**20,

@@ -34,7 +34,8 @@ class AdapterTurns:
 
     def of(self, adapter: str | None) -> Engine:
         """The engine for requests to an adapter, or to the model without any."""
-        return _EngineOfAdapter(self, adapter, f"{self._engine.note}, of one adapter at a time")
+        note = f"{self._engine.note}, of one adapter at a time"
+        return _EngineOfAdapter(self, adapter, note, self._engine.requests)
 
     def submit(self, request: _Request) -> None:
         if self._running and (self._waiting or request.adapter != self._adapter):
@@ -70,8 +71,8 @@ class AdapterTurns:
 class _EngineOfAdapter(Engine):
     """The turns of one adapter."""
 
-    def __init__(self, turns: AdapterTurns, adapter: str | None, note: str) -> None:
-        self._turns, self._adapter, self.note = turns, adapter, note
+    def __init__(self, turns: AdapterTurns, adapter: str | None, note: str, requests: int) -> None:
+        self._turns, self._adapter, self.note, self.requests = turns, adapter, note, requests
 
     def submit(self, prompt: list[int], generation: Generation) -> None:
         self._turns.submit(_Request(prompt, generation, self._adapter))

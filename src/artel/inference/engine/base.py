@@ -82,6 +82,8 @@ class Engine(ABC):
 
     note: str
     """How it runs them, for people."""
+    requests: int
+    """How many are computed at once at most; who waits is counted beside them."""
 
     @abstractmethod
     def submit(self, prompt: list[int], generation: Generation) -> None:

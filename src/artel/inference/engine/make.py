@@ -8,6 +8,7 @@ from artel.errors import InputError
 from artel.inference.engine.base import Engine, reason
 from artel.inference.engine.paged import BatchingEngine
 from artel.inference.engine.positions import steady_length
+from artel.inference.engine.room import USUAL, answers_at_once
 from artel.inference.engine.sequential import SequentialEngine
 from artel.inference.engine.slot_model import CannotSlot
 from artel.inference.engine.slots import SlotEngine
@@ -15,13 +16,13 @@ from artel.tokens import Tokenizer
 
 
 def make_engine(
-    model: PreTrainedModel, tokenizer: Tokenizer, requests: int, context: int, *, share_beginnings: bool = True
+    model: PreTrainedModel, tokenizer: Tokenizer, requests: int | None, context: int, *, share_beginnings: bool = True
 ) -> Engine:
     """Several requests at once where the model can be batched, else one after another.
 
-    `requests` are computed at once at most; each has at most `context` tokens of prompt and answer. Prompts that begin
-    alike share what was computed of their beginning, unless the model changes meanwhile. Raises InputError where
-    `context` has no room in memory.
+    `requests` are computed at once at most, by default as many as suit the model and the machine; each has at most
+    `context` tokens of prompt and answer. Prompts that begin alike share what was computed of their beginning, unless
+    the model changes meanwhile. Raises InputError where `context` has no room in memory.
     """
     steady = steady_length(model)
     if steady is not None and context > steady:
@@ -30,11 +31,11 @@ def make_engine(
     why = []
     if model.device.type == "cpu":
         try:
-            return SlotEngine(model, requests, context, share_beginnings)
+            return SlotEngine(model, requests or answers_at_once(model), context, share_beginnings)
         except CannotSlot as error:
             why.append(reason(error))
     try:
-        engine = BatchingEngine(model, requests, context, share_beginnings)
+        engine = BatchingEngine(model, requests or USUAL, context, share_beginnings)
     except InputError:
         raise
     except Exception as error:  # transformers has many kinds for what it cannot batch

@@ -27,6 +27,7 @@ class BatchingEngine(Engine):
     def __init__(self, model: PreTrainedModel, requests: int, context: int, share_beginnings: bool = True) -> None:
         """Raises where transformers cannot batch the model: a trial shows it."""
         self.note = f"up to {requests} requests at once"
+        self.requests = requests
         self._model = model.eval()
         self._generations: dict[str, Generation] = {}
         self._attention = model.config._attn_implementation

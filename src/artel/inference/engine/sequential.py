@@ -16,6 +16,8 @@ from artel.tokens import Tokenizer
 class SequentialEngine(Engine):
     """For models whose state cannot be paged: Mamba, RWKV and their kin."""
 
+    requests = 1
+
     def __init__(self, model: PreTrainedModel, tokenizer: Tokenizer, note: str) -> None:
         self.note = note
         self._model, self._tokenizer = model, tokenizer

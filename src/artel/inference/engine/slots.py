@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from artel.inference.engine.base import BATCH_TOKENS, Engine, EngineError, Generation
-from artel.inference.engine.room import tokens_in_memory
+from artel.inference.engine.room import USUAL, tokens_in_memory
 from artel.inference.engine.slot_model import Part, SlotModel
 
 _CAPACITY = 256
@@ -47,7 +47,7 @@ class SlotEngine(Engine):
     def __init__(self, model: PreTrainedModel, requests: int, context: int, share_beginnings: bool = True) -> None:
         """Raises CannotSlot where a trial shows that the model cannot be computed so; InputError as `make_engine`."""
         self.note = f"up to {requests} requests at once"
-        self._requests, self._context, self._shares = requests, context, share_beginnings
+        self.requests, self._context, self._shares = requests, context, share_beginnings
         self._model = SlotModel(model.eval(), context)
         self._slots: list[_Slot] = []
         try:
@@ -163,7 +163,9 @@ class SlotEngine(Engine):
 
     def _place(self, text: _Text) -> None:
         """Give a text a slot, with what there is of its beginning."""
-        target = min((slot for slot in self._slots if slot.text is None), key=lambda slot: slot.used)
+        # Few texts in the first slots are attended to together, and slots that are never filled cost no memory.
+        free = [number for number, slot in enumerate(self._slots) if slot.text is None]
+        target = self._slots[min(free, key=lambda number: (number // USUAL, self._slots[number].used))]
         common = 0
         if self._shares:
             most = len(text.ids) - 1  # the last one is computed for what follows it
@@ -207,13 +209,14 @@ class SlotEngine(Engine):
 
     def _count(self, capacity: int) -> int:
         """How many slots of a capacity have room."""
-        return min(self._requests, self._room // capacity)
+        return min(self.requests, self._room // capacity)
 
     def _resize(self, capacity: int) -> None:
         """Slots of another capacity. Those that are in use stay, and of the others as many as there is room for."""
         count = self._count(capacity)
         order = sorted(range(len(self._slots)), key=lambda number: self._slots[number].text is None)[:count]
-        self._model.resize([*order, *[None] * (count - len(order))], capacity)
+        kept = [number if self._slots[number].held else None for number in order]
+        self._model.resize([*kept, *[None] * (count - len(order))], capacity)
         self._slots = [self._slots[number] for number in order] + [_Slot() for _ in range(count - len(order))]
         for slot in self._slots:
             del slot.held[capacity:]

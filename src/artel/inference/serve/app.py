@@ -54,8 +54,8 @@ _PAGE_HEADERS = {
 class Limits:
     """What the server takes at most."""
 
-    requests: int = 16
-    """Answers that are computed at once."""
+    requests: int | None = None
+    """Answers that are computed at once; None: as many as suit the model."""
     queue: int = 64
     """Answers that wait beside them."""
     body: int = 2 * 2**20
@@ -70,7 +70,7 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
     `origins`: web pages of these origins may call it (CORS).
     """
     app = FastAPI(title="artel", version=artel.__version__, docs_url=None, redoc_url=None)
-    metrics, places = Metrics(), Places(limits.requests, limits.queue)
+    metrics, places = Metrics(), Places(limits.requests or models[0].requests, limits.queue)
     _add_errors(app)
     _add_page(app)
     by_name = {served.name: served for served in models}

@@ -14,6 +14,7 @@ from artel.errors import InputError
 from artel.inference.engine.adapters import AdapterTurns
 from artel.inference.engine.base import Engine
 from artel.inference.engine.make import make_engine
+from artel.inference.engine.room import USUAL
 from artel.inference.open import OpenedModel
 from artel.inference.serve.grammar import Grammars
 from artel.models.generate import end_ids
@@ -31,9 +32,9 @@ class ServedModel:
     """One model behind the server."""
 
     def __init__(
-        self, opened: OpenedModel, name: str, requests: int, context: int | None, adapters: tuple[str, ...] = ()
+        self, opened: OpenedModel, name: str, requests: int | None, context: int | None, adapters: tuple[str, ...] = ()
     ) -> None:
-        """`adapters`: names of those that the model has.
+        """`requests` are computed at once; None: as many as suit the model. `adapters`: names of those that it has.
 
         Raises InputError where the context does not fit the model or the memory.
         """
@@ -81,6 +82,11 @@ class ServedModel:
             form = call_form(self.opened.tokenizer, self.template, self.tool_style, self.turn_end)
             self._call_form.append(form)
         return self._call_form[0] if self._call_form else None
+
+    @property
+    def requests(self) -> int:
+        """Answers that are computed at once."""
+        return USUAL if self.engine is None else self.engine.requests
 
     @property
     def generates(self) -> bool:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from artel.errors import InputError
+from artel.inference.engine.room import USUAL
 from artel.inference.open import check_run_name
 from artel.inference.serve.served import name_of
 from artel.inference.serve.server import Precision, ServerOptions, check_key
@@ -54,7 +55,7 @@ def vllm_arguments(name: str, options: ServerOptions) -> list[str]:
         arguments += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules"]
         arguments += [f"{label}={adapter.folder}" for label, adapter in adapters.items()]
     arguments += ["--host", options.host, "--port", str(options.port), "--dtype", _DTYPES[options.precision]]
-    arguments += ["--max-num-seqs", str(options.limits.requests)]
+    arguments += ["--max-num-seqs", str(options.limits.requests or USUAL)]
     if options.context is not None:
         arguments += ["--max-model-len", str(options.context)]
     return arguments
