@@ -139,9 +139,10 @@ def attend(
         )
     if query_ranges is None:
         if options.dropout > 0.0 and options.window is None and trains_here(query, key, value):
-            own = _numbers_of(options.mask, query)
-            if own is not None:
-                return _attend_dropping(query, key, value, own, options)
+            shown = _numbers_of(options.mask, query)
+            if shown is not None:
+                is_masked = options.mask is not None
+                return _attend_dropping(query, key, value, shown, options, of_keys=is_masked)
         positions = range(query.shape[2])
         return _attend_range(query, key, value, options.mask, options, positions, positions)
     outputs, start = [], 0
@@ -157,17 +158,27 @@ def attend(
 
 
 def _attend_dropping(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, numbers: torch.Tensor, options: AttentionOptions
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    numbers: torch.Tensor,
+    options: AttentionOptions,
+    *,
+    of_keys: bool = False,
 ) -> torch.Tensor:
-    """`attend` within documents, with dropout, on a CPU. numbers (rows, length), 0 for padding."""
+    """`attend` within documents, with dropout, on a CPU. numbers (rows, length), 0 for padding; with `of_keys` those of
+    the keys that a mask shows to all queries.
+    """
+    causal = options.causal and not of_keys  # a mask replaces it
     return dropout_attention(
-        query, key, value, numbers, causal=options.causal, dropout=options.dropout, scale=options.scale
+        query, key, value, numbers, causal=causal, dropout=options.dropout, scale=options.scale, every_query=of_keys
     )
 
 
 def _numbers_of(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
-    """int64 (rows, length): 1 for what a row has, 0 for its padding. None for a mask of another kind, or one that would
-    have to be read while layers are compiled.
+    """int64 (rows, length): 1 for the keys that all queries of a row see, 0 for others.
+
+    None for a mask of another kind, or one that would have to be read while layers are compiled.
     """
     if mask is None:
         return torch.ones(query.shape[0], query.shape[2], dtype=torch.int64, device=query.device)

@@ -44,7 +44,7 @@ struct Strides {
 
 struct Shape {
   int64_t heads, groups, length, size;  // `groups` heads of queries share one of keys and values; `length` of a row
-  bool causal;
+  bool causal, every_query;             // `every_query` of a row sees its document, also those outside
   float scale;
 
   int64_t shared() const { return heads / groups; }
@@ -79,6 +79,10 @@ struct Dropout {
 // The tokens of a row that see one another: `length` of them, from position `start` of the row.
 struct Document {
   int64_t row, start, length;
+
+  // The queries that see it.
+  int64_t first_query(const Shape& shape) const { return shape.every_query ? 0 : start; }
+  int64_t queries(const Shape& shape) const { return shape.every_query ? shape.length : length; }
 
   // The number of keys that the queries of a block see.
   int64_t seen(int64_t block, bool causal) const { return causal ? std::min(length, block + BLOCK) : length; }
@@ -180,15 +184,16 @@ void forward(const Shape& shape, const std::vector<Document>& documents, const B
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < int64_t(documents.size()) * heads; ++task) {
       const int64_t number = task / heads, head = task % heads, key_head = head / shape.groups;
-      const auto [row, first, length] = documents[number];
+      const auto [row, first_key, length] = documents[number];
+      const int64_t first = documents[number].first_query(shape), asked = documents[number].queries(shape);
       const int64_t even = up_to_even(length);
       const uint32_t begin = dropout.begin(number, head, heads);
-      const BFloat16* const keys = key_strides.at(key, row, key_head, first);
-      transpose(value_strides.at(value, row, key_head, first), value_strides.place, length, even, size,
+      const BFloat16* const keys = key_strides.at(key, row, key_head, first_key);
+      transpose(value_strides.at(value, row, key_head, first_key), value_strides.place, length, even, size,
                 interleaved.data());
       deinterleave(interleaved.data(), size / 2, even, transposed_values.data());
-      for (int64_t start = 0; start < length; start += BLOCK) {
-        const int64_t count = std::min(BLOCK, length - start);
+      for (int64_t start = 0; start < asked; start += BLOCK) {
+        const int64_t count = std::min(BLOCK, asked - start);
         const int64_t seen = documents[number].seen(start, shape.causal);
         transpose(query_strides.at(query, row, head, first + start), query_strides.place, count, BLOCK, size,
                   transposed_queries.data());
@@ -234,18 +239,19 @@ void backward(const Shape& shape, const std::vector<Document>& documents, const 
     for (int64_t task = 0; task < int64_t(documents.size()) * shape.shared(); ++task) {
       const int64_t number = task / shape.shared();
       const Document& document = documents[number];
-      const int64_t row = document.row, first = document.start, length = document.length, even = up_to_even(length);
+      const int64_t row = document.row, first_key = document.start, length = document.length;
+      const int64_t first = document.first_query(shape), asked = document.queries(shape), even = up_to_even(length);
       const int64_t key_head = task % shape.shared();
-      const BFloat16* const keys = key_strides.at(key, row, key_head, first);
-      const BFloat16* const values = value_strides.at(value, row, key_head, first);
+      const BFloat16* const keys = key_strides.at(key, row, key_head, first_key);
+      const BFloat16* const values = value_strides.at(value, row, key_head, first_key);
       transpose(keys, key_strides.place, length, even, size, with.interleaved.data());
       deinterleave(with.interleaved.data(), size / 2, even, with.transposed_keys.data());
       std::fill_n(with.grad_key.begin(), length * size, 0.0f);
       std::fill_n(with.grad_value.begin(), length * size, 0.0f);
       for (int64_t head = key_head * shape.groups; head < (key_head + 1) * shape.groups; ++head) {
         const uint32_t begin = dropout.begin(number, head, heads);
-        for (int64_t start = 0; start < length; start += BLOCK) {
-          const int64_t count = std::min(BLOCK, length - start), seen = document.seen(start, shape.causal);
+        for (int64_t start = 0; start < asked; start += BLOCK) {
+          const int64_t count = std::min(BLOCK, asked - start), seen = document.seen(start, shape.causal);
           const BFloat16* const queries = query_strides.at(query, row, head, first + start);
           const BFloat16* const grads = grad_strides.at(grad_output, row, head, first + start);
           float block_sums[BLOCK], dot[BLOCK];
@@ -287,7 +293,7 @@ void backward(const Shape& shape, const std::vector<Document>& documents, const 
         }
       }
       for (int64_t place = 0; place < length; ++place) {
-        const int64_t result = ((row * shape.length + first + place) * shape.shared() + key_head) * size;
+        const int64_t result = ((row * shape.length + first_key + place) * shape.shared() + key_head) * size;
         for (int64_t column = 0; column < size; ++column) {
           narrow(with.grad_key[place * size + column], grad_key[result + column]);
           narrow(with.grad_value[place * size + column], grad_value[result + column]);
@@ -337,25 +343,25 @@ extern "C" int attention_works() {
 // query, key, value and grad_output have any strides (of a row of the batch, a head, a position), and are contiguous
 // within a head. sizes: query heads, query heads for each key head, length of a row, numbers in a head. documents: row,
 // start and length of each; what is in none of them is left as it is. output and the three gradients are contiguous
-// (rows, length, heads, size), log_sums (rows, heads, length). threshold, factor and seed: see Dropout.
+// (rows, length, heads, size), log_sums (rows, heads, length). every_query: see Shape. threshold, factor, seed: see Dropout.
 extern "C" void attention_forward(const int64_t* sizes, const int64_t* documents, int64_t count, int causal,
-                                  float scale, const BFloat16* query, const int64_t* query_strides,
+                                  int every_query, float scale, const BFloat16* query, const int64_t* query_strides,
                                   const BFloat16* key, const int64_t* key_strides, const BFloat16* value,
                                   const int64_t* value_strides, uint32_t threshold, float factor, uint64_t seed,
                                   int threads, BFloat16* output, float* log_sums) {
-  forward({sizes[0], sizes[1], sizes[2], sizes[3], causal != 0, scale}, listed(documents, count), query,
+  forward({sizes[0], sizes[1], sizes[2], sizes[3], causal != 0, every_query != 0, scale}, listed(documents, count), query,
           strides(query_strides), key, strides(key_strides), value, strides(value_strides), {threshold, factor, seed},
           threads, output, log_sums);
 }
 
 extern "C" void attention_backward(const int64_t* sizes, const int64_t* documents, int64_t count, int causal,
-                                   float scale, const BFloat16* query, const int64_t* query_strides,
+                                   int every_query, float scale, const BFloat16* query, const int64_t* query_strides,
                                    const BFloat16* key, const int64_t* key_strides, const BFloat16* value,
                                    const int64_t* value_strides, const BFloat16* output, const float* log_sums,
                                    const BFloat16* grad_output, const int64_t* grad_strides, uint32_t threshold,
                                    float factor, uint64_t seed, int threads, BFloat16* grad_query,
                                    BFloat16* grad_key, BFloat16* grad_value) {
-  backward({sizes[0], sizes[1], sizes[2], sizes[3], causal != 0, scale}, listed(documents, count), query,
+  backward({sizes[0], sizes[1], sizes[2], sizes[3], causal != 0, every_query != 0, scale}, listed(documents, count), query,
            strides(query_strides), key, strides(key_strides), value, strides(value_strides), output, log_sums,
            grad_output, strides(grad_strides), {threshold, factor, seed}, threads, grad_query, grad_key, grad_value);
 }

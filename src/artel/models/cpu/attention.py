@@ -136,17 +136,19 @@ def backward_of_documents(
     causal: bool,
     scale: float,
     dropping: Dropping = NOTHING_DROPPED,
+    every_query: bool = False,
 ) -> None:
     """Write the gradients of `heads` (query, key and value in bf16) into `grads`, made by `empty_heads`.
 
-    Each of `documents` is (row, start, length): its tokens see one another alone. What is in none is not written.
+    Each of `documents` is (row, start, length): its tokens see one another alone. What is in none is not written. With
+    `every_query` there is one in a row, its keys alone, which all queries of the row see.
     """
     functions = library("attention")
     assert functions is not None
     grad_output = _with_rows(grad_output)
     output, log_sums = output.transpose(1, 2).contiguous(), log_sums.contiguous()
     functions.attention_backward(
-        *_described(heads := [*map(_with_rows, heads)], documents, causal, scale),
+        *_described(heads := [*map(_with_rows, heads)], documents, causal, every_query, scale),
         *(argument for tensor in heads for argument in (pointer(tensor), _strides(tensor))),
         pointer(output),
         pointer(log_sums),
@@ -167,16 +169,17 @@ def forward_of_documents(
     causal: bool,
     scale: float,
     dropping: Dropping,
+    every_query: bool,
 ) -> None:
     """Write attention of `heads` (query, key and value in bf16), some of whose weights are dropped.
 
-    output, made by `empty_heads`; log_sums, float32 (rows, heads, length). Each of `documents` is (row, start, length).
-    The order of the documents counts: `backward_of_documents` needs the same.
+    output, made by `empty_heads`; log_sums, float32 (rows, heads, length). `documents` and `every_query` as for
+    `backward_of_documents`, which needs the documents in the same order.
     """
     functions = library("attention")
     assert functions is not None
     functions.attention_forward(
-        *_described(heads := [*map(_with_rows, heads)], documents, causal, scale),
+        *_described(heads := [*map(_with_rows, heads)], documents, causal, every_query, scale),
         *(argument for tensor in heads for argument in (pointer(tensor), _strides(tensor))),
         *dropping.arguments,
         ctypes.c_int(torch.get_num_threads()),
@@ -186,14 +189,19 @@ def forward_of_documents(
 
 
 def _described(
-    heads: Sequence[torch.Tensor], documents: Sequence[tuple[int, int, int]], causal: bool, scale: float
+    heads: Sequence[torch.Tensor],
+    documents: Sequence[tuple[int, int, int]],
+    causal: bool,
+    every_query: bool,
+    scale: float,
 ) -> tuple[Any, ...]:
     """What the kernels are told first."""
     query, key, _ = heads
     sizes = (ctypes.c_int64 * 4)(query.shape[1], query.shape[1] // key.shape[1], *query.shape[2:])
     numbers = [number for document in documents for number in document]
     places = (ctypes.c_int64 * len(numbers))(*numbers)
-    return sizes, places, ctypes.c_int64(len(documents)), ctypes.c_int(causal), ctypes.c_float(scale)
+    flags = (ctypes.c_int(causal), ctypes.c_int(every_query))
+    return sizes, places, ctypes.c_int64(len(documents)), *flags, ctypes.c_float(scale)
 
 
 def _with_rows(tensor: torch.Tensor) -> torch.Tensor:

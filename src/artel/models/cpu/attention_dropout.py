@@ -49,16 +49,19 @@ def dropout_attention(
     causal: bool,
     dropout: float,
     scale: float | None,
+    every_query: bool = False,
 ) -> torch.Tensor:
     """Attention of query (rows, heads, length, size) within documents, `dropout` of whose weights are dropped.
 
-    key, value and numbers: as for `document_attention`. Returns a tensor of query's shape. The seed is of PyTorch's
+    key, value and numbers: as for `document_attention`. With `every_query` the numbers, of one document a row at most,
+    are those of the keys, and all queries of a row see it. Returns a tensor of query's shape. The seed is of PyTorch's
     generator.
     """
     dtype = compute_dtype(query)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     seed = torch.randint(2**62, (1,))
-    return _attention(query.to(dtype), key.to(dtype), value.to(dtype), numbers, seed, causal, dropout, scale)[0]
+    heads = (query.to(dtype), key.to(dtype), value.to(dtype))
+    return _attention(*heads, numbers, seed, causal, every_query, dropout, scale)[0]
 
 
 # Operators, for the reason given in attention.py. The same holds for their names.
@@ -70,6 +73,7 @@ def _attention(
     numbers: torch.Tensor,
     seed: torch.Tensor,
     causal: bool,
+    every_query: bool,
     dropout: float,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,8 +84,9 @@ def _attention(
         output.zero_()
         log_sums.zero_()
     forward_of_documents(
-        (query, key, value), output, log_sums, documents, causal=causal, scale=scale, dropping=_dropping(dropout, seed)
-    )
+        (query, key, value), output, log_sums, documents,
+        causal=causal, scale=scale, dropping=_dropping(dropout, seed), every_query=every_query,
+    )  # fmt: skip
     return output, log_sums
 
 
@@ -115,6 +120,7 @@ def _attention_backward(
     output: torch.Tensor,
     log_sums: torch.Tensor,
     causal: bool,
+    every_query: bool,
     dropout: float,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -126,7 +132,7 @@ def _attention_backward(
             grad.zero_()
     backward_of_documents(
         grad_output, (query, key, value), output, log_sums, grads, documents,
-        causal=causal, scale=scale, dropping=_dropping(dropout, seed),
+        causal=causal, scale=scale, dropping=_dropping(dropout, seed), every_query=every_query,
     )  # fmt: skip
     return grads
 
@@ -137,13 +143,13 @@ def _(_: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *__: 
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    *tensors, ctx.causal, ctx.dropout, ctx.scale = inputs
+    *tensors, ctx.causal, ctx.every_query, ctx.dropout, ctx.scale = inputs
     ctx.save_for_backward(*tensors, *output)
 
 
 def _backward(ctx: Any, grad_output: torch.Tensor, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    grads = _attention_backward(grad_output, *ctx.saved_tensors, ctx.causal, ctx.dropout, ctx.scale)
-    return *grads, None, None, None, None, None
+    settings = (ctx.causal, ctx.every_query, ctx.dropout, ctx.scale)
+    return *_attention_backward(grad_output, *ctx.saved_tensors, *settings), *6 * (None,)
 
 
 _attention.register_autograd(_backward, setup_context=_setup_context)
