@@ -339,17 +339,14 @@ def test_what_is_refused(text, message):
 
 
 def test_what_does_not_go_together_here_is_changed_and_told():
-    """DeepSpeed and shards take neither AdamW of 8 bits nor weights of int8; bf16 weights take AdamW alone."""
+    """DeepSpeed and shards do not take AdamW of 8 bits, split matrices no int8; bf16 weights take AdamW alone."""
     result = convert(configs.AXOLOTL_QLORA, "old")
     assert "does not step what DeepSpeed shares out: adamw is taken" in told(result)["optimizer"]
     result = convert(configs.AXOLOTL_MORE, "old")
-    assert (result.run["train"]["optimizer"], result.run["model"]["quantize"]) == ("adamw", "nf4")
+    assert (result.run["train"]["optimizer"], result.run["model"]["quantize"]) == ("adamw", "int8")
     assert "adafactor does not step shards of matrices here" in told(result)["optimizer"]
-    assert "weights of int8 are not shared out: nf4" in told(result)["load_in_8bit"]
-    text = re.sub(r"(tensor|context|expert)_parallel_size: 2\n", "", configs.AXOLOTL_MORE)
-    result = convert(text, "old")
-    assert (result.run["model"]["quantize"], result.run["parallel"]["data"]) == ("int8", "auto")
-    assert "parallel.data is auto" in told(result)["dp_shard_size"]
+    assert "quantized matrices are not split: parallel.tensor is 1" in told(result)["tensor_parallel_size"]
+    assert (result.run["parallel"]["tensor"], result.run["parallel"]["context"]) == (1, 2)
     result = convert(configs.LLAMA_FACTORY_MORE.replace("use_muon: true", "optim: sgd"), "old")
     assert result.run["train"]["weights"] == "fp32"
     assert "only steps of adamw" in told(result)["pure_bf16"]

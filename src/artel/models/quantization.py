@@ -1,7 +1,8 @@
 """Pretrained weights held in 8 or 4 bits under adapters (QLoRA, Dettmers et al. 2023), by bitsandbytes.
 
 int8 is LLM.int8(), nf4 is 4-bit NormalFloat with double quantization: 0.52 bytes a weight. Both run on a GPU and, far
-more slowly, on a CPU. The layers of the body are quantized; embeddings, norms and output heads stay float32.
+more slowly, on a CPU. The layers of the body are quantized; embeddings, norms and output heads stay float32. Packed
+weights are sharded as they are; their scales, which are few, stay whole.
 """
 
 from __future__ import annotations
@@ -112,13 +113,105 @@ def _state_of_4_bits(layer: Any, device: torch.device) -> Any:
 
 def scales(model: nn.Module) -> Iterator[torch.Tensor]:
     """The tensors with which a model's quantized weights are scaled, before its first step."""
-    for parameter in model.parameters():
-        if hasattr(parameter, "SCB"):
-            yield parameter.SCB
-        state = getattr(parameter, "quant_state", None)
+    for layer in _linear_layers(model):
+        weight = layer.weight
+        if hasattr(weight, "SCB"):
+            yield weight.SCB
+        elif isinstance(layer, ShardableInt8):
+            yield layer.scales
+        state = layer.quant_state if isinstance(layer, Shardable4bit) else getattr(weight, "quant_state", None)
         while state is not None:
             yield from (value for value in vars(state).values() if isinstance(value, torch.Tensor))
             state = state.state2
+
+
+def _linear_layers(model: nn.Module) -> list[Any]:
+    """Without peft's wrappers, whose `weight` is that of the layer within."""
+    return [module for module in model.modules() if isinstance(module, nn.Linear)]
+
+
+class ShardableInt8(nn.Linear):
+    """An 8-bit layer of bitsandbytes that computes with its weight parameter, int8 (rows, columns), which may be
+    sharded and gathered. bitsandbytes' own layer keeps the whole weight beside the parameter, and computes with that.
+    """
+
+    threshold: float
+    """Inputs above it are multiplied in 16 bits (LLM.int8(), on a GPU)."""
+    scales: torch.Tensor
+    """float32 (rows,)."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        from bitsandbytes import MatmulLtState, matmul
+
+        state = MatmulLtState(CB=self.weight, SCB=self.scales)
+        state.threshold, state.has_fp16_weights, state.is_training = self.threshold, False, self.training
+        bias = None if self.bias is None else self.bias.to(input.dtype)
+        product: torch.Tensor = matmul(input, self.weight, bias=bias, state=state)
+        return product
+
+
+class Shardable4bit(nn.Linear):
+    """A 4-bit layer of bitsandbytes that keeps nothing of its weight for the backward pass but the parameter.
+
+    bitsandbytes' own keeps a view, by which what DeepSpeed has gathered would live on until then.
+    """
+
+    compute_dtype: torch.dtype
+    quant_state: Any
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        bias = None if self.bias is None else self.bias.to(self.compute_dtype)
+        product: torch.Tensor = _Product4bit.apply(input.to(self.compute_dtype), self.weight, bias, self.quant_state)
+        return product.to(input.dtype)
+
+
+class _Product4bit(torch.autograd.Function):
+    """What bitsandbytes' MatMul4Bit computes, forward and backward; the bias is frozen."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, state: Any
+    ) -> torch.Tensor:
+        from bitsandbytes import matmul_4bit
+
+        ctx.save_for_backward(weight)
+        ctx.state = state
+        product: torch.Tensor = matmul_4bit(hidden, weight, bias=bias, quant_state=state)
+        return product
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        from bitsandbytes.functional import dequantize_4bit
+
+        (weight,) = ctx.saved_tensors
+        return grad_output @ dequantize_4bit(weight, ctx.state).to(grad_output.dtype), None, None, None
+
+
+def make_shardable(model: nn.Module) -> None:
+    """Let a strategy shard a model's quantized weights, if it has any: plain frozen parameters beside their scales.
+
+    Layers beneath DoRA stay bitsandbytes' own: peft reads the norms of their weights by its attributes.
+    """
+    beneath_dora = {module.base_layer for module in model.modules() if getattr(module, "lora_variant", None)}
+    for layer in _linear_layers(model):
+        weight: Any = layer.weight
+        if layer in beneath_dora:
+            continue
+        if hasattr(weight, "SCB"):
+            state: Any = layer.state
+            layer.threshold = state.threshold
+            # The layer takes the scales from its weight with its first step.
+            layer.register_buffer("scales", weight.SCB if state.SCB is None else state.SCB, persistent=False)
+            del layer.state
+            layer.__class__ = ShardableInt8
+        elif hasattr(weight, "quant_state"):
+            layer.quant_state = weight.quant_state
+            layer.__class__ = Shardable4bit
+        else:
+            continue
+        layer.weight = _frozen(weight.data)
 
 
 def keep_trainable(model: PreTrainedModel) -> None:

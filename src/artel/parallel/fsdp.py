@@ -21,6 +21,7 @@ from torch.distributed.tensor import Shard
 from transformers import PreTrainedModel
 
 from artel.models.compile import repeated_layers
+from artel.models.quantization import make_shardable
 from artel.models.router_aux_loss import router_aux_loss_of
 from artel.objectives import Batch, Objective
 from artel.parallel.base import Strategy
@@ -84,6 +85,7 @@ def shard(
 
     `apart` are modules within layers that are shared out over other processes. Weights may be on the meta device.
     """
+    make_shardable(model)
     for module, its_mesh in (apart or {}).items():
         how.apply(module, its_mesh, together=how.together)
     for layer in repeated_layers(model):

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.config.schema.run import ParallelConfig
-from artel.errors import Problem
+from artel.errors import InputError, Problem
 from artel.models.device import autocast_dtype
 from artel.models.experts import experts_of
 from artel.models.hybrid_state import state_modules
@@ -48,7 +48,11 @@ class MeshPlan:
     @classmethod
     def read(cls, run: RunConfig, world_size: int, on_host: int) -> MeshPlan:
         """The plan for `world_size` processes, `on_host` of them on each host. Raises InputError."""
-        return cls(run.parallel, read_parallel_dims(run.parallel, world_size, on_host))
+        dims = read_parallel_dims(run.parallel, world_size, on_host)
+        if dims.tensor > 1 and run.model.quantize != "none":
+            fix = "write model.quantize: none, or parallel.tensor: 1"
+            raise InputError.at("parallel.tensor", "quantized matrices cannot be split", fix)
+        return cls(run.parallel, dims)
 
     @property
     def shards_weights(self) -> bool:

@@ -89,8 +89,9 @@ def check_layout(
     if not OPTIMIZERS[config.train.optimizer].steps_shards:
         what = f"{config.train.optimizer} looks at whole matrices, of which processes have pieces"
         problems.append(Problem("train.optimizer", what, "write adamw, sgd or muon; or parallel.data: ddp"))
-    if config.model.quantize == "int8":
-        problems.append(Problem("model.quantize", "int8 weights cannot be shared out", "write nf4; or data: ddp"))
+    if config.model.quantize == "int8" and config.model.lora is not None and config.model.lora.dora:
+        what = "true over int8 weights that are shared out: peft reads their norms from whole layers"
+        problems.append(Problem("model.lora.dora", what, "write false, or model.quantize: nf4; or parallel.data: ddp"))
     if model is None:
         model = outline(config.model, auto_class)
     if model is not None:
@@ -191,7 +192,7 @@ def _build(
     Stages of a pipeline cannot be tried alone: where documents do not see one another, each process tries the whole
     model first.
     """
-    precision = pick_precision(config.train.precision, world.device, config.train.weights)
+    precision = plan.precision or pick_precision(config.train.precision, world.device, config.train.weights)
     request = objective.model_request(config.model, config.data.block, config.seed)
     request = replace(request, base_dtype=base_dtype(config, precision))
     tried_whole = plan.splits_layers and documents

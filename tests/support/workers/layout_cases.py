@@ -53,7 +53,11 @@ def held_at_the_step(rank: int, world: int) -> dict[str, int]:
         def looked_at():
             parameters = list(model.parameters())
             averages = [tensor.to_local() for tensor in state.optimizer.state().values() if isinstance(tensor, DTensor)]
-            own = {**storages(parameters), **storages([each.grad for each in parameters]), **storages(averages)}
+            own = {
+                **storages(parameters),
+                **storages([each.grad for each in parameters if each.grad is not None]),
+                **storages(averages),
+            }
             gc.collect()
             alive = storages([item for item in gc.get_objects() if isinstance(item, torch.Tensor) and not item.is_meta])
             results["own"] = sum(own.values())

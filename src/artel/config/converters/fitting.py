@@ -22,11 +22,8 @@ def fit_together(old: OldKeys) -> None:
         old.change("train.optimizer", "adamw", f"{optimizer} does not step shards of matrices here: adamw is taken")
     elif optimizer is not None and optimizer not in FLAT and has_deepspeed:
         old.change("train.optimizer", "adamw", f"{optimizer} does not step what DeepSpeed shares out: adamw is taken")
-    if old.value("model.quantize") == "int8" and splits_the_model:
-        old.change("model.quantize", "nf4", "weights of int8 are not shared out: nf4 is taken")
-    elif old.value("model.quantize") == "int8" and is_sharded:
-        reason = "weights of int8 are not shared out: parallel.data is auto; write model.quantize: nf4 to share them"
-        old.change("parallel.data", "auto", reason)
+    if old.value("model.quantize") in ("int8", "nf4") and (old.value("parallel.tensor") or 1) > 1:
+        old.change("parallel.tensor", 1, "quantized matrices are not split: parallel.tensor is 1")
     if old.value("train.weights") == "bf16" and old.value("train.optimizer") not in (None, "adamw"):
         reason = "only steps of adamw are rounded to bf16 weights: train.weights is fp32"
         old.change("train.weights", "fp32", reason)

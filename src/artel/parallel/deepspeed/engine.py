@@ -23,6 +23,7 @@ from artel.errors import InputError, Problem
 from artel.models.device import autocast_dtype
 from artel.models.loading.materialize import WeightLoader
 from artel.models.output_head import output_head
+from artel.models.quantization import make_shardable
 from artel.objectives import Objective
 from artel.parallel.base import InForward, Strategy
 from artel.parallel.deepspeed.config.read import read_deepspeed
@@ -91,6 +92,8 @@ class DeepSpeedPlan:
         load_weights: WeightLoader | None,
         tell: Callable[[str], None],
     ) -> DeepSpeedStrategy:
+        if self.shards_weights:
+            make_shardable(model)
         return DeepSpeedStrategy(model, objective, world, self._resolved, load_weights)
 
 
@@ -164,7 +167,8 @@ class DeepSpeedStrategy(Strategy):
         shared: list[nn.Parameter] = []
 
         def share(parameter: nn.Parameter) -> None:
-            parameter.data = parameter.data.to(dtype)
+            if dtype != torch.float32:  # else the base beneath adapters may be in bf16
+                parameter.data = parameter.data.to(dtype)
             if shared:
                 shared[0].convert_to_zero_parameters(param_list=[parameter])  # type: ignore[attr-defined]
                 return

@@ -88,8 +88,8 @@ def trace_steps(
         recompute(model, how)
         with fake, live, loss.logits_held_as_on("cuda" if on_gpu else "cpu"):
             live.name(model.parameters(), WEIGHTS)
-            live.name(scales(model), WEIGHTS)
             live.name(model.buffers(), COMMUNICATION)
+            live.name(scales(model), WEIGHTS)  # buffers, where the weights are sharded
             optimizer = Optimizer(model, run.train, run.seed, None, precision)
             trace.begin = len(live.events)
             for _ in range(_STEPS):
