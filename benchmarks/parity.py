@@ -80,6 +80,7 @@ LAYOUTS: dict[str, ParallelStrategy] = {
 ADAPTED = {
     "lora": {"lora": {"rank": 4}},
     "nf4": {"lora": {"rank": 4}, "quantize": "nf4"},
+    "int8": {"lora": {"rank": 4}, "quantize": "int8"},
     "bf16": {"lora": {"rank": 4, "base": "bf16"}},
 }
 SAMPLES = 64
@@ -150,13 +151,16 @@ def deep(sections: dict[str, Any], layers: int) -> dict[str, Any]:
     return sections | {"model": {"config": config | {name: layers}}}
 
 
-def adapted(folder: Path, models: list[str]) -> Cells:
-    """LoRA and nf4, over a model that is trained for a step first, by two processes, and by one beside itself."""
+OF_ADAPTED = ("ddp-2", "fsdp-2", "deepspeed-2", "deepspeed-3")
+
+
+def adapted(folder: Path, models: list[str], chosen: list[str]) -> Cells:
+    """LoRA over plain, bf16 and quantized bases that are trained for a step first; and one process beside itself."""
     bases = {model: run_file(folder, f"base-{model}", 1, deep(MODELS[model], 4), {}, steps=1) for model in models}
     trained = os.pathsep.join(map(str, bases.values()))
     run_ranks(1, ROOT / "tests/support/workers/layout_cases.py", "run_files", 600, CASES=trained)
     halved = {"micro_batch": SAMPLES // 4}  # as two processes have it
-    layouts = {"1": (1, {}, halved), "ddp-2": (2, {"data": "ddp"}, {}), "fsdp-2": (2, {"data": "fsdp"}, {})}
+    layouts = {"1": (1, {}, halved)} | {layout: (*LAYOUTS[layout], {}) for layout in chosen}
     return {
         (f"{name}-{layout}", model): (
             world, MODELS[model] | {"model": {"from": str(base.with_suffix("") / "model"), **more}}, parallel, train)
@@ -304,7 +308,7 @@ def main() -> None:
             layouts = [layout for layout in options.layouts.split(",") if layout in SHARE_THE_BATCH]
             tables_to_run["A global batch of 61 rows"] = (cells(models, layouts), UNEVEN)
         if "adapters" in options.tables:
-            those = adapted(folder, models)
+            those = adapted(folder, models, [layout for layout in options.layouts.split(",") if layout in OF_ADAPTED])
             tables_to_run |= {"Adapters": (those, OF_ADAPTERS), "Adapters with SGD at 0.3": (those, OPTIMIZERS)}
         if "objectives" in options.tables:
             tables_to_run["Objectives"] = (objectives(folder), OPTIMIZERS)
@@ -332,7 +336,7 @@ gradient norm to one process over {steps} steps, of SGD (at 0.3; adapters at 0.1
 two micro-batches a process (eight in a pipeline), clipping on, rows of unequal length (packed documents that are kept
 apart; a ring's rows are joined texts). Tiny models of 4 layers (8 in pipelines), 32 wide, 403 ids. Bound: 1e-5. A
 number at the end of a layout's name is that of processes; refused cells say why below. One process beside itself
-(lora-1, nf4-1) has micro-batches of half the rows: what it parts by is not the layout's doing.
+(lora-1 and its kin) has micro-batches of half the rows: what it parts by is not the layout's doing.
 """
 
 

@@ -87,8 +87,8 @@ def test_first_values_are_distributed_as_transformers_has_them(auto_class, kind)
         assert (ours.mean() - theirs.mean()).abs() <= 8 * spread / ours.numel() ** 0.5 + 1e-6, name
 
 
-def both(model_config, tokenizer, auto_class, heads=None, seed=3):
-    request = ModelRequest(model_config, auto_class, heads or {}, block=8, seed=seed)
+def both(model_config, tokenizer, auto_class, heads=None, seed=3, **more):
+    request = ModelRequest(model_config, auto_class, heads or {}, block=8, seed=seed, **more)
     whole, skeleton = (build_model(request, tokenizer, on_meta=on_meta) for on_meta in (False, True))
     assert all(tensor.is_meta for tensor in (*skeleton.model.parameters(), *skeleton.model.buffers()))
     assert (skeleton.num_parameters, skeleton.num_trainable) == (whole.num_parameters, whole.num_trainable)
@@ -147,6 +147,27 @@ def test_a_saved_model_is_read_as_transformers_reads_it(case, tokenizer, tmp_pat
     assert files[0] == files[1]
 
 
+ADAPTED = {
+    "experts one by one": {"target": ["auto", "experts"], "save": ["lm_head"]},
+    "a pickle of tensors": {"save": ["wte"]},
+    "heads that are new": {},
+    "rows and bias that are new": {"rslora": True},
+    "rows of both ends": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("half", [None, torch.bfloat16])
+@pytest.mark.parametrize("case", ADAPTED)
+def test_adapters_and_the_base_beneath_them_are_the_same(case, half, tokenizer, tmp_path):
+    save, auto_class, heads = SAVED[case]
+    save(tmp_path)
+    config = ModelConfig.model_validate({"from": str(tmp_path), "lora": {"rank": 4, **ADAPTED[case]}})
+    whole, skeleton = both(config, tokenizer, auto_class, heads, base_dtype=half)
+    assert_same(whole, skeleton)
+    adapters = {name: value for name, value in skeleton.model.named_parameters() if ".lora_A." in name}
+    assert all(value.any() and value.dtype == torch.float32 for value in adapters.values())
+
+
 def test_tied_tensors_that_are_saved_apart_stay_apart(tokenizer, tmp_path):
     gpt2(tie_word_embeddings=False).save_pretrained(tmp_path)
     file = tmp_path / "config.json"
@@ -200,7 +221,9 @@ def test_frozen_parameters_stay_frozen_and_what_cannot_be_read_in_parts_says_why
     model_config = ModelConfig(config=SCRATCH, freeze=["*embed*", "model.layers.0.*"])
     assert_same(*both(model_config, tokenizer, CAUSAL))
     assert must_load_whole(model_config) is None
-    assert "lora" in must_load_whole(ModelConfig.model_validate({"from": "x", "lora": {"rank": 2}}))
+    gpt2().save_pretrained(tmp_path)
+    assert must_load_whole(ModelConfig.model_validate({"from": str(tmp_path), "lora": {"rank": 2}})) is None
+    assert "dora" in must_load_whole(ModelConfig.model_validate({"from": "x", "lora": {"rank": 2, "dora": True}}))
     nf4 = {"from": "x", "lora": {"rank": 2}, "quantize": "nf4"}
     assert "quantize" in must_load_whole(ModelConfig.model_validate(nf4))
 

@@ -152,7 +152,7 @@ def add_adapters(
 
     `base` is where the model came from (a folder or hub id). `new_modules` have weights that are not from there: they
     are trained in full and saved with the adapter, and so are heads that give labels or scores. `seed` fixes the
-    adapters' first weights. Raises InputError.
+    adapters' first weights: a model on the meta device gets them from `first_weights`. Raises InputError.
     """
     require_peft()
     from peft import LoraConfig as PeftLora
@@ -227,20 +227,69 @@ def _draw_in_float32(model: PreTrainedModel) -> None:
     from peft.tuners.lora import LoraLayer
 
     for module in model.modules():
-        if isinstance(module, LoraLayer):
+        if isinstance(module, LoraLayer) and not _is_on_meta(module):
             module.reset_lora_parameters(_NAME, init_lora_weights=True)
             for variant in module.lora_variant.values():  # DoRA: the norms of the weights beneath
                 variant.init(module, adapter_name=_NAME)
 
 
+def first_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The first weights of a model's adapters by name, float32, on the CPU; the adapters stay on the meta device.
+
+    Called right after `add_adapters` it draws what that draws for a model in memory: peft draws every matrix before it
+    moves to the device of its layer, so the random numbers have come as far.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    weights: dict[str, torch.Tensor] = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, LoraLayer) or not _is_on_meta(module):
+            continue
+        on_meta = {kind: getattr(module, kind) for kind in ("lora_A", "lora_B")}
+        for kind, matrices in on_meta.items():
+            setattr(module, kind, copy.deepcopy(matrices).to_empty(device="cpu"))
+        module.reset_lora_parameters(_NAME, init_lora_weights=True)
+        for kind, matrices in on_meta.items():
+            drawn = getattr(module, kind)[_NAME].weight.detach()
+            weights[f"{name}.{kind}.{_NAME}.weight"] = drawn
+            setattr(module, kind, matrices)
+    return weights
+
+
+def _is_on_meta(module: Any) -> bool:
+    return any(matrix.weight.is_meta for matrix in module.lora_A.values())
+
+
+def adapter_state(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What of a model's weights is its adapter's, by the names that peft saves it under.
+
+    peft's own function looks for the modules of the model, of which a stage of a pipeline has some only.
+    """
+    state = {}
+    for name, tensor in weights.items():
+        if ".lora_" in name or f".modules_to_save.{_NAME}." in name:
+            name = name.replace(f".lora_magnitude_vector.{_NAME}.weight", ".lora_magnitude_vector")
+            state[name.replace(f".modules_to_save.{_NAME}.", ".").replace(f".{_NAME}.", ".")] = tensor
+    return state
+
+
+def name_in_base(name: str) -> str:
+    """The name that a tensor of a model with adapters had before they were put in; other names stay as they are."""
+    parts = name.replace(f".modules_to_save.{_NAME}.", ".").split(".")
+    return ".".join(part for part in parts if part not in ("base_layer", "original_module"))
+
+
 def save_adapter(model: PreTrainedModel, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
     """Write peft's files: `PeftModel.from_pretrained(base, folder)` opens them.
 
-    `weights` are the model's weights by name, where this process holds shards only.
+    `weights` are the model's weights by name, where this process holds shards or a stage only.
     """
     from peft import get_peft_model_state_dict
 
-    state = get_peft_model_state_dict(model, weights, adapter_name=_NAME, save_embedding_layers=False)
+    if weights is None:
+        state = get_peft_model_state_dict(model, adapter_name=_NAME, save_embedding_layers=False)
+    else:
+        state = adapter_state(weights)
     tensors = {f"{PREFIX}{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     config = copy.deepcopy(model.peft_config[_NAME])

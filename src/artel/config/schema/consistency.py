@@ -27,7 +27,6 @@ def _base_problems(run: RunConfig) -> list[Problem]:
     beside = {
         "fp32": {"train.weights: bf16, which holds all weights in bf16": run.train.weights == "bf16"},
         "bf16": {
-            "parallel.deepspeed, which holds all weights in one dtype": run.parallel.deepspeed is not None,
             "train.precision: fp8, which multiplies copies of float32 weights": run.train.precision == "fp8",
         },
     }

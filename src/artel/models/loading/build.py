@@ -10,7 +10,15 @@ from transformers import PreTrainedModel
 
 from artel.config import ModelConfig, RunConfig
 from artel.errors import InputError
-from artel.models.adapters import add_adapters, freeze, load_adapter, merge_adapter, note_changed_base, read_adapter
+from artel.models.adapters import (
+    add_adapters,
+    first_weights,
+    freeze,
+    load_adapter,
+    merge_adapter,
+    note_changed_base,
+    read_adapter,
+)
 from artel.models.half_base import hold_in_half
 from artel.models.loading.check import check_positions
 from artel.models.loading.context import changes_context
@@ -28,8 +36,8 @@ def must_load_whole(config: ModelConfig) -> str | None:
     """Why a model must be built whole before it is sharded; None where it need not be. Raises InputError."""
     if config.quantize != "none":
         return "model.quantize: weights are quantized while they are loaded whole"
-    if config.lora is not None:
-        return "model.lora: adapters are put into the whole model"
+    if config.lora is not None and config.lora.dora:
+        return "model.lora.dora: its magnitudes are norms of whole matrices"
     if config.from_ is not None and is_quantized(read_config(config.from_, runs_code=config.runs_code)[0]):
         return "model.from: its weights are quantized, and transformers unpacks them while it loads them whole"
     return None
@@ -39,19 +47,17 @@ def base_dtype(run: RunConfig, precision: str) -> torch.dtype | None:
     """What a run holds the matrices beneath its adapters in; None: in float32, or as `model.quantize` says.
 
     Left to itself (`model.lora.base: auto`) that is what the model is saved in, where layers compute in 16 bits: it is
-    half the memory. Where they compute in float32 each product would convert its matrix. DeepSpeed holds what it shares
-    out in one dtype.
+    half the memory. Where they compute in float32 each product would convert its matrix. DeepSpeed in 16 bits holds
+    every weight in these anyway.
     """
     lora, saved = run.model.lora, saved_dtype(run.model)
     if lora is None or saved is None or run.model.quantize != "none" or run.train.weights == "bf16":
         return None
+    if run.parallel.deepspeed is not None and precision != "fp32":
+        return None
     if lora.base != "auto":
         return torch.bfloat16 if lora.base == "bf16" else None
-    return (
-        saved
-        if saved in (torch.bfloat16, torch.float16) and precision in ("bf16", "fp16") and run.parallel.deepspeed is None
-        else None
-    )
+    return saved if saved in (torch.bfloat16, torch.float16) and precision in ("bf16", "fp16") else None
 
 
 def saved_dtype(model: ModelConfig) -> torch.dtype | None:
@@ -86,14 +92,18 @@ def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = 
             _initialize(built)
     else:
         saved_whole = config.lora.save if config.lora is not None else []
-        if on_meta:
-            built = plan_pretrained(request, tokenizer)
-        elif request.base_dtype is not None:
-            built = _over_half_base(request, tokenizer, saved_whole, request.base_dtype)
+        if on_meta or request.base_dtype is not None:
+            built = plan_pretrained(request, tokenizer, elsewhere=saved_whole)
         else:
             built = load_pretrained(request, tokenizer, for_training=True, elsewhere=saved_whole)
+        if request.base_dtype is not None:
+            _hold_base_in_half(built, request.base_dtype)
+            if must_load_whole(config) is not None:
+                _bring_weights(built)
         check_positions(built.model, request.block)
     _choose_trainable(built, request)
+    if not on_meta and built.weights is not None:
+        _bring_weights(built)
     return built
 
 
@@ -119,30 +129,28 @@ def load_model(request: ModelRequest, tokenizer: Tokenizer, *, merge: bool = Fal
     return model
 
 
-def _over_half_base(
-    request: ModelRequest, tokenizer: Tokenizer, saved_whole: list[str], dtype: torch.dtype
-) -> BuiltModel:
-    """The pretrained model with its matrices in `dtype`: each is read into that, so none is in memory in float32."""
-    built = plan_pretrained(request, tokenizer, elsewhere=saved_whole)
+def _hold_base_in_half(built: BuiltModel, dtype: torch.dtype) -> None:
+    """Hold the matrices of a model on the meta device in `dtype`: each is read into that, none is whole in float32."""
     hold_in_half(built.model, dtype)
+    built.notes.append(f"the frozen matrices are held in {str(dtype).removeprefix('torch.')}")
+
+
+def _bring_weights(built: BuiltModel) -> None:
+    """Bring the weights of a model on the meta device into the memory of this process."""
     assert built.weights is not None
     materialize(built.model, built.weights, device="cpu")
     built.weights = None
-    built.notes.append(f"the frozen matrices are held in {str(dtype).removeprefix('torch.')}")
-    return built
 
 
 def _initialize(built: BuiltModel) -> None:
     """Bring the weights of a model from scratch into the memory of this process. Raises InputError without room."""
-    assert built.weights is not None
     try:
-        materialize(built.model, built.weights, device="cpu")
+        _bring_weights(built)
     except RuntimeError as error:
         if "allocate memory" not in str(error):
             raise
         what = f"{built.num_parameters:,} parameters, of 4 bytes each, do not fit into this machine's memory"
         raise InputError.at("model.config", what, "write smaller sizes") from None
-    built.weights = None
 
 
 def _choose_trainable(built: BuiltModel, request: ModelRequest) -> None:
@@ -159,6 +167,8 @@ def _choose_trainable(built: BuiltModel, request: ModelRequest) -> None:
             new_modules=built.new_modules,
             seed=request.seed,
         )
+        if built.weights is not None:
+            built.weights.adapters = first_weights(built.model)
         built.notes.append(f"{done}: {built.num_trainable:,} parameters are trained")
         if changes_context(config):
             note_changed_base(built.model)

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from artel.errors import InputError
+from artel.models.adapters import name_in_base
 from artel.models.loading.conversion import Conversion, LoadingPlan
 from artel.models.loading.init_weights import canonical_names, initial_values
 from artel.models.loading.safetensors_files import TensorFiles
@@ -29,12 +30,14 @@ class WeightSource:
     """Where the weights of a model come from."""
 
     reference: PreTrainedModel
-    """The whole model on the meta device, not sharded."""
+    """The whole model on the meta device, not sharded, without adapters."""
     seed: int
     files: TensorFiles | None = None
     plan: LoadingPlan | None = None
     grown: dict[str, int] = field(default_factory=dict)
     """Parameters that got more rows, with their former number of rows."""
+    adapters: dict[str, torch.Tensor] = field(default_factory=dict)
+    """The first weights of adapters that were put into the model, by their names in it."""
 
 
 Read = Callable[[list["LocalIndices"]], torch.Tensor]
@@ -64,10 +67,10 @@ def materialize(
 ) -> None:
     """Give every parameter and buffer of `model` that is on the meta device memory on `device`, and its values.
 
-    Modules have the names they have in `weights.reference`; some may be missing (pipeline stages). Parameters are plain
-    tensors of full size, or DTensors with any mesh and placements. They stay the same objects, keep their ties and
-    `requires_grad`. No process waits for another, so each may hold different modules. Buffers that have values already
-    move to `device`.
+    Modules have the names they have in `weights.reference`, or those that adapters around them give; some may be
+    missing (pipeline stages). Parameters are plain tensors of full size, or DTensors with any mesh and placements. They
+    stay the same objects, keep their ties and `requires_grad`. No process waits for another, so each may hold different
+    modules. Buffers that have values already move to `device`.
 
     `on_parameter` is called with every parameter as soon as it has its values, in the same order on every process. It
     may free the parameter's memory: then the memory of one module is in use at a time. Without `read_values` a process
@@ -77,7 +80,7 @@ def materialize(
     """
     sources = _Sources(weights)
     with torch.no_grad(), weights.files or nullcontext():
-        slots = _meta_slots(model, sources.names, device)
+        slots = _meta_slots(model, sources.canonical, device)
         if on_parameter is None:
             _allocate(slots)
         for name in list(slots):
@@ -211,7 +214,9 @@ def _chunks(indices: torch.Tensor, count: int) -> list[torch.Tensor]:
     return [_chunk(indices, count, number) for number in range(count)]
 
 
-def _meta_slots(model: nn.Module, names: dict[str, str], device: torch.device | str) -> dict[str, list[_Slot]]:
+def _meta_slots(
+    model: nn.Module, canonical: Callable[[str], str], device: torch.device | str
+) -> dict[str, list[_Slot]]:
     """Slots for what is on the meta device, by canonical name."""
     slots: dict[str, list[_Slot]] = {}
     seen: set[int] = set()
@@ -220,7 +225,7 @@ def _meta_slots(model: nn.Module, names: dict[str, str], device: torch.device | 
             if tensor is None or not tensor.is_meta or id(tensor) in seen:
                 continue
             seen.add(id(tensor))
-            name = names[f"{prefix}.{own}" if prefix else own]
+            name = canonical(f"{prefix}.{own}" if prefix else own)
             slots.setdefault(name, []).append(_Slot(module, own, tensor, device))
     return slots
 
@@ -231,6 +236,7 @@ class _Sources:
     def __init__(self, weights: WeightSource) -> None:
         self.names = canonical_names(weights.reference)
         self._reference, self._seed, self._files = weights.reference, weights.seed, weights.files
+        self._adapters = weights.adapters
         saved: dict[str, str | Conversion] = {}
         if weights.plan is not None:
             saved = {**weights.plan.converted, **weights.plan.same}
@@ -238,11 +244,17 @@ class _Sources:
         grown = {self.names[name]: rows for name, rows in weights.grown.items()}
         self._grown = {name: rows for name, rows in grown.items() if name in self._saved}
 
+    def canonical(self, name: str) -> str:
+        """The canonical name of what a model with adapters calls `name`: an adapter's own, or one of the reference."""
+        return name if name in self._adapters else self.names.get(name) or self.names[name_in_base(name)]
+
     def find(self, name: str, missing: Set[str]) -> dict[str, Read]:
         """How to read a tensor and those of `missing` that are made with it. They are made when the first is read.
 
         The order is the same on every process.
         """
+        if name in self._adapters:
+            return {name: partial(_select, self._adapters[name].__getitem__)}
         origin = self._saved.get(name)
         if origin is None or name in self._grown:
             prefix = name.rpartition(".")[0]

@@ -43,6 +43,10 @@ def read_deepspeed(file: str, run: RunConfig, world: int, device: torch.device) 
     check_optimizer(findings, tree, run.train)
     check_schedule(findings, tree, run.train)
     precision = resolve_precision(findings, tree, run.train.precision, device)
+    base = "auto" if run.model.lora is None else run.model.lora.base
+    if precision != "fp32" and base not in ("auto", precision):
+        what = f"{base} beside {precision}, in which DeepSpeed holds all weights"
+        findings.problems.append(Problem("model.lora.base", what, "leave it out"))
     if stage == 0 and precision != "fp32":
         # DeepSpeed's fp16 optimizer without ZeRO divides gradients by a loss scale that nothing multiplied in.
         what = f"0 in {precision} is run as 1: the same numbers, and the optimizer's state is shared"
