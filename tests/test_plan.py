@@ -57,9 +57,8 @@ def peaks(trace):
     return [bytes_by_kind(trace.live.events, *phase) for phase in trace.phases]
 
 
-@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=lambda config: config["model_type"])
-def test_what_is_traced_without_memory_is_what_a_real_step_holds(config):
-    run, data, outline = planned(config)
+def real_peaks(run, data, outline):
+    """What two steps with real tensors hold at most, phase by phase."""
     world = World(0, 1, 0, torch.device("cpu"))
     model = outline.build("fp32")
     source = WeightSource(outline.build("fp32"), run.seed)
@@ -80,8 +79,30 @@ def test_what_is_traced_without_memory_is_what_a_real_step_holds(config):
             middle = len(live.events)
             optimizer.clip_and_step(1.0, strategy.norm())
             real += [(begin, middle), (middle, len(live.events))]
-    expected = [sum(bytes_by_kind(live.events, *phase).values()) for phase in real]
+    return [sum(bytes_by_kind(live.events, *phase).values()) for phase in real]
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=lambda config: config["model_type"])
+def test_what_is_traced_without_memory_is_what_a_real_step_holds(config):
+    expected = real_peaks(*planned(config))
     assert [sum(peak.values()) for peak in peaks(traced(config))] == pytest.approx(expected, rel=5e-3)
+
+
+def test_a_plan_of_preferences_knows_which_prompts_are_shared(tmp_path):
+    """Attention asks where the answers of a row begin: of these numbers a trace has the values."""
+    long = {"prompt": "ship " * 20, "chosen": "sea " * 10, "rejected": "land " * 5}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(long) + "\n")
+    sources = {"sources": [{"path": str(tmp_path / "pairs.jsonl"), "format": "preference"}], "block": 256}
+    run = run_from(merged(TINY, {"objective": "preference", "data": sources, "model": {"config": LLAMA}}), {}, {})
+    apart = planned_data(run)
+    outline = ModelOutline.of(run, apart.objective, apart.tokenizer)
+    tokens = apart.row_tokens
+    data = apart.laid_out_for(lambda: outline.build_for_training("fp32"), "cpu")
+    assert data.row_tokens < 0.7 * tokens
+    expected = real_peaks(run, data, outline)
+    batches, world = [data.batch(4)] * 2, World(0, 1, 0, torch.device("cpu"), 1)
+    trace = trace_steps(run, outline.build("fp32"), data.objective, batches, world, "none", "fp32")
+    assert [sum(peak.values()) for peak in peaks(trace)] == pytest.approx(expected, rel=5e-3)
 
 
 @pytest.mark.slow

@@ -12,16 +12,20 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 import artel as api
-from artel.config import ModelConfig, TokenizerTraining
+from artel.config import ModelConfig, TokenizerTraining, run_from
 from artel.errors import InputError, WorkError
 from artel.inference import export, open_model
 from artel.models.document_mask import check_documents
 from artel.models.generate import Sampling, write
 from artel.models.loading.build import build_model
 from artel.models.loading.check import check_model, check_pretrained
+from artel.models.loading.multimodal.language_part import whole_of
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.save import save_model
 from artel.models.quantization import compute_in
+from artel.planning.plan.batches import planned_data
+from artel.planning.plan.disk import disk_bytes
+from artel.planning.plan.models import ModelOutline
 from artel.tokens import train_tokenizer
 from support import WORKERS
 from support.multimodal import FAMILIES, PROCESSOR_FILES, differing, save_multimodal, tensors_of
@@ -80,6 +84,14 @@ def whole_model(folder):
     return AutoModelForImageTextToText.from_pretrained(folder).eval()
 
 
+def planned_bytes(run):
+    """What `artel plan` says that the finished model of a run takes on the disk."""
+    config = run_from(run, {}, {})
+    data = planned_data(config)
+    outline = ModelOutline.of(config, data.objective, data.tokenizer)
+    return disk_bytes(config, outline.build("fp32"), whole_of(outline.whole), data, None)["model"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_whole_opens_with_the_logits_that_were_trained(family, folders, tmp_path):
@@ -92,6 +104,7 @@ def test_the_whole_opens_with_the_logits_that_were_trained(family, folders, tmp_
     changed = differing(folder, made)
     assert changed
     assert not [name for name in changed if any(part in name for part in IMAGES)]
+    assert planned_bytes(run) == sum(tensor.nbytes for tensor in tensors_of(made).values())
     assert [file.name for file in sorted(folder.glob("*.safetensors"))] == [
         file.name for file in sorted(made.glob("*.safetensors"))
     ]

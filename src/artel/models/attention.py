@@ -338,12 +338,13 @@ def block_mask(documents: torch.Tensor, positions: torch.Tensor, *, causal: bool
     return mask
 
 
-def takes_block_masks(model: PreTrainedModel) -> bool:
+def takes_block_masks(model: PreTrainedModel, device: str | None = None) -> bool:
     """Whether documents are kept apart by FlexAttention: on a GPU, by `attention`, with what it can do.
 
     It knows no dropout, and a window would need a block mask of its own. `allow_block_masks` can decide otherwise.
+    `device` is the type of the device that the model will be on; by default, that it is on.
     """
-    on_gpu = model.device.type == "cuda"  # on a CPU FlexAttention has no backward (torch 2.13)
+    on_gpu = (device or model.device.type) == "cuda"  # on a CPU FlexAttention has no backward (torch 2.13)
     return (
         model.config._attn_implementation == NAME
         and _BLOCK_MASKS.get(model, on_gpu)
@@ -368,10 +369,13 @@ def takes_document_numbers(model: PreTrainedModel) -> bool:
     )
 
 
-def takes_branches(model: PreTrainedModel) -> bool:
-    """Whether branches of documents are kept apart by their numbers: on a CPU, by `attention` over whole sequences."""
+def takes_branches(model: PreTrainedModel, device: str | None = None) -> bool:
+    """Whether branches of documents are kept apart by their numbers: on a CPU, by `attention` over whole sequences.
+
+    `device` as for `takes_block_masks`.
+    """
     return (
-        model.device.type == "cpu"
+        (device or model.device.type) == "cpu"
         and model.config._attn_implementation == NAME
         and _exchange is None
         and model not in _BLOCK_MASKS

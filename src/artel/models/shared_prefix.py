@@ -46,12 +46,20 @@ def _block_mask(documents: torch.Tensor, branches: torch.Tensor) -> BlockMask:
     return mask
 
 
+def can_share_prefixes(model: PreTrainedModel, device: str | None = None) -> bool:
+    """Whether attention computes no more of such rows than what is seen: FlexAttention, or `attention` on a CPU.
+
+    `device` is the type of the device that the model will be on; by default, that it is on.
+    """
+    return takes_block_masks(model, device) or takes_branches(model, device)
+
+
 def obeys_shared_prefixes(model: PreTrainedModel) -> bool:
     """Whether `model` gives two sequences in one row the logits that it gives each alone, tested on a few tokens.
 
-    True only where attention computes no more than what is seen: FlexAttention, or `attention` on a CPU.
+    True only where it `can_share_prefixes`.
     """
-    if not (takes_block_masks(model) or takes_branches(model)):
+    if not can_share_prefixes(model):
         return False
     device = model.get_input_embeddings().weight.device
     vocabulary = model.config.get_text_config().vocab_size

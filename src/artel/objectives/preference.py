@@ -10,7 +10,7 @@ sample's answer after this prompt). Its numbers are their lengths, 0 where an an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -97,6 +97,11 @@ class PreferenceOptimization(Objective):
         from artel.models.shared_prefix import obeys_shared_prefixes
 
         self._shares_prompts = obeys_shared_prefixes(model)
+
+    def plan_for(self, build: Callable[[], PreTrainedModel], device: str) -> None:
+        from artel.models.shared_prefix import can_share_prefixes
+
+        self._shares_prompts = can_share_prefixes(build(), device)
 
     def command(self, run: str, samples: Samples | None) -> str:
         return self._chat.command(run, samples)

@@ -18,7 +18,7 @@ from artel.models.loading.context import change_context
 from artel.models.loading.heads import check_head, model_class, own_classes
 from artel.models.loading.model_config import configuration
 from artel.models.loading.model_folder import cannot_load, check_folder, read_config
-from artel.models.loading.multimodal.language_part import find_language_part, takes_images
+from artel.models.loading.multimodal.language_part import find_language_part, set_whole, takes_images
 from artel.models.loading.request import ModelRequest
 from artel.tokens import Tokenizer
 
@@ -75,7 +75,9 @@ def pretrained_structure(request: ModelRequest) -> PreTrainedModel:
     config, _ = pretrained_config(request)
     try:
         if takes_images(config, request.auto_class):
-            return find_language_part(config, name)[0]
+            part, whole = find_language_part(config, name)
+            set_whole(part, whole)
+            return part
         return without_weights(config, request.auto_class, request.heads, runs_code)
     except InputError:
         raise

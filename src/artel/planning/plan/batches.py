@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
+from transformers import PreTrainedModel
 
 from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
@@ -39,6 +41,14 @@ class PlannedData:
         if self.samples is not None and isinstance(self.longest, int):
             return repeat_sample(self.objective, self.samples, self.longest, rows)
         return self.objective.batch(evaluation_rows(_Same(self.longest), np.zeros(rows, dtype=np.int64), rows))
+
+    def laid_out_for(self, build: Callable[[], PreTrainedModel], device: str) -> PlannedData:
+        """The data as they are laid out for a model on a device of this type; `build` gives it on the meta device."""
+        self.objective.plan_for(build, device)
+        if self.samples is None:
+            return replace(self, row_tokens=self.batch(1).tensors["input_ids"].numel())
+        longest, tokens = longest_sample(self.objective, self.samples)
+        return replace(self, longest=longest, row_tokens=tokens)
 
 
 def planned_data(run: RunConfig) -> PlannedData:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from transformers import PreTrainedModel
 
 from artel.config import RunConfig
+from artel.models.loading.multimodal.language_part import Whole
 from artel.planning.plan.batches import PlannedData
 from artel.planning.plan.length import PlannedLength
 from artel.tokens.store.shards import token_type
@@ -13,16 +15,18 @@ from artel.training.checkpoint.retention import checkpoint_bytes
 
 
 def disk_bytes(
-    run: RunConfig, model: PreTrainedModel, data: PlannedData, length: PlannedLength | None
+    run: RunConfig, model: PreTrainedModel, whole: Whole | None, data: PlannedData, length: PlannedLength | None
 ) -> dict[str, int]:
     """Bytes by what they are: `checkpoints` that are kept at a time with one being written, `model`, `store`; and what
     a `teacher` says, if that is kept, as if every token were a target.
+
+    `model` is saved inside of `whole`, where it is the language part of that.
     """
     one = checkpoint_bytes(model, run.train, 1)
     kept = run.checkpoint.keep + (run.checkpoint.best is not None) + 1
     trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-    whole = sum(parameter.nbytes for parameter in model.parameters())
-    sizes = {"checkpoints": one * kept, "model": trained if run.model.lora is not None else whole}
+    all_of_it = sum(parameter.nbytes for parameter in model.parameters()) + _bytes_around(whole)
+    sizes = {"checkpoints": one * kept, "model": trained if run.model.lora is not None else all_of_it}
     if data.store is not None:
         sizes["store"] = sum(file.stat().st_size for file in data.store.folder.rglob("*") if file.is_file())
     elif length is not None and length.epoch_tokens is not None:
@@ -35,3 +39,12 @@ def disk_bytes(
         if tokens:
             sizes["teacher"] = tokens * teacher.bytes_per_target
     return sizes
+
+
+def _bytes_around(whole: Whole | None) -> int:
+    """Of the tensors of a multimodal model outside its language part, in the dtype that its files have."""
+    if whole is None:
+        return 0
+    dtype = whole.config.dtype or torch.float32
+    outside = (tensor for name, tensor in whole.model.named_parameters() if whole.name_in_part(name) is None)
+    return sum(tensor.numel() * dtype.itemsize for tensor in outside)

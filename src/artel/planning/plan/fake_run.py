@@ -29,6 +29,7 @@ from artel.models.quantization import compute_in, scales, shrink_weights
 from artel.objectives import Batch, Objective
 from artel.parallel import ParallelStrategy, World, plan_parallelism
 from artel.planning.operations import Operation, OperationRecorder
+from artel.planning.plan.known_values import remember_values
 from artel.planning.plan.live_bytes import COMMUNICATION, GRADIENTS, OPTIMIZER, WEIGHTS, LiveBytes, bytes_by_kind
 from artel.training.optim.optimizer import Optimizer
 
@@ -189,9 +190,12 @@ def _give_memory(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def _local_parts(strategy: ParallelStrategy, batches: list[Batch], fake: FakeTensorMode) -> list[Batch]:
-    """This rank's parts of micro-batches, without their values; the strategy would look at these to split sequences."""
+    """This rank's parts of micro-batches. The strategy looks at their values to split sequences."""
     return [
-        replace(part, tensors={name: fake.from_tensor(tensor) for name, tensor in part.tensors.items()})
+        replace(
+            part,
+            tensors={name: remember_values(fake.from_tensor(tensor), tensor) for name, tensor in part.tensors.items()},
+        )
         for part in strategy.take_parts(batches)
     ]
 

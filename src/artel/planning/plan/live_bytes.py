@@ -17,7 +17,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+from torch.utils._pytree import tree_iter, tree_map_only
+
+from artel.planning.plan.known_values import known_result, with_values
 
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer_state"
 ACTIVATIONS, LOSS, COMMUNICATION = "activations", "logits_and_loss", "buffers_and_communication"
@@ -135,7 +137,10 @@ def bytes_by_kind(
 
 
 def run_with_static_shapes(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call an operator. Where the shape of its result depends on values, which a trace does not have, the largest."""
+    """Call an operator. Where the shape of its result depends on values that a trace does not have, the largest."""
+    known = known_result(func, args, kwargs)
+    if known is not None:
+        return _of_known(func, args, kwargs, known)
     if func not in _BY_VALUES or not isinstance(args[0], FakeTensor):
         return func(*args, **kwargs)
     if func is torch.ops.aten._grouped_mm.default:
@@ -146,6 +151,16 @@ def run_with_static_shapes(func: Any, args: Any, kwargs: Any) -> Any:
     if func is torch.ops.aten.nonzero.default:
         return args[0].new_zeros((args[0].numel(), args[0].ndim), dtype=torch.int64)
     return True if args[0].dtype == torch.bool else 1
+
+
+def _of_known(func: Any, args: Any, kwargs: Any, known: Any) -> Any:
+    """An operator's result, of which the values are known."""
+    if not isinstance(known, torch.Tensor | tuple | list):
+        return known  # a number
+    if func in _BY_VALUES or torch.Tag.dynamic_output_shape in func.tags:
+        mode = next(leaf.fake_mode for leaf in tree_iter((args, kwargs)) if isinstance(leaf, FakeTensor))
+        return with_values(tree_map_only(torch.Tensor, mode.from_tensor, known), known)
+    return with_values(func(*args, **kwargs), known)
 
 
 _BY_VALUES = {

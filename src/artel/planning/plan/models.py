@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.models.adapters import add_adapters, freeze
+from artel.models.attention_switch import use_for_training
 from artel.models.compile import repeated_layers
 from artel.models.half_base import hold_in_half
 from artel.models.loading.build import base_dtype
@@ -74,6 +75,12 @@ class ModelOutline:
             freeze(model, run.model.freeze)
         if run.train.weights == "bf16":
             hold_in_bf16(model)
+        return model
+
+    def build_for_training(self, precision: str) -> PreTrainedModel:
+        """The model with the attention that it trains with."""
+        model = self.build(precision)
+        use_for_training(model, encoders=self.run.parallel.context > 1)
         return model
 
     def layer_counts(self, group: int, rounds: int = 1) -> tuple[int, int] | None:

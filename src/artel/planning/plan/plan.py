@@ -13,6 +13,7 @@ from artel.errors import InputError
 from artel.models.activation_checkpointing import NotSelective, Recompute
 from artel.models.compile import OFF, compile_choice
 from artel.models.device import pick_precision
+from artel.models.loading.multimodal.language_part import whole_of
 from artel.models.quantization import count as count_weights
 from artel.objectives import Objective, objective_type
 from artel.parallel import World
@@ -177,6 +178,7 @@ def make_plan(
     data, length = text or planned_text(run)
     outline = ModelOutline.of(run, data.objective, data.tokenizer)
     precision = planned_precision(run, hardware)
+    data = data.laid_out_for(lambda: outline.build_for_training(precision), hardware.device)
     most = -(-run.train.batch // dims.dp_degree)
     mode = run.train.activation_checkpointing
     modes: tuple[Recompute, ...] = ("none", "selective", "full") if mode == "auto" else (mode,)
@@ -269,7 +271,7 @@ def _planned(
         ranks,
         host,
         hardware.host_memory_bytes,
-        disk_bytes(run, model, data, length),
+        disk_bytes(run, model, whole_of(outline.whole), data, length),
         data.note + _left_out(data.objective),
         run.train.batch * data.row_tokens,
         _step_time(run, hardware, ranks, model, world_size, on_host, count),
