@@ -19,6 +19,7 @@ from artel.planning.plan import cpu_heap, untraced
 from artel.planning.plan.batches import PlannedData
 from artel.planning.plan.fake_run import Trace, trace_steps
 from artel.planning.plan.live_bytes import GRADIENTS, KINDS, OPTIMIZER, WEIGHTS, bytes_by_kind
+from artel.planning.plan.mapped_weights import mapped_bytes
 from artel.planning.plan.models import ModelOutline
 
 FRAMEWORK, CHECKPOINT, ALLOCATOR = "framework", "checkpoint_copy", "allocator"
@@ -104,7 +105,9 @@ def rank_memory(
     allocated = sum(kinds.values())
     kinds |= {ALLOCATOR: slack}
     held = allocated + slack
-    return RankMemory(kinds, allocated, held, held, untraced.LIBRARIES, operations)
+    mapped, read_from = (0, 0) if shards else mapped_bytes(run, outline.whole, outline.build(precision), precision)
+    shared = untraced.LIBRARIES + mapped + read_from
+    return RankMemory(kinds, allocated, held, held - mapped, shared, operations)
 
 
 def _total(peak: dict[str, int]) -> int:

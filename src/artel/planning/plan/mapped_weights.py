@@ -1,0 +1,33 @@
+"""Weights that a process on a CPU never copies: pages of the model's file, which the processes of a host share.
+
+transformers maps a safetensors file into memory, and where the dtype of a weight is that of the file, the weight is a
+part of the mapping. A page of it is copied when training changes it, so frozen weights stay pages of the file. As long
+as one weight is left the whole file stays mapped, and with it the pages that quantized weights were read from.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+
+from artel.config import RunConfig
+from artel.models.loading.build import base_dtype, saved_dtype
+from artel.models.loading.multimodal.language_part import whole_of
+from artel.models.quantization import count
+
+
+def mapped_bytes(run: RunConfig, whole: PreTrainedModel, model: PreTrainedModel, precision: str) -> tuple[int, int]:
+    """(bytes of weights that are pages of the file, bytes of pages that quantized weights were read from).
+
+    `whole` is the run's model as its configuration says, `model` as it is trained, on a CPU and in one piece; layers
+    compute in `precision`. A language part is read by `materialize`, which copies; so is a base in half precision.
+    """
+    is_copied = whole_of(whole) is not None or base_dtype(run, precision) is not None
+    if is_copied or saved_dtype(run.model) is not torch.float32:
+        return 0, 0
+    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    mapped = sum(parameter.nbytes for parameter in frozen if parameter.dtype == torch.float32)
+    if run.model.quantize == "none" or not mapped:
+        return mapped, 0
+    quantized = sum(count(parameter) for parameter in frozen if parameter.dtype != torch.float32)
+    return mapped, quantized * torch.float32.itemsize
