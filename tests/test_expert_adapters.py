@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from peft import PeftModel
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from artel.config import LoraConfig
@@ -64,6 +65,29 @@ def test_adapters_compute_what_peft_computes(kind):
     for name, grad in grads.items():
         torch.testing.assert_close(grad, expected_grads[name], rtol=1e-4, atol=1e-5)
     assert (logits - untouched).abs().max() > 0.1
+
+
+class Groups(TorchDispatchMode):
+    """Where the groups of each product of experts end."""
+
+    def __init__(self):
+        super().__init__()
+        self.ends = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._grouped_mm.default:
+            self.ends.append(args[2])
+        return func(*args, **(kwargs or {}))
+
+
+def test_groups_are_filled_up_where_weights_are_in_bf16_already():
+    """Under fully_shard they are. oneDNN compiles a kernel for each size of a group, and keeps it."""
+    model = model_of("qwen3_moe").to(torch.bfloat16)
+    compute_experts_in_autocast(model)
+    with Groups() as groups:
+        model(input_ids=IDS, labels=IDS).loss.backward()
+    assert len(groups.ends) >= 8
+    assert all(bool((ends % 32 == 0).all()) for ends in groups.ends)
 
 
 @pytest.mark.parametrize("kind", KINDS)

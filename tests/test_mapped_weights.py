@@ -62,7 +62,7 @@ def test_a_plan_knows_which_weights_are_pages_of_the_file(dtype, model, tmp_path
     request = objective.model_request(run.model, run.data.block, run.seed)
     request = replace(request, base_dtype=base_dtype(run, "bf16"))
     outline = ModelOutline.of(run, objective, tokenizer)
-    frozen, read_from = mapped_bytes(run, outline.whole, outline.build("bf16"), "bf16")
+    frozen, read_from = mapped_bytes(outline, "bf16")
     built = build_model(request, tokenizer).model
     spans = mappings(folder)
     weights = [parameter for parameter in built.parameters() if not parameter.requires_grad]

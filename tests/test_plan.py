@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -180,6 +181,17 @@ def test_a_jump_of_the_heap_is_not_multiplied_by_the_layers():
     """From one layer to two the heap may jump by a GiB, with where the pieces lie; thirty hold no 28 of these."""
     fewer, more = [{"weights": 1, "activations": 2, "allocator": 1}], [{"weights": 2, "activations": 2, "allocator": 3}]
     assert _extended(fewer, more, (1, 2), 30) == [{"weights": 30, "activations": 2, "allocator": 24}]
+
+
+@pytest.mark.slow
+def test_what_gloo_copies_of_shards_is_counted_on_a_cpu():
+    """The largest unit are embeddings and head: its gradients are copied, and a thread of gloo receives its weights."""
+    trace = traced(LLAMA, 2, {"data": "fsdp"})
+    pairs = pairwise(trace.live.events)
+    copies = [one[0].size for one, other in pairs if one[1] and not other[1] and one[0] is other[0]]
+    parameters = planned(LLAMA)[2].build("fp32").named_parameters()
+    unit = sum(parameter.nbytes for name, parameter in parameters if "layers" not in name)
+    assert max(copies) == trace.live.gathered == unit
 
 
 @pytest.mark.slow

@@ -108,7 +108,8 @@ def experts_forward(
     kind = hidden_states.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden_states.dtype
     weight = getattr(self, "gate_up_proj" if self.has_gate else "up_proj")
-    if not _changes(self) and hidden_states.dtype == dtype == weight.dtype:
+    fills_groups = kind == "cpu" and dtype == torch.bfloat16
+    if not _changes(self) and hidden_states.dtype == dtype == weight.dtype and not fills_groups:
         return grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
     forward = _forward if dtype == torch.bfloat16 else _eager_forward
     return forward(self, hidden_states, top_k_index, top_k_weights, dtype)

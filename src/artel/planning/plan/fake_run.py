@@ -69,7 +69,7 @@ def trace_steps(
 
     `on_gpu`: logits are held in chunks as large as on a GPU. The operators are those of a CPU all the same.
     """
-    live = LiveBytes()
+    live = LiveBytes(gloo=not on_gpu)
     trace = Trace(live)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     use_for_training(model, encoders=run.parallel.context > 1)

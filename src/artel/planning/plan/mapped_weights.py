@@ -8,24 +8,24 @@ as one weight is left the whole file stays mapped, and with it the pages that qu
 from __future__ import annotations
 
 import torch
-from transformers import PreTrainedModel
 
-from artel.config import RunConfig
 from artel.models.loading.build import base_dtype, saved_dtype
 from artel.models.loading.multimodal.language_part import whole_of
 from artel.models.quantization import count
+from artel.planning.plan.models import ModelOutline
 
 
-def mapped_bytes(run: RunConfig, whole: PreTrainedModel, model: PreTrainedModel, precision: str) -> tuple[int, int]:
+def mapped_bytes(outline: ModelOutline, precision: str) -> tuple[int, int]:
     """(bytes of weights that are pages of the file, bytes of pages that quantized weights were read from).
 
-    `whole` is the run's model as its configuration says, `model` as it is trained, on a CPU and in one piece; layers
-    compute in `precision`. A language part is read by `materialize`, which copies; so is a base in half precision.
+    The model is on a CPU in one piece, and computes in `precision`. A language part is read by `materialize`, which
+    copies; so is a base in half precision.
     """
-    is_copied = whole_of(whole) is not None or base_dtype(run, precision) is not None
+    run = outline.run
+    is_copied = whole_of(outline.whole) is not None or base_dtype(run, precision) is not None
     if is_copied or saved_dtype(run.model) is not torch.float32:
         return 0, 0
-    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    frozen = [parameter for parameter in outline.build(precision).parameters() if not parameter.requires_grad]
     mapped = sum(parameter.nbytes for parameter in frozen if parameter.dtype == torch.float32)
     if run.model.quantize == "none" or not mapped:
         return mapped, 0

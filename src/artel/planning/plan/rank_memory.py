@@ -105,7 +105,7 @@ def rank_memory(
     allocated = sum(kinds.values())
     kinds |= {ALLOCATOR: slack}
     held = allocated + slack
-    mapped, read_from = (0, 0) if shards else mapped_bytes(run, outline.whole, outline.build(precision), precision)
+    mapped, read_from = (0, 0) if shards else mapped_bytes(outline, precision)
     shared = untraced.LIBRARIES + mapped + read_from
     return RankMemory(kinds, allocated, held, held - mapped, shared, operations)
 
@@ -157,7 +157,8 @@ def _extended(
 def _heap_bytes(trace: Trace, shards: bool) -> int:
     """Pages that glibc's allocator takes for the tensors of the steps, where they are on a CPU.
 
-    With `shards` also for their checkpoint: safetensors puts the bytes of all of a rank's shards together in memory.
+    With `shards` also for their checkpoint: safetensors puts the bytes of all of a rank's shards together, in a vector
+    in Rust, which has pages of its own, and then in Python, in the heap. And what the threads of gloo keep.
     """
     numbers: dict[int, int] = {}
     scale = max(1.0, _total(bytes_by_kind(trace.live.events)) / _REPLAYED)
@@ -168,12 +169,13 @@ def _heap_bytes(trace: Trace, shards: bool) -> int:
             lines.append(f"{numbers[id(storage)]} {round(storage.size / scale)}")
         elif id(storage) in numbers:
             lines.append(f"-{numbers[id(storage)]} 0")
-    for _ in range(untraced.SERIALIZED_SHARDS * shards):
-        numbers[len(numbers)] = len(numbers) + 1
-        lines.append(f"{len(numbers)} {round(trace.kept_bytes / scale)}")
+    apart = min(untraced.GATHERED * trace.live.gathered, untraced.GLOO_ARENAS)
+    if shards:
+        lines.append(f"{len(numbers) + 1} {round(trace.kept_bytes / scale)}")
+        apart += trace.kept_bytes
     command = [sys.executable, str(Path(cpu_heap.__file__))]
     done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=True)
-    return round(int(done.stdout) * scale)
+    return round(int(done.stdout) * scale) + apart
 
 
 def copies_checkpoints(run: RunConfig) -> bool:

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 MIB = 2**20
 
-FRAMEWORK = 300 * MIB
+FRAMEWORK = 326 * MIB
 """Of each process, before it has a model: Python, PyTorch, transformers and artel, their objects on the heap."""
-LIBRARIES = 134 * MIB
+LIBRARIES = 142 * MIB
 """Pages of libraries' files, which all processes of a host share."""
-CPU_KERNELS = 20 * MIB
+CPU_KERNELS = 30 * MIB
 """oneDNN's code and scratch memory, threads' stacks: what a tiny model's steps add on a CPU."""
 GLOO = 12 * MIB
 """Buffers of gloo, of each process in a group of several."""
-SHARDING = 70 * MIB
+GATHERED = 5
+"""Times the largest tensor that is gathered: what gloo's two threads keep in arenas of their own. Freed, a piece is too
+short for the same tensor once more: 60 all-gathers of 8 MB kept 40, six of 40 MB kept 120."""
+GLOO_ARENAS = 128 * MIB
+"""Of those two threads, at most: a heap of glibc's arenas is 64 MiB, and larger requests get pages of their own."""
+SHARDING = 35 * MIB
 """Of each process that shares a model: PyTorch's code for DTensor and fully_shard, which is imported then."""
 ADAPTERS = 50 * MIB
 """Of each process that trains adapters: peft and what it imports, bitsandbytes among it."""
-SERIALIZED_SHARDS = 2
-"""Times the bytes of a rank's shards: of what safetensors writes, the vector in Rust and the bytes in Python."""
 CUDA_CONTEXT = 500 * MIB
 """Of each process on its GPU: CUDA's context and cuBLAS's workspace. From NVIDIA's and PyTorch's documentation, not
 measured here."""

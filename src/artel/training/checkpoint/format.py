@@ -216,18 +216,29 @@ def load_weights(path: Path, model: PreTrainedModel) -> None:
 
 def full_weights(path: Path) -> Tensors:
     """A checkpoint's weights, whole, in the memory of one process, whatever layout wrote it."""
-    return load_file(path / _MODEL) if (path / _MODEL).is_file() else _whole(path)[0]
+    return load_file(path / _MODEL) if (path / _MODEL).is_file() else _whole_pieces(path, _is_weight)
 
 
 def _whole(path: Path) -> tuple[Tensors, Tensors]:
     """All weights and all of the optimizer's state, whole."""
     if (path / _MODEL).is_file():
         return load_file(path / _MODEL), load_file(path / _OPTIMIZER)
-    shapes = {name: stored for name, stored in piece_shapes(path).items() if not is_of_callback(name)}
-    both = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
-    read_pieces(path, both)
-    weights = {name: tensor for name, tensor in both.items() if "|" not in name}
-    return weights, {name: tensor for name, tensor in both.items() if "|" in name}
+    both = _whole_pieces(path, lambda name: not is_of_callback(name))
+    weights = {name: tensor for name, tensor in both.items() if _is_weight(name)}
+    return weights, {name: tensor for name, tensor in both.items() if not _is_weight(name)}
+
+
+def _whole_pieces(path: Path, chosen: Callable[[str], bool]) -> Tensors:
+    """The chosen tensors of a checkpoint in pieces, whole."""
+    shapes = {name: stored for name, stored in piece_shapes(path).items() if chosen(name)}
+    tensors = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+    read_pieces(path, tensors)
+    return tensors
+
+
+def _is_weight(name: str) -> bool:
+    """Whether a checkpoint's tensor is one of the model's; the optimizer's have a kind after the parameter's name."""
+    return "|" not in name and not is_of_callback(name)
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:

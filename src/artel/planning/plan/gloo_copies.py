@@ -1,0 +1,32 @@
+"""What gloo copies for a collective on a CPU: memory of a moment that is taken in C++, where no trace sees it.
+
+From ProcessGroupGloo.cpp of torch 2.13, and seen in the heap of two processes. A reduce-scatter is an all-reduce of a
+copy of its input, which the caller makes. An all-gather is received into one flat tensor by a thread of gloo, then
+copied into its output. An all-reduce works in place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_C10D, _FUNCTIONAL = torch.ops.c10d, torch.ops._c10d_functional
+
+
+def scattered_bytes(func: Any, args: Any) -> int:
+    """Of the copy that the caller makes, where an operator is a reduce-scatter; else 0."""
+    if func is _C10D._reduce_scatter_base_.default:
+        return _bytes(args[1])
+    return _bytes(args[0]) if func is _FUNCTIONAL.reduce_scatter_tensor.default else 0
+
+
+def gathered_bytes(func: Any, args: Any, result: Any) -> int:
+    """Of what a thread of gloo receives, where an operator is an all-gather; else 0."""
+    if func is _C10D._allgather_base_.default:
+        return _bytes(args[0])
+    return _bytes(result) if func is _FUNCTIONAL.all_gather_into_tensor.default else 0
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
