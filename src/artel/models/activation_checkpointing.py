@@ -27,6 +27,9 @@ Recompute = Literal["none", "selective", "full"]
 # What `selective` keeps: matrix products and attention of any library, by the end of the operator's name
 # (aten::addmm, aten::_scaled_mm, aten::_scaled_dot_product_flash_attention_for_cpu, flash_attn::_flash_attn_forward).
 _KEPT = re.compile(r"mm(_v\d+)?$|addmm|matmul|attention|flash_attn")
+# It does not keep a product of two matrices that share a side of at most _NARROW, and a quarter of what they give: that
+# of an adapter, which costs no more than an elementwise pass and is as large as its layer's own.
+_NARROW = 64
 _HOOK = "_artel_recompute_hook"
 
 
@@ -38,7 +41,7 @@ def recompute(model: PreTrainedModel, how: Recompute) -> str:
     """Choose what a model's layers compute again in the backward pass. Returns what was done, in words.
 
     `none` keeps everything; `selective` keeps the results of matrix products and of attention, and computes the
-    elementwise rest again; `full` keeps only a layer's input. Call it before the layers are compiled; a later call
+    elementwise rest and adapters again; `full` keeps only a layer's input. Call it before the layers are compiled; a later call
     replaces an earlier one. Where transformers says that an architecture's layers cannot run twice, it does nothing and
     the words begin with `none`.
 
@@ -97,7 +100,7 @@ def _selective() -> Any:
     return create_selective_checkpoint_contexts(_Policy())
 
 
-_selective.cache_hash = f"artel:{_KEPT.pattern}"  # type: ignore[attr-defined]  # without it nothing compiled is cached on disk
+_selective.cache_hash = f"artel:{_KEPT.pattern}:{_NARROW}"  # type: ignore[attr-defined]  # without it nothing compiled is cached on disk
 
 
 class _Policy:
@@ -111,7 +114,7 @@ class _Policy:
         self._kept: set[int] = set()
 
     def __call__(self, context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        if _is_kept(operator):
+        if _is_kept(operator) and not _is_narrow(operator, args):
             self._kept |= _storages(context.op_output)
             return CheckpointPolicy.MUST_SAVE
         if _writes(operator) and not torch.compiler.is_compiling() and self._kept & _storages(args[0]):
@@ -124,6 +127,17 @@ class _Policy:
 def _is_kept(operator: Any) -> bool:
     """Decides by the name without the overload: aten::mm for aten::mm.out."""
     return _KEPT.search(operator.name().partition(".")[0]) is not None
+
+
+def _is_narrow(operator: Any, args: tuple[Any, ...]) -> bool:
+    """Whether it is the product of two matrices (rows, side) and (side, columns) with a narrow side."""
+    if operator not in _PRODUCTS:
+        return False
+    (rows, side), columns = args[-2].shape, args[-1].shape[1]
+    return side <= min(_NARROW, rows // 4, columns // 4)
+
+
+_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 
 
 @cache

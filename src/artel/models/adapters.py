@@ -216,6 +216,9 @@ def _inject(model: PreTrainedModel, config: Any, name: str = _NAME) -> None:
 
         compute_chosen_only(model)
         compute_experts_in_autocast(model)
+    from artel.models.lora_linear import use_one_function
+
+    use_one_function(model)
     model._hf_peft_config_loaded = True
     for parameter in model.parameters():
         if parameter.requires_grad:  # peft gives adapters the dtype in which a quantized layer computes

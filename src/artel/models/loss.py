@@ -35,8 +35,10 @@ from artel.models.profiler_ranges import profiler_range
 from artel.models.targets import IGNORED
 
 # Bytes of float32 logits in memory at a time. A GPU needs products that are worth a kernel launch. On two CPU cores
-# 128 MB took 1.5 s where 8 MB took 2.5 (2,048 positions, 384 wide, 16,384 ids).
+# 128 MB took 1.5 s where 8 MB took 2.5 (2,048 positions, 384 wide, 16,384 ids): each chunk adds to the gradient of the
+# head. Beneath adapters it has none, and a quarter takes no longer (benchmarks/results.md).
 _CHUNK_BYTES = {"cpu": 128 * 2**20, "cuda": 512 * 2**20}
+_FROZEN_CHUNK_BYTES = {"cpu": 32 * 2**20, "cuda": 512 * 2**20}
 # On a GPU the head's rows are padded to a multiple of this where its matrix is copied to another precision anyway:
 # with GPT-2's 50,257 rows the products would miss the tensor cores' fast path.
 _ROW_MULTIPLE = 64
@@ -105,8 +107,8 @@ def linear_cross_entropy(
 
     With `compiled`, on a CPU and without shards, one loop in C++ computes loss and gradient from the logits.
 
-    `chunk_bytes` of logits are in memory at a time, and at least 128 positions; by default 128 MiB on a CPU, 512 on a
-    GPU.
+    `chunk_bytes` of logits are in memory at a time, and at least 128 positions; by default 128 MiB on a CPU, 32 there
+    with a frozen head, 512 on a GPU.
     """
     arguments = head_arguments(hidden, weight, bias, targets, compiled, chunk_bytes)
     loss, guesses = _LinearCrossEntropy.apply(*arguments)
@@ -162,7 +164,8 @@ def head_arguments(
         bias = bias.to_local() if isinstance(bias, DTensor) else bias
     if not torch.is_grad_enabled():  # needs_input_grad tells of requires_grad alone
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
-    products = Products(dtype, shard, compiled, chunk_bytes or _CHUNK_BYTES.get(device, 2**25))
+    by_device = _CHUNK_BYTES if weight.requires_grad else _FROZEN_CHUNK_BYTES
+    products = Products(dtype, shard, compiled, chunk_bytes or by_device.get(device, 2**25))
     return hidden, weight, bias, targets, products
 
 
@@ -349,9 +352,12 @@ def loss_choice(model: PreTrainedModel) -> Choice:
 @contextmanager
 def logits_held_as_on(device: str) -> Iterator[None]:
     """Within the block a CPU holds as many logits at a time as a device of that type: a plan for it is traced here."""
-    here = _CHUNK_BYTES["cpu"]
-    _CHUNK_BYTES["cpu"] = _CHUNK_BYTES[device]
+    tables = (_CHUNK_BYTES, _FROZEN_CHUNK_BYTES)
+    here = [table["cpu"] for table in tables]
+    for table in tables:
+        table["cpu"] = table[device]
     try:
         yield
     finally:
-        _CHUNK_BYTES["cpu"] = here
+        for table, size in zip(tables, here, strict=True):
+            table["cpu"] = size

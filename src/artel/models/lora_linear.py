@@ -1,0 +1,125 @@
+"""peft's linear layers with adapters, whose forward and backward pass keep and copy less.
+
+The function is peft's: outputs = x W' + s (x A') B'. Autograd and autocast take it as seven operators. Each layer then
+rounds its input to 16 bits twice, and keeps a copy of its own for the gradient of A, though queries, keys and values
+read the same input; and s and the sum are passes of their own over the outputs, forward and backward. Here layers with
+one input share its copy, and an s that is a power of two, which rounds nothing, is multiplied into other passes.
+Outputs are bit for bit those of peft, and so are gradients but for the order of the sum of an input's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from peft.tuners.lora.layer import Linear
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from artel.models.half_base import HalfLinear
+
+_ROUNDED = "_artel_rounded"
+
+
+def use_one_function(model: nn.Module) -> None:
+    """Let the adapters of a model's linear layers be computed with their layers by one function, where they can be."""
+    for module in model.modules():
+        if type(module) is Linear and type(module.base_layer) in (nn.Linear, HalfLinear):
+            module.__class__ = LoraLinear
+
+
+class LoraLinear(Linear):
+    """A linear layer with an adapter. What `_Outputs` does not know is left to peft."""
+
+    def forward(self, x: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        adapter = None if arguments or options else self._plain_adapter()
+        if adapter is None:
+            other: torch.Tensor = super().forward(x, *arguments, **options)
+            return other
+        base, device = self.base_layer, x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        narrow, wide = self.lora_A[adapter].weight, self.lora_B[adapter].weight
+        outputs: torch.Tensor = _Outputs.apply(
+            x, _rounded(x, dtype), base.weight, base.bias, narrow, wide, self.scaling[adapter]
+        )
+        return outputs
+
+    def _plain_adapter(self) -> str | None:
+        """The name of the only adapter, of a layer that is frozen and whole, in a process of its own; or None."""
+        active = [name for name in self.active_adapters if name in self.lora_A]
+        if self.disable_adapters or self.merged or len(active) != 1 or torch.compiler.is_compiling():
+            return None
+        (name,) = active
+        modules = (self.base_layer, self.lora_A[name], self.lora_B[name], self.lora_dropout[name])
+        tensors = [tensor for module in modules for tensor in module.parameters(recurse=False)]
+        drops = self.training and not isinstance(self.lora_dropout[name], nn.Identity)
+        is_plain = (
+            name not in self.lora_variant
+            and not drops
+            and not self.lora_bias[name]
+            and not any(tensor.requires_grad for tensor in self.base_layer.parameters(recurse=False))
+            and all(type(tensor) is nn.Parameter for tensor in tensors)
+            and not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+        )
+        return name if is_plain else None
+
+
+def _rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`x` in `dtype`, without gradient: one tensor for all layers that are given the same `x`, kept as long as it is."""
+    if x.dtype == dtype:
+        return x.detach()
+    version, rounded = getattr(x, _ROUNDED, (None, None))
+    if rounded is None or version != x._version or rounded.dtype != dtype:
+        rounded = x.detach().to(dtype)
+        setattr(x, _ROUNDED, (x._version, rounded))
+    return rounded
+
+
+class _Outputs(torch.autograd.Function):
+    """x (…, inputs), and the same in the dtype of the products; weight (outputs, inputs), narrow (rank, inputs)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        rounded: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        narrow: torch.Tensor,
+        wide: torch.Tensor,
+        scaling: float,
+    ) -> torch.Tensor:
+        dtype, ctx.scaling, ctx.dtype = rounded.dtype, scaling, x.dtype
+        matrix = weight.to(dtype)
+        outputs = F.linear(rounded, matrix, None if bias is None else bias.to(dtype))
+        inner = F.linear(rounded, narrow.to(dtype))
+        change = F.linear(inner, wide.to(dtype))
+        # A matrix that is rounded is kept so; one that is held in 16 bits is not kept in float32.
+        kept = weight if dtype == torch.float32 else matrix
+        ctx.save_for_backward(rounded, kept, narrow, wide, inner)
+        return torch.add(outputs, change, alpha=scaling) if _rounds_nothing(scaling) else outputs + change * scaling
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        rounded, weight, narrow, wide, inner = ctx.saved_tensors
+        dtype, needs = rounded.dtype, ctx.needs_input_grad
+        grad = grad_output.reshape(-1, grad_output.shape[-1])
+        scaled, factor = (grad, ctx.scaling) if _rounds_nothing(ctx.scaling) else (grad * ctx.scaling, 1.0)
+        grad_inner = (scaled @ wide.to(dtype)).mul_(factor)
+        grad_x = grad_narrow = grad_wide = None
+        if needs[0]:
+            product = grad @ weight.to(dtype)
+            grad_x = product.to(ctx.dtype).add_(grad_inner @ narrow.to(dtype)).view(rounded.shape)
+        if needs[4]:
+            grad_narrow = (grad_inner.T @ rounded.reshape(-1, rounded.shape[-1])).to(narrow.dtype)
+        if needs[5]:
+            grad_wide = (scaled.T @ inner.view(-1, inner.shape[-1])).mul_(factor).to(wide.dtype)
+        return grad_x, None, None, None, grad_narrow, grad_wide, None
+
+
+def _rounds_nothing(factor: float) -> bool:
+    """Whether a product with `factor` is exact: for powers of two."""
+    return abs(math.frexp(factor)[0]) == 0.5
