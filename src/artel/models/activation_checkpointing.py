@@ -41,9 +41,9 @@ def recompute(model: PreTrainedModel, how: Recompute) -> str:
     """Choose what a model's layers compute again in the backward pass. Returns what was done, in words.
 
     `none` keeps everything; `selective` keeps the results of matrix products and of attention, and computes the
-    elementwise rest and adapters again; `full` keeps only a layer's input. Call it before the layers are compiled; a later call
-    replaces an earlier one. Where transformers says that an architecture's layers cannot run twice, it does nothing and
-    the words begin with `none`.
+    elementwise rest and adapters again; `full` keeps only a layer's input. Call it before the layers are compiled; a
+    later call replaces an earlier one. Where transformers says that an architecture's layers cannot run twice, it does
+    nothing and the words begin with `none`.
 
     Loss and gradients equal those of `none`, also with dropout and with frozen embeddings. Without gradients
     (validation, generation) nothing changes. Where layers that are not compiled write into a result that `selective`

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from peft.tuners.lora.layer import Linear
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
 
 from artel.models.half_base import HalfLinear
 
@@ -31,7 +32,10 @@ def use_one_function(model: nn.Module) -> None:
 
 
 class LoraLinear(Linear):
-    """A linear layer with an adapter. What `_Outputs` does not know is left to peft."""
+    """A linear layer with an adapter. What `_Outputs` does not know is left to peft, and so is what needs no gradient.
+
+    torch.compile, too, traces what peft does: it fuses operators, and decides itself what is kept.
+    """
 
     def forward(self, x: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
         adapter = None if arguments or options else self._plain_adapter()
@@ -47,27 +51,29 @@ class LoraLinear(Linear):
         return outputs
 
     def _plain_adapter(self) -> str | None:
-        """The name of the only adapter, of a layer that is frozen and whole, in a process of its own; or None."""
+        """The name of the only adapter of a layer that is frozen, whole and without hooks; None for others."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self.disable_adapters or self.merged:
+            return None
         active = [name for name in self.active_adapters if name in self.lora_A]
-        if self.disable_adapters or self.merged or len(active) != 1 or torch.compiler.is_compiling():
+        if len(active) != 1:
             return None
         (name,) = active
-        modules = (self.base_layer, self.lora_A[name], self.lora_B[name], self.lora_dropout[name])
+        dropout = self.lora_dropout[name]
+        modules = (self.base_layer, self.lora_A[name], self.lora_B[name], dropout)
         tensors = [tensor for module in modules for tensor in module.parameters(recurse=False)]
-        drops = self.training and not isinstance(self.lora_dropout[name], nn.Identity)
         is_plain = (
             name not in self.lora_variant
-            and not drops
             and not self.lora_bias[name]
+            and (isinstance(dropout, nn.Identity) or not self.training)
             and not any(tensor.requires_grad for tensor in self.base_layer.parameters(recurse=False))
-            and all(type(tensor) is nn.Parameter for tensor in tensors)
+            and not any(isinstance(tensor, DTensor) for tensor in tensors)
             and not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
         )
         return name if is_plain else None
 
 
 def _rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`x` in `dtype`, without gradient: one tensor for all layers that are given the same `x`, kept as long as it is."""
+    """`x` in `dtype`, without gradient: one tensor for all layers that get the same `x`, kept as long as it is."""
     if x.dtype == dtype:
         return x.detach()
     version, rounded = getattr(x, _ROUNDED, (None, None))
@@ -102,7 +108,7 @@ class _Outputs(torch.autograd.Function):
         return torch.add(outputs, change, alpha=scaling) if _rounds_nothing(scaling) else outputs + change * scaling
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         rounded, weight, narrow, wide, inner = ctx.saved_tensors
         dtype, needs = rounded.dtype, ctx.needs_input_grad
