@@ -1,6 +1,6 @@
 """Packed conversations: artel beside trl's SFTTrainer with packing, and beside artel without.
 
-    python benchmarks/chat_packed.py MODEL_FOLDER CONVERSATIONS... [--rounds 3] [--steps 4] [--blocks 2] [--block 1024]
+    python benchmarks/chat_packed.py MODEL_FOLDER CONVERSATIONS... [--rounds 3] [--steps 4] [--micro-batch 2]
 
 LoRA (rank 16, all linear layers) over a pretrained model, on real conversations, in bf16 where the processor has it.
 All contestants read the same tokens and learn the same ones: trl gets the samples of artel's store with its assistant
@@ -63,7 +63,8 @@ def run_file(options: argparse.Namespace, folder: Path, name: str, **sections: A
         **sections.pop("data", {}),
     }
     train = {"batch": options.blocks, "steps": options.steps + 1, "learning_rate": 2e-4, "schedule": "constant",
-             "warmup": 0, "threads": 1, "compile": "off", "micro_batch": 1, **sections.pop("train", {})}  # fmt: skip
+             "warmup": 0, "threads": 1, "compile": "off", "micro_batch": options.micro_batch,
+             **sections.pop("train", {})}  # fmt: skip
     return {
         "run": str(folder / name),
         "data": data,
@@ -173,6 +174,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="that are measured, after the first")
     parser.add_argument("--blocks", type=int, default=2, help="of a step")
     parser.add_argument("--block", type=int, default=1024)
+    parser.add_argument("--micro-batch", type=int, default=2, help="blocks that artel computes at a time")
     parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
     parser.add_argument("--trl-python", default=sys.executable)
     parser.add_argument("--contestant", choices=CONTESTANTS, help=argparse.SUPPRESS)

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from support.waiting import LIMIT
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc is told to keep memory")
 
+LAYERS, KEPT, PASSING = 16, 4, 12  # layers; megabytes that each keeps, and of each of four tensors that it does not
 MEGABYTES = 64  # above the 32 MB from which on glibc's malloc would give a tensor pages of its own
 
 
@@ -80,6 +82,13 @@ def test_address_space_that_is_limited_is_not_taken_ahead():
     assert free["left"] < 1 << 30
 
 
+@pytest.mark.processes
+@pytest.mark.skipif(not shutil.which("g++"), reason="tensors have memory of their own where C++ can be built")
+def test_where_a_tensor_was_one_of_its_size_fits():
+    """Layers whose inputs alone are kept: each makes room for no more than that, whatever small things lie between."""
+    assert measured(LAYERS="1")["layers"] < (LAYERS * KEPT + 4 * PASSING + 12) << 20
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
 def test_who_has_tuned_the_library_is_left_alone(name):
@@ -87,7 +96,26 @@ def test_who_has_tuned_the_library_is_left_alone(name):
     assert result["within"] > result["before"] / 2
 
 
+def run_layers() -> list[object]:
+    """What layers keep, each of them after tensors that are gone when it ends, and small ones that stay."""
+    kept: list[object] = []
+    for _ in range(LAYERS):
+        passing = []
+        for _ in range(4):
+            passing.append(torch.ones(PASSING << 18))
+            kept += [torch.ones(5) for _ in range(20)]
+        kept.append(torch.ones(KEPT << 18))
+    return kept
+
+
 def main() -> None:
+    if "LAYERS" in os.environ:
+        with retained_host_memory(torch.device("cpu")):
+            start = resident()
+            kept = run_layers()
+            print(json.dumps({"layers": resident() - start}))
+            del kept
+        return
     if "LIMITED" in os.environ:
         resource.setrlimit(resource.RLIMIT_AS, (64 << 30, resource.RLIM_INFINITY))
     page_faults()

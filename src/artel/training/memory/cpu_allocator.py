@@ -7,6 +7,11 @@ with rows of unequal length (benchmarks/kept_memory.py).
 
 What the heap grows by is asked for in pages of 2 MB where the kernel has them: to look up where a page of 4 KB lies
 costs a part of each step, in virtual machines above all, which look it up twice (benchmarks/NOTES.md has the figures).
+
+Where C++ can be built, tensors from 256 KB on get a range of addresses of their own (models/cpu/memory.cpp). PyTorch
+asks glibc for memory that begins at a multiple of 64 bytes, so glibc looks for a little more than a tensor takes, and
+what it leaves at the ends goes to small objects: where a tensor was, one of its size no longer fits. Where layers keep
+their inputs alone, each left 21 MB behind beside the 6 that it kept (benchmarks/results.md).
 """
 
 from __future__ import annotations
@@ -16,11 +21,14 @@ import mmap
 import os
 import platform
 import resource
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+
+from artel.models.cpu.build import library as built
 
 KEPT_SHARE = 0.35
 """How much more memory a step takes where it is kept: a little over the most that was measured, 0.33."""
@@ -44,11 +52,15 @@ def retained_host_memory(device: torch.device) -> Iterator[None]:
     library = ctypes.CDLL(None)
     library.mallopt(_TRIM_THRESHOLD, _NEVER)
     library.mallopt(_MMAP_MAX, 0)
-    if _may_promise():
-        _grow_in_large_pages(library, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    own_range = _own_range(memory) if _may_promise() else None
+    if own_range is None and _may_promise():
+        _grow_in_large_pages(library, memory // 2)
     try:
         yield
     finally:
+        if own_range is not None:
+            own_range.let_tensors_go()
         library.mallopt(_MMAP_MAX, _USUAL_MMAP_MAX)
         library.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
         library.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST_MMAP_THRESHOLD)
@@ -63,6 +75,14 @@ def _may_promise() -> bool:
     except OSError:
         return False
     return not strict and all(limit == resource.RLIM_INFINITY for limit in limits)
+
+
+def _own_range(size: int) -> ctypes.CDLL | None:
+    """Let large tensors have `size` bytes of addresses of their own, by the functions that end it; None without C++."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nothing is slower without it
+        functions = built("memory")
+    return functions if functions is not None and functions.keep_tensors(ctypes.c_size_t(size)) else None
 
 
 def _grow_in_large_pages(library: ctypes.CDLL, size: int) -> None:
