@@ -56,7 +56,8 @@ def train(
     Interrupted when asked to stop.
     """
     signals = StopOnSignal()
-    run, validation = open_run(config, prepared, world, tell, callbacks, clock)
+    with retained_host_memory(world.device):  # micro-batches are tried in the memory that steps have
+        run, validation = open_run(config, prepared, world, tell, callbacks, clock)
     guard, profile = Guard(run), Profile(run)
     # The order matters: metrics are logged before a validation, and both come before a save. The profile is last, so
     # that it sees each step together with what callbacks do after it.
