@@ -212,7 +212,9 @@ class CheckpointConfig(Section):
         Interval(seconds=1800), "How often: 1500 (steps), 1 epoch, 30min, never. The end always counts."
     )
     keep: Count = free(3, "How many of the newest are kept, beside the best.", ge=1)
-    keep_every: Count | None = free(None, "Checkpoints of steps that this divides are kept for good.", ge=1)
+    keep_every: Count | None = free(
+        None, "Checkpoints of steps that this divides stay beside the newest `keep`, as far as `budget` allows.", ge=1
+    )
     budget: Bytes | None = free(
         None, "At most so many bytes of checkpoints: the oldest go first, the newest and the best never."
     )
