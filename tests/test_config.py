@@ -22,6 +22,7 @@ from artel.config.other_names import OTHER_NAMES
 from artel.config.schema.quantities import Interval, Warmup, read_bytes, read_count, read_number
 from artel.config.suggest import all_keys
 from artel.errors import InputError
+from artel.launching.read_run import read_run
 from artel.training.schedule import Length, rate
 
 MINIMAL = "data: {sources: [{path: a.txt}]}\n"
@@ -91,6 +92,28 @@ def test_broken_files(tmp_path, text, message):
     file.write_text(text)
     with pytest.raises(InputError, match=message):
         load_run(str(file))
+
+
+def test_problems_come_in_the_order_of_the_file_with_what_to_write(tmp_path):
+    """Also the model type, which is looked at however much else is wrong."""
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "data: {sources: [{format: dummy}], blok: 3}\n"
+        "model: {config: {model_type: gpt3}}\nobjective: causl\n"
+        "train:\n  steps: ten\n  batch: -3\n  learning_rate: x\nevry: 3\n"
+    )
+    with pytest.raises(InputError) as error:
+        read_run(str(file), {})
+    problems = [(int(problem.where.split(":")[1]), problem.fix) for problem in error.value.problems]
+    assert problems == [
+        (1, "did you mean block?"),
+        (2, "did you mean gptj or gpt2 or gpt-sw3?"),
+        (3, "did you mean causal?"),
+        (5, "write it like 512 or 30k"),
+        (6, "write 1 or more"),
+        (7, "write it like 5e-5"),
+        (8, "did you mean validate.every?"),
+    ]
 
 
 def test_what_is_dumped_is_read_back_equal(tmp_path):

@@ -10,8 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow
 import pytest
 import yaml
+from pyarrow import parquet
 
 from artel.config import RunConfig, load_run
 from artel.errors import InputError
@@ -189,6 +191,33 @@ def test_what_a_text_holds_is_found_by_its_records(texts):
         Path("films", label, "1.txt").write_text(label)
     assert look_at(["films"]).kinds == {"text", "labels"}
     assert look_at(["novel.txt"]).describe().startswith("1 file, 40 kB")
+
+
+@pytest.mark.parametrize(
+    ("columns", "kinds"),
+    [("input,output", {"pairs"}), ("text,label", {"text", "labels"}), ("query,positive", {"matches"})],
+)
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
+def test_what_a_table_holds_is_found_by_its_columns(columns, kinds, suffix):
+    names = columns.split(",")
+    rows = [{name: f"{name} {n}" for name in names} for n in range(3)]
+    if suffix == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), "a.parquet")
+    else:
+        lines = [names, *(row.values() for row in rows)]
+        Path(f"a{suffix}").write_text("".join(("," if suffix == ".csv" else "\t").join(line) + "\n" for line in lines))
+    assert look_at([f"a{suffix}"]).kinds == kinds
+
+
+def test_a_table_of_other_columns_is_refused_with_those_it_may_have():
+    Path("a.csv").write_text("question,reply\na,b\n")
+    parquet.write_table(pyarrow.table({"question": ["a"]}), "a.parquet")
+    for file in ("a.csv", "a.parquet"):
+        with pytest.raises(InputError, match=r"no column 'text' \(it has: question.*\n.*input and output"):
+            look_at([file])
+    Path("b.parquet").write_text("no parquet")
+    with pytest.raises(InputError, match=r"cannot be read as parquet.*\n.*download"):
+        look_at(["b.parquet"])
 
 
 def test_a_wrong_answer_is_asked_for_again():

@@ -3,12 +3,15 @@
 import gzip
 from pathlib import Path
 
+import pyarrow
 import pytest
 import zstandard
+from pyarrow import parquet
 
+from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
 from artel.text import Pair, Record, Rejected
-from artel.text.formats.pairs import read_pairs
+from artel.text.formats.pairs import PAIRS, read_pairs
 from support.reading import read, written
 
 
@@ -122,6 +125,21 @@ def test_outputs_that_are_not_there(tmp_path):
 def test_a_csv_that_is_wrong_as_a_whole(tmp_path, text, said):
     with pytest.raises(InputError, match=said):
         pairs(tmp_path, text, max_document=1000)
+
+
+def test_a_column_that_is_not_there_is_known_before_the_rows_are_read(tmp_path):
+    tables = {"a.csv": b"input,output\na,b\n", "a.tsv": b"input\toutput\na\tb\n"}
+    files = [written(tmp_path, name, content) for name, content in tables.items()]
+    parquet.write_table(pyarrow.table({"input": ["a"], "output": ["b"]}), tmp_path / "a.parquet")
+    for file in [*files, tmp_path / "a.parquet"]:
+        for keys, lacking in (({}, 0), ({"input": "wrong", "output": "none"}, 2)):
+            source = SourceConfig.model_validate({"path": str(file), "format": "pairs", **keys})
+            problems = PAIRS.check(file, source, "data.sources.0", DataConfig())
+            assert [f"{name!r} (it has: input, output)" in problem.what for name, problem in
+                    zip(keys.values(), problems, strict=True)] == [True] * lacking  # fmt: skip
+    keys = {"path": str(files[0]), "format": "pairs", "outputs": str(files[1]), "output": "none"}
+    outputs = SourceConfig.model_validate(keys)
+    assert len(PAIRS.check(files[0], outputs, "data.sources.0", DataConfig())) == 1
 
 
 @pytest.mark.parametrize(

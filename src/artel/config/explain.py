@@ -15,6 +15,14 @@ from artel.errors import Problem
 
 _LONGEST_SHOWN = 200  # characters of a wrong value in a message
 
+_BOUNDS = {
+    "greater_than_equal": ("ge", "below", "write {:g} or more"),
+    "greater_than": ("gt", "not above", "write more than {:g}"),
+    "less_than_equal": ("le", "above", "write {:g} or less"),
+    "less_than": ("lt", "not below", "write less than {:g}"),
+}
+"""Pydantic's errors of numbers: where the bound is in the context, how a value stands to it, what to write."""
+
 UNKNOWN_KEY = "there is no such key"
 
 
@@ -43,6 +51,9 @@ def explain(error: ValidationError, lines: dict[Key, str]) -> dict[Key, Problem]
             what, _, fix = str(context["error"]).partition("; ")
         elif kind in ("model_type", "dict_type"):
             what, fix = f"{_shown(detail['input'])} is not a section", f"write {dotted}: {{…}} with keys inside"
+        elif kind in _BOUNDS:
+            name, what_it_is, remedy = _BOUNDS[kind]
+            what, fix = f"{_shown(detail['input'])} is {what_it_is} {context[name]:g}", remedy.format(context[name])
         else:
             what, fix = f"{detail['msg'].lower()}, but it is {_shown(detail['input'])}", ""
         problems[key] = Problem(line, what, fix)

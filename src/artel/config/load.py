@@ -29,7 +29,7 @@ from artel.config.schema.base import name_fault
 from artel.config.schema.consistency import section_problems
 from artel.config.schema.run import RunConfig
 from artel.config.suggest import all_keys, meant_key, near_name
-from artel.config.yaml_lines import Key, line_of, parse, unwritable_problems
+from artel.config.yaml_lines import Key, by_line, line_of, parse, unwritable_problems
 from artel.errors import InputError, Problem
 from artel.secrets import hide_secrets
 
@@ -42,7 +42,7 @@ class WrongRunFile(InputError):
     """All that is wrong with a run file, and the run without it, for further checks."""
 
     def __init__(self, problems: Sequence[Problem], rest: RunConfig | None, doubtful: set[str]) -> None:
-        super().__init__(problems)
+        super().__init__(by_line(problems))
         self.rest = rest
         """The run without the wrong keys; None where that cannot be read either."""
         self.doubtful = doubtful

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import yaml
@@ -18,8 +18,22 @@ _MOST_VALUES = 100_000
 _DEEPEST = 100
 # YAML can write them as escapes; no path or UTF-8 file can have them.
 _UNWRITABLE = re.compile("[\\0\\ud800-\\udfff]")
+_LINE = re.compile(r"(.+?):(\d+)(?::|$)")
 # How YAML reads some keys without quotes (2020-01-01, on, ~), by tag.
 _NO_KEYS = {"timestamp": "a date", "bool": "true or false", "null": "null", "binary": "binary data"}
+
+
+def by_line(problems: Iterable[Problem]) -> list[Problem]:
+    """Problems in the order of the lines that they name, file by file; those that name no line come last."""
+    files: dict[str, int] = {}
+
+    def order(problem: Problem) -> tuple[float, int]:
+        place = _LINE.match(problem.where)
+        if place is None:
+            return math.inf, 0
+        return files.setdefault(place[1], len(files)), int(place[2])
+
+    return sorted(dict.fromkeys(problems), key=order)
 
 
 def parse(text: str, place: str) -> tuple[dict[str, Any], dict[Key, str]]:

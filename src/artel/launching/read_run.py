@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from artel.config import RunConfig, RunFile, WrongRunFile, dump_run, read_run_file
+from artel.config.yaml_lines import by_line
 from artel.errors import InputError
 from artel.launching.quiet_libraries import quiet_libraries
 
@@ -31,7 +32,7 @@ def checked_run(file: RunFile, overrides: Mapping[str, Any], *, here: bool = Tru
         quiet_libraries()
         from artel.planning import Start, further_problems
 
-        raise InputError(dict.fromkeys([*error.problems, *further_problems(error, Start(here=here))])) from None
+        raise InputError(by_line([*error.problems, *further_problems(error, Start(here=here))])) from None
 
 
 def has_secrets(run: RunConfig) -> bool:

@@ -18,10 +18,11 @@ from transformers import PreTrainedModel
 from artel.config import RunConfig, WrongRunFile, is_doubtful, located
 from artel.config.load import read_file
 from artel.config.schema.run import ParallelConfig
+from artel.config.yaml_lines import by_line
 from artel.errors import InputError, Problem
 from artel.host import usable_cores
 from artel.models.device import pick_precision
-from artel.models.loading.check import check_model, check_pretrained
+from artel.models.loading.check import check_model, check_model_type, check_pretrained
 from artel.objectives import objective_of, objective_type
 from artel.parallel import local_device
 from artel.parallel.mesh import ParallelDims, read_parallel_dims
@@ -74,7 +75,7 @@ def check_run(run: RunConfig, start: Start | None = None, further: Sequence[Chec
     """
     problems = _problems(run, [*_checks(run, start or Start(), set()), *further], set())
     if problems:
-        raise InputError(dict.fromkeys(problems))
+        raise InputError(by_line(problems))
 
 
 def notes_on_text(run: RunConfig) -> list[str]:
@@ -116,6 +117,7 @@ def _checks(run: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]
             ("train.precision", "train.weights"), lambda: pick_precision(train.precision, local_device(), train.weights)
         )
         yield Check(("train.threads",), lambda: _check_threads(train.threads))
+    yield Check(("model.config.model_type",), lambda: check_model_type(run.model))
     if is_doubtful("objective", doubtful) or is_doubtful("data.sources", doubtful):
         return
     objective = objective_type(run)

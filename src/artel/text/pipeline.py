@@ -228,10 +228,22 @@ def check_ledger(data: DataConfig, ledger: Ledger) -> None:
     ledger.check_rejected(data.max_bad)
     if total.kept == 0:
         dropped = describe_drops(total.dropped) or "none were there"
-        raise InputError.at("data.sources", f"no document is left: {dropped}", "give files with text in them")
+        raise InputError.at("data.sources", f"no document is left: {dropped}", _remedy(data, total.dropped))
     if total.splits["train"]["documents"] == 0 and data.held_out != 1.0:  # with 1 all of it is for evaluation
         what = "no document is left for training: all fell into the validation part"
         raise InputError.at("data.validation", what, f"write a smaller data.validation, or {more_documents(data)}")
+
+
+def _remedy(data: DataConfig, dropped: Counter[str]) -> str:
+    """What to write where nothing is left, by the reason for which most was dropped."""
+    reason = max(dropped, key=lambda name: dropped[name], default="")
+    if reason == "longer_than_block":
+        return f"write a larger data.block than {data.block:,}, or give shorter texts"
+    if reason == "longer_than_target":
+        return "write a larger seq2seq.target, or give shorter outputs"
+    if reason in ("", "empty", "no_main_text"):
+        return "give files with text in them"
+    return "change what drops them: docs/run-file.md names each reason at its key"
 
 
 def more_documents(data: DataConfig) -> str:

@@ -47,15 +47,15 @@ def _finite(number: float, value: object) -> float:
     return number
 
 
-def read_number(value: object) -> float:
-    """A real number: 5e-5, 0.1, 1_000."""
+def read_number(value: object, example: str = "5e-5") -> float:
+    """A real number: 5e-5, 0.1, 1_000. Raises ValueError, with an `example` of what may be written."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(f"{value!r} is not a number; write it like 5e-5")
+        raise ValueError(f"{value!r} is not a number; write it like {example}")
     if isinstance(value, int | float):
         return _finite(float(value) if abs(value) < _LARGEST else math.inf, value)
-    number, unit = _split(value, "5e-5")
+    number, unit = _split(value, example)
     if unit.lower() not in _SCALES:
-        raise ValueError(f"{value!r} is not a number; write it like 5e-5")
+        raise ValueError(f"{value!r} is not a number; write it like {example}")
     return _finite(number * _SCALES[unit.lower()], value)
 
 
@@ -63,7 +63,7 @@ def read_count(value: object) -> int:
     """A whole number: 512, 30k, 1_000, 2M, 1e9."""
     if isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,40}", value.strip()):
         value = int(value)
-    number = read_number(value)
+    number = read_number(value, "512 or 30k")
     if isinstance(value, int):
         return value  # a float has 53 bits
     if not number.is_integer():

@@ -12,12 +12,18 @@ from artel.errors import InputError
 from artel.models.adapters import adapter_problems, freeze, require_peft
 from artel.models.loading.context import change_context, check_rotary
 from artel.models.loading.heads import check_head, check_sizes, model_class, own_classes
-from artel.models.loading.model_config import known_keys
+from artel.models.loading.model_config import check_type, known_keys
 from artel.models.loading.model_folder import check_folder, read_config
 from artel.models.loading.multimodal.language_part import find_language_part, takes_images
 from artel.models.loading.pretrained import check_multimodal, check_saved, plan_language_part
 from artel.models.loading.structure import outline, position_limit
 from artel.models.quantization import require_bitsandbytes
+
+
+def check_model_type(config: ModelConfig) -> None:
+    """Raise InputError for a model type that transformers does not know: whatever else is wrong with the model."""
+    if config.config is not None:
+        check_type(config.config["model_type"])
 
 
 def check_model(config: ModelConfig, auto_class: str) -> None:

@@ -22,14 +22,19 @@ _SAME_AS_VOCABULARY = {"unpadded_vocab_size"}
 _GETATTR_KEY = re.compile(r"""getattr\(\s*(?:self\.)?config,\s*["'](\w+)["']""")
 
 
+def check_type(model_type: str) -> None:
+    """Raise InputError for a model type that transformers does not know."""
+    if model_type not in CONFIG_MAPPING:
+        near = difflib.get_close_matches(model_type, list(CONFIG_MAPPING.keys()), 3)
+        fix = f"did you mean {' or '.join(near)}?" if near else "see the model types of transformers"
+        raise InputError.at("model.config.model_type", f"transformers knows no {model_type!r}", fix)
+
+
 def known_keys(values: dict[str, Any]) -> tuple[set[str], list[Problem]]:
     """The keys of the model type, and a problem for each key or value in `values` that is wrong."""
     keys = {key: value for key, value in values.items() if key != "model_type"}
     model_type = values["model_type"]
-    if model_type not in CONFIG_MAPPING:
-        near = difflib.get_close_matches(model_type, list(CONFIG_MAPPING.keys()), 1)
-        fix = f"did you mean {near[0]}?" if near else "see the model types of transformers"
-        raise InputError.at("model.config.model_type", f"transformers knows no {model_type!r}", fix)
+    check_type(model_type)
     try:
         plain = CONFIG_MAPPING[model_type]()
     except Exception as error:  # each configuration checks in its own way

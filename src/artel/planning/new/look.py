@@ -12,10 +12,12 @@ from artel.errors import InputError
 from artel.registry import FORMATS
 from artel.text import Ledger, all_inputs, check_sources, read_documents
 from artel.text.formats.auto import format_of
+from artel.text.sources.find import is_table_name
 from artel.text.sources.inputs import Input
 
 _RECORDS = 20  # that a format must be able to read
 _BYTES = 2_000_000
+_COLUMNS = "name its columns text, or text and label, or input and output …; or name them in a run file (docs/text.md)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,37 +52,61 @@ def in_bytes(count: int) -> str:
 
 def look_at(paths: list[str]) -> Look:
     """Raises InputError where there is no such text, or no format reads it."""
-    data = _data(paths, FORMATS.names[0])
+    data, refused = _data(paths, FORMATS.names[0]), None
+    try:
+        check_sources(data)
+    except InputError as error:  # also of a table without texts: whether it holds pairs or labels is looked at below
+        refused = error.problems[0]
+        data = _data(paths, next(name for name in FORMATS.names if _takes_any_file(name)))
     try:
         check_sources(data)
         inputs = [entry for _, _, entries in all_inputs(data) for entry in entries]
     except InputError as error:
-        raise InputError.at("--text", error.problems[0].what, error.problems[0].fix) from None
+        problem = refused or error.problems[0]
+        raise InputError.at("--text", problem.what, problem.fix) from None
     if not any(entry.size for entry in inputs):
         raise InputError.at("--text", f"{', '.join(paths)} has 0 bytes", "give a file with text")
-    formats = dict(_formats(paths, inputs))
+    formats = dict(_formats(paths, inputs, is_table=refused is not None))
+    if not formats and refused is not None:
+        is_damaged = not refused.where.startswith("data.sources")
+        raise InputError.at("--text", _column_problem(paths) or refused.what, refused.fix if is_damaged else _COLUMNS)
     if not formats:
         what = f"no format of artel reads {', '.join(paths)}"
         raise InputError.at("--text", what, f"docs/text.md describes them: {', '.join(FORMATS.names)}")
     return Look(tuple(paths), len(inputs), sum(entry.size for entry in inputs), formats)
 
 
-def _formats(paths: list[str], inputs: list[Input]) -> Iterator[tuple[str, str]]:
+def _takes_any_file(name: str) -> bool:
+    return FORMATS[name].is_plain_text and not FORMATS[name].goes_by_suffix
+
+
+def _column_problem(paths: list[str]) -> str:
+    """Which column a table of texts would have to have; empty if it has it, or is no such table."""
+    if not all(map(is_table_name, paths)):
+        return ""
+    try:
+        check_sources(_data(paths, next(name for name in FORMATS.names if FORMATS[name].is_table)))
+    except InputError as error:
+        return f"{error.problems[0].where}: {error.problems[0].what}"
+    return ""
+
+
+def _formats(paths: list[str], inputs: list[Input], *, is_table: bool) -> Iterator[tuple[str, str]]:
     """(format, kind of record): what the suffix stands for, then those that find their fields in it.
 
     Any file is plain text, or a page without tags, also one of conversations: that counts only where nothing else does.
     Plain text is by folder, too, where it lies in several. Lines with blank ones between them may be groups of texts
-    that match, and may be a novel: such files are both.
+    that match, and may be a novel: such files are both. A table is never plain text.
     """
     auto = _data(paths, FORMATS.names[0]).sources[0]
-    is_plain = all(format_of(auto, entry.address).is_plain_text for entry in inputs)
+    is_plain = not is_table and all(format_of(auto, entry.address).is_plain_text for entry in inputs)
     in_folders = is_plain and len({Path(entry.address).parent for entry in inputs}) > 1
     names = [name for name in FORMATS.names if FORMATS[name].has_files and _reads(_data(paths, name))]
     by_folder = [name for name in names if is_plain and FORMATS[name].is_by_folder]
     reads_all = [name for name in names if FORMATS[name].is_plain_text or FORMATS[name].is_pages]
     telling = [name for name in names if name not in (*by_folder, *reads_all)]
     by_suffix = [name for name in names if FORMATS[name].goes_by_suffix]
-    plain = [*by_suffix, *(by_folder if in_folders else ())]
+    plain = [] if is_table else [*by_suffix, *(by_folder if in_folders else ())]
     for name in [*plain, *telling] if is_plain else telling or plain:
         yield name, SourceConfig.model_validate({"path": paths, "format": name}).yields
 

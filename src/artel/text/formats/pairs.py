@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -14,7 +15,7 @@ from artel.text.formats.csv_rows import Row, read_csv_rows
 from artel.text.formats.format import Format
 from artel.text.formats.jsonl import object_of, read_rows, text_field
 from artel.text.formats.parquet import SUFFIX as PARQUET
-from artel.text.formats.parquet import check_parquet_rows
+from artel.text.formats.parquet import check_parquet_columns
 from artel.text.reading.file_names import COMPRESSED, file_name, with_compressed
 from artel.text.reading.source_file import SourceFile
 from artel.text.reading.unchanged import unchanged
@@ -101,7 +102,29 @@ def _has_lines(file: SourceFile) -> bool:
 
 
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
-    return check_parquet_rows(path, key) if file_name(str(path)).endswith(PARQUET) else []
+    """Whether a table, or a file of parquet, has the columns that the source names."""
+    outputs = user_path(source.outputs, "outputs") if source.outputs else path
+    if outputs.resolve() == path.resolve():
+        return _check_columns(path, [("input", source.input), ("output", source.output)], source, key, data)
+    problems = _check_columns(path, [("input", source.input)], source, key, data)
+    if outputs.is_file():
+        problems += _check_columns(outputs, [("output", source.output)], source, key, data)
+    return problems
+
+
+def _check_columns(
+    path: Path, columns: list[tuple[str, str]], source: SourceConfig, key: str, data: DataConfig
+) -> list[Problem]:
+    name = file_name(str(path))
+    if name.endswith(PARQUET):
+        return check_parquet_columns(path, key, columns)
+    if name.endswith(_TABLES):
+        try:
+            with suppress(BadRecord):  # binary data: reading the file rejects it
+                next(read_csv_rows(SourceFile(path, str(path), "", source, data), columns), None)
+        except InputError as error:
+            return list(error.problems)
+    return []
 
 
 PAIRS = Format(

@@ -113,6 +113,21 @@ def check_parquet_rows(path: Path, key: str) -> list[Problem]:
     return _check(path, key, _duplicate_column)
 
 
+def check_parquet_columns(path: Path, key: str, columns: Sequence[tuple[str, str]]) -> list[Problem]:
+    """The same, with a problem for each (key of the source, name) of `columns` that the file lacks."""
+    problems = check_parquet_rows(path, key)
+    if problems:
+        return problems
+    with _open(path, str(path)) as table:
+        names = table.schema_arrow.names
+    have = ", ".join(names) or "none"
+    return [
+        Problem(f"{key}.{of}", f"{path} has no column {name!r} (it has: {have})", f"write {of}: NAME")
+        for of, name in columns
+        if name not in names
+    ]
+
+
 def _check(path: Path, key: str, problem_of: Callable[[Any], str]) -> list[Problem]:
     try:
         with _open(path, str(path)) as table:

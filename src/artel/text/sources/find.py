@@ -174,9 +174,14 @@ def _check_remote(path: str, source: SourceConfig, key: str, tell: Callable[[str
         return [Problem(f"{key}.path", f"{problem.where}: {problem.what}", problem.fix) for problem in error.problems]
 
 
+def is_table_name(name: str) -> bool:
+    """True for a file of rows and columns (.csv, .tsv), which is read only in a format that names its columns."""
+    return uncompressed_name(name).endswith((".csv", ".tsv"))
+
+
 def _check_kind(name: str, source: SourceConfig, key: str) -> list[Problem]:
     """Why a file cannot be read, as far as its name tells."""
-    is_table = uncompressed_name(name).endswith((".csv", ".tsv"))
+    is_table = is_table_name(name)
     if FORMATS[source.format].goes_by_suffix and is_table:
         fix = "for texts write format: csv and field: COLUMN, for pairs format: pairs"
         return [Problem(f"{key}.format", f"{name} is a table, not text", fix)]
