@@ -7,12 +7,26 @@ import sys
 
 import pytest
 import torch
+import typer
 
+from artel.cli.main import app
 from support.runs import ENVIRONMENT, TEXT_ALONE, artel, write_run
 
 VERBS = [["prepare"], ["train"], ["generate"], ["report"], ["recipes", "ls"], ["recipes", "cat"], ["recipes", "cp"],
          ["config", "check"], ["config", "explain"], ["config", "schema"],
          ["evaluate"], ["chat"], ["export"], ["push"], ["data", "show"], ["data", "verify"], ["watch"]]  # fmt: skip
+
+
+def test_the_line_of_each_verb_is_whole_in_80_columns():
+    def lines(group, name):
+        yield from ((f"{name} {verb}", command) for verb, command in group.commands.items())
+        for verb, command in group.commands.items():
+            if hasattr(command, "commands"):
+                yield from lines(command, f"{name} {verb}")
+
+    shown = {name: command.get_short_help_str(64) for name, command in lines(typer.main.get_command(app), "artel")}
+    assert len(shown) > 25
+    assert [name for name, line in shown.items() if line.endswith("...") or not line] == []
 
 
 def test_starting_imports_no_torch():

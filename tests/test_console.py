@@ -1,6 +1,7 @@
 """What is seen of a run while it works: the bar on a terminal, lines without one, and how it ends."""
 
 import os
+import re
 import shlex
 from pathlib import Path
 
@@ -78,6 +79,19 @@ def test_without_a_terminal_there_are_lines(tmp_path):
         "step 40 of 40 · evaluating 40%",
         "step 40 of 40 · loss 3.2500 · 1,234 tokens/s",  # the end is told in any case
     ]
+
+
+def test_the_training_loss_is_a_dash_until_it_is_logged(tmp_path):
+    with (tmp_path / "lines").open("w+") as stream:
+        tracker = ConsoleTracker(RunConfig(), RunFolder(Path()), 0, 40, stream, line_seconds=1e9)
+        tracker.validation({"step": 1, "epoch": 0.1, "validation": {"loss": 3.5}})
+        tracker.training({"step": 2, **FIGURES})
+        tracker.validation({"step": 2, "epoch": 0.2, "validation": {"loss": 3.0}})
+        tracker.close()
+        stream.seek(0)
+        titles, *rows = (re.split(r"\s{2,}", line.strip()) for line in stream.read().splitlines())
+    assert titles == ["step", "epoch", "training loss", "validation loss"]
+    assert rows == [["1", "0.10", "-", "3.5000"], ["2", "0.20", "3.2500", "3.0000"]]
 
 
 def test_of_a_run_on_a_budget_the_time_is_shown(terminal, tmp_path):

@@ -312,7 +312,8 @@ def test_several_runs_in_the_terminal_are_a_table(artel, run, tmp_path):
     status, out, err = artel("report", run, other, "--json")
     assert status == 0
     header, first, second = err.splitlines()
-    assert header.split()[:5] == ["run", "objective", "state", "step", "loss"]
+    assert re.split(r"\s{2,}", header)[:5] == ["run", "objective", "state", "step", "training loss"]
+    assert "validation loss" in header
     assert (first.split()[0], second.split()[3:5]) == (str(run), ["20", "4.0000"])
     assert [row["steps"] for row in json.loads(out)["runs"]] == [40, 20]
 

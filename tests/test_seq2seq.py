@@ -356,6 +356,9 @@ def test_the_run_writes_what_transformers_writes(capsys):
             assert client.post("/v1/completions", json=wrong | {"stream": True}).status_code == 400
         assert asyncio.run(answered_after_leaving(app_of(served), {"prompt": texts[1], "stream": True})) == 499
         assert client.post("/v1/embeddings", json={"input": "one"}).status_code == 400
+        talk = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "one"}]}).json()
+        assert "it writes a text for a text" in talk["error"]["message"]
+        assert talk["error"]["message"].endswith("ask it at /v1/completions")
     result = model.evaluate(tell=lambda _: None)
     assert {"loss", "perplexity", "accuracy", "exact_match", "chrf"} == result.figures.keys()
     (table,) = result.details["tables"].values()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from artel.inference.serve.app import Limits
@@ -45,6 +47,19 @@ from support.serving import QUESTION, answer, client_of, error_of, texts
 def test_what_exceeds_a_limit_or_is_unknown_gets_openais_error(client, changes, expected):
     assert error_of(client.post("/v1/chat/completions", json=QUESTION | changes)) == expected
     assert error_of(client.post("/v1/chat/completions", json=QUESTION | changes | {"stream": True})) == expected
+
+
+def test_an_unknown_key_is_named_with_near_ones(client):
+    for path, body in (("/v1/chat/completions", QUESTION), ("/v1/completions", {"prompt": "x"})):
+        said = client.post(path, json=body | {"typical_p": 1, "zzzzzz": 1}).json()["error"]["message"]
+        assert "typical_p: is unknown here; did you mean top_p" in said
+        assert "zzzzzz: is unknown here" in said
+        assert "Extra inputs" not in said
+
+
+def test_what_a_model_cannot_do_is_said_with_what_it_does(client):
+    message = client.post("/v1/answers", json={"question": "x", "context": "y"}).json()["error"]["message"]
+    assert re.search(r"does not answer questions from a document: it .+; ask it at /v1/", message)
 
 
 def test_errors_of_http_are_openais_too(client):

@@ -208,6 +208,7 @@ FUNCTION = ("messages", 1, "tool_calls", 0, "function")
         (changed(*FUNCTION, "arguments", to="[1]"), "bad_arguments", r"are \[1\]; write"),
         (changed(*FUNCTION, "name", to=3), "bad_tool_call", "message 2: .*no call of a tool; write"),
         (changed(*FUNCTION[:3], to="get_weather()"), "bad_tool_call", "is no JSON"),
+        (changed(*FUNCTION, "name", to="get_wether"), "unknown_tool", r"calls 'get_wether', .*\(get_weather\);"),
         (changed("messages", 2, "tool_call_id", to="call_2"), "no_call", "answers the call 'call_2': there is none"),
         (changed("messages", 1, to={"role": "user", "content": "?"}), "no_call", "message 2 is a tool's answer"),
         (changed("messages", 2, to={"role": "assistant", "content": "-4"}), "no_result", "message 3 speaks after"),
@@ -222,6 +223,15 @@ def test_bad_rows_are_counted_with_their_place(tmp_path, row, reason, said):
     assert [type(item) for item in records] == [Record, Rejected, Record]
     assert (records[1].origin, records[1].reason) == ("a.jsonl:2", reason)
     assert re.search(said, records[1].detail)
+
+
+def test_any_function_may_be_called_where_none_is_described_or_the_turn_is_not_learned(tmp_path):
+    row = changed(*FUNCTION, "name", to="get_wether")
+    not_learned = json.loads(json.dumps(row))
+    not_learned["messages"][1]["train"] = False
+    rows = [{"messages": row["messages"]}, not_learned]
+    records = read(read_chat, rows_of(tmp_path, rows), format="chat")
+    assert [record.fields.messages[1].tool_calls[0].name for record in records] == ["get_wether"] * 2
 
 
 # What templates make of it

@@ -18,7 +18,7 @@ def bench() -> None:
     """Measure artel on this machine: every figure with its unit and its definition."""
 
 
-@app.command("prepare")
+@app.command("prepare", short_help="Measure text to token store, and store to batches.")
 def prepare(
     input_: Annotated[
         str, typer.Option("--input", help="Texts to measure with (JSON lines, text …); made up if not given.")
@@ -66,7 +66,7 @@ def prepare(
         print_json(measured.to_json())
 
 
-@app.command("train")
+@app.command("train", short_help="Measure training: tokens/s, MFU, memory, first step.")
 def train(
     model: Annotated[
         str, typer.Option(help="Folder with config.json, JSON or YAML file, or {model_type: …}; else a small one.")
@@ -122,7 +122,7 @@ def train(
         print_json(measured.to_json())
 
 
-@app.command("hardware")
+@app.command("hardware", short_help="Measure this machine once, for `artel plan`.")
 def hardware(as_json: AsJson = False) -> None:
     """Measure this machine once, in about a minute, for `artel plan`: products, attention, memory, all-reduce.
 

@@ -24,7 +24,7 @@ app = typer.Typer(
 )
 
 
-@app.command("check")
+@app.command("check", short_help="Check a run as `artel train` does, and print every key.")
 def check(name: RunName, overrides: OverrideWords = None, as_json: AsJson = False) -> None:
     """Check a run as `artel train` does before it begins, and print it with every key written out.
 
@@ -63,7 +63,7 @@ def explain(key: Annotated[str, typer.Argument(help="A key or section, as data.c
     show("\n".join(lines))
 
 
-@app.command("schema")
+@app.command("schema", short_help="Print the JSON schema of a run file, for editors.")
 def schema() -> None:
     """Print the JSON schema of a run file, for editors: they complete keys, show their help and mark mistakes.
 
@@ -77,7 +77,7 @@ def schema() -> None:
     show(json.dumps(run_file_schema(), ensure_ascii=False, indent=2))
 
 
-@app.command("convert")
+@app.command("convert", short_help="Print another tool's configuration as a run file.")
 def convert(
     file: Annotated[Path, typer.Argument(help="A YAML, JSON, .cfg or shell script; - reads standard input.")],
     as_json: AsJson = False,

@@ -26,7 +26,7 @@ def data() -> None:
     """Look into a token store (what a run reads, token for token), or make one of another program's tokens."""
 
 
-@app.command("show")
+@app.command("show", short_help="Print samples as the model reads them.")
 def show(
     name: Annotated[
         str, typer.Argument(metavar="RUN", help="A run file, a recipe's name, a run's folder; or a store.")
@@ -84,7 +84,7 @@ def show(
         write_out("".join(map(_painted, sample.pieces)) + "\n")
 
 
-@app.command("verify")
+@app.command("verify", short_help="Compare every file of a store with its checksum.")
 def verify(
     name: Annotated[str, typer.Argument(metavar="STORE", help="A store's folder, as artel prepare prints it.")],
     as_json: AsJson = False,
@@ -102,7 +102,7 @@ def verify(
         print_json({"store": name, "digest": store.digest, "whole": True})
 
 
-@app.command("import")
+@app.command("import", short_help="Write tokens of another program as a store.")
 def import_(
     path: Annotated[
         str, typer.Argument(metavar="PATH", help="NAME.bin, Megatron-LM's prefix of .bin and .idx, or a quoted glob.")
@@ -140,7 +140,7 @@ def import_(
         print_json({**result, "store": str(imported.folder), **timing})
 
 
-@app.command("mine")
+@app.command("mine", short_help="Find hard negatives by a model.")
 def mine_negatives(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, a model folder or a hub id that embeds texts.")],
     matches: Annotated[str, typer.Argument(metavar="DATA", help="A file of matches (data.sources.format: matches).")],
@@ -175,7 +175,7 @@ def mine_negatives(
         print_json({"out": str(out), **asdict(mined)})
 
 
-@app.command("classifier")
+@app.command("classifier", short_help="Train a quality classifier on good and bad texts.")
 def classifier(
     good: Annotated[str, typer.Argument(metavar="GOOD", help="Texts like those to keep: a file, folder or glob.")],
     bad: Annotated[str, typer.Argument(metavar="BAD", help="Texts like those to drop.")],

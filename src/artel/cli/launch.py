@@ -22,7 +22,7 @@ def launch() -> None:
     """Start a run on a cluster, where it continues by itself."""
 
 
-@app.command()
+@app.command(short_help="Hand a run to Slurm: it saves and queues itself again.")
 def slurm(
     name: RunName,
     overrides: OverrideWords = None,

@@ -74,7 +74,6 @@ def make_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check)
         selection = read_texts()
         wider = selection.wider_share()
         if wider is not None:
-            tell("no document is held out: the texts are read again")
             workspace = workspace.hold_out(*wider)
             selection = read_texts()
         with reporting(tell, lambda: "choosing what is kept"):

@@ -192,7 +192,7 @@ class Selection:
         which = "the one whose hash comes first is" if count == 1 else f"the {count:,} whose hashes come first are"
         return (
             fraction,
-            f"data.validation {share:g} catches none of the {len(all_hashes):,} documents: {which} held out",
+            f"data.validation {share:g} catches none of the {len(all_hashes):,} documents, so {which} held out",
         )
 
     def write(self, folder: Path, keep_rejected: Callable[[Path], None], notes: Iterable[str] = ()) -> None:

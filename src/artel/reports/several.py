@@ -58,7 +58,7 @@ def compared(runs: Sequence[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
         }
         for run in runs
     ]
-    titles = ["run", "objective", "state", "step", "loss", "tokens/s", *(name.replace("_", " ") for name in metrics)]
+    titles = ["run", "objective", "state", "step", "training loss", "tokens/s", *map(_title, metrics)]
     lines = [titles]
     for row in rows:
         figures = [_figure(row["validation"].get(name)) if name in row["validation"] else "" for name in metrics]
@@ -70,6 +70,11 @@ def compared(runs: Sequence[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
                        for at, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
              for line in lines]  # fmt: skip
     return rows, texts
+
+
+def _title(name: str) -> str:
+    """Of a figure of a validation, as the table of a training names it."""
+    return "validation loss" if name == "loss" else name.replace("_", " ")
 
 
 def _figure(value: float | None) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import sys
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -81,7 +82,7 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
             message = f"there is no model {name[:100]!r}; served: {', '.join(by_name)}"
             raise ApiError(404, message, "model", "model_not_found")
         if not can(served):
-            raise ApiError(400, f"{served.name} does not {does}", "model")
+            raise ApiError(400, f"{served.name} does not {does}{_other_use(served)}", "model")
         return served
 
     @app.get("/v1/models")
@@ -101,12 +102,12 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
-        served = find(body.model, _generates, "write text")
+        served = find(body.model, _generates, "continue conversations")
         return await answered(ChatCompletions(served, body, metrics, limits.seconds), body.stream, request)
 
     @app.post("/v1/embeddings")
     async def embed(body: EmbeddingRequest) -> JSONResponse:
-        served = find(body.model, lambda served: served.embeds, "make embeddings: it writes text")
+        served = find(body.model, lambda served: served.embeds, "make embeddings")
         return await worked(served, lambda: encoders.embeddings(served, body))
 
     @app.post("/v1/fill-mask")
@@ -179,6 +180,19 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
     if origins:
         guarded = CORSMiddleware(guarded, origins, allow_methods=["GET", "POST"], allow_headers=["*"])
     return guarded
+
+
+def _other_use(served: ServedModel) -> str:
+    """What a model does instead of what it is asked for, and where."""
+    does = served.opened.objective.does
+    return (does and f": it {does}") + f"; ask it at {' or '.join(served.endpoints)}"
+
+
+def _unknown_key(key: str, endpoint: object) -> str:
+    """What is said of a key that the body of an endpoint does not have; near names only of a key of the body itself."""
+    known = get_type_hints(endpoint)["body"].model_fields if "." not in key else ()
+    near = " or ".join(difflib.get_close_matches(key, list(known), 3, cutoff=0.5))
+    return "is unknown here" + (near and f"; did you mean {near}?")
 
 
 def _generates(served: ServedModel) -> bool:
@@ -268,12 +282,16 @@ def _add_errors(app: FastAPI) -> None:
         return ApiError(error.status_code, str(error.detail)).response()
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         problems = error.errors()
         if problems[0]["type"] == "json_invalid":
             return ApiError(400, "the body is no JSON").response()
         where = [".".join(str(part) for part in problem["loc"][1:]) for problem in problems]
-        said = dict.fromkeys(f"{place}: {problem['msg']}" for place, problem in zip(where, problems, strict=True))
+        messages = [
+            _unknown_key(place, request.scope["endpoint"]) if problem["type"] == "extra_forbidden" else problem["msg"]
+            for place, problem in zip(where, problems, strict=True)
+        ]
+        said = dict.fromkeys(f"{place}: {message}" for place, message in zip(where, messages, strict=True))
         return ApiError(422, "; ".join(said)[:2000], where[0][:200] or None, "invalid_request").response()
 
     @app.exception_handler(Exception)

@@ -24,7 +24,8 @@ def chat_ids(served: ServedModel, body: ChatRequest) -> list[int]:
     tools = list(chat_tools(body))
     style = served.tool_style
     if tools and (style is None or not style.writes_tools):
-        raise ApiError(400, "the model's chat template takes no tools", "tools")
+        fix = "serve a model whose template does, or train one with chat.template: chatml"
+        raise ApiError(400, f"the model's chat template takes no tools; {fix}", "tools")
     style = style or ToolStyle()
     messages = style.linked([as_record(number, message) for number, message in enumerate(body.messages)])
     fields = [

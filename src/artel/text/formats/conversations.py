@@ -19,7 +19,7 @@ from artel.config import SourceConfig
 from artel.errors import InputError, Problem
 from artel.plugins import import_own_module
 from artel.registry import FORMATS
-from artel.text.formats.tool_rows import check_results, with_tools
+from artel.text.formats.tool_rows import check_names, check_results, with_tools
 from artel.text.formats.turns import THOUGHT_FIELDS, RowReader, Turn, names_of
 from artel.text.records import BadRecord, Conversation, Message, Preference, Record, Tools
 
@@ -132,6 +132,7 @@ def _conversation(messages: list[Message], tools: Tools) -> Conversation:
     answered = tuple(messages[: last + 1])
     if not any(message.role == "user" for message in answered):
         raise BadRecord("no_answer", "has no answer of the assistant to the user; write one, or leave it out")
+    check_names(answered, tools)
     check_results(answered)
     left_out = len(messages) - len(answered)
     return Conversation(answered, tools, counted | ({"turns_left_out": left_out} if left_out else {}))

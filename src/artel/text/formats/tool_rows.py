@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from artel.text.calls.objects import calls_of
+from artel.text.calls.objects import calls_of, names_of_tools
 from artel.text.calls.reader import read_calls
 from artel.text.records import BadRecord, Message, ToolCall, Tools
 
@@ -164,6 +164,19 @@ def turn_calls(turn: dict[str, Any], place: str) -> tuple[ToolCall, ...]:
         return calls_of(value)
     except BadRecord as error:
         raise BadRecord(error.reason, f"{place}: {error.detail}") from None
+
+
+def check_names(messages: Iterable[Message], tools: Tools) -> None:
+    """Raise BadRecord for a call of a function that is not among those of the row; without any, each may be called.
+
+    Turns that are not learned may call what they like.
+    """
+    names = names_of_tools(tools)
+    for number, message in enumerate(messages, 1):
+        for call in message.tool_calls:
+            if names and call.name not in names and message.trained is not False:
+                what = f"message {number} calls {call.name!r}, which is none of the row's tools ({', '.join(names)})"
+                raise BadRecord("unknown_tool", f"{what}; describe it there, or leave the row out")
 
 
 def check_results(messages: Iterable[Message]) -> None:

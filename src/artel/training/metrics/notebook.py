@@ -15,7 +15,8 @@ class NotebookTracker(Tracker):
     def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
         from transformers.utils.notebook import NotebookTrainingTracker
 
-        self._loss, self._used = float("nan"), 0.0
+        self._loss: float | None = None
+        self._used = 0.0
         self._step, self._steps = step, steps
         self._bar = NotebookTrainingTracker(_PARTS if steps is None else steps)
         self._bar.update(self._completed(), comment="begins")

@@ -62,11 +62,15 @@ def by_name(group: str, figures: Figures) -> Figures:
     return {f"{group}/{name}": value for name, value in numbers.items()}
 
 
-def validation_row(figures: Figures, training_loss: float) -> dict[str, str]:
-    """A row of the table of validations, by titles: the step, the training loss and the objective's own figures."""
+def validation_row(figures: Figures, training_loss: float | None) -> dict[str, str]:
+    """A row of the table of validations, by titles: the step, the training loss and the objective's own figures.
+
+    The training loss is a dash until it is logged for the first time.
+    """
     metrics = figures["validation"]
     titles = ["validation loss", *(name.replace("_", " ") for name in list(metrics)[1:])]
-    row = {"step": f"{figures['step']}", "epoch": f"{figures['epoch']:.2f}", "training loss": f"{training_loss:.4f}"}
+    loss = "-" if training_loss is None else f"{training_loss:.4f}"
+    row = {"step": f"{figures['step']}", "epoch": f"{figures['epoch']:.2f}", "training loss": loss}
     return row | dict(zip(titles, map(_short, metrics.values()), strict=True))
 
 

@@ -158,7 +158,7 @@ class ConsoleTracker(Tracker):
         self._bar_seconds, self._line_seconds = bar_seconds, line_seconds
         self._console = Console(file=stream or sys.stderr, soft_wrap=True, highlight=False)
         self._header = False
-        self._loss = float("nan")
+        self._loss: float | None = None
         self._step, self._steps, self._budget = step, steps, run.train.budget
         self._used = 0.0
         """Share of the budget that is over, where there is one."""
