@@ -196,7 +196,7 @@ def make_shardable(model: nn.Module) -> None:
     """
     beneath_dora = {module.base_layer for module in model.modules() if getattr(module, "lora_variant", None)}
     for layer in _linear_layers(model):
-        weight: Any = layer.weight
+        weight: Any = getattr(layer, "weight", None)  # None: of another stage of a pipeline
         if layer in beneath_dora:
             continue
         if hasattr(weight, "SCB"):
