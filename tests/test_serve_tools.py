@@ -199,3 +199,12 @@ def test_a_template_whose_calls_cannot_be_forced_is_refused_by_name(tmp_path):
         response = client.post("/v1/chat/completions", json=QUESTION | {"tool_choice": "required"})
         assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice"), response.text
         assert "write auto or none" in response.json()["error"]["message"]
+
+
+def test_tools_for_a_template_that_takes_none_are_refused_with_a_way_out(tmp_path):
+    tokenizer = FAMILIES["gemma3"].tokenizer()
+    folder = saved(tmp_path / "gemma", llama(tokenizer, max_position_embeddings=4096), tokenizer)
+    with served_model(folder) as served, client_of(served) as client:
+        error = client.post("/v1/chat/completions", json=QUESTION).json()["error"]
+    assert error["param"] == "tools"
+    assert error["message"].endswith("or train one with chat.template: chatml")

@@ -494,3 +494,11 @@ def pile(folder: Path) -> None:
             row["text"] = f"{at}: {row['text']}"
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (folder / f"pile/0{number}.jsonl.zst").write_bytes(zstandard.compress(text.encode()))
+
+
+def own_task(folder: Path) -> None:
+    """The task of lm-evaluation-harness that docs/evaluate.md prints, and its rows."""
+    page = (ROOT / "docs/evaluate.md").read_text(encoding="utf-8")
+    for block, name in (("yml", "counting.yaml"), ("json", "counting.jsonl")):
+        (printed,) = re.findall(rf"^```{block}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+        (folder / name).write_text(printed, "utf-8")

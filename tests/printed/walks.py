@@ -349,6 +349,14 @@ README = (
             Step('artel generate runs/spelling-ru --prompt "Он пошол домой" --beams 8'),
             Step("artel generate runs/spelling-ru --prompts texts.txt --out written.jsonl", leaves="written.jsonl"),
             Step("artel evaluate runs/spelling-ru", says="chrf"),
+            Step(
+                "artel new mine.yaml --text pairs.csv --learn rewrite --from scratch --time 10min", leaves="mine.yaml"
+            ),
+            Step(
+                "artel train mine.yaml tokenizer.train.vocab=400",
+                f"{SHORT} train.budget=null seq2seq.target=24 seq2seq.generate=2",
+                leaves="runs/mine/model",
+            ),
         ),
         needs=(inputs.labeled("pairs.csv"), inputs.inputs_alone("texts.txt"), inputs.t5()),
     ),
@@ -389,9 +397,11 @@ README = (
                 "--task-folder tasks",
                 says="lambada_openai",
             ),
+            Step("artel evaluate runs/tolstoy --tasks counting.yaml", says="counting: acc"),
         ),
         needs=(
             inputs.novel(),
+            inputs.own_task,
             inputs.run_yaml(),
             inputs.squad("train.json", "dev.json"),
             inputs.bert(),
