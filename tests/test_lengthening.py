@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from artel.config import Overrides, load_run
 from artel.inference import export
-from artel.training.callbacks import Validate
+from artel.training.best import compare_with_best
 from artel.training.checkpoint.format import Progress
 from artel.training.lengthening import _refused, _why_not
 from artel.training.schedule import Length
@@ -81,11 +81,10 @@ def test_a_validation_at_the_end_alone_does_not_count_toward_patience(tmp_path):
     """A run that began so long would not have had it."""
     config = load_run("novel-small", Overrides.parse(["checkpoint.best=loss", "validate.patience=3"]))
     progress = Progress(step=5, best=1.0, validations_since_best=1)
-    run = SimpleNamespace(config=config, progress=progress, objective=SimpleNamespace(better={"loss": "lower"}),
-                          step=5, length=SimpleNamespace(steps=5))  # fmt: skip
+    run = SimpleNamespace(config=config, progress=progress, step=5, finished=True)
     counts = []
     for is_due in (True, False):
-        Validate(None, None)._compare(run, {"loss": 2.0}, is_due)
+        compare_with_best(run, 2.0, {"loss": 2.0}, higher_is_better=False, counts=is_due)
         counts.append(progress.validations_since_best)
     assert counts == [2, 2]
 
