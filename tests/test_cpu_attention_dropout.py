@@ -116,6 +116,10 @@ def test_the_attention_function_takes_it_while_it_trains():
     first = attended(query, key, value)
     assert first.grad_fn.name().startswith("GeneratedBackwardFor_artel_cpu_attention_dropout")
     assert torch.equal(first, attended(query, key, value))
+    for one_for_all in (mask[1:], mask[1:, :, :1]):  # a mask for all rows, or all queries, as PyTorch takes it
+        shared = attended(query, key, value, options=options._replace(mask=one_for_all))
+        assert shared.isfinite().all()
+        assert (shared != 0).any(dim=-1).all()
     floats = [each.detach().float().requires_grad_() for each in (query, key, value)]
     assert not attended(*floats).grad_fn.name().startswith("GeneratedBackwardFor_artel")
     windowed = attended(query, key, value, options=options._replace(window=4))

@@ -131,14 +131,14 @@ def attend(
     if options.mask is not None and options.mask.dtype == torch.int64:
         numbers = options.mask[:, 0, 0]
         if options.dropout > 0.0:
-            if options.window is None and trains_here(query, key, value):
+            if options.window is None and options.dropout < 1.0 and trains_here(query, key, value):
                 return _attend_dropping(query, key, value, numbers, options)
             return _attend_documents(query, key, value, numbers, options)
         return document_attention(
             query, key, value, numbers, causal=options.causal, window=options.window, scale=options.scale
         )
     if query_ranges is None:
-        if options.dropout > 0.0 and options.window is None and trains_here(query, key, value):
+        if 0.0 < options.dropout < 1.0 and options.window is None and trains_here(query, key, value):
             shown = _numbers_of(options.mask, query)
             if shown is not None:
                 is_masked = options.mask is not None
@@ -182,7 +182,10 @@ def _numbers_of(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor 
     """
     if mask is None:
         return torch.ones(query.shape[0], query.shape[2], dtype=torch.int64, device=query.device)
-    return None if torch.compiler.is_compiling() else visible_rows(mask)
+    if torch.compiler.is_compiling() or mask.shape[2:] != (query.shape[2], query.shape[2]):
+        return None
+    numbers = visible_rows(mask)
+    return None if numbers is None else numbers.expand(query.shape[0], -1)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # each batch has other lengths: each would compile anew

@@ -39,11 +39,13 @@ class LoraLinear(Linear):
 
     def forward(self, x: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
         adapter = None if arguments or options else self._plain_adapter()
-        if adapter is None:
+        in_autocast = torch.is_autocast_enabled(x.device.type)
+        # Without autocast peft computes an adapter in the adapter's own dtype.
+        if adapter is None or not (in_autocast or x.dtype == self.lora_A[adapter].weight.dtype):
             other: torch.Tensor = super().forward(x, *arguments, **options)
             return other
-        base, device = self.base_layer, x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        base = self.base_layer
+        dtype = torch.get_autocast_dtype(x.device.type) if in_autocast else x.dtype
         narrow, wide = self.lora_A[adapter].weight, self.lora_B[adapter].weight
         outputs: torch.Tensor = _Outputs.apply(
             x, _rounded(x, dtype), base.weight, base.bias, narrow, wide, self.scaling[adapter]
@@ -62,7 +64,8 @@ class LoraLinear(Linear):
         modules = (self.base_layer, self.lora_A[name], self.lora_B[name], dropout)
         tensors = [tensor for module in modules for tensor in module.parameters(recurse=False)]
         is_plain = (
-            name not in self.lora_variant
+            type(self.base_layer) in (nn.Linear, HalfLinear)
+            and name not in self.lora_variant
             and not self.lora_bias[name]
             and (isinstance(dropout, nn.Identity) or not self.training)
             and not any(tensor.requires_grad for tensor in self.base_layer.parameters(recurse=False))
@@ -76,6 +79,8 @@ def _rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """`x` in `dtype`, without gradient: one tensor for all layers that get the same `x`, kept as long as it is."""
     if x.dtype == dtype:
         return x.detach()
+    if x.is_inference():
+        return x.to(dtype)
     version, rounded = getattr(x, _ROUNDED, (None, None))
     if rounded is None or version != x._version or rounded.dtype != dtype:
         rounded = x.detach().to(dtype)

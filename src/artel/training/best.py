@@ -15,8 +15,9 @@ def compare_with_best(
     """
     name, progress = run.config.checkpoint.best, run.progress
     assert name is not None
-    if progress.best_figure not in ("", name):  # the run was resumed with another one
-        progress.best = None
+    earlier = progress.best_validation.get(name) == progress.best  # of a checkpoint that does not say its figure
+    if progress.best_figure != name and not (not progress.best_figure and earlier):
+        progress.best = None  # the run was resumed with another one
     if progress.best is None or (value > progress.best if higher_is_better else value < progress.best):
         progress.best, progress.best_figure, progress.best_step = value, name, run.step
         progress.best_validation, progress.best_calibration = figures, progress.calibration

@@ -131,8 +131,7 @@ def set_up_model(
     is_checked = not any(parameter.is_meta for parameter in model.parameters())
     if is_checked:
         objective.check(model)  # on the device: other kernels run there
-    precision = _in_precision(model, config, world, tell)
-    precision = plan.precision or precision
+    precision = _in_precision(model, config, plan, world, tell)
     model.train()
     strategy = plan.parallelize(model, objective, world, precision, load_weights=load_weights, tell=tell)
     strategy.check_split()
@@ -192,7 +191,7 @@ def _build(
     Stages of a pipeline cannot be tried alone: where documents do not see one another, each process tries the whole
     model first.
     """
-    precision = plan.precision or pick_precision(config.train.precision, world.device, config.train.weights)
+    precision = _precision(config, plan, world)
     request = objective.model_request(config.model, config.data.block, config.seed)
     request = replace(request, base_dtype=base_dtype(config, precision))
     tried_whole = plan.splits_layers and documents
@@ -205,9 +204,16 @@ def _build(
     return built, partial(materialize, weights=built.weights)
 
 
-def _in_precision(model: PreTrainedModel, config: RunConfig, world: World, tell: Callable[[str], None]) -> str:
+def _precision(config: RunConfig, plan: ParallelPlan, world: World) -> str:
+    """What layers compute in: DeepSpeed's configuration says it where there is one."""
+    return plan.precision or pick_precision(config.train.precision, world.device, config.train.weights)
+
+
+def _in_precision(
+    model: PreTrainedModel, config: RunConfig, plan: ParallelPlan, world: World, tell: Callable[[str], None]
+) -> str:
     """Hold the weights in the run's dtype; returns what layers compute in."""
-    precision = pick_precision(config.train.precision, world.device, config.train.weights)
+    precision = _precision(config, plan, world)
     if config.train.weights == "bf16":
         hold_in_bf16(model)
     if precision == "fp8":

@@ -29,11 +29,17 @@ class Range {
     return keeps_ = first_ || reserve(size);
   }
 
+  // Give back what is free, and keep on.
+  void trim_all() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    for (auto [start, size] : by_start_) trim(start, size);
+  }
+
   // Keep no more, and give back what is free: the addresses too, where no tensor is left.
   void let_go() {
+    trim_all();
     std::lock_guard<std::mutex> guard(mutex_);
     keeps_ = false;
-    for (auto [start, size] : by_start_) trim(start, size);
     if (!first_ || !taken_.empty()) return;
     munmap(reinterpret_cast<void*>(first_.load()), last_ - first_);
     by_start_.clear();
@@ -154,6 +160,9 @@ extern "C" int keep_tensors(size_t size) {
   }();
   return is_set && range().keep(size);
 }
+
+// Give back what is free, and keep what tensors leave from now on.
+extern "C" void trim_tensors() { range().trim_all(); }
 
 // Keep no more, and give back what is free.
 extern "C" void let_tensors_go() { range().let_go(); }

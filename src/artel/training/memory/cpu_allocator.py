@@ -28,6 +28,7 @@ from pathlib import Path
 
 import torch
 
+from artel.host import memory
 from artel.models.cpu.build import library as built
 
 KEPT_SHARE = 0.35
@@ -52,10 +53,11 @@ def retained_host_memory(device: torch.device) -> Iterator[None]:
     library = ctypes.CDLL(None)
     library.mallopt(_TRIM_THRESHOLD, _NEVER)
     library.mallopt(_MMAP_MAX, 0)
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    own_range = _own_range(memory) if _may_promise() else None
+    host = memory()
+    room = host.limit or host.total
+    own_range = _own_range(room) if _may_promise() else None
     if own_range is None and _may_promise():
-        _grow_in_large_pages(library, memory // 2)
+        _grow_in_large_pages(library, room // 2)
     try:
         yield
     finally:
@@ -65,6 +67,15 @@ def retained_host_memory(device: torch.device) -> Iterator[None]:
         library.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
         library.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST_MMAP_THRESHOLD)
         library.malloc_trim(0)
+
+
+def release_free_memory() -> None:
+    """Give what is free back to the kernel, also while it is kept: what a step takes can be measured from there."""
+    if platform.libc_ver()[0] != "glibc" or os.environ.keys() & _CHOSEN:
+        return
+    ctypes.CDLL(None).malloc_trim(0)
+    if _may_promise() and (own_range := _built()) is not None:
+        own_range.trim_tensors()
 
 
 def _may_promise() -> bool:
@@ -79,10 +90,14 @@ def _may_promise() -> bool:
 
 def _own_range(size: int) -> ctypes.CDLL | None:
     """Let large tensors have `size` bytes of addresses of their own, by the functions that end it; None without C++."""
+    functions = _built()
+    return functions if functions is not None and functions.keep_tensors(ctypes.c_size_t(size)) else None
+
+
+def _built() -> ctypes.CDLL | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # nothing is slower without it
-        functions = built("memory")
-    return functions if functions is not None and functions.keep_tensors(ctypes.c_size_t(size)) else None
+        return built("memory")
 
 
 def _grow_in_large_pages(library: ctypes.CDLL, size: int) -> None:

@@ -31,7 +31,7 @@ from artel.objectives import Batch, Objective
 from artel.registry import OBJECTIVES
 from artel.storage import cache_folder, write_file
 from artel.tokens import Samples, WholeSamples, training_rows
-from artel.training.memory.cpu_allocator import KEPT_SHARE
+from artel.training.memory.cpu_allocator import KEPT_SHARE, release_free_memory
 
 Attempt = Callable[[int, Recompute], None]
 """Runs forward and backward of so many of the longest samples, recomputing as told, and leaves no gradients behind."""
@@ -334,6 +334,7 @@ class _Trials:
 
     def _rows_in_host_memory(self, mode: Recompute) -> int:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's: processes that share the host
+        release_free_memory()  # else an attempt would take what is free already, and seem to take nothing
         limit = process_memory("VmRSS") + int((1 - _MARGIN) * memory().free) // here - self.reserve
         peaks = []
         for rows in (1, 2):
@@ -341,6 +342,7 @@ class _Trials:
             if not self._fits_here(rows, mode):
                 return rows - 1
             peaks.append(process_memory("VmHWM"))
+            release_free_memory()
         row = max(1, int((1 + KEPT_SHARE) * (peaks[1] - peaks[0])))
         return max(0, 1 + (limit - peaks[0]) // row)
 
