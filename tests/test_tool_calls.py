@@ -225,6 +225,18 @@ def test_bad_rows_are_counted_with_their_place(tmp_path, row, reason, said):
     assert re.search(said, records[1].detail)
 
 
+def test_a_system_message_may_describe_more_functions_than_can_be_read(tmp_path):
+    described = json.dumps({"name": "get_time", "description": "The time.", "parameters": {"type": "object"}})
+    bare = json.dumps({"name": "get_weather", "description": "The weather."})
+    turns = [
+        {"role": "system", "content": f"Here are the tools:\n<tools>\n{described}\n{bare}\n</tools>"},
+        {"role": "user", "content": "Омск?"},
+        {"role": "assistant", "content": f"<tool_call>{CALL_AS_JSON}</tool_call>"},
+    ]
+    (record,) = read(read_chat, rows_of(tmp_path, [{"messages": turns}]), format="chat")
+    assert record.fields.messages[-1].tool_calls == (CALL,)
+
+
 def test_any_function_may_be_called_where_none_is_described_or_the_turn_is_not_learned(tmp_path):
     row = changed(*FUNCTION, "name", to="get_wether")
     not_learned = json.loads(json.dumps(row))

@@ -19,7 +19,7 @@ from artel.config import SourceConfig
 from artel.errors import InputError, Problem
 from artel.plugins import import_own_module
 from artel.registry import FORMATS
-from artel.text.formats.tool_rows import check_names, check_results, with_tools
+from artel.text.formats.tool_rows import check_names, check_results, tools_field, with_tools
 from artel.text.formats.turns import THOUGHT_FIELDS, RowReader, Turn, names_of
 from artel.text.records import BadRecord, Conversation, Message, Preference, Record, Tools
 
@@ -108,11 +108,12 @@ class Converter:
             result = call_function(self._function, self._name, row)
             row = result if isinstance(result, dict) else row | {"messages": result}
         tools = self._reader.tools(row)
+        lists_all = bool(tools) and tools_field(row) is not None  # a system message may describe more in words
         for path, turns in self._turns(row):
             try:
                 if isinstance(turns, BadRecord):
                     raise turns
-                yield path, _conversation(self._reader.messages(turns), tools)
+                yield path, _conversation(self._reader.messages(turns), tools, lists_all)
             except BadRecord as error:
                 yield path, error
 
@@ -122,7 +123,7 @@ class Converter:
         return FORMS[_form_of(row) if self._name == "auto" else self._name](self._reader, row)
 
 
-def _conversation(messages: list[Message], tools: Tools) -> Conversation:
+def _conversation(messages: list[Message], tools: Tools, lists_all: bool) -> Conversation:
     messages, tools, counted = with_tools(messages, tools)
     if not messages:
         raise BadRecord("empty_conversation", "has no messages; leave it out")
@@ -132,7 +133,8 @@ def _conversation(messages: list[Message], tools: Tools) -> Conversation:
     answered = tuple(messages[: last + 1])
     if not any(message.role == "user" for message in answered):
         raise BadRecord("no_answer", "has no answer of the assistant to the user; write one, or leave it out")
-    check_names(answered, tools)
+    if lists_all:
+        check_names(answered, tools)
     check_results(answered)
     left_out = len(messages) - len(answered)
     return Conversation(answered, tools, counted | ({"turns_left_out": left_out} if left_out else {}))

@@ -19,7 +19,7 @@ from artel.text.calls.objects import calls_of, names_of_tools
 from artel.text.calls.reader import read_calls
 from artel.text.records import BadRecord, Message, ToolCall, Tools
 
-TOOLS_FIELDS = ("tools", "functions")
+_TOOLS_FIELDS = ("tools", "functions")
 _DECODER = json.JSONDecoder()
 _FIX_TOOLS = 'write [{"name": "FUNCTION", "description": "…", "parameters": {…}}]'
 # Names of types that data sets take from Python, in place of JSON Schema's.
@@ -37,6 +37,11 @@ _CALLING_LINE = re.compile(
 )
 _RESPONSE = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
 _CALL_MARKS = ("<tool_call>", "<TOOLCALL>", "[TOOL_CALLS]")
+
+
+def tools_field(row: dict[str, Any]) -> str | None:
+    """The field in which a row itself describes functions."""
+    return next((name for name in _TOOLS_FIELDS if row.get(name)), None)
 
 
 def tools_of(value: Any, place: str) -> Tools:
@@ -167,14 +172,14 @@ def turn_calls(turn: dict[str, Any], place: str) -> tuple[ToolCall, ...]:
 
 
 def check_names(messages: Iterable[Message], tools: Tools) -> None:
-    """Raise BadRecord for a call of a function that is not among those of the row; without any, each may be called.
+    """Raise BadRecord for a call of a function that is not among those of the row's own field.
 
     Turns that are not learned may call what they like.
     """
     names = names_of_tools(tools)
     for number, message in enumerate(messages, 1):
         for call in message.tool_calls:
-            if names and call.name not in names and message.trained is not False:
+            if call.name not in names and message.trained is not False:
                 what = f"message {number} calls {call.name!r}, which is none of the row's tools ({', '.join(names)})"
                 raise BadRecord("unknown_tool", f"{what}; describe it there, or leave the row out")
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from artel.config import SourceConfig
 from artel.text.formats.jsonl import object_of
-from artel.text.formats.tool_rows import TOOLS_FIELDS, tools_of, turn_calls
+from artel.text.formats.tool_rows import tools_field, tools_of, turn_calls
 from artel.text.records import BadRecord, Message, Tools
 
 Turn = dict[str, Any]
@@ -164,7 +164,7 @@ class RowReader:
 
     def tools(self, row: dict[str, Any]) -> Tools:
         """The functions that the row describes, else those of the source."""
-        name = next((name for name in TOOLS_FIELDS if row.get(name)), None)
+        name = tools_field(row)
         return self._tools if name is None else tools_of(row[name], name)
 
     def system(self, row: dict[str, Any]) -> list[Turn]:
