@@ -80,7 +80,7 @@ def test_the_command_that_trains_on_leaves_out_a_tokenizer_that_took_the_place_o
 def test_a_validation_at_the_end_alone_does_not_count_toward_patience(tmp_path):
     """A run that began so long would not have had it."""
     config = load_run("novel-small", Overrides.parse(["checkpoint.best=loss", "validate.patience=3"]))
-    progress = Progress(step=5, best=1.0, validations_since_best=1)
+    progress = Progress(step=5, best=1.0, best_figure="loss", validations_since_best=1)
     run = SimpleNamespace(config=config, progress=progress, step=5, finished=True)
     counts = []
     for is_due in (True, False):
@@ -137,3 +137,17 @@ def test_which_lengths_a_run_may_have(changes, lengths, progress, says):
     old, new = (Length(samples=1000, batch=4, total=total) for total in lengths)
     reason = _why_not(run, run, old, new, Progress(**{"warmup": 2, **progress}))
     assert (reason is None) if says is None else (says in reason)
+
+
+@pytest.mark.parametrize(
+    ("noted", "figures", "best"),
+    [("", {"loss": 1.0}, 0.4), ("", {"accuracy": 0.5}, 0.5), ("loss", {"accuracy": 1.0}, 0.4)],
+)
+def test_the_best_of_another_figure_is_no_best(noted, figures, best):
+    """`noted` is empty in checkpoints of earlier versions: what they were the best by stands among their figures."""
+    config = load_run("novel-small", Overrides.parse(["checkpoint.best=accuracy"]))
+    (earlier,) = figures.values()
+    progress = Progress(step=5, best=earlier, best_figure=noted, best_validation=figures)
+    run = SimpleNamespace(config=config, progress=progress, step=5, finished=True)
+    compare_with_best(run, 0.4, {"accuracy": 0.4}, higher_is_better=True, counts=True)
+    assert (progress.best, progress.best_figure) == (best, "accuracy" if best == 0.4 else noted)
