@@ -1,11 +1,17 @@
 """Attention with dropout on a CPU: artel's kernels beside the formula, with the same weights dropped."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, GPT2Config
 
+from artel.models.activation_checkpointing import recompute
 from artel.models.attention import AttentionOptions, attend
+from artel.models.attention_switch import use_for_training
+from artel.models.compile import compile_layers
 from artel.models.cpu import attention_dropout as module
 from artel.models.cpu.attention import works_here
 from artel.models.cpu.attention_dropout import dropout_attention, visible_rows
@@ -149,3 +155,25 @@ def test_operators_are_what_pytorch_expects():
     with torch.no_grad():
         outputs = module._attention(*given)
         torch.library.opcheck(module._attention_backward, (query, *given[:5], *outputs, *given[5:]))
+
+
+@pytest.mark.slow
+def test_compiled_layers_that_are_computed_again_drop_the_same_weights():
+    torch.manual_seed(0)
+    sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 24, "vocab_size": 99}
+    config = GPT2Config(**sizes, attn_pdrop=DROPOUT, resid_pdrop=0.0, embd_pdrop=0.0, bos_token_id=0, eos_token_id=0)
+    begun = AutoModelForCausalLM.from_config(config)
+    ids = torch.randint(99, (2, 24))
+    gradients = []
+    for how in ("none", "selective", "full"):
+        torch._dynamo.reset()
+        model = copy.deepcopy(begun).train()
+        use_for_training(model, encoders=False)
+        recompute(model, how)
+        compile_layers(model, fixed=True)
+        torch.manual_seed(3)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    for other in gradients[1:]:
+        assert (other - gradients[0]).norm() < 1e-6 * gradients[0].norm()
