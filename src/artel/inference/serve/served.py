@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
@@ -26,6 +27,8 @@ from artel.tokens.tokenizer.template_tools import tool_style
 Result = TypeVar("Result")
 _CONTEXT = 4096
 """Tokens of prompt and answer, where the model has no smaller limit and the user writes none."""
+_MOST_SAID = 100
+"""Lines about a model: what clients send is part of them."""
 
 
 class ServedModel:
@@ -74,6 +77,14 @@ class ServedModel:
         self.text_end = TurnEnd(frozenset(end_ids(opened.model) | {opened.tokenizer.end_id}))
         self.grammars = Grammars(opened.tokenizer, self.turn_end.ids)
         self._call_form: list[CallForm | None] = []
+        self._said: set[str] = set()
+
+    def say_once(self, what: str) -> None:
+        """Write a line about this model to the server's log, if it is not there yet, and not too many are."""
+        line = " ".join(what.split())[:300]
+        if line not in self._said and len(self._said) < _MOST_SAID:
+            self._said.add(line)
+            print(f"{self.name}: {line}", file=sys.stderr, flush=True)
 
     @property
     def call_form(self) -> CallForm | None:

@@ -8,11 +8,13 @@ from typing import Any
 
 from artel.inference.serve.calls.forced import CannotForce, call_grammar, forced_calls
 from artel.inference.serve.calls.read import CallUpdates
-from artel.inference.serve.calls.spoken import opening_text, spoken_calls, spoken_grammar
+from artel.inference.serve.calls.spoken import has_mark, opening_text, spoken_calls, spoken_grammar
 from artel.inference.serve.chat_prompt import chat_tools
 from artel.inference.serve.errors import ApiError
 from artel.inference.serve.schema import AllowedToolChoice, ChatRequest, NamedTool
 from artel.inference.serve.served import ServedModel
+from artel.text import Tools
+from artel.tokens.tokenizer.template_calls import CallForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +27,14 @@ class HeldCalls:
     must_call: bool
     """All of the answer is calls: it has no text."""
     mark: str
-    """The text after which the answer is calls."""
+    """The text after which the answer is calls; empty if all of it is."""
 
 
 def hold_calls(served: ServedModel, body: ChatRequest, answer: dict[str, Any] | None) -> HeldCalls | None:
     """None if the model calls as it likes, or not at all. Raises ApiError.
+
+    Functions that are `strict` and cannot be held are called freely, which the server says once: clients send `strict`
+    without asking whether the model can keep it. What `tool_choice` demands is refused then.
 
     A function by name is called once, and `required` may be several calls, as OpenAI has it. `answer` is the schema of
     an answer that calls nothing, where the request has one.
@@ -43,22 +48,41 @@ def hold_calls(served: ServedModel, body: ChatRequest, answer: dict[str, Any] | 
         raise ApiError(400, "tools names none: there is nothing to call", "tool_choice")
     if not (must_call or names or any(tool["function"].get("strict") for tool in tools)):
         return None
-    form = served.call_form
-    if form is None:
-        raise _refusal(must_call, names)
-    several = not isinstance(body.tool_choice, NamedTool) and body.parallel_tool_calls is not False
-    tokenizer = served.opened.tokenizer
     try:
-        if must_call:
-            grammar = call_grammar(form, tools, tokenizer, several=several)
-        else:
-            ends = served.turn_end.ids
-            grammar = spoken_grammar(form, tools, tokenizer, ends, several=several, answer=answer)
+        return _held(served, body, tools, must_call, answer)
     except CannotForce as reason:
-        raise ApiError(400, f"a call cannot be forced of {reason}", "tools") from None
-    read = forced_calls if must_call else spoken_calls
+        refusal = ApiError(400, f"a call cannot be forced of {reason}", "tools")
+    except ApiError as error:
+        refusal = error
+    if must_call or names:
+        raise refusal
+    served.say_once(f"strict is not kept: {refusal}")
+    return None
+
+
+def _held(
+    served: ServedModel, body: ChatRequest, tools: Tools, must_call: bool, answer: dict[str, Any] | None
+) -> HeldCalls:
+    """Raises CannotForce and ApiError where calls cannot be held."""
+    form, tokenizer = served.call_form, served.opened.tokenizer
+    if form is None or not (must_call or has_mark(form)):
+        raise ApiError(400, _why_free(form, must_call), "tool_choice")
+    several = not isinstance(body.tool_choice, NamedTool) and body.parallel_tool_calls is not False
+    if must_call:
+        matcher = served.grammars.lark_matcher(call_grammar(form, tools, tokenizer, several=several), "tools")
+        return HeldCalls(matcher, lambda: forced_calls(form, tools), True, "")
+    ends, at_once = served.turn_end.ids, answer is not None
+    grammar = spoken_grammar(form, tools, tokenizer, ends, several=several, answer=answer)
     matcher = served.grammars.lark_matcher(grammar, "tools")
-    return HeldCalls(matcher, lambda: read(form, tools), must_call, opening_text(form))
+    return HeldCalls(matcher, lambda: spoken_calls(form, tools, at_once=at_once), False, opening_text(form))
+
+
+def _why_free(form: CallForm | None, must_call: bool) -> str:
+    """Why the calls of a model cannot be held to a form."""
+    if form is not None:
+        return "this model may call without a mark before it: write auto, and in tools those alone that may be called"
+    what = "calls cannot be forced in the form in which this model's chat template writes them"
+    return f"{what}: write auto{' or none' if must_call else ', and in tools those alone that may be called'}"
 
 
 def _demanded(body: ChatRequest) -> tuple[bool, set[str] | None]:
@@ -70,13 +94,3 @@ def _demanded(body: ChatRequest) -> tuple[bool, set[str] | None]:
         allowed = choice.allowed_tools
         return allowed.mode == "required", {tool.function.name for tool in allowed.tools}
     return choice == "required", None
-
-
-def _refusal(must_call: bool, names: set[str] | None) -> ApiError:
-    """What a model is answered with whose calls cannot be held to a form."""
-    what = "calls cannot be forced in the form in which this model's chat template writes them"
-    if must_call:
-        return ApiError(400, f"{what}: write auto or none", "tool_choice")
-    if names is not None:
-        return ApiError(400, f"{what}: write auto, and in tools those alone that may be called", "tool_choice")
-    return ApiError(400, f"{what}: leave strict out", "tools")

@@ -1,7 +1,7 @@
 """Answers that may speak, and whose calls are held to a form: the grammar, and what is read out of such an answer.
 
 Text is free until the mark with which a form opens its calls, `<tool_call>` or `[TOOL_CALLS]`; from there on nothing
-but calls is allowed. A form without a mark (Llama 3) is recognized by its bracket, at the beginning of an answer.
+but calls is allowed. Forms whose mark a model may leave out or write otherwise (Llama, gpt-oss) are not held.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from artel.inference.serve.calls.forced import CannotForce, Texts, call_rules, forced_calls
+from artel.inference.serve.calls.forced import Texts, call_rules, forced_calls
 from artel.inference.serve.calls.read import CallUpdates
 from artel.text import Tools
 from artel.tokens import Tokenizer
@@ -20,7 +20,6 @@ from artel.tokens.tokenizer.chat_template import added_tokens
 from artel.tokens.tokenizer.template_calls import CallForm
 
 _TAG = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
-_BRACKET = re.compile(r"[{\[]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +30,21 @@ class _Opening:
     """From here on there are calls."""
     rest: str
     """Between the mark and the first name."""
-    is_bare: bool
-    """The mark is a bracket, which is one at the beginning of an answer alone."""
+
+
+def has_mark(form: CallForm) -> bool:
+    """Whether calls always open with a tag, which opens nothing else.
+
+    `<|python_start|>` may also open code, and Llama 4 may leave it out; gpt-oss writes its header in two ways.
+    """
+    return "call" in _opening(form).mark.lower()
 
 
 def _opening(form: CallForm) -> _Opening:
     opens = form.opens.rpartition("</think>")[2].lstrip()  # a forced call closes the thought before it
-    bracket = _BRACKET.search(opens)
     tag = _TAG.match(opens)
-    if tag is None and bracket is not None and bracket.start() == 0:
-        return _Opening(opens[0], opens[1:], True)
-    end = tag.end() if tag is not None else bracket.start() if bracket is not None else len(opens)
-    return _Opening(opens[:end], opens[end:], False)
+    end = 0 if tag is None else tag.end()
+    return _Opening(opens[:end], opens[end:])
 
 
 def spoken_grammar(
@@ -59,35 +61,19 @@ def spoken_grammar(
     The arguments of a function that is `strict` fit its schema, and those of others are any object. `ends` are the ids
     that end an answer. With `answer`, a schema, an answer is calls or JSON that fits it.
 
-    Raises CannotForce for parameters that the form has no place for.
+    Raises CannotForce for parameters that the form has no place for. The form has a mark.
     """
     texts = Texts(tokenizer)
     opening = _opening(form)
     functions = [(tool["function"], bool(tool["function"].get("strict"))) for tool in tools]
     if answer is not None:
-        if opening.is_bare:
-            raise CannotForce("a model that writes calls as JSON alone, beside a response_format in JSON")
         start = [
             f"start: answer | {texts.of(opening.mark + opening.rest)} calls",
             f"answer: %json {json.dumps(answer)}",
         ]
     else:
-        rules = _bare_rules if opening.is_bare else _marked_rules
-        start = [*rules(opening, texts, tokenizer, ends)]
+        start = [*_marked_rules(opening, texts, tokenizer, ends)]
     return "\n".join([*start, *call_rules(form, functions, texts, several=several)])
-
-
-def _bare_rules(opening: _Opening, texts: Texts, tokenizer: Tokenizer, ends: Collection[int]) -> Iterator[str]:
-    """The rules of an answer that is text, which no bracket begins, or calls. Text has no control token: it would begin
-    calls (`<|python_tag|>`).
-    """
-    added = tokenizer.hf.added_tokens_decoder
-    free = {number for number in added_tokens(tokenizer).values() if not added[number].special} - {*ends}
-    yield f"start: TEXT? {'said* ' if free else ''}| {texts.of(opening.mark + opening.rest)} calls"
-    if free:
-        yield f"said: {_any_of(free)} MORE?"
-    yield f"TEXT: /\\s*[^\\s{re.escape(opening.mark)}](?s:.*)/"
-    yield "MORE: /(?s:.+)/"
 
 
 def _any_of(ids: Collection[int]) -> str:
@@ -112,22 +98,24 @@ def _marked_rules(opening: _Opening, texts: Texts, tokenizer: Tokenizer, ends: C
 
 def opening_text(form: CallForm) -> str:
     """The text after which an answer is calls."""
-    opening = _opening(form)
-    return opening.mark + opening.rest if opening.is_bare else opening.mark
+    return _opening(form).mark
 
 
-def spoken_calls(form: CallForm, tools: Tools) -> CallUpdates:
-    """What reads the text and the calls of an answer that such a grammar allows."""
+def spoken_calls(form: CallForm, tools: Tools, *, at_once: bool = False) -> CallUpdates:
+    """What reads the text and the calls of an answer that such a grammar allows.
+
+    `at_once`: calls begin the answer, or it has none; JSON may mention the mark.
+    """
     opening = _opening(form)
-    return _AfterText(opening, forced_calls(replace(form, opens=opening.mark + opening.rest), tools))
+    return _AfterText(opening.mark, forced_calls(replace(form, opens=opening.mark + opening.rest), tools), at_once)
 
 
 class _AfterText(CallUpdates):
     """Gives the text before the mark, and hands what follows to the reader of calls."""
 
-    def __init__(self, opening: _Opening, calls: CallUpdates) -> None:
+    def __init__(self, mark: str, calls: CallUpdates, at_once: bool) -> None:
         super().__init__()
-        self._opening, self._calls = opening, calls
+        self._mark, self._calls, self._at_once = mark, calls, at_once
         self._held = ""
         self._is_calling = self._is_speaking = False
 
@@ -154,11 +142,13 @@ class _AfterText(CallUpdates):
 
     def _parted(self) -> tuple[str, str]:
         """What is text for certain, and what is calls; between them stands what may become a mark."""
-        held, mark = self._held, self._opening.mark
-        if self._opening.is_bare:
+        held, mark = self._held, self._mark
+        if self._at_once:
             begun = held.lstrip()
-            self._is_speaking = self._is_speaking or (bool(begun) and not begun.startswith(mark))
-            return (held, "") if self._is_speaking else ("", begun)
+            self._is_speaking = self._is_speaking or not mark.startswith(begun[: len(mark)])
+            if self._is_speaking:
+                return held, ""
+            return "", begun if begun.startswith(mark) else ""
         said, found, after = held.partition(mark)
         if found:
             return said, found + after
