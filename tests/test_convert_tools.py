@@ -339,14 +339,21 @@ def test_what_is_refused(text, message):
 
 
 def test_what_does_not_go_together_here_is_changed_and_told():
-    """DeepSpeed and shards do not take AdamW of 8 bits, split matrices no int8; bf16 weights take AdamW alone."""
+    """DeepSpeed and shards do not take AdamW of 8 bits, int8 no DoRA; bf16 weights take AdamW alone."""
     result = convert(configs.AXOLOTL_QLORA, "old")
     assert "does not step what DeepSpeed shares out: adamw is taken" in told(result)["optimizer"]
     result = convert(configs.AXOLOTL_MORE, "old")
-    assert (result.run["train"]["optimizer"], result.run["model"]["quantize"]) == ("adamw", "int8")
+    assert (result.run["train"]["optimizer"], result.run["model"]["quantize"]) == ("adamw", "nf4")
+    assert "DoRA does not read shards of int8: nf4 is taken" in told(result)["load_in_8bit"]
     assert "adafactor does not step shards of matrices here" in told(result)["optimizer"]
     assert "quantized matrices are not split: parallel.tensor is 1" in told(result)["tensor_parallel_size"]
     assert (result.run["parallel"]["tensor"], result.run["parallel"]["context"]) == (1, 2)
+    data_alone = re.sub(r"(tensor|context|expert)_parallel_size: 2\n|dp_replicate_size: 2\n", "", configs.AXOLOTL_MORE)
+    result = convert(data_alone, "old")
+    assert (result.run["parallel"]["data"], result.run["model"]["quantize"]) == ("auto", "int8")
+    assert "write model.quantize: nf4 to share them" in told(result)["dp_shard_size"]
+    result = convert(data_alone.replace("peft_use_dora: true\n", ""), "old")
+    assert (result.run["parallel"]["data"], result.run["model"]["quantize"]) == ("fsdp", "int8")
     result = convert(configs.LLAMA_FACTORY_MORE.replace("use_muon: true", "optim: sgd"), "old")
     assert result.run["train"]["weights"] == "fp32"
     assert "only steps of adamw" in told(result)["pure_bf16"]

@@ -220,6 +220,12 @@ def test_a_table_of_other_columns_is_refused_with_those_it_may_have():
         look_at(["b.parquet"])
 
 
+def test_a_table_beside_a_text_is_refused():
+    Path("a.csv").write_text("text,label\na,good\nb,bad\n")
+    with pytest.raises(InputError, match=r"a\.csv is a table, not text"):
+        look_at(["novel.txt", "a.csv"])
+
+
 def test_a_wrong_answer_is_asked_for_again():
     typed = iter(["gone.txt", "novel.txt", "chat", "write", "scratch", "soon", "2h on h100-80gb:8"])
     said: list[str] = []

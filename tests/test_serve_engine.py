@@ -14,6 +14,7 @@ from artel.inference import open_model
 from artel.inference.engine.room import answers_at_once
 from artel.inference.engine.sequential import SequentialEngine
 from artel.inference.engine.slots import SlotEngine
+from artel.inference.serve.app import Limits
 from artel.inference.serve.served import ServedModel
 from artel.inference.serve.server import Precision, ServerOptions, hold_weights, open_models
 from artel.inference.serve.vllm import vllm_arguments
@@ -129,7 +130,7 @@ def test_a_model_that_cannot_be_batched_answers_one_request_after_another(served
     with served_model(served_folder) as other:
         other.engine.close()
         other.engine = SequentialEngine(other.opened.model, other.opened.tokenizer, "one after another")
-        with client_of(other) as client, client_of(served) as batching:
+        with client_of(other, limits=Limits(queue=0)) as client, client_of(served) as batching:
             assert texts(answer(client, max_tokens=20)) == texts(answer(batching, max_tokens=20))
             two = answer(client, n=2, temperature=1, seed=3)
             assert texts(two) == texts(answer(batching, n=2, temperature=1, seed=3))

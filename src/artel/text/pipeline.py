@@ -234,6 +234,16 @@ def check_ledger(data: DataConfig, ledger: Ledger) -> None:
         raise InputError.at("data.validation", what, f"write a smaller data.validation, or {more_documents(data)}")
 
 
+_REMEDIES = {
+    "control_token": "take the tokens that the chat template writes out of the texts, or write another chat.template",
+    "unanswerable": "give questions with answers",
+    "not_annotated": "annotate the texts, or give others",
+    "excluded_set": "change include or exclude of data.sources",
+    "answer_longer_than_window": "write a larger data.block, or give shorter answers",
+    "question_too_long": "write a larger span_qa.question, or give shorter questions",
+}
+
+
 def _remedy(data: DataConfig, dropped: Counter[str]) -> str:
     """What to write where nothing is left, by the reason for which most was dropped."""
     reason = max(dropped, key=lambda name: dropped[name], default="")
@@ -243,7 +253,8 @@ def _remedy(data: DataConfig, dropped: Counter[str]) -> str:
         return "write a larger seq2seq.target, or give shorter outputs"
     if reason in ("", "empty", "no_main_text"):
         return "give files with text in them"
-    return "change what drops them: docs/run-file.md names each reason at its key"
+    other = "give other documents, or change the key that drops them (docs/run-file.md)"
+    return _REMEDIES.get(reason, other)
 
 
 def more_documents(data: DataConfig) -> str:

@@ -96,8 +96,8 @@ class ServedModel:
 
     @property
     def requests(self) -> int:
-        """Answers that are computed at once."""
-        return USUAL if self.engine is None else self.engine.requests
+        """Answers that are taken on beside those that wait; a model that answers one at a time has them wait too."""
+        return USUAL if self.engine is None else max(USUAL, self.engine.requests)
 
     @property
     def generates(self) -> bool:

@@ -64,6 +64,8 @@ def look_at(paths: list[str]) -> Look:
     except InputError as error:
         problem = refused or error.problems[0]
         raise InputError.at("--text", problem.what, problem.fix) from None
+    if refused is not None and not all(_is_table(entry.address) for entry in inputs):
+        raise InputError.at("--text", refused.what, refused.fix)
     if not any(entry.size for entry in inputs):
         raise InputError.at("--text", f"{', '.join(paths)} has 0 bytes", "give a file with text")
     formats = dict(_formats(paths, inputs, is_table=refused is not None))
@@ -74,6 +76,10 @@ def look_at(paths: list[str]) -> Look:
         what = f"no format of artel reads {', '.join(paths)}"
         raise InputError.at("--text", what, f"docs/text.md describes them: {', '.join(FORMATS.names)}")
     return Look(tuple(paths), len(inputs), sum(entry.size for entry in inputs), formats)
+
+
+def _is_table(name: str) -> bool:
+    return is_table_name(name) or name.lower().endswith(".parquet")
 
 
 def _takes_any_file(name: str) -> bool:
