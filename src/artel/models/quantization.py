@@ -126,8 +126,11 @@ def scales(model: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _linear_layers(model: nn.Module) -> list[Any]:
-    """Without peft's wrappers, whose `weight` is that of the layer within."""
-    return [module for module in model.modules() if isinstance(module, nn.Linear)]
+    """Those that have a weight, and not those of another stage of a pipeline. Without peft's wrappers, whose `weight` is
+    that of the layer within.
+    """
+    layers = (module for module in model.modules() if isinstance(module, nn.Linear))
+    return [layer for layer in layers if getattr(layer, "weight", None) is not None]
 
 
 class ShardableInt8(nn.Linear):
@@ -196,7 +199,7 @@ def make_shardable(model: nn.Module) -> None:
     """
     beneath_dora = {module.base_layer for module in model.modules() if getattr(module, "lora_variant", None)}
     for layer in _linear_layers(model):
-        weight: Any = getattr(layer, "weight", None)  # None: of another stage of a pipeline
+        weight: Any = layer.weight
         if layer in beneath_dora:
             continue
         if hasattr(weight, "SCB"):
