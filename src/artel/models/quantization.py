@@ -126,8 +126,9 @@ def scales(model: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _linear_layers(model: nn.Module) -> list[Any]:
-    """Those that have a weight, and not those of another stage of a pipeline. Without peft's wrappers, whose `weight` is
-    that of the layer within.
+    """Those with a weight: not of another stage of a pipeline.
+
+    Without peft's wrappers, whose `weight` is that of the layer within.
     """
     layers = (module for module in model.modules() if isinstance(module, nn.Linear))
     return [layer for layer in layers if getattr(layer, "weight", None) is not None]
