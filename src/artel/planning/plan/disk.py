@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from artel.config import RunConfig
@@ -42,9 +45,17 @@ def disk_bytes(
 
 
 def _bytes_around(whole: Whole | None) -> int:
-    """Of the tensors of a multimodal model outside its language part, in the dtype that its files have."""
+    """Of what a multimodal model has beside its language part's weights, in the dtype that its files have."""
     if whole is None:
         return 0
     dtype = whole.config.dtype or torch.float32
-    outside = (tensor for name, tensor in whole.model.named_parameters() if whole.name_in_part(name) is None)
-    return sum(tensor.numel() * dtype.itemsize for tensor in outside)
+    outside = [tensor for name, tensor in whole.model.named_parameters() if whole.name_in_part(name) is None]
+    return sum(tensor.numel() * dtype.itemsize for tensor in [*outside, *_saved_buffers(whole.model)])
+
+
+def _saved_buffers(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Buffers that are saved with the weights."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield buffer
