@@ -103,7 +103,7 @@ def _has_lines(file: SourceFile) -> bool:
 
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
     """Whether a table, or a file of parquet, has the columns that the source names."""
-    outputs = user_path(source.outputs, "outputs") if source.outputs else path
+    outputs = user_path(source.outputs, f"{key}.outputs") if source.outputs else path
     if outputs.resolve() == path.resolve():
         return _check_columns(path, [("input", source.input), ("output", source.output)], source, key, data)
     problems = _check_columns(path, [("input", source.input)], source, key, data)
