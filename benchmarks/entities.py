@@ -27,11 +27,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from contestants import StepClock
 
 CONTESTANTS = ("artel", "Trainer", "Trainer, bf16")
 BERT = {"model_type": "bert", "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -40,23 +41,8 @@ BEGINNINGS: dict[str, dict[str, Any]] = {
     "from scratch": {"steps": 600, "batch": 16, "rates": (5e-4, 1e-3, 2e-3)},
     "MiniLM": {"steps": 100, "batch": 16, "rates": (3e-4, 1e-3)},
 }
-_BLOCK, _UNCOUNTED = 128, 5
+_BLOCK = 128
 _HELD_OUT, _CHOOSING = 24, 20
-
-
-class Clock:
-    """Processor time at the end of each step."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def note(self, *_: Any) -> None:
-        self.times.append(time.process_time())
-
-    def rate(self, batch: int) -> float:
-        """Windows for each second of the processor, after the steps that are not counted."""
-        steps = len(self.times) - 1 - _UNCOUNTED
-        return steps * batch / (self.times[-1] - self.times[_UNCOUNTED])
 
 
 def run_file(folder: Path, beginning: str, minilm: str, seed: int, rate: float) -> dict[str, Any]:
@@ -85,15 +71,15 @@ def run_file(folder: Path, beginning: str, minilm: str, seed: int, rate: float) 
     }
 
 
-def train_artel(run: dict[str, Any]) -> tuple[Path, Clock]:
+def train_artel(run: dict[str, Any]) -> tuple[Path, StepClock]:
     import artel
 
-    clock = Clock()
+    clock = StepClock()
     trained = artel.train(run, callbacks=[clock.note], tell=lambda *_: None)
     return trained.folder / "model", clock
 
 
-def train_with_trainer(run: dict[str, Any], *, bf16: bool) -> tuple[Path, Clock]:
+def train_with_trainer(run: dict[str, Any], *, bf16: bool) -> tuple[Path, StepClock]:
     import torch
     from transformers import (
         AutoModelForTokenClassification,
@@ -116,7 +102,7 @@ def train_with_trainer(run: dict[str, Any], *, bf16: bool) -> tuple[Path, Clock]
         sample = part.sample(number)
         labels = sample.flags.astype(int) - 1  # -1: no first token of a word
         rows.append({"input_ids": sample.ids.tolist(), "labels": [-100 if label < 0 else label for label in labels]})
-    clock, train = Clock(), run["train"]
+    clock, train = StepClock(), run["train"]
 
     class Noted(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:

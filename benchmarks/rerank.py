@@ -15,22 +15,19 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 import random
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from contestants import StepClock, run_alone
 
 HERE = Path(__file__).parent
 BLOCK, BATCH, NEGATIVES, RATE, STEPS = 96, 8, 2, 5e-5, 60
 CANDIDATES, HELD, CHARACTERS = 10, 100, 250
-_UNCOUNTED = 5
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def split(data: Path, language: str, folder: Path) -> list[dict[str, Any]]:
@@ -92,22 +89,7 @@ def by_vectors(held: list[dict[str, Any]], encoder: str) -> tuple[float, float]:
 # Contestants, each in a process of its own --------------------------------------------
 
 
-class Clock:
-    """Processor time at the end of each step."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def note(self, *_: Any) -> None:
-        self.times.append(time.process_time())
-
-    def rate(self) -> float:
-        """Pairs for each second of the processor, after the steps that are not counted."""
-        pairs = (len(self.times) - 1 - _UNCOUNTED) * BATCH * (1 + NEGATIVES)
-        return pairs / (self.times[-1] - self.times[_UNCOUNTED])
-
-
-def artel_run(options: argparse.Namespace, clock: Clock, *, fp32: bool) -> tuple[float, float]:
+def artel_run(options: argparse.Namespace, clock: StepClock, *, fp32: bool) -> tuple[float, float]:
     import artel
 
     def matches(name: str) -> dict[str, Any]:
@@ -127,7 +109,7 @@ def artel_run(options: argparse.Namespace, clock: Clock, *, fp32: bool) -> tuple
     return result["mrr"], result["accuracy"]
 
 
-def sentence_transformers_run(options: argparse.Namespace, clock: Clock, *, fp32: bool) -> tuple[float, float]:
+def sentence_transformers_run(options: argparse.Namespace, clock: StepClock, *, fp32: bool) -> tuple[float, float]:
     import torch
     from datasets import Dataset
     from sentence_transformers.cross_encoder import (
@@ -173,15 +155,9 @@ AS_THEY_COME = {"artel": False, "sentence-transformers": True}
 
 def contest(name: str, folder: Path, model: str, seed: int, *, fp32: bool) -> dict[str, Any]:
     """(MRR, share first) of a contestant and its pairs a second, in a process of its own."""
-    words = [sys.executable, __file__, "--contestant", name, "--model", model, "--seed", str(seed)]
+    words = ["--contestant", name, "--model", model, "--seed", str(seed)]
     words += ["--fp32"] * fp32
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        for file in folder.glob("*.jsonl"):
-            (Path(place) / file.name).symlink_to(file)
-        done = subprocess.run(words, cwd=place, capture_output=True, text=True, env={**os.environ, **ONE_THREAD})
-    if done.returncode:
-        sys.exit(f"{name} failed:\n{done.stderr[-4000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_alone(__file__, words, folder)
 
 
 def row_of(title: str, runs: list[tuple[float, float]], speed: str = "") -> str:
@@ -219,9 +195,9 @@ def main() -> None:
     parser.add_argument("--fp32", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contestant:
-        clock = Clock()
+        clock = StepClock()
         reached = CONTESTANTS[options.contestant](options, clock, fp32=options.fp32)
-        print(json.dumps({"figures": reached, "rate": clock.rate()}))
+        print(json.dumps({"figures": reached, "rate": clock.rate(BATCH * (1 + NEGATIVES))}))
         return
     encoder = str(Path(options.encoder).resolve())
     results: dict[tuple[str, bool], list[dict[str, Any]]] = {}

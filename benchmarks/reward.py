@@ -15,19 +15,17 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from contestants import StepClock, run_alone
 
 PAGE = Path(__file__).with_suffix(".md")
 BLOCK, BATCH, STEPS, HELD = 512, 8, 26, 60
-_UNCOUNTED = 5
 SIDES, PROMPT, ANSWER = ("chosen", "rejected"), 300, 1500
 """Characters of a prompt and of an answer that are kept."""
 TINY = {"model_type": "llama", "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -86,22 +84,7 @@ def by_words(learned: list[dict], held: list[dict]) -> float:
 # Contestants, each in a process of its own --------------------------------------------
 
 
-class Clock:
-    """Processor time at the end of each step."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def note(self, *_: Any) -> None:
-        self.times.append(time.process_time())
-
-    def rate(self) -> float:
-        """Pairs for each second of the processor, after the steps that are not counted."""
-        steps = len(self.times) - 1 - _UNCOUNTED
-        return steps * BATCH / (self.times[-1] - self.times[_UNCOUNTED])
-
-
-def artel_run(options: argparse.Namespace, clock: Clock, *, fp32: bool) -> float:
+def artel_run(options: argparse.Namespace, clock: StepClock, *, fp32: bool) -> float:
     import artel
 
     model = {"from": options.model} if options.model else {"config": TINY}
@@ -119,7 +102,7 @@ def artel_run(options: argparse.Namespace, clock: Clock, *, fp32: bool) -> float
     return json.loads((trained.folder / "result.json").read_bytes())["validation"]["accuracy"]
 
 
-def trl_run(options: argparse.Namespace, clock: Clock, *, fp32: bool) -> float:
+def trl_run(options: argparse.Namespace, clock: StepClock, *, fp32: bool) -> float:
     import torch
     from datasets import load_dataset
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
@@ -176,20 +159,13 @@ def trl_run(options: argparse.Namespace, clock: Clock, *, fp32: bool) -> float:
 
 
 CONTESTANTS = {"artel": artel_run, "TRL": trl_run}
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def contest(name: str, folder: Path, seed: int, *, fp32: bool, **case: Any) -> dict[str, float]:
     """Held-out accuracy of a contestant and its pairs a second, in a process of its own."""
-    words = [sys.executable, __file__, "--contestant", name, "--seed", str(seed)]
+    words = ["--contestant", name, "--seed", str(seed)]
     words += ["--fp32"] * fp32 + [word for key, value in case.items() for word in (f"--{key}", str(value))]
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        for file in folder.glob("*.jsonl"):
-            (Path(place) / file.name).symlink_to(file)
-        done = subprocess.run(words, cwd=place, capture_output=True, text=True, env={**os.environ, **ONE_THREAD})
-    if done.returncode:
-        sys.exit(f"{name} failed:\n{done.stderr[-4000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_alone(__file__, words, folder)
 
 
 def percent(values: list[float]) -> str:
@@ -208,9 +184,9 @@ def main() -> None:
     parser.add_argument("--fp32", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contestant:
-        clock = Clock()
+        clock = StepClock()
         accuracy = CONTESTANTS[options.contestant](options, clock, fp32=options.fp32)
-        print(json.dumps({"accuracy": accuracy, "rate": clock.rate()}))
+        print(json.dumps({"accuracy": accuracy, "rate": clock.rate(BATCH)}))
         return
     encoder = str(Path(options.encoder).resolve())
     cases = {"all-MiniLM-L6-v2": {"tokenizer": encoder, "model": encoder},

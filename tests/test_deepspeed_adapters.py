@@ -19,7 +19,7 @@ from artel.models.loading.materialize import materialize
 from artel.models.loading.request import ModelRequest
 from artel.parallel.deepspeed.config.read import read_deepspeed
 from artel.tokens import load_tokenizer, train_tokenizer
-from support import WORKERS
+from support.adapter_runs import adapter_run, train_in
 from support.deepspeed_cases import (
     GPU,
     SMALL,
@@ -30,8 +30,9 @@ from support.deepspeed_cases import (
     train_section,
 )
 from support.ranks import run_ranks
-from support.runs import DEEPSPEED, artel, largest_difference, losses, write_run
+from support.runs import DEEPSPEED, artel, largest_difference, losses
 from support.saved_models import CAUSAL
+from support.tensor_reads import noted_reads
 
 pytestmark = pytest.mark.usefixtures("deepspeed_beside")
 
@@ -68,21 +69,9 @@ def adapted(
     precision: str = "fp32",
 ) -> Path:
     """A run file of adapters over `base`; `parallel` is its section, or a block of ZeRO."""
-    if parallel is not None and "stage" in parallel:
-        file = path.with_suffix(".json")
-        file.write_text(json.dumps({"zero_optimization": parallel, "bf16": {"enabled": "auto"}}))
-        parallel = {"deepspeed": str(file)}
-    train = {"learning_rate": 3e-3, "batch": 16, "micro_batch": rows, "steps": steps, "clip": 0.5,
-             "schedule": "constant", "precision": precision}  # fmt: skip
-    model = {"config": None, "from": str(base), "lora": {"rank": 4} | (lora or {})}
-    return write_run(path, model=model, tokenizer={"train": None}, train=train, parallel=parallel or {},
-                     checkpoint={"every": 2})  # fmt: skip
-
-
-def train_in(world: int, files: list[Path]) -> None:
-    cases = os.pathsep.join(map(str, files))
-    results = run_ranks(world, WORKERS / "layout_cases.py", "run_files", 900, CASES=cases)
-    assert results == [[None] * len(files)] * world
+    train = {"micro_batch": rows, "steps": steps, "clip": 0.5, "precision": precision}
+    model = {"from": str(base), "lora": {"rank": 4} | (lora or {})}
+    return adapter_run(path, model, train, parallel)
 
 
 @pytest.fixture(scope="module")
@@ -153,16 +142,9 @@ def test_their_folders_and_checkpoints_are_those_of_one_process(runs, base, tmp_
 def on_two(rank: int, world: int) -> dict[str, float]:
     """What a process reads of a base in bf16, and which part of its bytes it holds."""
     sys.path.append(str(DEEPSPEED))
-    from artel.models.loading.safetensors_files import TensorFiles
     from artel.parallel.deepspeed.engine import DeepSpeedStrategy
 
-    reader, read = TensorFiles.read, set()
-
-    def noting(files, name, index=()):
-        read.add(name)
-        return reader(files, name, index)
-
-    TensorFiles.read = noting
+    read = noted_reads()
     folder, train = Path(os.environ["BASE"]), train_section(world)
     config = ModelConfig.model_validate({"from": str(folder), "lora": {"rank": 4}})
     request = ModelRequest(config, CAUSAL, block=16, base_dtype=torch.bfloat16)

@@ -31,6 +31,7 @@ from support.deepspeed_cases import (
 from support.ranks import run_ranks
 from support.runs import DEEPSPEED, largest_difference, losses, merged, write_run
 from support.saved_models import CAUSAL, memory_status, model_cases, saved_by_the_first
+from support.tensor_reads import noted_reads
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("deepspeed_beside")]
 
@@ -65,17 +66,10 @@ def on_two(rank, world):
     """For each model whether its first weights are those of the whole one, and how far its steps are from that one's;
     and what a process has read of the files."""
     sys.path.append(str(DEEPSPEED))
-    from artel.models.loading.safetensors_files import TensorFiles
     from artel.parallel import DataParallel
     from artel.training.optim.optimizer import Optimizer
 
-    reader, read = TensorFiles.read, set()
-
-    def noting(files, name, index=()):
-        read.add(name)
-        return reader(files, name, index)
-
-    TensorFiles.read = noting
+    read = noted_reads()
     results = {}
     for number, (name, model_config) in enumerate(model_cases(saved_by_the_first(rank)).items()):
         layout, optimizer, train = _shared(model_config, rank, world, **(OFFLOADED if number % 2 else {}))

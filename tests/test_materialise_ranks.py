@@ -12,6 +12,7 @@ from artel.models.loading.request import ModelRequest
 from artel.tokens import train_tokenizer
 from support.ranks import run_ranks
 from support.saved_models import CAUSAL, SCRATCH, memory_status, model_cases, saved_by_the_first, saved_model
+from support.tensor_reads import noted_reads
 
 IDS = torch.arange(24).reshape(2, 12) * 7 % 270
 
@@ -71,8 +72,6 @@ def on_two(rank, world):
     """One after another on two ranks; what experts a rank has read comes last."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    from artel.models.loading.safetensors_files import TensorFiles
-
     folder = saved_by_the_first(rank)
     mesh = init_device_mesh("cpu", (world,))
     differences = {
@@ -80,13 +79,7 @@ def on_two(rank, world):
         for name, model_config in model_cases(folder).items()
     }
     differences["llama by tensor"] = compared(model_cases(folder)["llama"], lambda model: by_tensor(model, mesh))
-    read, reader = set(), TensorFiles.read
-
-    def noting(files, name, index=()):
-        read.add(name)
-        return reader(files, name, index)
-
-    TensorFiles.read = noting
+    read = noted_reads()
     words = train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
     skeleton = build_model(ModelRequest(saved_model(folder / "experts"), CAUSAL, block=8, seed=1), words, on_meta=True)
     share(skeleton.model, mesh)

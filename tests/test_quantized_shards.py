@@ -1,7 +1,5 @@
 """Frozen weights of 8 and 4 bits that processes share out: the numbers of one process, and a part of the bytes."""
 
-import json
-import os
 from pathlib import Path
 
 import pytest
@@ -17,9 +15,10 @@ from artel.models.quantization import make_shardable
 from artel.tokens import load_tokenizer, train_tokenizer
 from artel.training.model_setup import check_layout
 from support import WORKERS
+from support.adapter_runs import adapter_run, train_in
 from support.deepspeed_cases import SMALL
 from support.ranks import run_ranks
-from support.runs import largest_difference, losses, write_run
+from support.runs import largest_difference, losses
 from support.saved_models import CAUSAL
 
 pytest.importorskip("bitsandbytes", reason="needs the extra `quantize`")
@@ -77,20 +76,8 @@ def test_a_shardable_layer_computes_what_bitsandbytes_s_does(base, kind, dtype):
 def quantized(
     path: Path, base: Path, kind: str, rows: int, parallel: dict | None = None, steps: int = 3, dora: bool = False
 ) -> Path:
-    if parallel is not None and "stage" in parallel:
-        file = path.with_suffix(".json")
-        file.write_text(json.dumps({"zero_optimization": parallel}))
-        parallel = {"deepspeed": str(file)}
-    train = {"learning_rate": 3e-3, "batch": 16, "micro_batch": rows, "steps": steps, "schedule": "constant"}
-    model = {"config": None, "from": str(base), "lora": {"rank": 4, "dora": dora}, "quantize": kind}
-    return write_run(path, model=model, tokenizer={"train": None}, train=train, parallel=parallel or {},
-                     checkpoint={"every": 2})  # fmt: skip
-
-
-def train_in(world: int, files: list[Path]) -> None:
-    cases = os.pathsep.join(map(str, files))
-    results = run_ranks(world, WORKERS / "layout_cases.py", "run_files", 900, CASES=cases)
-    assert results == [[None] * len(files)] * world
+    model = {"from": str(base), "lora": {"rank": 4, "dora": dora}, "quantize": kind}
+    return adapter_run(path, model, {"micro_batch": rows, "steps": steps}, parallel)
 
 
 @pytest.mark.processes

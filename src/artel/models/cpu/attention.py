@@ -195,7 +195,7 @@ def _described(
     every_query: bool,
     scale: float,
 ) -> tuple[Any, ...]:
-    """What the kernels are told first."""
+    """The first arguments of both kernels."""
     query, key, _ = heads
     sizes = (ctypes.c_int64 * 4)(query.shape[1], query.shape[1] // key.shape[1], *query.shape[2:])
     numbers = [number for document in documents for number in document]
@@ -209,9 +209,14 @@ def _with_rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-@_attention_backward.register_fake
-def _(_: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *__: Any) -> tuple[torch.Tensor, ...]:
+def fake_grads(
+    _: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *__: Any
+) -> tuple[torch.Tensor, ...]:
+    """The gradients of a backward operator, for the compiler and for plans: their shapes alone."""
     return tuple(empty_heads(tensor) for tensor in (query, key, value))
+
+
+_attention_backward.register_fake(fake_grads)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:

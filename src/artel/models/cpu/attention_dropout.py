@@ -18,6 +18,7 @@ from artel.models.cpu.attention import (
     backward_of_documents,
     compute_dtype,
     empty_heads,
+    fake_grads,
     forward_of_documents,
 )
 from artel.models.cpu.documents import Document, documents_of
@@ -137,9 +138,7 @@ def _attention_backward(
     return grads
 
 
-@_attention_backward.register_fake
-def _(_: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *__: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(empty_heads(tensor) for tensor in (query, key, value))
+_attention_backward.register_fake(fake_grads)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -141,8 +141,8 @@ def run_tasks(
     model.eval()
     try:
         with _same_random_state(model.device), _quiet() if quiet else nullcontext():
-            asked = HarnessModel(model, tokenizer, _BATCH, world)
-            return _results(asked, tasks, folder=folder, limit=limit, bootstraps=0 if quiet else _BOOTSTRAPS)
+            harness_model = HarnessModel(model, tokenizer, _BATCH, world)
+            return _results(harness_model, tasks, folder=folder, limit=limit, bootstraps=0 if quiet else _BOOTSTRAPS)
     finally:
         model.train(was_training)
 
