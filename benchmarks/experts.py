@@ -18,8 +18,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from artel.config import LoraConfig
-from artel.models.adapters import add_adapters
 from artel.models.experts import NAME, compute_experts_in_autocast
+from artel.models.lora.adapters import add_adapters
 
 SIZES = {
     "hidden_size": 512,

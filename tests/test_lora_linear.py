@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from artel.models.activation_checkpointing import recompute
 from artel.models.half_base import HalfLinear
-from artel.models.lora_linear import LoraLinear, use_one_function
+from artel.models.lora.linear import LoraLinear, use_one_function
 
 
 class Siblings(nn.Module):

@@ -34,9 +34,9 @@ from transformers import (
 from artel.config import LoraConfig
 from artel.errors import InputError
 from artel.models.activation_checkpointing import recompute
-from artel.models.adapters import add_adapters
 from artel.models.attention_switch import use_for_training
 from artel.models.compile import repeated_layers
+from artel.models.lora.adapters import add_adapters
 from artel.models.loss import model_losses
 from artel.models.output_head import output_head
 from artel.models.targets import IGNORED

@@ -10,13 +10,13 @@ from transformers import PreTrainedModel
 
 from artel.config import ModelConfig, RunConfig, load_run, name_fault, near_name, recipe_names
 from artel.errors import InputError
-from artel.models.adapters import read_adapter
 from artel.models.device import pick_precision
 from artel.models.generate import end_ids
 from artel.models.loading.build import build_model, load_model
 from artel.models.loading.missing_weights import check_finite
 from artel.models.loading.model_folder import is_in_hub_cache, read_config
 from artel.models.loading.structure import position_limit
+from artel.models.lora.adapters import read_adapter
 from artel.models.quantization import compute_in
 from artel.objectives import Objective, objective_of
 from artel.preparing import Prepared, prepare

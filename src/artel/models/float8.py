@@ -7,8 +7,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from artel.errors import InputError
-from artel.models.adapters import is_adapted
 from artel.models.compile import repeated_layers
+from artel.models.lora.adapters import is_adapted
 
 _SIDE_MULTIPLE = 16  # float8 products on a GPU need matrices with sides divisible by it
 

@@ -11,12 +11,12 @@ from transformers import PreTrainedModel
 
 from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
-from artel.models.adapters import freeze
 from artel.models.loading.check import check_positions
 from artel.models.loading.heads import freeze_unused
 from artel.models.loading.model_folder import is_in_hub_cache
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.structure import from_scratch, pretrained_structure
+from artel.models.lora.adapters import freeze
 from artel.preparing import has_store, tokenizer_name, tokenizer_place
 from artel.tokens import Tokenizer, load_tokenizer
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from artel.inference.engine.base import Engine, EngineError, Generation
-from artel.models.adapters import use_adapter
+from artel.models.lora.adapters import use_adapter
 
 
 @dataclass(frozen=True, slots=True)

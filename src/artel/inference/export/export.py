@@ -19,11 +19,11 @@ from artel.inference.deepspeed.from_checkpoint import AssembledModel, assemble
 from artel.inference.deepspeed.universal import newest_checkpoint, write_universal
 from artel.inference.export.exporter import ExportOptions, open_exporter
 from artel.inference.open import OpenedModel, check_run_name, objective_of_folder, open_checkpoint, open_model
-from artel.models.adapters import is_adapted, read_adapter
 from artel.models.loading.build import load_model
 from artel.models.loading.check import check_whole
 from artel.models.loading.model_folder import check_folder, is_sharded_checkpoint, read_config
 from artel.models.loading.save import write_model
+from artel.models.lora.adapters import is_adapted, read_adapter
 from artel.models.text_vectors import module_folders
 from artel.preparing import prepare, refuse_overlaps
 from artel.storage import check_new, new_folder

@@ -15,11 +15,11 @@ from artel.config import RunConfig, load_run
 from artel.errors import InputError
 from artel.inference.open import open_checkpoint
 from artel.inference.push.options import PushOptions, is_repo_id
-from artel.models.adapters import CONFIG, read_adapter
 from artel.models.loading.check import check_whole
 from artel.models.loading.model_folder import read_config
 from artel.models.loading.multimodal.language_part import takes_images
 from artel.models.loading.save import write_model
+from artel.models.lora.adapters import CONFIG, read_adapter
 from artel.objectives import Objective, objective_of
 from artel.preparing import prepare
 from artel.registry import OBJECTIVES

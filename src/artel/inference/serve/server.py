@@ -19,8 +19,8 @@ from artel.errors import InputError
 from artel.inference.open import OpenedModel, objective_of_folder, open_model
 from artel.inference.serve.app import Limits, make_app
 from artel.inference.serve.served import ServedModel, name_of
-from artel.models.adapters import is_adapted, load_adapter, read_adapter
 from artel.models.loading.multimodal.adapter import named_as_part
+from artel.models.lora.adapters import is_adapted, load_adapter, read_adapter
 from artel.tokens import load_tokenizer
 from artel.training import RunFolder
 

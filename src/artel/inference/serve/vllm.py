@@ -11,7 +11,7 @@ from artel.inference.engine.room import USUAL
 from artel.inference.open import check_run_name
 from artel.inference.serve.served import name_of
 from artel.inference.serve.server import Precision, ServerOptions, check_key
-from artel.models.adapters import read_adapter
+from artel.models.lora.adapters import read_adapter
 from artel.training import RunFolder
 
 _DTYPES = {Precision.SAVED: "auto", Precision.FP32: "float32", Precision.BF16: "bfloat16"}

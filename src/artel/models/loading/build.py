@@ -10,15 +10,6 @@ from transformers import PreTrainedModel
 
 from artel.config import ModelConfig, RunConfig
 from artel.errors import InputError
-from artel.models.adapters import (
-    add_adapters,
-    first_weights,
-    freeze,
-    load_adapter,
-    merge_adapter,
-    note_changed_base,
-    read_adapter,
-)
 from artel.models.half_base import hold_in_half
 from artel.models.loading.check import check_positions
 from artel.models.loading.context import changes_context
@@ -29,6 +20,15 @@ from artel.models.loading.multimodal.adapter import named_as_part
 from artel.models.loading.pretrained import load_pretrained, plan_pretrained
 from artel.models.loading.request import BuiltModel, ModelRequest
 from artel.models.loading.structure import from_scratch
+from artel.models.lora.adapters import (
+    add_adapters,
+    freeze,
+    load_adapter,
+    merge_adapter,
+    note_changed_base,
+    read_adapter,
+)
+from artel.models.lora.weights import first_weights
 from artel.tokens import Tokenizer
 
 

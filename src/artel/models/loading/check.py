@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 
 from artel.config import ModelConfig
 from artel.errors import InputError
-from artel.models.adapters import adapter_problems, freeze, require_peft
 from artel.models.loading.context import change_context, check_rotary
 from artel.models.loading.heads import check_head, check_sizes, model_class, own_classes
 from artel.models.loading.model_config import check_type, known_keys
@@ -17,6 +16,7 @@ from artel.models.loading.model_folder import check_folder, read_config
 from artel.models.loading.multimodal.language_part import find_language_part, takes_images
 from artel.models.loading.pretrained import check_multimodal, check_saved, plan_language_part
 from artel.models.loading.structure import outline, position_limit
+from artel.models.lora.adapters import adapter_problems, freeze, require_peft
 from artel.models.quantization import require_bitsandbytes
 
 

@@ -19,10 +19,10 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from artel.errors import InputError
-from artel.models.adapters import name_in_base
 from artel.models.loading.conversion import Conversion, LoadingPlan
 from artel.models.loading.init_weights import canonical_names, initial_values
 from artel.models.loading.safetensors_files import TensorFiles
+from artel.models.lora.weights import name_in_base
 
 
 @dataclass(slots=True)

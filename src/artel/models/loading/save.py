@@ -14,11 +14,11 @@ import torch
 from transformers import PreTrainedModel
 
 from artel.errors import WorkError
-from artel.models.adapters import is_adapted, save_adapter
 from artel.models.architecture_error import architecture_error
 from artel.models.loading.multimodal.adapter import name_as_whole
 from artel.models.loading.multimodal.language_part import whole_of
 from artel.models.loading.multimodal.save import copy_old_template, save_inside
+from artel.models.lora.adapters import is_adapted, save_adapter
 from artel.storage import new_folder
 from artel.tokens import Tokenizer
 

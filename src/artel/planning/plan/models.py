@@ -11,7 +11,6 @@ import torch
 from transformers import PreTrainedModel
 
 from artel.config import RunConfig
-from artel.models.adapters import add_adapters, freeze
 from artel.models.attention_switch import use_for_training
 from artel.models.compile import repeated_layers
 from artel.models.half_base import hold_in_half
@@ -19,6 +18,7 @@ from artel.models.loading.build import base_dtype
 from artel.models.loading.check import check_positions
 from artel.models.loading.heads import freeze_unused
 from artel.models.loading.structure import from_scratch, pretrained_structure, without_weights
+from artel.models.lora.adapters import add_adapters, freeze
 from artel.models.quantization import quantize_structure, shrink_weights
 from artel.objectives import Objective
 from artel.tokens import Tokenizer

@@ -17,13 +17,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from artel.config import ModelConfig, RunConfig
 from artel.config.schema.run import ParallelConfig
 from artel.errors import InputError
-from artel.models.adapters import read_adapter
 from artel.models.attention import preferred_kernels
 from artel.models.attention_switch import use_for_training
 from artel.models.device import autocast_dtype, pick_precision
 from artel.models.loading.build import build_model, load_model, must_load_whole
 from artel.models.loading.materialize import materialize
 from artel.models.loading.model_folder import is_quantized
+from artel.models.lora.adapters import read_adapter
 from artel.models.output_head import output_head
 from artel.models.quantization import compute_in
 from artel.objectives import Objective

@@ -13,8 +13,8 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from artel.models.adapters import CONFIG, PREFIX, WEIGHTS, AdapterFolder, read_adapter
 from artel.models.loading.multimodal.language_part import Whole, whole_of
+from artel.models.lora.adapters import CONFIG, PREFIX, WEIGHTS, AdapterFolder, read_adapter
 
 
 def name_as_whole(whole: Whole, folder: Path) -> None:

@@ -25,13 +25,13 @@ from transformers.pytorch_utils import Conv1D
 from artel.config import LoraConfig
 from artel.errors import InputError, Problem, missing_extra
 from artel.models.experts import compute_experts_in_autocast, expert_matrices
+from artel.models.lora.weights import NAME, adapter_state, is_on_meta
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _BASE_CONFIG = "base_config.json"
-_NAME = "default"  # peft's name for the only adapter of a model
 PREFIX = "base_model.model."  # peft wraps the model twice, and its tensor names show it
-_MAX_NAMES = 20  # in a message
+_MAXNAMES = 20  # in a message
 _CHANGED = "artel_base_changed"
 
 
@@ -205,18 +205,18 @@ def _heads(model: PreTrainedModel) -> list[str]:
     return [name for name, child in children if child is not body and next(child.parameters(), None) is not None]
 
 
-def _inject(model: PreTrainedModel, config: Any, name: str = _NAME) -> None:
+def _inject(model: PreTrainedModel, config: Any, name: str = NAME) -> None:
     """The model's `add_adapter` by peft alone: transformers 5.24 needs a peft that is not published (0.22)."""
     from peft import inject_adapter_in_model
 
     with _peft_warnings_off():
         inject_adapter_in_model(config, model, name)
     if getattr(config, "target_parameters", None):
-        from artel.models.expert_adapters import compute_chosen_only
+        from artel.models.lora.experts import compute_chosen_only
 
         compute_chosen_only(model)
         compute_experts_in_autocast(model)
-    from artel.models.lora_linear import use_one_function
+    from artel.models.lora.linear import use_one_function
 
     use_one_function(model)
     model._hf_peft_config_loaded = True
@@ -230,56 +230,10 @@ def _draw_in_float32(model: PreTrainedModel) -> None:
     from peft.tuners.lora import LoraLayer
 
     for module in model.modules():
-        if isinstance(module, LoraLayer) and not _is_on_meta(module):
-            module.reset_lora_parameters(_NAME, init_lora_weights=True)
+        if isinstance(module, LoraLayer) and not is_on_meta(module):
+            module.reset_lora_parameters(NAME, init_lora_weights=True)
             for variant in module.lora_variant.values():  # DoRA: the norms of the weights beneath
-                variant.init(module, adapter_name=_NAME)
-
-
-def first_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The first weights of a model's adapters by name, float32, on the CPU; the adapters stay on the meta device.
-
-    Called right after `add_adapters` it draws what that draws for a model in memory: peft draws every matrix before it
-    moves to the device of its layer, so the random numbers have come as far.
-    """
-    from peft.tuners.lora import LoraLayer
-
-    weights: dict[str, torch.Tensor] = {}
-    for name, module in model.named_modules():
-        if not isinstance(module, LoraLayer) or not _is_on_meta(module):
-            continue
-        on_meta = {kind: getattr(module, kind) for kind in ("lora_A", "lora_B")}
-        for kind, matrices in on_meta.items():
-            setattr(module, kind, copy.deepcopy(matrices).to_empty(device="cpu"))
-        module.reset_lora_parameters(_NAME, init_lora_weights=True)
-        for kind, matrices in on_meta.items():
-            drawn = getattr(module, kind)[_NAME].weight.detach()
-            weights[f"{name}.{kind}.{_NAME}.weight"] = drawn
-            setattr(module, kind, matrices)
-    return weights
-
-
-def _is_on_meta(module: Any) -> bool:
-    return any(matrix.weight.is_meta for matrix in module.lora_A.values())
-
-
-def adapter_state(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What of a model's weights is its adapter's, by the names that peft saves it under.
-
-    peft's own function looks for the modules of the model, of which a stage of a pipeline has some only.
-    """
-    state = {}
-    for name, tensor in weights.items():
-        if ".lora_" in name or f".modules_to_save.{_NAME}." in name:
-            name = name.replace(f".lora_magnitude_vector.{_NAME}.weight", ".lora_magnitude_vector")
-            state[name.replace(f".modules_to_save.{_NAME}.", ".").replace(f".{_NAME}.", ".")] = tensor
-    return state
-
-
-def name_in_base(name: str) -> str:
-    """The name that a tensor of a model with adapters had before they were put in; other names stay as they are."""
-    parts = name.replace(f".modules_to_save.{_NAME}.", ".").split(".")
-    return ".".join(part for part in parts if part not in ("base_layer", "original_module"))
+                variant.init(module, adapter_name=NAME)
 
 
 def save_adapter(model: PreTrainedModel, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
@@ -290,12 +244,12 @@ def save_adapter(model: PreTrainedModel, folder: Path, weights: dict[str, torch.
     from peft import get_peft_model_state_dict
 
     if weights is None:
-        state = get_peft_model_state_dict(model, adapter_name=_NAME, save_embedding_layers=False)
+        state = get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
     else:
         state = adapter_state(weights)
     tensors = {f"{PREFIX}{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    config = copy.deepcopy(model.peft_config[_NAME])
+    config = copy.deepcopy(model.peft_config[NAME])
     config.inference_mode = True  # peft's default when it opens an adapter
     config.save_pretrained(str(folder))
     if getattr(model, _CHANGED, False):
@@ -307,7 +261,7 @@ def note_changed_base(model: PreTrainedModel) -> None:
     setattr(model, _CHANGED, True)
 
 
-def load_adapter(model: PreTrainedModel, adapter: AdapterFolder, name: str = _NAME) -> None:
+def load_adapter(model: PreTrainedModel, adapter: AdapterFolder, name: str = NAME) -> None:
     """Put a saved adapter into its base model; several have names. Raises InputError where they do not fit."""
     from peft import set_peft_model_state_dict
 
@@ -403,9 +357,9 @@ def _endings(names: list[str]) -> list[str]:
 
 
 def _name_patterns(names: list[str]) -> list[str]:
-    """Names with `*` for layer numbers, each once, at most `_MAX_NAMES`."""
+    """Names with `*` for layer numbers, each once, at most `_MAXNAMES`."""
     patterns = list(dict.fromkeys(re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names))
-    return patterns if len(patterns) <= _MAX_NAMES else [*patterns[:_MAX_NAMES], f"… ({len(patterns)} in all)"]
+    return patterns if len(patterns) <= _MAXNAMES else [*patterns[:_MAXNAMES], f"… ({len(patterns)} in all)"]
 
 
 def _shortest(layers: list[str], modules: list[str]) -> list[str]:

@@ -1,0 +1,1 @@
+"""Low-rank adapters: put into a model, computed with its layers, saved, merged."""
