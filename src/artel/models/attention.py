@@ -24,7 +24,7 @@ then brings the kernels what they need from the other processes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -32,11 +32,9 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers import PreTrainedModel
 
-from artel.models.choice import Choice
 from artel.models.cpu.attention import cpu_attention, takes, trains_here
 from artel.models.cpu.attention_dropout import dropout_attention, visible_rows
 from artel.models.cpu.documents import document_attention
@@ -401,38 +399,3 @@ def allow_block_masks(model: PreTrainedModel, allowed: bool) -> None:
     False where its code does something to masks that masks of bool alone can; True for a forward pass on a CPU.
     """
     _BLOCK_MASKS[model] = allowed
-
-
-def preferred_kernels(device: torch.device) -> AbstractContextManager[None]:
-    """A context in which PyTorch prefers cuDNN from Hopper on: FlashAttention 2 is not written for these GPUs."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0):
-        order = [
-            SDPBackend.CUDNN_ATTENTION,
-            SDPBackend.FLASH_ATTENTION,
-            SDPBackend.EFFICIENT_ATTENTION,
-            SDPBackend.MATH,
-        ]
-        return sdpa_kernel(order, set_priority=True)
-    return nullcontext()
-
-
-def attention_choice(model: PreTrainedModel, device: torch.device, *, documents: bool = False) -> Choice:
-    """What computes the attention of a model in training, and why. `documents`: they must not see one another."""
-    implementation = model.config._attn_implementation
-    if implementation != NAME:
-        if implementation == MASKED_NAME:
-            return Choice("scaled_dot_product_attention", "an encoder: padding and documents come as a mask")
-        return Choice(implementation, f"{model.config.model_type} has attention of its own")
-    window = getattr(model.config.get_text_config(), "sliding_window", None)
-    if documents and takes_block_masks(model):
-        return Choice("FlexAttention", "documents are kept apart by blocks; blocks that no token sees are skipped")
-    if documents and device.type == "cpu":
-        return Choice("a document at a time", "documents are kept apart, and what one does not see is not computed")
-    if documents or window is not None:
-        why = "documents are kept apart" if documents else f"a window of {window} tokens, where blocks are longer"
-        return Choice("scaled_dot_product_attention with a mask", why)
-    kernel = "PyTorch's kernel for processors"
-    if device.type == "cuda":
-        kernel = "cuDNN" if torch.cuda.get_device_capability(device) >= (9, 0) else "FlashAttention 2"
-    why = "causal: no mask is made" if model.can_generate() else "no mask is made"
-    return Choice(f"scaled_dot_product_attention ({kernel})", why)

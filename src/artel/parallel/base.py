@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
 
-from artel.models.attention import preferred_kernels
+from artel.models.attention_choice import preferred_kernels
 from artel.models.device import autocast_dtype
 from artel.models.profiler_ranges import profiler_range
 from artel.objectives import Batch, Objective

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from artel.config import RunConfig
 from artel.diagnostics.doctor.software import install
 from artel.host import usable_cores
-from artel.models.attention import attention_choice
+from artel.models.attention_choice import attention_choice
 from artel.models.attention_switch import use_for_training
 from artel.models.choice import Choice
 from artel.models.compile import compile_choice

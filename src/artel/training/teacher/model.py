@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from artel.config import ModelConfig, RunConfig
 from artel.config.schema.run import ParallelConfig
 from artel.errors import InputError
-from artel.models.attention import preferred_kernels
+from artel.models.attention_choice import preferred_kernels
 from artel.models.attention_switch import use_for_training
 from artel.models.device import autocast_dtype, pick_precision
 from artel.models.loading.build import build_model, load_model, must_load_whole
