@@ -165,7 +165,7 @@ def part_of(cut):
     """The part that is here of a tensor of 0, 1, 2, …, by its places."""
     rows, columns = local_indices(cut)
     full = torch.arange(float(cut.numel())).reshape(cut.shape)
-    return columns.choose(rows.choose(full[rows.span, columns.span], 0), 1)
+    return columns.select(rows.select(full[rows.span, columns.span], 0), 1)
 
 
 @pytest.mark.ci
