@@ -229,7 +229,7 @@ def _whole(path: Path) -> tuple[Tensors, Tensors]:
 
 
 def _whole_pieces(path: Path, chosen: Callable[[str], bool]) -> Tensors:
-    """The chosen tensors of a checkpoint in pieces, whole."""
+    """The chosen tensors of a sharded checkpoint, each whole."""
     shapes = {name: stored for name, stored in piece_shapes(path).items() if chosen(name)}
     tensors = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
     read_pieces(path, tensors)
