@@ -22,7 +22,7 @@ from artel.training.checkpoint.items import CheckpointItems
 from artel.training.memory.micro_batch import MemoryLimit, MicroBatchPlan
 from artel.training.metrics.trackers import Trackers
 from artel.training.run_folder import RunFolder
-from artel.training.schedule import Length, rate, rate_by_time
+from artel.training.schedule import Length, position, rate, rate_by_time
 
 
 @dataclass(slots=True)
@@ -110,9 +110,7 @@ class Run:
     @property
     def position(self) -> str:
         """Where the run stands, in words: `step 5 of 100`, or `step 5, after 42% of 30min`."""
-        if self.length.steps is not None:
-            return f"step {self.step:,} of {self.length.steps:,}"
-        return f"step {self.step:,}, after {self.budget_used:.0%} of {duration(self.budget.seconds)}"
+        return position(self.config.train, self.length, self.step, self.progress.seconds + self.first_rank_seconds)
 
     @property
     def learning_rate(self) -> float:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from artel.config import RunConfig, TrainConfig
-from artel.config.schema.quantities import Interval
+from artel.config.schema.quantities import Interval, duration
 from artel.registry import SCHEDULES
 from artel.tokens import Samples, StoreSplit, TokenBlocks
 
@@ -56,6 +56,16 @@ class Length:
             passed, before = (round(self.epoch(at) / interval.epochs, 9) for at in (step, step - 1))
             return math.floor(passed) > math.floor(before)
         return False
+
+
+def position(train: TrainConfig, length: Length, step: int, seconds: float) -> str:
+    """Where a run stands, in words: `step 5 of 100`, or `step 5, after 42% of 30min` where it has a budget.
+
+    `seconds` is the time that the run has taken.
+    """
+    if train.budget is None:
+        return f"step {step:,} of {length.steps:,}"
+    return f"step {step:,}, after {seconds / train.budget:.0%} of {duration(train.budget)}"
 
 
 def run_length(config: RunConfig, samples: Samples, part: StoreSplit) -> Length:

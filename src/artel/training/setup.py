@@ -34,7 +34,7 @@ from artel.training.prefetch import local_batches
 from artel.training.reference_log_probs import set_reference
 from artel.training.run import Run
 from artel.training.run_folder import RunFolder
-from artel.training.schedule import Length, run_length, warmup_steps
+from artel.training.schedule import Length, position, run_length, warmup_steps
 from artel.training.starts import note_start
 from artel.training.tasks.harness import check_best, check_data
 from artel.training.teacher.teacher import set_teacher
@@ -121,6 +121,8 @@ def _open_run(
         drop_lines_after(folder.samples, progress.step or -1)  # a run from its beginning writes those of step 0 again
 
     tell(f"{_described(samples, config)} · {_length(config, length)} · {model.summary}")
+    if progress.step:  # said before a tracker drops the figures of later steps: a kill in between leaves no riddle
+        tell(f"resuming from {position(config.train, length, progress.step, progress.seconds)}")
     peak = peak_flops(device_name(world.device), model.precision)
     flops_per_token = None
     if peak is not None:
@@ -167,8 +169,6 @@ def _open_run(
     )
     if world.first:
         note_start(run, model.chosen)
-    if progress.step:
-        tell(f"resuming from {run.position}")
     if model.compiled and not run.finished:
         _compile(run)
     return run, validation
