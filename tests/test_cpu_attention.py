@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from artel.models.attention import AttentionOptions, attend
 from artel.models.cpu import attention as module
+from artel.models.cpu.documents import document_attention
 
 pytestmark = pytest.mark.skipif(
     not module.works_here(), reason="needs a C++ compiler and a processor that multiplies bf16"
@@ -63,6 +64,23 @@ def test_gradients_are_as_near_to_the_exact_ones_as_those_of_pytorch(length, key
         actual, exact, theirs = actual[2:], exact[2:], (theirs[0], theirs[1][2:])
     for own, other in zip(distances(actual, exact), distances(theirs[1], exact), strict=True):
         assert own <= max(1.2 * other, 0.006)  # bf16's own rounding is 0.004
+
+
+@pytest.mark.parametrize("which", range(3), ids=["query", "key", "value"])
+@pytest.mark.parametrize("numbered", [False, True], ids=["rows", "documents"])
+def test_heads_whose_numbers_are_not_adjacent(which, numbered):
+    """PyTorch's kernel takes them to be, and would read what is between."""
+    given = list(heads(32, size=16))
+    numbers = torch.ones(2, 32, dtype=torch.int64)
+
+    def ours(query, key, value):
+        if numbered:
+            return document_attention(query, key, value, numbers, causal=True, window=None, scale=None)
+        return module.cpu_attention(query, key, value, causal=True, scale=None)
+
+    expected = ours(*given[:3])
+    given[which] = given[which].detach().transpose(-1, -2).contiguous().transpose(-1, -2)
+    assert torch.equal(ours(*given[:3]), expected)
 
 
 def test_what_it_takes():

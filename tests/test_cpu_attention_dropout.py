@@ -1,6 +1,8 @@
 """Attention with dropout on a CPU: artel's kernels beside the formula, with the same weights dropped."""
 
 import copy
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from artel.models.compile import compile_layers
 from artel.models.cpu import attention_dropout as module
 from artel.models.cpu.attention import works_here
 from artel.models.cpu.attention_dropout import dropout_attention, visible_rows
+from support.waiting import LIMIT
 
 pytestmark = pytest.mark.skipif(not works_here(), reason="needs a C++ compiler and a processor that multiplies bf16")
 
@@ -157,7 +160,7 @@ def test_operators_are_what_pytorch_expects():
         torch.library.opcheck(module._attention_backward, (query, *given[:5], *outputs, *given[5:]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_layers_that_are_computed_again_drop_the_same_weights():
     torch.manual_seed(0)
     sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 24, "vocab_size": 99}
@@ -177,3 +180,30 @@ def test_compiled_layers_that_are_computed_again_drop_the_same_weights():
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
     for other in gradients[1:]:
         assert (other - gradients[0]).norm() < 1e-6 * gradients[0].norm()
+
+
+SCARCE = """
+import resource
+from pathlib import Path
+import torch
+from artel.models.cpu.attention_dropout import dropout_attention
+torch.set_num_threads(2)
+def attend(length):
+    heads = (torch.zeros(1, length, 1, 16, dtype=torch.bfloat16).transpose(1, 2) for _ in range(3))
+    numbers = torch.ones(1, length, dtype=torch.int64)
+    return dropout_attention(*heads, numbers, causal=True, dropout=0.1, scale=None)
+attend(64)
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (30 << 20), resource.RLIM_INFINITY))
+try:
+    attend(100_000)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_memory_that_is_out_is_an_error():
+    """Not the end of the process: a smaller micro-batch may fit."""
+    done = subprocess.run([sys.executable, "-c", SCARCE], capture_output=True, text=True, timeout=LIMIT)
+    assert "std::bad_alloc" in done.stdout, done.stderr

@@ -91,6 +91,15 @@ def test_where_a_tensor_was_one_of_its_size_fits():
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="tensors have memory of their own where C++ can be built")
+def test_addresses_are_given_back_with_the_last_tensor():
+    """A model may outlive its training, as in a notebook."""
+    result = measured(OUTLIVING="1")
+    assert result["within"] > 1 << 30
+    assert result["left"] < 1 << 30
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
 def test_who_has_tuned_the_library_is_left_alone(name):
     result = measured(**{name: "glibc.malloc.mmap_max=65536" if name == "GLIBC_TUNABLES" else "65536"})
@@ -116,6 +125,14 @@ def main() -> None:
             kept = run_layers()
             print(json.dumps({"layers": resident() - start}))
             del kept
+        return
+    if "OUTLIVING" in os.environ:
+        room = address_space()
+        with retained_host_memory(torch.device("cpu")):
+            outliving = torch.ones(MEGABYTES << 18)
+            within = address_space() - room
+        del outliving
+        print(json.dumps({"within": within, "left": address_space() - room}))
         return
     if "LIMITED" in os.environ:
         resource.setrlimit(resource.RLIMIT_AS, (64 << 30, resource.RLIM_INFINITY))

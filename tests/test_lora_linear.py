@@ -7,10 +7,11 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, BertConfig, BertModel, LlamaConfig, PhimoeConfig
 
 from artel.models.activation_checkpointing import recompute
-from artel.models.half_base import HalfLinear
+from artel.models.attention_switch import use_for_training
+from artel.models.half_base import HalfLinear, hold_in_half
 from artel.models.lora.linear import LoraLinear, use_one_function
 
 
@@ -171,3 +172,42 @@ def test_selective_keeps_no_change_of_an_adapter():
         loss.backward()
     changes = 2 * 2 * 32 * 128 * 4
     assert kept[32] - kept[4] > changes
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+         "intermediate_size": 64, "vocab_size": 100}  # fmt: skip
+
+
+@pytest.mark.parametrize("base", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("config", "is_plain"),
+    [(LlamaConfig(**SMALL), True), (PhimoeConfig(**SMALL, num_local_experts=4, sliding_window=8), False)],
+    ids=["llama", "phimoe"],
+)
+def test_a_model_on_meta_keeps_its_own_masks(config, is_plain, base):
+    """Models that processes share are built on meta, where autocast is unknown; and tried there, as all are."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+        inject_adapter_in_model(LoraConfig(r=4, target_modules=["q_proj"]), model)
+    hold_in_half(model, base)
+    use_one_function(model)
+    assert use_for_training(model) is is_plain
+
+
+@pytest.mark.slow
+def test_what_is_recomputed_keeps_no_rounded_input():
+    """Layers of BERT read their input itself, which `full` keeps: not twice."""
+    config = BertConfig(**SMALL, attn_implementation="sdpa")
+    model = BertModel(config).train()
+    inject_adapter_in_model(LoraConfig(r=4, target_modules=["query", "value"]), model)
+    use_one_function(model)
+    recompute(model, "full")
+    inputs = []
+    for layer in model.encoder.layer:
+        layer.register_forward_pre_hook(lambda _, args, kwargs: inputs.extend(args), with_kwargs=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(torch.arange(64)[None]).last_hidden_state
+    tensors = [each for each in inputs if isinstance(each, torch.Tensor) and each.ndim == 3]
+    assert len(tensors) == config.num_hidden_layers
+    assert not any(isinstance(value, tuple) for tensor in tensors for value in vars(tensor).values())
+    output.float().sum().backward()

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from artel.errors import InputError
+from artel.models.rounded_inputs import forget_rounded
 
 Recompute = Literal["none", "selective", "full"]
 
@@ -91,7 +92,10 @@ def _recomputing(plain: Callable[..., Any], how: Recompute) -> Callable[..., Any
     def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return plain(layer, *args, **kwargs)
-        return checkpoint(partial(plain, layer, **kwargs), *args, use_reentrant=False, **options)
+        output = checkpoint(partial(plain, layer, **kwargs), *args, use_reentrant=False, **options)
+        if not torch.compiler.is_compiling():
+            forget_rounded((*args, *kwargs.values()))  # these are kept, and rounded once more in the backward pass
+        return output
 
     return forward
 

@@ -66,7 +66,7 @@ def _needs_no_mask(model: PreTrainedModel) -> bool:
 
     It needs shapes alone, so it is run on the meta device, which takes no time. Where that cannot be (code that looks
     at what it is given, quantized layers, which keep what they see) it is run where it is; a model that does not run
-    at all is classified by its layers' types.
+    at all is classified by its layers' types, and one without such types keeps its masks.
     """
     before = model.config._attn_implementation
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -85,7 +85,8 @@ def _needs_no_mask(model: PreTrainedModel) -> bool:
             continue
         finally:
             model.set_attn_implementation(before)
-    return set(getattr(model.config.get_text_config(), "layer_types", None) or ()) <= _PLAIN
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    return bool(kinds) and set(kinds) <= _PLAIN
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:

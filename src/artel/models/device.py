@@ -12,6 +12,11 @@ _KEY = "train.precision"
 _FLOAT8_CAPABILITY = (8, 9)  # of Ada and Hopper, the first with tensor cores for float8
 
 
+def autocast_is_on(kind: str) -> bool:
+    """Whether autocast is on for devices of a kind. PyTorch has none for meta, and raises when it is asked."""
+    return kind != "meta" and torch.is_autocast_enabled(kind)
+
+
 def bf16_is_native(device: torch.device) -> bool:
     """Whether matrix products in bf16 run in hardware.
 

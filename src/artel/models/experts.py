@@ -21,6 +21,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
+from artel.models.device import autocast_is_on
+
 NAME = "artel"
 
 _RANK_MULTIPLE = 8
@@ -106,7 +108,7 @@ def experts_forward(
     that is elsewhere; its weight is 0.
     """
     kind = hidden_states.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden_states.dtype
+    dtype = torch.get_autocast_dtype(kind) if autocast_is_on(kind) else hidden_states.dtype
     weight = getattr(self, "gate_up_proj" if self.has_gate else "up_proj")
     fills_groups = kind == "cpu" and dtype == torch.bfloat16
     if not _changes(self) and hidden_states.dtype == dtype == weight.dtype and not fills_groups:

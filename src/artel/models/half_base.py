@@ -19,6 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from artel.models.device import autocast_is_on
 from artel.models.experts import experts_of
 
 
@@ -46,7 +47,7 @@ def hidden_dtype(model: PreTrainedModel) -> torch.dtype:
 
 def linear(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """F.linear, which also takes a frozen weight of another dtype than `hidden`. The result is of hidden's dtype."""
-    if hidden.dtype == weight.dtype or torch.is_autocast_enabled(hidden.device.type):
+    if hidden.dtype == weight.dtype or autocast_is_on(hidden.device.type):
         return F.linear(hidden, weight, bias)
     product: torch.Tensor = _Linear.apply(hidden, weight, bias)
     return product
@@ -80,7 +81,7 @@ class HalfConv1D(_Half, Conv1D):
     bias: torch.Tensor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.dtype == self.weight.dtype or torch.is_autocast_enabled(x.device.type):
+        if x.dtype == self.weight.dtype or autocast_is_on(x.device.type):
             result: torch.Tensor = super().forward(x)
             return result
         return linear(x, self.weight.T, self.bias)

@@ -30,6 +30,7 @@ from artel.models.choice import Choice
 from artel.models.compile import has_compiled_layers
 from artel.models.cpu.cross_entropy import add_transposed_product, can_take, cpu_cross_entropy_with_grad
 from artel.models.cross_entropy_grad import VocabularyShard, cross_entropy_with_grad
+from artel.models.device import autocast_is_on
 from artel.models.output_head import hidden_states_as_logits, output_head
 from artel.models.profiler_ranges import profiler_range
 from artel.models.targets import IGNORED
@@ -157,7 +158,7 @@ def head_arguments(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, Products]:
     """The arguments of the functions below; of DTensors the part that this process holds."""
     device = hidden.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    dtype = torch.get_autocast_dtype(device) if autocast_is_on(device) else hidden.dtype
     shard = None
     if isinstance(weight, DTensor):
         shard, weight = VocabularyShard.of(weight), weight.to_local()

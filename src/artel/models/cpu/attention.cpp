@@ -9,9 +9,12 @@
 #include <ATen/native/CPUBlas.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <new>
 #include <vector>
 
 #include "numbers.h"
@@ -170,19 +173,42 @@ void scores_backward(int64_t seen, int64_t first, float scale, const float* log_
   interleave(with.grad_scores.data(), BLOCK, up_to_even(seen), up_to_even(seen), BLOCK, with.interleaved.data());
 }
 
+// The buffers of one thread for the forward pass of one head.
+struct ForwardScratch {
+  std::vector<BFloat16> transposed_values, transposed_queries, weights, interleaved;
+  std::vector<float> scores, result;
+
+  ForwardScratch(int64_t even, int64_t size)
+      : transposed_values(size * even), transposed_queries(BLOCK * size), weights(even * BLOCK),
+        interleaved(even * std::max(BLOCK, size)), scores(even * BLOCK), result(size * BLOCK) {}
+};
+
+// Buffers of a thread. Where memory is out there are none, and that is noted: an exception that left a parallel region
+// would end the process.
+template <typename Buffers>
+std::unique_ptr<Buffers> buffers(int64_t even, int64_t size, std::atomic<bool>& out_of_memory) {
+  try {
+    return std::make_unique<Buffers>(even, size);
+  } catch (const std::bad_alloc&) {
+    out_of_memory = true;
+    return nullptr;
+  }
+}
+
 // The output (rows, length, heads, size) of the weights that are not dropped, and the log-sum-exp of each query's scores.
-void forward(const Shape& shape, const std::vector<Document>& documents, const BFloat16* query, Strides query_strides,
+// False where memory is out.
+bool forward(const Shape& shape, const std::vector<Document>& documents, const BFloat16* query, Strides query_strides,
              const BFloat16* key, Strides key_strides, const BFloat16* value, Strides value_strides, Dropout dropout,
              int threads, BFloat16* output, float* log_sums) {
   const int64_t size = shape.size, heads = shape.heads;
+  std::atomic<bool> out_of_memory{false};
 #pragma omp parallel num_threads(threads)
   {
-    const int64_t most = up_to_even(longest(documents));
-    std::vector<BFloat16> transposed_values(size * most), transposed_queries(BLOCK * size), weights(most * BLOCK),
-        interleaved(most * std::max(BLOCK, size));
-    std::vector<float> scores(most * BLOCK), result(size * BLOCK);
+    const auto own = buffers<ForwardScratch>(up_to_even(longest(documents)), size, out_of_memory);
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < int64_t(documents.size()) * heads; ++task) {
+      if (out_of_memory) continue;
+      auto& [transposed_values, transposed_queries, weights, interleaved, scores, result] = *own;
       const int64_t number = task / heads, head = task % heads, key_head = head / shape.groups;
       const auto [row, first_key, length] = documents[number];
       const int64_t first = documents[number].first_query(shape), asked = documents[number].queries(shape);
@@ -225,18 +251,23 @@ void forward(const Shape& shape, const std::vector<Document>& documents, const B
     }
     at::native::cpublas::brgemm_release();
   }
+  return !out_of_memory;
 }
 
-void backward(const Shape& shape, const std::vector<Document>& documents, const BFloat16* query, Strides query_strides,
+// The three gradients. False where memory is out.
+bool backward(const Shape& shape, const std::vector<Document>& documents, const BFloat16* query, Strides query_strides,
               const BFloat16* key, Strides key_strides, const BFloat16* value, Strides value_strides,
               const BFloat16* output, const float* log_sums, const BFloat16* grad_output, Strides grad_strides,
               Dropout dropout, int threads, BFloat16* grad_query, BFloat16* grad_key, BFloat16* grad_value) {
   const int64_t size = shape.size, heads = shape.heads;
+  std::atomic<bool> out_of_memory{false};
 #pragma omp parallel num_threads(threads)
   {
-    Scratch with(up_to_even(longest(documents)), size);
+    const auto own = buffers<Scratch>(up_to_even(longest(documents)), size, out_of_memory);
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < int64_t(documents.size()) * shape.shared(); ++task) {
+      if (out_of_memory) continue;
+      Scratch& with = *own;
       const int64_t number = task / shape.shared();
       const Document& document = documents[number];
       const int64_t row = document.row, first_key = document.start, length = document.length;
@@ -261,11 +292,11 @@ void backward(const Shape& shape, const std::vector<Document>& documents, const 
             dot[at] = 0.0f;
             if (at >= count) continue;
             block_sums[at] = log_sums[(row * heads + head) * shape.length + first + start + at];
-            const BFloat16* const own = output + ((row * shape.length + first + start + at) * heads + head) * size;
+            const BFloat16* const outputs = output + ((row * shape.length + first + start + at) * heads + head) * size;
             float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
             for (int64_t column = 0; column < size; ++column)
-              sum += widen(grads[at * grad_strides.place + column]) * widen(own[column]);
+              sum += widen(grads[at * grad_strides.place + column]) * widen(outputs[column]);
             dot[at] = sum;
           }
           transpose(queries, query_strides.place, count, BLOCK, size, with.transposed_queries.data());
@@ -302,6 +333,7 @@ void backward(const Shape& shape, const std::vector<Document>& documents, const 
     }
     at::native::cpublas::brgemm_release();
   }
+  return !out_of_memory;
 }
 
 Strides strides(const int64_t* of) { return {of[0], of[1], of[2]}; }
@@ -344,24 +376,34 @@ extern "C" int attention_works() {
 // within a head. sizes: query heads, query heads for each key head, length of a row, numbers in a head. documents: row,
 // start and length of each; what is in none of them is left as it is. output and the three gradients are contiguous
 // (rows, length, heads, size), log_sums (rows, heads, length). every_query: see Shape. threshold, factor, seed: see Dropout.
-extern "C" void attention_forward(const int64_t* sizes, const int64_t* documents, int64_t count, int causal,
+// Both return 0 where memory is out, else 1.
+extern "C" int attention_forward(const int64_t* sizes, const int64_t* documents, int64_t count, int causal,
                                   int every_query, float scale, const BFloat16* query, const int64_t* query_strides,
                                   const BFloat16* key, const int64_t* key_strides, const BFloat16* value,
                                   const int64_t* value_strides, uint32_t threshold, float factor, uint64_t seed,
                                   int threads, BFloat16* output, float* log_sums) {
-  forward({sizes[0], sizes[1], sizes[2], sizes[3], causal != 0, every_query != 0, scale}, listed(documents, count), query,
-          strides(query_strides), key, strides(key_strides), value, strides(value_strides), {threshold, factor, seed},
-          threads, output, log_sums);
+  try {
+    return forward({sizes[0], sizes[1], sizes[2], sizes[3], causal != 0, every_query != 0, scale},
+                   listed(documents, count), query, strides(query_strides), key, strides(key_strides), value,
+                   strides(value_strides), {threshold, factor, seed}, threads, output, log_sums);
+  } catch (const std::bad_alloc&) {
+    return 0;
+  }
 }
 
-extern "C" void attention_backward(const int64_t* sizes, const int64_t* documents, int64_t count, int causal,
+extern "C" int attention_backward(const int64_t* sizes, const int64_t* documents, int64_t count, int causal,
                                    int every_query, float scale, const BFloat16* query, const int64_t* query_strides,
                                    const BFloat16* key, const int64_t* key_strides, const BFloat16* value,
                                    const int64_t* value_strides, const BFloat16* output, const float* log_sums,
                                    const BFloat16* grad_output, const int64_t* grad_strides, uint32_t threshold,
                                    float factor, uint64_t seed, int threads, BFloat16* grad_query,
                                    BFloat16* grad_key, BFloat16* grad_value) {
-  backward({sizes[0], sizes[1], sizes[2], sizes[3], causal != 0, every_query != 0, scale}, listed(documents, count), query,
-           strides(query_strides), key, strides(key_strides), value, strides(value_strides), output, log_sums,
-           grad_output, strides(grad_strides), {threshold, factor, seed}, threads, grad_query, grad_key, grad_value);
+  try {
+    return backward({sizes[0], sizes[1], sizes[2], sizes[3], causal != 0, every_query != 0, scale},
+                    listed(documents, count), query, strides(query_strides), key, strides(key_strides), value,
+                    strides(value_strides), output, log_sums, grad_output, strides(grad_strides),
+                    {threshold, factor, seed}, threads, grad_query, grad_key, grad_value);
+  } catch (const std::bad_alloc&) {
+    return 0;
+  }
 }

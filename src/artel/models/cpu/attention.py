@@ -97,6 +97,7 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output, and the log-sum-exp of each query's scores, float32 (rows, heads, length)."""
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    query, key, value = map(with_rows, (query, key, value))  # it takes the numbers of a head to be adjacent
     return kernel(query, repeat_heads(key, query), repeat_heads(value, query), 0.0, causal, scale=scale)
 
 
@@ -145,10 +146,10 @@ def backward_of_documents(
     """
     functions = library("attention")
     assert functions is not None
-    grad_output = _with_rows(grad_output)
+    grad_output = with_rows(grad_output)
     output, log_sums = output.transpose(1, 2).contiguous(), log_sums.contiguous()
-    functions.attention_backward(
-        *_described(heads := [*map(_with_rows, heads)], documents, causal, every_query, scale),
+    computed = functions.attention_backward(
+        *_described(heads := [*map(with_rows, heads)], documents, causal, every_query, scale),
         *(argument for tensor in heads for argument in (pointer(tensor), _strides(tensor))),
         pointer(output),
         pointer(log_sums),
@@ -158,6 +159,7 @@ def backward_of_documents(
         ctypes.c_int(torch.get_num_threads()),
         *map(pointer, grads),
     )
+    _check(computed)
 
 
 def forward_of_documents(
@@ -178,14 +180,20 @@ def forward_of_documents(
     """
     functions = library("attention")
     assert functions is not None
-    functions.attention_forward(
-        *_described(heads := [*map(_with_rows, heads)], documents, causal, every_query, scale),
+    computed = functions.attention_forward(
+        *_described(heads := [*map(with_rows, heads)], documents, causal, every_query, scale),
         *(argument for tensor in heads for argument in (pointer(tensor), _strides(tensor))),
         *dropping.arguments,
         ctypes.c_int(torch.get_num_threads()),
         pointer(output),
         pointer(log_sums),
     )
+    _check(computed)
+
+
+def _check(computed: int) -> None:
+    if not computed:
+        raise RuntimeError("std::bad_alloc: no memory for the scores of attention")
 
 
 def _described(
@@ -204,7 +212,7 @@ def _described(
     return sizes, places, ctypes.c_int64(len(documents)), *flags, ctypes.c_float(scale)
 
 
-def _with_rows(tensor: torch.Tensor) -> torch.Tensor:
+def with_rows(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, the numbers of each head side by side."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 

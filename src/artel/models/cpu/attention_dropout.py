@@ -106,7 +106,7 @@ def _all_documents(numbers: torch.Tensor) -> Sequence[Document]:
 
 
 def _dropping(dropout: float, seed: torch.Tensor) -> Dropping:
-    threshold = round(dropout * 2**32)
+    threshold = min(round(dropout * 2**32), 2**32 - 1)
     return Dropping(threshold, 1 / (1 - threshold / 2**32), int(seed))
 
 

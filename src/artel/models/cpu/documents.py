@@ -19,6 +19,7 @@ from artel.models.cpu.attention import (
     empty_heads,
     fake_grads,
     repeat_heads,
+    with_rows,
     works_here,
 )
 
@@ -63,6 +64,7 @@ def _attention(
     output, log_sums = _empty_result(query, numbers)
     output.zero_()
     log_sums.zero_()
+    query, key, value = map(with_rows, (query, key, value))
     for document in documents_of(numbers):
         own, shared_key, shared_value = (_tokens(heads, document) for heads in (query, key, value))
         mask = _window_mask(document, window, causal, query)
@@ -107,7 +109,7 @@ def _attention_backward(
         if _is_own(document, query, window):
             continue
         mask = _window_mask(document, window, causal, query)
-        pieces = [_tokens(each, document) for each in (grad_output, *heads, output, log_sums)]
+        pieces = [_tokens(with_rows(each), document) for each in (grad_output, *heads, output, log_sums)]
         pieces[2:4] = (repeat_heads(each, pieces[1]) for each in pieces[2:4])
         computed = _BACKWARD(*pieces, 0.0, causal and mask is None, attn_mask=mask, scale=scale)
         for grad, piece in zip(grads, computed, strict=True):

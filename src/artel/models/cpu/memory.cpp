@@ -32,19 +32,15 @@ class Range {
   // Give back what is free, and keep on.
   void trim_all() {
     std::lock_guard<std::mutex> guard(mutex_);
-    for (auto [start, size] : by_start_) trim(start, size);
+    trim_spans();
   }
 
-  // Keep no more, and give back what is free: the addresses too, where no tensor is left.
+  // Keep no more, and give back what is free: with the last tensor the addresses too.
   void let_go() {
-    trim_all();
     std::lock_guard<std::mutex> guard(mutex_);
+    trim_spans();
     keeps_ = false;
-    if (!first_ || !taken_.empty()) return;
-    munmap(reinterpret_cast<void*>(first_.load()), last_ - first_);
-    by_start_.clear();
-    by_size_.clear();
-    first_ = last_ = 0;
+    if (taken_.empty()) unmap();
   }
 
   // Null where no span is large enough, or none is kept.
@@ -64,10 +60,14 @@ class Range {
     return first_ <= start && start < last_;
   }
 
-  void give(void* place) {
+  // Whether the place was one of the range's.
+  bool give(void* place) {
     std::lock_guard<std::mutex> guard(mutex_);
     auto start = reinterpret_cast<uintptr_t>(place);
-    auto size = taken_.extract(start).mapped();
+    auto tensor = taken_.extract(start);
+    if (tensor.empty()) return false;
+    c10::profiledCPUMemoryReporter().Delete(place);  // before another tensor may lie there
+    auto size = tensor.mapped();
     auto next = by_start_.lower_bound(start);
     if (next != by_start_.begin()) {
       auto [before, length] = *std::prev(next);
@@ -84,6 +84,8 @@ class Range {
     }
     add(start, size);
     if (!keeps_) trim(start, size);
+    if (!keeps_ && taken_.empty()) unmap();
+    return true;
   }
 
   std::mutex mutex_;
@@ -97,6 +99,17 @@ class Range {
     last_ = first_ + size;
     add(first_, size);
     return true;
+  }
+
+  void unmap() {
+    if (first_) munmap(reinterpret_cast<void*>(first_.load()), last_ - first_);
+    by_start_.clear();
+    by_size_.clear();
+    first_ = last_ = 0;
+  }
+
+  void trim_spans() {
+    for (auto [start, size] : by_start_) trim(start, size);
   }
 
   static void trim(uintptr_t start, size_t size) {
@@ -128,9 +141,7 @@ Range& range() {
 }
 
 void release(void* place) {
-  if (!range().holds(place)) return c10::GetDefaultCPUAllocator()->raw_deleter()(place);
-  c10::profiledCPUMemoryReporter().Delete(place);
-  range().give(place);
+  if (!range().holds(place) || !range().give(place)) c10::GetDefaultCPUAllocator()->raw_deleter()(place);
 }
 
 class Keeping final : public c10::Allocator {

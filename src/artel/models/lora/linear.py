@@ -19,9 +19,9 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
+from artel.models.device import autocast_is_on
 from artel.models.half_base import HalfLinear
-
-_ROUNDED = "_artel_rounded"
+from artel.models.rounded_inputs import rounded
 
 
 def use_one_function(model: nn.Module) -> None:
@@ -39,16 +39,16 @@ class LoraLinear(Linear):
 
     def forward(self, x: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
         adapter = None if arguments or options else self._plain_adapter()
-        in_autocast = torch.is_autocast_enabled(x.device.type)
+        autocast = autocast_is_on(x.device.type)
         # Without autocast peft computes an adapter in the adapter's own dtype.
-        if adapter is None or not (in_autocast or x.dtype == self.lora_A[adapter].weight.dtype):
+        if adapter is None or not (autocast or x.dtype == self.lora_A[adapter].weight.dtype):
             other: torch.Tensor = super().forward(x, *arguments, **options)
             return other
         base = self.base_layer
-        dtype = torch.get_autocast_dtype(x.device.type) if in_autocast else x.dtype
+        dtype = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
         narrow, wide = self.lora_A[adapter].weight, self.lora_B[adapter].weight
         outputs: torch.Tensor = _Outputs.apply(
-            x, _rounded(x, dtype), base.weight, base.bias, narrow, wide, self.scaling[adapter]
+            x, rounded(x, dtype), base.weight, base.bias, narrow, wide, self.scaling[adapter]
         )
         return outputs
 
@@ -73,19 +73,6 @@ class LoraLinear(Linear):
             and not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
         )
         return name if is_plain else None
-
-
-def _rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`x` in `dtype`, without gradient: one tensor for all layers that get the same `x`, kept as long as it is."""
-    if x.dtype == dtype:
-        return x.detach()
-    if x.is_inference():
-        return x.to(dtype)
-    version, rounded = getattr(x, _ROUNDED, (None, None))
-    if rounded is None or version != x._version or rounded.dtype != dtype:
-        rounded = x.detach().to(dtype)
-        setattr(x, _ROUNDED, (x._version, rounded))
-    return rounded
 
 
 class _Outputs(torch.autograd.Function):
