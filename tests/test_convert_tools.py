@@ -185,7 +185,7 @@ def test_what_becomes_of_llama_factorys_lora(data_sets):
             {"path": HUB.format("OWNER/questions", "ru/train"), "format": "chat", "converter": "alpaca",
              "rows": "[:1000]", "mapping": {"instruction": "question", "input": "context", "output": "answer"}},
         ],
-        "validation": 0.1, "block": 2048, "dedup": {"exact": False},
+        "validation": 0.1, "block": 2048, "packing": "concatenate", "dedup": {"exact": False},
     }  # fmt: skip
     assert result.run["model"] == {
         "from": "OWNER/base-4b", "quantize": "nf4",

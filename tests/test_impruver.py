@@ -105,7 +105,7 @@ def test_what_becomes_of_a_pretrained_model():
                 {"path": HUB.format("own", "default/train"), "format": "chat",
                  "converter": "my.converters:rows_to_messages"},
             ],
-            "validation": 0.05, "block": 1500,
+            "packing": "concatenate", "validation": 0.05, "block": 1500,
         },
         "tokenizer": {"from": "OWNER/tokenizer"},
         "model": {
@@ -140,7 +140,7 @@ def test_what_becomes_of_a_model_from_scratch():
                                        "max_position_embeddings": 128}}  # fmt: skip
     assert run["chat"] == {"train_on": "all", "template": "chatml"}
     assert run["data"] == {"sources": [{"path": "train.json", "format": "chat", "converter": "messages"}],
-                           "validation": 0.05}  # fmt: skip
+                           "packing": "concatenate", "validation": 0.05}  # fmt: skip
     assert run["train"] == {
         "precision": "fp16", "batch": 8, "micro_batch": 8, "steps": 100, "learning_rate": 5e-5, "weight_decay": 0,
         "betas": [0.9, 0.999], "clip": None, "optimizer": "adamw", "schedule": "constant", "warmup": 0,
@@ -190,7 +190,8 @@ def test_composed_files_without_data_sets(tmp_path):
         file.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
     text = f"train_path: {train}\nval_path: {validation}\nmodel: {{name: m}}\ntrainer: {{}}\n"
     run, _ = converted(text)
-    assert run["data"] == {"sources": [{"path": str(train), "format": "chat"}], "validation": str(validation)}
+    assert run["data"] == {"sources": [{"path": str(train), "format": "chat"}], "packing": "concatenate",
+                           "validation": str(validation)}  # fmt: skip
     train.write_text('{"input_ids": [1, 2], "labels": [1, 2], "attention_mask": [1, 1]}\n')
     with pytest.raises(InputError, match=r"old\.yaml:1: train_path: .* holds token ids and no texts\n.*datasets"):
         converted(text)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -114,15 +114,25 @@ def _keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
 
     from artel.config.suggest import section_type
 
+    schemas = section.model_json_schema()["properties"]
     for name, field in section.model_fields.items():
         key = f"{prefix}{field.alias or name}"
         inner = section_type(field.annotation)
         if inner is None:
             default = "" if field.default is PydanticUndefined else f" = {_shown(field.default)}"
-            yield key, f"{key}{default}\n    {field.description}"
+            yield key, f"{key}{default}\n    {field.description}{_names(schemas[field.alias or name])}"
         else:
             yield key, f"{key}:\n    {field.description}"
             yield from _keys(inner, f"{key}.0." if "list" in str(field.annotation) else f"{key}.")
+
+
+def _names(schema: dict[str, Any]) -> str:
+    """A line with the names that a key takes, by its JSON schema; nothing where it takes other values."""
+    for kind in (schema, *schema.get("anyOf", ())):
+        if names := kind.get("enum") or kind.get("items", {}).get("enum"):
+            which = "Any of" if isinstance(schema.get("default"), list) else "One of"
+            return f"\n    {which}: {', '.join(map(str, names))}."
+    return ""
 
 
 def _shown(value: object) -> str:

@@ -126,7 +126,7 @@ def _carry_packing(old: YamlKeys, objective: str) -> None:
         elif packs is False:
             old.put("data.packing", "concatenate", "sample_packing")
             old.leave("sample_packing", "artel joins texts and cuts them every data.block tokens, where axolotl pads")
-    elif OBJECTIVES[objective].packs_samples and packs is not None:
+    elif OBJECTIVES[objective].packs_samples:  # artel's own default may pack them
         old.put("data.packing", "best_fit" if packs is True else "concatenate", "sample_packing")
     elif packs is True:
         old.leave(

@@ -55,6 +55,7 @@ def convert_impruver(text: str, place: str) -> Converted:
     old.put("objective", "chat")
     old.carry("output_dir", "run", a_text)
     _carry_sources(old)
+    old.put("data.packing", "concatenate")  # a row is a conversation; artel's own default may pack them
     carry_tokenizer(old)
     carry_model(old)
     carry_quantization(old)

@@ -122,9 +122,8 @@ def _carry_packing(old: YamlKeys, objective: str) -> None:
         old.decided("data.packing", "packing")
         old.put("data.packing", "concatenate")  # which LLaMA-Factory does of itself in this stage
         return
-    if OBJECTIVES[objective].packs_samples:
-        if packs is not None or neat is not None:
-            old.put("data.packing", "best_fit" if packs or neat else "concatenate", "packing", "neat_packing")
+    if OBJECTIVES[objective].packs_samples:  # artel's own default may pack them
+        old.put("data.packing", "best_fit" if packs or neat else "concatenate", "packing", "neat_packing")
         return
     for key, is_on in (("packing", packs), ("neat_packing", neat)):
         if is_on:

@@ -236,7 +236,7 @@ def _carry_packing(old: YamlKeys, places: list[str], objective: str) -> None:
             if packed is False:
                 old.leave(f"{at}.packed", "artel joins texts and cuts them every data.block tokens")
             old.decided("data.packing", f"{at}.split_across_pack")
-        elif OBJECTIVES[objective].packs_samples and packed is not None:
+        elif OBJECTIVES[objective].packs_samples:  # artel's own default may pack them
             old.put("data.packing", "best_fit" if packed else "concatenate", f"{at}.packed")
         elif packed:
             old.leave(
