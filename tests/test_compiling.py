@@ -20,7 +20,7 @@ from support.waiting import LIMIT, wait_until
 CPU = torch.device("cpu")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 def test_a_compiled_run_ends_as_one_that_is_not(tmp_path):
     ended = {}
@@ -34,7 +34,7 @@ def test_a_compiled_run_ends_as_one_that_is_not(tmp_path):
     assert ended["on"] == pytest.approx(ended["off"], rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 def test_with_the_layers_the_loss_is_one_loop(monkeypatch):
     """And it is not where they could not be."""

@@ -298,7 +298,7 @@ def test_the_python_of_the_page_prints_what_the_command_finds(page, trained, cap
     assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == [each.label for each in found]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_commands_show_names(trained):
     text = "Anna Berg lives in New York."
     (prompt,) = [json.loads(command("generate", trained, "--prompt", text, "--json").stdout)]

@@ -107,7 +107,6 @@ def test_collectives_wait_as_long_as_they_are_told(alone):
     assert alone[1]["waits"] == 0, alone[2]
 
 
-@pytest.mark.ci
 @pytest.mark.processes
 def test_a_run_of_which_one_process_hangs_is_started_again(tmp_path, undisturbed):
     run = write_run(tmp_path / "run.yaml", **RUN)

@@ -12,7 +12,6 @@ from hostile.judging import judge_all, short_form
 
 
 @pytest.mark.processes
-@pytest.mark.ci
 def test_a_few_of_each_family():
     verdicts = judge_all(short_form(19477), 2, patience=300, seconds=300)
     assert {verdict.family for verdict in verdicts} == set(FAMILIES)

@@ -7,7 +7,7 @@ import pytest
 
 from support.runs import TINY, artel, losses
 
-pytestmark = [pytest.mark.processes, pytest.mark.ci]
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
@@ -28,6 +28,7 @@ def in_folder(folder, *arguments):
     return done
 
 
+@pytest.mark.ci
 def test_processes_train_in_a_relative_run_folder_and_leave_nothing_else(empty_folder):
     """`run` is left out: runs/NAME. Its slashes were once part of the name of a file of torch's."""
     (empty_folder / "own.yaml").write_text(json.dumps(TINY))

@@ -206,7 +206,6 @@ def test_two_launchers_meet_and_start_again_what_was_killed(tmp_path, reference)
     assert largest_difference(reference, losses(tmp_path / "run")) < 1e-5
 
 
-@pytest.mark.ci
 @pytest.mark.processes
 def test_a_launcher_that_is_warned_or_killed_leaves_a_saved_run_and_no_process(tmp_path):
     run = write_run(tmp_path / "run.yaml", train={"steps": 100_000}, checkpoint={"every": "never"})

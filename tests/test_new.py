@@ -89,8 +89,14 @@ def written(given: Given) -> RunConfig:
     return load_run("run.yaml")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", [name for name in OBJECTIVES.names if OBJECTIVES[name].is_offered])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("causal", "masked", "chat") else pytest.mark.long)
+        for name in OBJECTIVES.names
+        if OBJECTIVES[name].is_offered
+    ],
+)
 @pytest.mark.parametrize("start", ["scratch", "pretrained"])
 def test_the_file_of_every_answer_passes_check_and_plan(texts, pretrained, objective, start):
     verb = VERBS[objective]

@@ -48,7 +48,8 @@ def text_of(output) -> str:
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "notebook",
-    [pytest.param(file, marks=[pytest.mark.ci] if file.stem == "roberta" else [], id=file.stem) for file in NOTEBOOKS],
+    NOTEBOOKS,
+    ids=lambda file: file.stem,
 )
 def test_a_notebook_runs(notebook, tmp_path, monkeypatch, one_core):
     from nbmake.nb_run import NotebookRun

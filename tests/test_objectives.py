@@ -18,7 +18,6 @@ from support.runs import DEEPSPEED, artel, kill, largest_difference, losses, sta
 CASES = WORKERS / "train_cases.py"
 
 
-@pytest.mark.ci
 @pytest.mark.processes
 def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
     """Global batch 16 on 1 and 2 processes, accumulation 1 and 4, samples of unequal length: 1e-5 relative.

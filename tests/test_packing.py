@@ -131,7 +131,6 @@ def test_joined_blocks_say_where_their_documents_are(tmp_path):
             assert may_be_predicted(sample.flags).all()
 
 
-@pytest.mark.ci
 @pytest.mark.processes
 def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
     """Packed blocks, causal, masked and of conversations, on 1 and 2 processes, accumulation 1 and 4: 1e-5 relative."""

@@ -273,7 +273,6 @@ def check(result):
         assert sorted({name for rank in result for name in rank[case]["seen"]}) == result[0][case]["all"], case
 
 
-@pytest.mark.ci
 @pytest.mark.processes
 def test_two_processes_find_what_one_finds():
     """In every order: loss, gradients by name, norm, judgement; with tied embeddings, which stay equal."""

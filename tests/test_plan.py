@@ -106,15 +106,18 @@ def test_a_plan_of_preferences_knows_which_prompts_are_shared(tmp_path):
     assert [sum(peak.values()) for peak in peaks(trace)] == pytest.approx(expected, rel=5e-3)
 
 
-@pytest.mark.slow
+NINE = {"num_hidden_layers": 9}
+SHARDS = (4, {"data": "fsdp"})
+
+
 @pytest.mark.parametrize(
     ("config", "how", "layout"),
     [
-        (GPT2 | {"n_layer": 9}, "none", (1, {})),
-        (GPT2 | {"n_layer": 9}, "full", (1, {})),
-        (MOE | {"num_hidden_layers": 9}, "none", (1, {})),
-        (LLAMA | {"num_hidden_layers": 9, "hidden_size": 256}, "full", (4, {"data": "fsdp"})),
-        (MOE | {"num_hidden_layers": 9, "moe_intermediate_size": 256}, "none", (4, {"data": "fsdp"})),
+        pytest.param(GPT2 | {"n_layer": 9}, "none", (1, {}), marks=pytest.mark.slow),
+        pytest.param(GPT2 | {"n_layer": 9}, "full", (1, {}), marks=pytest.mark.slow),
+        pytest.param(MOE | NINE, "none", (1, {}), marks=pytest.mark.long),
+        pytest.param(LLAMA | NINE | {"hidden_size": 256}, "full", SHARDS, marks=pytest.mark.long),
+        pytest.param(MOE | NINE | {"moe_intermediate_size": 256}, "none", SHARDS, marks=pytest.mark.long),
     ],
     ids=["gpt2", "gpt2 recomputed", "experts", "shards recomputed", "experts in shards"],
 )

@@ -173,7 +173,7 @@ def test_of_two_processes_the_first_writes_and_names_what_they_say(tmp_path):
     assert all(kinds[kind] > 0 for kind in TRAINING), kinds
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_layers_are_told_by_what_they_call(tmp_path):
     changes = {"train": {"steps": 9, "compile": "on"}, "model": {"config": {"n_layer": 1}}}
     file = write_run(tmp_path / "run.yaml", **changes, validate={"every": "never"})

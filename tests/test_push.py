@@ -78,7 +78,6 @@ def compared(hub: Hub, *models) -> str:
     return done.stdout
 
 
-@pytest.mark.ci
 def test_what_comes_back_gives_the_same_logits_bit_for_bit(runs, hub):
     """A whole model in parts, an adapter over it, and the model of an earlier step on a branch."""
     pushed = json.loads(push(hub, runs / "base", "tiny", "--license", "apache-2.0", "--json").stdout)

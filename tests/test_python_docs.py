@@ -50,9 +50,10 @@ def test_each_page_with_python_is_run():
         assert blocks(page) == blocks(original)
 
 
-@pytest.mark.ci
 @pytest.mark.processes
-@pytest.mark.parametrize("page", RUN_HERE)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.ci] if page == "README.md" else []) for page in RUN_HERE]
+)
 def test_the_blocks_of_a_page_are_one_program(page, tmp_path):
     novel()(tmp_path)
     write_run(tmp_path / "run.yaml", run="runs/tiny")

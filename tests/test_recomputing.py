@@ -199,7 +199,6 @@ def test_inside_of_compiled_layers_each_mode_keeps_what_it_says(config):
     assert result["none"][2] > result["selective"][2] > result["full"][2]
 
 
-@pytest.mark.ci
 @pytest.mark.processes
 def test_compiled_as_in_training():
     """It starts a compiler; without one, the tests before this one prove the same."""

@@ -422,7 +422,7 @@ def test_what_cannot_be_is_refused_before_the_first_step(tmp_path, changes, mess
         artel.train(run, changes, tell=lambda _: None)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pairs_stand_in_any_table(tmp_path):
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from pyarrow import parquet

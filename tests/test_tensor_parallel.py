@@ -291,7 +291,6 @@ def agree(results):
         assert not wrong, f"rank {rank}: {wrong}"
 
 
-@pytest.mark.ci
 @pytest.mark.processes
 def test_two_processes_compute_what_one_does():
     agree(run_ranks(2, __file__, "on_two"))

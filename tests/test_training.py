@@ -102,7 +102,6 @@ def test_stopped_and_resumed_on_another_number_of_processes(tmp_path):
     assert largest_difference(losses(whole.with_suffix("")), losses(folder)) < 1e-5
 
 
-@pytest.mark.ci
 @pytest.mark.processes
 def test_two_hosts_meet_by_address_and_port(tmp_path):
     """One process on each of two "hosts" (here on loopback), the second by MASTER_ADDR and MASTER_PORT."""
