@@ -188,13 +188,14 @@ def test_a_jump_of_the_heap_is_not_multiplied_by_the_layers():
 
 @pytest.mark.slow
 def test_what_gloo_copies_of_shards_is_counted_on_a_cpu():
-    """The largest unit are embeddings and head: its gradients are copied, and a thread of gloo receives its weights."""
+    """The largest unit are embeddings and head: its gradients are copied, and its weights, which a thread receives."""
     trace = traced(LLAMA, 2, {"data": "fsdp"})
     pairs = pairwise(trace.live.events)
     copies = [one[0].size for one, other in pairs if one[1] and not other[1] and one[0] is other[0]]
     parameters = planned(LLAMA)[2].build("fp32").named_parameters()
     unit = sum(parameter.nbytes for name, parameter in parameters if "layers" not in name)
-    assert max(copies) == trace.live.gathered == unit
+    assert max(copies) == unit
+    assert copies.count(unit) >= 2
 
 
 @pytest.mark.slow

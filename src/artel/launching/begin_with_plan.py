@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from artel.preparing import Prepared
 
 _ERROR = 0.15
-"""No plan in benchmarks/plan.md is more than 13 % too high: what exceeds the memory by less may still fit."""
+"""No plan in benchmarks/plan.md is more than 10 % too high: what exceeds the memory by less may still fit."""
 _SHORT_FLOPS, _SHORT_SECONDS = 1e13, 60.0
 """A run that is over about as soon as it is planned: a minute of a laptop."""
 _SECONDS = 300

@@ -14,16 +14,11 @@ import torch
 _C10D, _FUNCTIONAL = torch.ops.c10d, torch.ops._c10d_functional
 
 
-def scattered_bytes(func: Any, args: Any) -> int:
-    """Of the copy that the caller makes, where an operator is a reduce-scatter; else 0."""
+def copied_bytes(func: Any, args: Any, result: Any) -> int:
+    """Of the copy that the caller makes for a reduce-scatter, or that a thread of gloo receives in an all-gather."""
     if func is _C10D._reduce_scatter_base_.default:
         return _bytes(args[1])
-    return _bytes(args[0]) if func is _FUNCTIONAL.reduce_scatter_tensor.default else 0
-
-
-def gathered_bytes(func: Any, args: Any, result: Any) -> int:
-    """Of what a thread of gloo receives, where an operator is an all-gather; else 0."""
-    if func is _C10D._allgather_base_.default:
+    if func is _FUNCTIONAL.reduce_scatter_tensor.default or func is _C10D._allgather_base_.default:
         return _bytes(args[0])
     return _bytes(result) if func is _FUNCTIONAL.all_gather_into_tensor.default else 0
 

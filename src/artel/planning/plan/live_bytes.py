@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
-from artel.planning.plan.gloo_copies import gathered_bytes, scattered_bytes
+from artel.planning.plan.gloo_copies import copied_bytes
 from artel.planning.plan.known_values import known_result, with_values
 
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer_state"
@@ -56,8 +56,6 @@ class LiveBytes(TorchDispatchMode):
         """`gloo`: what gloo would copy is recorded too."""
         super().__init__()
         self._gloo = gloo
-        self.gathered = 0
-        """Bytes of the largest tensor that a thread of gloo would receive."""
         self.events: list[tuple[Storage, bool]] = []
         """Each storage as it comes (True) and as it goes (False)."""
         self._live: dict[int, tuple[Storage, weakref.ref[Any]]] = {}
@@ -87,8 +85,7 @@ class LiveBytes(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor):
                 self._add(tensor.untyped_storage(), _kind_of_caller())
         if self._gloo:
-            self.gathered = max(self.gathered, gathered_bytes(func, args, result))
-            copy = Storage(scattered_bytes(func, args), COMMUNICATION)
+            copy = Storage(copied_bytes(func, args, result), COMMUNICATION)
             self.events += [(copy, True), (copy, False)] if copy.size else []
         return result
 

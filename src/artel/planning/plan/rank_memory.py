@@ -26,8 +26,6 @@ FRAMEWORK, CHECKPOINT, ALLOCATOR = "framework", "checkpoint_copy", "allocator"
 ROUNDS_IN_SHARDS = 3
 """While a layer computes, the next is gathered and the gradients of the one before travel: only from three layers on is
 the fullest moment of a longer model the same."""
-_REPLAYED = 3 * 2**30
-"""Bytes with which the heap is tried; tensors of a larger step are made smaller in proportion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,27 +153,22 @@ def _extended(
 
 
 def _heap_bytes(trace: Trace, shards: bool) -> int:
-    """Pages that glibc's allocator takes for the tensors of the steps, where they are on a CPU.
+    """Pages that a process takes for the tensors of the steps, where they are on a CPU.
 
     With `shards` also for their checkpoint: safetensors puts the bytes of all of a rank's shards together, in a vector
-    in Rust, which has pages of its own, and then in Python, in the heap. And what the threads of gloo keep.
+    in Rust and then in Python, which have pages of their own: two copies, one of them for milliseconds alone.
     """
     numbers: dict[int, int] = {}
-    scale = max(1.0, _total(bytes_by_kind(trace.live.events)) / _REPLAYED)
     lines = []
     for storage, comes in trace.live.events[trace.begin :]:
         if comes:
             numbers[id(storage)] = len(numbers) + 1
-            lines.append(f"{numbers[id(storage)]} {round(storage.size / scale)}")
+            lines.append(f"{numbers[id(storage)]} {storage.size}")
         elif id(storage) in numbers:
             lines.append(f"-{numbers[id(storage)]} 0")
-    apart = min(untraced.GATHERED * trace.live.gathered, untraced.GLOO_ARENAS)
-    if shards:
-        lines.append(f"{len(numbers) + 1} {round(trace.kept_bytes / scale)}")
-        apart += trace.kept_bytes
     command = [sys.executable, str(Path(cpu_heap.__file__))]
     done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=True)
-    return round(int(done.stdout) * scale) + apart
+    return int(done.stdout) + trace.kept_bytes * shards
 
 
 def copies_checkpoints(run: RunConfig) -> bool:

@@ -15,11 +15,6 @@ CPU_KERNELS = 30 * MIB
 """oneDNN's code and scratch memory, threads' stacks: what a tiny model's steps add on a CPU."""
 GLOO = 12 * MIB
 """Buffers of gloo, of each process in a group of several."""
-GATHERED = 5
-"""Times the largest tensor that is gathered: what gloo's two threads keep in arenas of their own. Freed, a piece is too
-short for the same tensor once more: 60 all-gathers of 8 MB kept 40, six of 40 MB kept 120."""
-GLOO_ARENAS = 128 * MIB
-"""Of those two threads, at most: a heap of glibc's arenas is 64 MiB, and larger requests get pages of their own."""
 SHARDING = 35 * MIB
 """Of each process that shares a model: PyTorch's code for DTensor and fully_shard, which is imported then."""
 ADAPTERS = 50 * MIB
