@@ -107,6 +107,12 @@ def test_a_torn_file_is_gone_on_with(plain, generate):
     assert generate(*options, "out.jsonl")[0] == 0
     assert Path("out.jsonl").read_bytes().startswith(whole)
     assert results("out.jsonl")[12]["prompt"] == "one more"
+    # A line that is no result is torn only at the end: what follows one is not thrown away.
+    lines = Path("out.jsonl").read_bytes().splitlines(keepends=True)
+    Path("out.jsonl").write_bytes(b"".join([lines[0], b"\n", *lines[1:]]))
+    status, _, said = generate(*options, "out.jsonl")
+    assert (status, "out.jsonl:2: is no result" in said) == (2, True)
+    assert Path("out.jsonl").read_bytes().count(b"\n") == 14
 
 
 def test_other_prompts_settings_and_files_are_refused(plain, generate):
@@ -115,6 +121,12 @@ def test_other_prompts_settings_and_files_are_refused(plain, generate):
     assert generate(*options)[0] == 0
     status, _, said = generate(*options, "--temperature", 0)
     assert (status, "temperature 0.8 then, 0.0 now" in said) == (2, True)
+    beside = Path("out.jsonl.settings.json")
+    begun = json.loads(beside.read_text())
+    beside.write_text(json.dumps(begun | {"best_of": 4}))
+    status, _, said = generate(*options)
+    assert (status, "best_of 4 then, None now" in said) == (2, True)
+    beside.write_text(json.dumps(begun))
     Path("prompts.txt").write_text("the of\nand so\n")
     status, _, said = generate(*options)
     assert (status, "prompts.txt:2: is another prompt than the one that out.jsonl:2 answers" in said) == (2, True)

@@ -7,6 +7,8 @@ import re
 import pytest
 
 from artel.inference.serve.app import Limits
+from artel.inference.serve.errors import ApiError
+from artel.inference.serve.places import Places
 from support.chat_models import user
 from support.serving import QUESTION, answer, client_of, error_of, texts
 
@@ -24,6 +26,8 @@ from support.serving import QUESTION, answer, client_of, error_of, texts
         ({"messages": user("long " * 2000)}, (400, "messages", "context_length_exceeded")),
         ({"logit_bias": {"x": 1}}, (400, "logit_bias", None)),
         ({"logit_bias": {"1000000": 1}}, (400, "logit_bias", None)),
+        ({"logit_bias": {"1" * 5000: 1}}, (400, "logit_bias", None)),
+        ({"messages": user("".join(map(chr, range(0xE000, 0xF900))))}, (400, "messages", None)),
         ({"top_logprobs": 2}, (400, "top_logprobs", None)),
         (
             {
@@ -111,12 +115,17 @@ def test_a_body_has_a_largest_size(served):
 
 
 def test_who_comes_when_all_places_are_taken_is_told_to_come_again(served):
-    with client_of(served, limits=Limits(requests=1, queue=2)) as client:
-        assert len(texts(answer(client, n=3))) == 3
-        response = client.post("/v1/chat/completions", json=QUESTION | {"n": 4})
-        assert error_of(response)[2] == "server_busy"
+    places = Places(requests=1, queue=2)
+    for _ in range(2):
+        with places.take(3), pytest.raises(ApiError) as refused, places.take():
+            pass
+        response = refused.value.response()
+        assert (response.status_code, refused.value.code) == (429, "server_busy")
         assert int(response.headers["retry-after"]) > 0
-        assert len(texts(answer(client, n=3))) == 3  # and every place is free again
+        assert places.taken == 0
+    with client_of(served, limits=Limits(requests=1, queue=2)) as client:
+        for _ in range(2):
+            assert len(texts(answer(client, n=3))) == 3  # and every place is free again
 
 
 def test_an_answer_is_cut_off_after_its_time(served):
@@ -136,3 +145,15 @@ def test_figures_count_requests_and_tokens(served):
     assert 'artel_tokens_total{kind="answer"} 5.0' in text
     assert "artel_answers 0.0" in text
     assert "artel_first_token_seconds_count 1.0" in text
+
+
+def test_more_answers_than_places_is_no_reason_to_come_again(served):
+    client = client_of(served, limits=Limits(requests=1, queue=0))
+    response = client.post("/v1/chat/completions", json=QUESTION | {"n": 2})
+    assert (response.status_code, error_of(response)[1]) == (400, "n")
+
+
+def test_what_openais_client_has_in_an_answer_may_be_sent_back(client):
+    said = {"role": "assistant", "content": "hi", "refusal": None, "audio": None, "function_call": None,
+            "annotations": None, "tool_calls": None}  # fmt: skip
+    assert answer(client, messages=[*user("a"), said, *user("b")])

@@ -13,6 +13,9 @@ from artel.tokens import Tokenizer
 _BEFORE = 8
 """Tokens of the prompt that the first piece is decoded after: a space at the beginning of a text would be lost."""
 
+_PART = "\ufffd"
+"""What a part of a character is decoded to."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -39,17 +42,21 @@ class TextStream:
         written.
         """
         self._tokenizer: Any = tokenizer.hf.backend_tokenizer
-        self._stream = DecodeStream(ids=prompt[-_BEFORE:], skip_special_tokens=not special_tokens)
+        self._skips = not special_tokens
+        self._decode = partial(tokenizer.hf.decode, skip_special_tokens=self._skips, clean_up_tokenization_spaces=False)
+        before = prompt[-_BEFORE:]
+        if self._decode(before).endswith(_PART):  # after which DecodeStream would give out all of it
+            before = []
+        self._stream = DecodeStream(ids=before, skip_special_tokens=self._skips)
         self._stop = (*stop, stop_until) if stop and stop_until else stop
         self._stop_until = stop_until
         self._held = ""
         self._pending: list[int] = []  # tokens whose characters are not whole yet
-        self._decode = partial(tokenizer.hf.decode, skip_special_tokens=not special_tokens)
 
     def add(self, token: int) -> Piece:
         """The text that is certain with this token."""
         self._pending.append(token)
-        if text := self._stream.step(self._tokenizer, token):
+        if text := self._step(token):
             self._held += text
             self._pending = []
         end, stopped = up_to_stop(self._held, self._stop)
@@ -58,9 +65,17 @@ class TextStream:
         text, self._held = self._held[:end], self._held[end:]
         return Piece(text, stopped)
 
+    def _step(self, token: int) -> str | None:
+        try:
+            text: str | None = self._stream.step(self._tokenizer, token)
+        except Exception:  # of tokenizers ("Invalid prefix"), where bytes that are no text follow a byte that is
+            text = self._decode(self._pending)
+            self._stream = DecodeStream(ids=list(self._pending), skip_special_tokens=self._skips)
+        return text
+
     def rest(self) -> str:
         """What was held back, when nothing more comes; U+FFFD stands for a part of a character."""
-        return self._held + self._decode(self._pending, clean_up_tokenization_spaces=False)
+        return self._held + self._decode(self._pending)
 
 
 def up_to_stop(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:

@@ -75,7 +75,9 @@ def _check_settings(name: str, path: Path, beside: Path, settings: dict[str, Any
     if not isinstance(written, dict):
         written = {}
     other = [
-        f"{key} {written.get(key)} then, {value} now" for key, value in settings.items() if written.get(key) != value
+        f"{key} {written.get(key)} then, {settings.get(key)} now"
+        for key in {**written, **settings}
+        if written.get(key) != settings.get(key)
     ]
     if other:
         fix = "write the same again, or choose another --out"
@@ -83,12 +85,16 @@ def _check_settings(name: str, path: Path, beside: Path, settings: dict[str, Any
 
 
 def _take_up(name: str, path: Path, prompts: Sequence[Prompt]) -> int:
-    """The number of whole lines; what is torn behind them is cut off. Raises InputError for lines of other prompts."""
+    """The number of whole lines; what is torn behind them is cut off. Raises InputError for other lines."""
     end = done = 0
     with path.open("r+b") as file:
         for line in file:
             result = _parsed(line)
             if result is None:
+                if file.read(1):
+                    raise InputError.at(
+                        f"{name}:{done + 1}", "is no result, and results follow", "mend it or remove it"
+                    )
                 break
             where = prompts[done].place if done < len(prompts) else name
             if done >= len(prompts) or not _has(result, prompts[done].fields):

@@ -16,6 +16,9 @@ from artel.models.sampler import Sampler, SamplingOptions, Token
 from artel.models.text_stream import TextStream
 from artel.tokens.tokenizer.chat_template import TurnEnd
 
+_DIGITS = 10
+"""Fewer digits than this has an id of a token: int() refuses very long numbers."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -62,7 +65,7 @@ def options_of(body: SamplingBody, served: ServedModel, *, logprobs: int | None)
     """The sampling that a request asks for. Raises ApiError."""
     biases = {}
     for name, bias in (body.logit_bias or {}).items():
-        if not (name.isdecimal() and int(name) < served.opened.tokenizer.vocabulary):
+        if not (name.isdecimal() and len(name) < _DIGITS and int(name) < served.opened.tokenizer.vocabulary):
             raise ApiError(400, f"{name[:50]!r} is no id of a token", "logit_bias")
         biases[int(name)] = bias
     given = {

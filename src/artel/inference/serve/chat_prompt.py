@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from artel import text
 from artel.errors import InputError
 from artel.inference.serve.errors import ApiError
@@ -32,6 +34,12 @@ def chat_ids(served: ServedModel, body: ChatRequest) -> list[int]:
         style.fields(message) | ({"reasoning_content": message.thought} if message.thought else {})
         for message in messages
     ]
+    try:
+        json.dumps([fields, tools], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ApiError(400, "half a character (\\ud800 to \\udfff) is no text", "messages") from None
+    except RecursionError:
+        pass  # said below
     try:
         return prompt_ids(served.opened.tokenizer, served.template, fields, tools or None)
     except (TemplateRefuses, InputError) as refusal:

@@ -307,7 +307,7 @@ class ChatCompletions(Answering):
 
     def _logprob(self, token: int, logprob: float | None) -> dict[str, Any]:
         text = self._served.token_text(token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        return {"token": text, "logprob": logprob, "bytes": list(self._served.token_bytes(token))}
 
 
 def _answer_schema(body: ChatRequest) -> dict[str, Any] | None:
@@ -327,8 +327,8 @@ def _prompts(prompt: Any) -> Iterator[str | list[int]]:
 
 
 async def _merged(streams: list[AsyncGenerator[dict[str, Any], None]]) -> AsyncGenerator[dict[str, Any], None]:
-    """What comes from several, as it comes. Raises ApiError of the first that fails."""
-    items: asyncio.Queue[dict[str, Any] | ApiError | None] = asyncio.Queue()
+    """What comes from several, as it comes. Raises the error of the first that fails."""
+    items: asyncio.Queue[dict[str, Any] | Exception | None] = asyncio.Queue()
 
     async def feed(stream: Any) -> None:
         try:
@@ -336,7 +336,7 @@ async def _merged(streams: list[AsyncGenerator[dict[str, Any], None]]) -> AsyncG
                 async for item in stream:
                     items.put_nowait(item)
             items.put_nowait(None)
-        except ApiError as error:
+        except Exception as error:  # whatever it is, the reader must not wait for ever
             items.put_nowait(error)
 
     tasks = [asyncio.create_task(feed(stream)) for stream in streams]
@@ -344,7 +344,7 @@ async def _merged(streams: list[AsyncGenerator[dict[str, Any], None]]) -> AsyncG
         left = len(tasks)
         while left:
             item = await items.get()
-            if isinstance(item, ApiError):
+            if isinstance(item, Exception):
                 raise item
             if item is None:
                 left -= 1

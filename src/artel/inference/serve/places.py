@@ -19,6 +19,8 @@ class Places:
     @contextmanager
     def take(self, count: int = 1) -> Iterator[None]:
         """Within the block `count` places are taken. Raises ApiError where there are not as many."""
+        if count > self._most:
+            raise ApiError(400, f"{count} answers are asked for, and the server takes {self._most} at most", "n")
         if self.taken + count > self._most:
             raise ApiError(429, f"{self.taken} answers are being written or wait; try again", code="server_busy")
         self.taken += count

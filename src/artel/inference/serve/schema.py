@@ -88,6 +88,10 @@ class Message(Body):
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning_content: Text | None = None
+    # What OpenAI's client has in each answer, and people send back.
+    audio: None = None
+    function_call: None = None
+    annotations: list[Any] | None = None
 
 
 class Function(Body):

@@ -20,6 +20,7 @@ from artel.inference.open import OpenedModel
 from artel.inference.serve.grammar import Grammars
 from artel.models.generate import end_ids
 from artel.models.loading.structure import position_limit
+from artel.tokens.tokenizer.byte_letters import bytes_of_piece
 from artel.tokens.tokenizer.chat_template import TurnEnd
 from artel.tokens.tokenizer.template_calls import CallForm, call_form
 from artel.tokens.tokenizer.template_tools import tool_style
@@ -156,6 +157,14 @@ class ServedModel:
     def token_text(self, token: int) -> str:
         """A token as text of its own; U+FFFD stands for a part of a character."""
         return self.opened.tokenizer.decode([token])
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of a token, of which several may make one character."""
+        text = self.token_text(token)
+        if "\ufffd" not in text:
+            return text.encode()
+        piece: str = self.opened.tokenizer.hf.convert_ids_to_tokens(token)
+        return bytes_of_piece(piece) or text.encode()
 
     async def work(self, task: Callable[[], Result]) -> Result:
         """Run what takes a while, one after another, beside the event loop."""

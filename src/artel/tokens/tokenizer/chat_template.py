@@ -176,7 +176,9 @@ def prompt_ids(
     written = {content for content in added_tokens(tokenizer) if content in template}
     # A mark that occurs nowhere else: a private-use character, of which fonts and icons use a few.
     taken = {*template, *json.dumps([messages, tools], ensure_ascii=False)}
-    mark = next(chr(code) for code in range(0xE000, 0xF900) if chr(code) not in taken)
+    mark = next((chr(code) for code in range(0xE000, 0xF900) if chr(code) not in taken), None)
+    if mark is None:
+        raise TemplateRefuses("the messages have every private-use character of Unicode (U+E000 to U+F8FF)")
 
     def protected(value: Any, tokens: set[str]) -> Any:
         if isinstance(value, str):
@@ -280,12 +282,12 @@ def _broken(text: str, tokens: set[str], mark: str) -> str:
     """`text` with a mark after the first character of each token in it. Tokens of one character stay."""
     breakable = sorted((token for token in tokens if len(token) > 1), key=len, reverse=True)
     pattern = re.compile("|".join(map(re.escape, breakable)))
-    # Search again each time: a token may begin inside another one and remain when that one is broken.
-    at = 0
+    # Search again from within: a token may begin inside another one and remain when that one is broken.
+    pieces, at = [], 0
     while breakable and (match := pattern.search(text, at)):
+        pieces.append(text[at : match.start() + 1])
         at = match.start() + 1
-        text = text[:at] + mark + text[at:]
-    return text
+    return mark.join([*pieces, text[at:]])
 
 
 _ASKED, _ANSWERED, _NEXT = "\ue000", "\ue001", "\ue002"

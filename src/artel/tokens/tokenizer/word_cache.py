@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import regex
 
+from artel.tokens.tokenizer.byte_letters import letters_of_bytes
+
 # The pattern of tokenizers' ByteLevel, from GPT-2 (github.com/openai/gpt-2, src/encoder.py).
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # The words of longer texts are not all in memory at once.
@@ -115,15 +117,7 @@ def _pattern(state: dict[str, Any]) -> Any:
 
 def _as_letters(word: str) -> str:
     """The bytes of a word as the letters of byte-level tokenizers."""
-    return word.encode().decode("latin-1").translate(_letters())
-
-
-@cache
-def _letters() -> dict[int, int]:
-    """The letter of each byte: itself where it is printable, else one from 256 on (GPT-2's bytes_to_unicode)."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = (byte for byte in range(256) if byte not in printable)
-    return {byte: 256 + place for place, byte in enumerate(others)}
+    return word.encode().decode("latin-1").translate(letters_of_bytes())
 
 
 def _is_doubtful(text: str) -> bool:

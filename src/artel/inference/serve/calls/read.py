@@ -68,7 +68,8 @@ class ToolCalls(CallUpdates):
 
     def _taken(self, text: str) -> str:
         for call in self._reader.calls[self.count : self._most]:
-            self.begin(call.name, json.dumps(call.arguments, ensure_ascii=False))
+            arguments = json.dumps(call.arguments, ensure_ascii=False)
+            self.begin(call.name, arguments.encode(errors="backslashreplace").decode())  # half a character is no text
         return text
 
 

@@ -46,7 +46,9 @@ def hold_calls(served: ServedModel, body: ChatRequest, answer: dict[str, Any] | 
     tools = tuple(tool for tool in tools if names is None or tool["function"]["name"] in names)
     if must_call and not tools:
         raise ApiError(400, "tools names none: there is nothing to call", "tool_choice")
-    if not (must_call or names or any(tool["function"].get("strict") for tool in tools)):
+    # An answer by a schema is held from its first token on: that a call may stand there, the grammar has to say.
+    chooses = answer is not None and bool(tools)
+    if not (must_call or names or chooses or any(tool["function"].get("strict") for tool in tools)):
         return None
     try:
         return _held(served, body, tools, must_call, answer)
@@ -56,7 +58,10 @@ def hold_calls(served: ServedModel, body: ChatRequest, answer: dict[str, Any] | 
         refusal = error
     if must_call or names:
         raise refusal
-    served.say_once(f"strict is not kept: {refusal}")
+    if any(tool["function"].get("strict") for tool in tools):
+        served.say_once(f"strict is not kept: {refusal}")
+    else:
+        served.say_once(f"with response_format no function is called: {refusal}")
     return None
 
 

@@ -1,0 +1,47 @@
+"""Text out of tokens: what is streamed is what the tokens are decoded to, also of bytes that are no text."""
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import ByteFallback, Fuse, Replace, Sequence
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+from artel.models.text_stream import TextStream
+from artel.tokens.tokenizer.byte_letters import bytes_of_piece, letters_of_bytes
+from artel.tokens.tokenizer.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """Of Llama 2's kind: words begin with U+2581, and what the vocabulary lacks is written in bytes."""
+    pieces = ["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"\u2581abcdefgh"]
+    backend = Backend(BPE({piece: number for number, piece in enumerate(pieces)}, [], byte_fallback=True))
+    backend.decoder = Sequence([Replace("\u2581", " "), ByteFallback(), Fuse()])
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>"), "here")
+
+
+def streamed(tokenizer, prompt, tokens):
+    stream = TextStream(tokenizer, prompt, ())
+    return "".join(stream.add(token).text for token in tokens) + stream.rest()
+
+
+def test_bytes_that_are_no_text_end_nothing(tokenizer):
+    """tokenizers' own stream raises where half a character and a letter follow a byte that was shown."""
+    newline, half, letter = 1 + 0x0A, 1 + 0xD0, 1 + 256 + 1
+    assert streamed(tokenizer, [], [letter, newline, half, letter]).replace("\ufffd", "") == "a\na"
+    for seed in range(300):
+        tokens = np.random.default_rng(seed).integers(1, tokenizer.vocabulary, 40).tolist()
+        assert streamed(tokenizer, [letter], [*tokens, letter]).endswith("a")
+
+
+def test_a_prompt_that_ends_within_a_character_is_not_shown_again(tokenizer):
+    letter = 1 + 256 + 1
+    assert streamed(tokenizer, [letter, letter, 1 + 0xE2], [letter + 1]) == "b"
+
+
+def test_bytes_of_pieces():
+    assert bytes_of_piece("<0xD0>") == b"\xd0"
+    letters = "".join(chr(letters_of_bytes()[byte]) for byte in " €".encode()[:2])
+    assert bytes_of_piece(letters) == " €".encode()[:2]
+    assert bytes_of_piece("\u2581a") is None
