@@ -1,6 +1,7 @@
 """The length of a run changed after it began: it goes on where that is the run of the new length, else is refused."""
 
 import json
+import math
 import shlex
 import shutil
 from types import SimpleNamespace
@@ -151,3 +152,11 @@ def test_the_best_of_another_figure_is_no_best(noted, figures, best):
     run = SimpleNamespace(config=config, progress=progress, step=5, finished=True)
     compare_with_best(run, 0.4, {"accuracy": 0.4}, higher_is_better=True, counts=True)
     assert (progress.best, progress.best_figure) == (best, "accuracy" if best == 0.4 else noted)
+
+
+def test_a_figure_that_is_not_a_number_is_never_the_best():
+    config = load_run("novel-small", Overrides.parse(["checkpoint.best=loss"]))
+    run = SimpleNamespace(config=config, progress=Progress(step=5), step=5, finished=False)
+    for value in (math.nan, 3.0, math.nan, 2.0):
+        compare_with_best(run, value, {"loss": value}, higher_is_better=False, counts=True)
+    assert (run.progress.best, run.progress.validations_since_best) == (2.0, 0)

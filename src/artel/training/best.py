@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from artel.training.run import Run
 
 
@@ -18,7 +20,8 @@ def compare_with_best(
     earlier = progress.best_validation.get(name) == progress.best  # of a checkpoint that does not say its figure
     if progress.best_figure != name and not (not progress.best_figure and earlier):
         progress.best = None  # the run was resumed with another one
-    if progress.best is None or (value > progress.best if higher_is_better else value < progress.best):
+    is_better = progress.best is None or (value > progress.best if higher_is_better else value < progress.best)
+    if is_better and not math.isnan(value):
         progress.best, progress.best_figure, progress.best_step = value, name, run.step
         progress.best_validation, progress.best_calibration = figures, progress.calibration
         progress.validations_since_best = 0

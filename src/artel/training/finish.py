@@ -16,6 +16,7 @@ from artel.models.loading.build import build_model
 from artel.models.loading.save import save_model
 from artel.storage import write_file
 from artel.training.checkpoint.format import Progress, checkpoint_path, full_weights, load_weights, read_progress
+from artel.training.optim.bf16_adamw import hold_in_bf16
 from artel.training.run import Run
 
 
@@ -44,10 +45,14 @@ def finish(run: Run) -> dict[str, Any]:
         "wall_seconds": progress.seconds,
         "peak_memory_gib": _peak_memory(run.world.device) / 2**30,
     }
+    is_frozen = any(not weight.requires_grad for weight in run.strategy.model.parameters())
+    (frozen,) = run.strategy.all_reduce_sum([float(is_frozen)])  # of a pipeline each rank knows its own stage
     if run.world.first:
         run.objective.calibrate(progress.calibration)
         # A rank that holds the full model has the final weights already; else they are read from the checkpoint.
-        weights = None if run.strategy.holds_full_model else _frozen_weights(run) | full_weights(saved)
+        weights = None
+        if not run.strategy.holds_full_model:
+            weights = (_frozen_weights(run) if frozen else {}) | full_weights(saved)
         save_model(
             run.strategy.model,
             run.tokenizer,
@@ -91,11 +96,13 @@ def _frozen_weights(run: Run) -> dict[str, torch.Tensor]:
     Adapters are saved without the weights beneath them, so nothing is built for them.
     """
     config = run.config
-    if config.model.lora is not None or all(weight.requires_grad for weight in run.strategy.model.parameters()):
+    if config.model.lora is not None:
         return {}
     request = run.objective.model_request(config.model, config.data.block, config.seed)
-    parameters = build_model(request, run.tokenizer).model.named_parameters()
-    return {name: parameter for name, parameter in parameters if not parameter.requires_grad}
+    model = build_model(request, run.tokenizer).model
+    if config.train.weights == "bf16":
+        hold_in_bf16(model)
+    return {name: parameter for name, parameter in model.named_parameters() if not parameter.requires_grad}
 
 
 def _peak_memory(device: torch.device) -> int:

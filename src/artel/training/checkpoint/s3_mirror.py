@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from artel.config import RunConfig
+from artel.config import RunConfig, load_run
 from artel.config.schema.run import CheckpointConfig
 from artel.errors import InputError, Problem
 from artel.storage import discard, finished_folders, pull_folder, push_folder, remove_remote_folder
 from artel.training.checkpoint.format import RUN_FILE, SUMS, checkpoint_path, fault_of, list_checkpoints, read_progress
 from artel.training.checkpoint.retention import is_for_good
-from artel.training.run_folder import check_same
+from artel.training.run_folder import check_same, differs_in_length
 
 
 def copy_checkpoints(folder: Path, config: CheckpointConfig) -> None:
@@ -68,7 +68,7 @@ def _fetch_best(
         return
     path = checkpoint_path(folder, step)
     if path.name in copies and not path.exists():
-        fault = _fetch(folder, path.name, config)
+        fault = _fetch(folder, path.name, config, any_length=True)
         if fault is not None:
             tell(f"{config.checkpoint.copy_to}/{path.name}, the best, {fault}: the run continues without it")
 
@@ -84,14 +84,19 @@ def _copies(address: str) -> list[str]:
     return [name for name in finished_folders(address, SUMS) if name.startswith("step-")]
 
 
-def _fetch(folder: Path, name: str, config: RunConfig) -> str | None:
-    """Bring a copy; what is wrong with it, and then it is not kept. Raises InputError where it is another run's."""
+def _fetch(folder: Path, name: str, config: RunConfig, *, any_length: bool = False) -> str | None:
+    """Bring a copy; what is wrong with it, and then it is not kept. Raises InputError where it is another run's.
+
+    With `any_length` it may be of the same run before `train.steps`, or what else says its length, changed.
+    """
     path = folder / name
     pull_folder(f"{config.checkpoint.copy_to}/{name}", path, commit=SUMS)
     fault = fault_of(path)
     if fault is not None:
         discard(path)
         return fault
+    if any_length and differs_in_length(load_run(str(path / RUN_FILE)), config):
+        return None
     try:
         check_same(path / RUN_FILE, config, "choose another place for copies (checkpoint.copy_to=…)")
     except InputError:

@@ -47,6 +47,9 @@ class LossScale:
         return {_SCALE: self.scale, _GOOD_STEPS: self._good_steps}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Take what `state` gave out of `state`, which may hold an optimizer's tensors beside."""
-        self.scale.copy_(state.pop(_SCALE))
-        self._good_steps.copy_(state.pop(_GOOD_STEPS))
+        """Take what `state` gave out of `state`, which may hold an optimizer's tensors beside.
+
+        A checkpoint that DeepSpeed wrote may have none: the scale is then that of the beginning.
+        """
+        self.scale.copy_(state.pop(_SCALE, torch.tensor(_START)))
+        self._good_steps.copy_(state.pop(_GOOD_STEPS, torch.tensor(0)))

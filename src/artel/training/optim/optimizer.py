@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from artel.config import TrainConfig
@@ -18,7 +19,7 @@ from artel.training.optim.bf16_adamw import RoundedAdamW
 from artel.training.optim.local_shards import LocalShard, trained_tensors
 from artel.training.optim.loss_scaler import LossScale
 from artel.training.optim.muon import iteration_dtype
-from artel.training.optim.parameter_groups import layer_shares, parameter_groups
+from artel.training.optim.parameter_groups import layer_shares, parameter_groups, weight_matrices
 from artel.training.optim.specs import Groups, OptimizerSpec
 
 
@@ -65,7 +66,8 @@ def plain_optimizer(model: PreTrainedModel, train: TrainConfig, seed: int) -> Ca
     Its groups go by the parameters as they are now, which may be on the meta device; it is made of what they are then.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = parameter_groups(trained, layer_shares(model, train.layer_decay), train.learning_rate, train.weight_decay)
+    shares, decaying = layer_shares(model, train.layer_decay), weight_matrices(model)
+    groups = parameter_groups(trained, shares, train.learning_rate, train.weight_decay, decaying)
     return partial(OPTIMIZERS[train.optimizer].build, groups, train, seed)
 
 
@@ -145,7 +147,9 @@ class Optimizer:
                 optimizer.grad_scale, optimizer.found_inf = divisor, found_inf  # type: ignore[attr-defined]
             elif divisor is not None:
                 gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-                torch._foreach_div_(gradients, divisor)
+                # Of this rank alone: those of matrices that are split and of those that are not are on other meshes.
+                pieces = [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
+                torch._foreach_div_(pieces, divisor)
             optimizer.step()
         self._clear_grads()
 
@@ -247,7 +251,9 @@ def _matrices(model: PreTrainedModel, spec: OptimizerSpec) -> set[torch.Tensor]:
     """The matrices of the layers, where the optimizer has steps of their own for them."""
     if spec.build_for_matrices is None:
         return set()
-    return {parameter for layer in repeated_layers(model) for parameter in layer.parameters() if parameter.ndim == 2}
+    matrices = weight_matrices(model)
+    of_layers = {parameter for layer in repeated_layers(model) for parameter in layer.parameters()}
+    return {parameter for parameter in of_layers & matrices if parameter.ndim == 2}
 
 
 def _optimizers(
@@ -259,10 +265,10 @@ def _optimizers(
     precision: str,
 ) -> list[torch.optim.Optimizer]:
     spec: OptimizerSpec = OPTIMIZERS[train.optimizer]
-    shares = layer_shares(model, train.layer_decay)
+    shares, decaying = layer_shares(model, train.layer_decay), weight_matrices(model)
 
     def groups(parameters: list[nn.Parameter], peak: float) -> Groups:
-        groups_of_model = parameter_groups(parameters, shares, peak, train.weight_decay)
+        groups_of_model = parameter_groups(parameters, shares, peak, train.weight_decay, decaying)
         return [{**group, "params": [stepped[parameter] for parameter in group["params"]]} for group in groups_of_model]
 
     of_layers = [parameter for parameter in stepped if parameter in matrices]

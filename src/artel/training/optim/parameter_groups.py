@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -13,17 +14,27 @@ from artel.models.compile import repeated_layers
 
 
 def parameter_groups(
-    parameters: list[nn.Parameter], shares: dict[nn.Parameter, float], peak: float, weight_decay: float
+    parameters: list[nn.Parameter],
+    shares: dict[nn.Parameter, float],
+    peak: float,
+    weight_decay: float,
+    decaying: set[torch.Tensor],
 ) -> list[dict[str, Any]]:
     """Groups as torch.optim takes them: peak learning rate times each parameter's share, and its weight decay.
 
-    Matrices decay; biases and the scales of norms do not: both have one dimension.
+    Those in `decaying` decay: the `weight_matrices` of the model.
     """
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for parameter in parameters:
-        key = (peak * shares[parameter], weight_decay if parameter.ndim >= 2 else 0.0)
+        key = (peak * shares[parameter], weight_decay if parameter in decaying else 0.0)
         groups.setdefault(key, []).append(parameter)
     return [{"params": members, "lr": rate, "weight_decay": decay} for (rate, decay), members in groups.items()]
+
+
+def weight_matrices(model: PreTrainedModel) -> set[torch.Tensor]:
+    """The parameters of two dimensions and more that are no biases (of stacked experts) nor Mamba's states (A_log)."""
+    named = model.named_parameters()
+    return {parameter for name, parameter in named if parameter.ndim >= 2 and not name.endswith(("bias", "A_log"))}
 
 
 def layer_shares(model: PreTrainedModel, decay: float) -> dict[nn.Parameter, float]:
@@ -50,13 +61,11 @@ def layer_shares(model: PreTrainedModel, decay: float) -> dict[nn.Parameter, flo
 
 
 def _stacks(model: PreTrainedModel) -> Iterator[list[nn.Module]]:
-    """The repeated layers, those of each list together."""
+    """The lists of repeated layers. Of a pipeline's stage with what stands in for the layers of others."""
     repeated = {id(layer) for layer in repeated_layers(model)}
     for module in model.modules():
-        if isinstance(module, nn.ModuleList):
-            stack = [layer for layer in module if id(layer) in repeated]
-            if stack:
-                yield stack
+        if isinstance(module, nn.ModuleList) and any(id(layer) in repeated for layer in module):
+            yield list(module)
 
 
 def _embeddings(model: PreTrainedModel) -> Iterator[nn.Module]:
