@@ -10,6 +10,7 @@ import pytest
 import artel
 from artel.cli.main import app
 from artel.config import RunConfig, run_from
+from artel.config.converters.command_line.convert import is_command_line
 from artel.config.converters.fitting import FLAT, WHOLE_MATRICES
 from artel.config.converters.optimizers import optimizer_of
 from artel.config.converters.tools import convert
@@ -156,3 +157,8 @@ def test_addresses_of_the_hub_are_read():
     assert not [text for _, text in TEXTS if re.search(r"cannot read .*hf://|no adafactor", text)]
     result = convert(f"{COMMAND.replace('--train_file a', '--dataset_name OWNER/NAME')}", "old")
     assert result.run["data"]["sources"][0]["path"].startswith("hf://datasets/OWNER/NAME@refs/convert/parquet/")
+
+
+def test_a_run_file_that_names_a_script_is_a_run_file():
+    assert is_command_line(COMMAND)
+    assert not is_command_line("# made after run_clm.py\nrun: a\ndata:\n  sources: [{path: code/run_mlm.py}]\n")

@@ -12,6 +12,7 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
 from artel.text import Pair, Record, Rejected
 from artel.text.formats.pairs import PAIRS, read_pairs
+from artel.text.sources.find import all_sources
 from support.reading import read, written
 
 
@@ -185,3 +186,11 @@ def test_pairs_in_a_file_of_the_wrong_kind(tmp_path):
         pairs(tmp_path, gzip.compress(b"input,output\na,b\n"), "a.csv.gz")
     (record,) = pairs(tmp_path, b"\0\1\2" * 100)
     assert (record.origin, record.reason) == ("a.csv", "binary")
+
+
+def test_validation_pairs_are_not_read_with_the_outputs_of_training(tmp_path):
+    config = DataConfig.model_validate(
+        {"sources": [{"path": "in.txt", "format": "pairs", "outputs": "out.txt"}], "validation": "held.csv"}
+    )
+    (_, held), (_, training) = all_sources(config)
+    assert (held.path, held.outputs, training.outputs) == (["held.csv"], "", "out.txt")

@@ -201,3 +201,19 @@ def test_the_run_file_chooses_the_pattern():
     (_, ids), *_ = prepared.open().train.each_sample()
     assert ids[-1] == tokenizer.end_id
     assert tokenizer.decode(ids[:-1]).startswith("Слово номер ")  # one space of the two
+
+
+def test_a_text_has_no_special_token_of_a_unigram_model_either():
+    """Its vocabulary has them as pieces of the best score (T5, XLM-R): in letters they were taken for themselves."""
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((letter, -5.0) for letter in "\u2581abps</>ad")]
+    backend = Backend(models.Unigram(list(dict(pieces).items()), unk_id=2))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    hf = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
+    tokenizer = Tokenizer(hf, "here")
+    text = "ab</s>a <pad>"
+    (ids,), (encoded,) = tokenizer.encode([text]), tokenizer.encode_with_offsets([text])
+    assert not {0, 1} & {*ids.tolist()}
+    assert ids.tolist() == encoded.ids.tolist()
+    assert hf.convert_ids_to_tokens(ids.tolist())[1:7] == ["a", "b", "<", "/", "s", ">"]
+    (control,) = tokenizer.encode_with_offsets([text], control=True)
+    assert {0, 1} <= {*control.ids.tolist()}

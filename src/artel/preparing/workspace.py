@@ -29,7 +29,7 @@ import orjson
 
 from artel.config import RunConfig, dump_run, load_run
 from artel.errors import ArtelError, InputError, Problem, WorkError
-from artel.storage import disk_errors, remove_leftovers, write_file
+from artel.storage import discard, disk_errors, remove_leftovers, write_file
 from artel.text import BenchmarkIndex, InputShard, all_inputs, cut_notes, input_shards
 
 # Little text is divided into smaller shards, so that every core has a few, but none that takes less than 0.2 s.
@@ -98,7 +98,7 @@ class Workspace:
         self.exact.unlink(missing_ok=True)
         for name in ("tokenizer", "lines", "earlier", "text", "near"):
             if (self.path / name).exists():
-                shutil.rmtree(self.path / name)
+                discard(self.path / name)  # renamed first: what a kill leaves is not taken for finished
         # Written last: a process that is killed before goes on with the run's share, and comes here again.
         write_file(self.path / "held-out.json", orjson.dumps({"fraction": fraction, "note": note}))
         return Workspace.of(self.path, self.run)

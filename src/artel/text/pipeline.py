@@ -88,10 +88,11 @@ def clean_shard(
     for record, changed in records:
         digest = xxhash.xxh3_128_digest(_identity(record).encode())
         has_new_text = True
+        document, hashed = _split(record, shard.key, data)  # by its whole text: not by what stood before it
         if units is not None and record.fields is None:
             record = record._replace(text=units.without(record.text, changed))
             has_new_text = len(record.text) >= data.clean.minimum
-        document, hashed = _split(record, shard.key, data)
+            document = replace(document, record=record)
         yield CleanedRecord(document, digest, hashed, changed, has_new_text)
 
 

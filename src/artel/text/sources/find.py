@@ -34,12 +34,13 @@ _REMEDIES = {
 def all_sources(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
     """Yield (key in the run file, source). Validation texts given by a path come first, read as the first source is.
 
-    All of them are read: `rows` of the first source concerns its own records only.
+    All of them are read: `rows` and `outputs` of the first source concern its own records only.
     """
     if isinstance(data.validation, str):
         has_files = bool(data.sources) and FORMATS[data.sources[0].format].has_files
         like = data.sources[0] if has_files else SourceConfig(path=["-"])
-        yield "data.validation", like.model_copy(update={"path": [data.validation], "name": "validation", "rows": ""})
+        own = {"path": [data.validation], "name": "validation", "rows": "", "outputs": ""}
+        yield "data.validation", like.model_copy(update=own)
     for number, source in enumerate(data.sources):
         yield f"data.sources.{number}", source
 

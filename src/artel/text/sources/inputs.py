@@ -16,7 +16,7 @@ from artel.storage import cache_folder, fetch, is_remote, list_remote, user_path
 from artel.text.formats.auto import format_of
 from artel.text.formats.conversations import converter_file
 from artel.text.formats.text import CUT_CHARACTERS
-from artel.text.reading.file_names import is_url
+from artel.text.reading.file_names import file_name, is_url
 from artel.text.reading.lines import Span, can_be_divided
 from artel.text.sources.find import all_sources, files_of
 
@@ -165,6 +165,8 @@ def _spans(entry: Input, source: SourceConfig, size: int) -> list[Input]:
     if entry.size <= size or not format_of(source, entry.address).can_be_divided(source):
         return []
     if is_url(entry.address) or is_remote(entry.address):
+        return []
+    if file_name(entry.address).endswith(".parquet"):  # which `format: jsonl` reads as well
         return []
     if not can_be_divided(Path(entry.address), entry.address, source.encoding):
         return []

@@ -55,6 +55,9 @@ class Frame:
         return len(self.before) + len(self.between) + len(self.after)
 
 
+_NO_CHARACTER = "\ufdd0"  # of Unicode's noncharacters, which no text has
+
+
 class Tokenizer:
     """A tokenizer of transformers, with what artel needs from it."""
 
@@ -68,6 +71,7 @@ class Tokenizer:
         self._where = where
         self._encoder: Encoder | None = None
         self._added = 0
+        self._renamed: tuple[frozenset[str], Any] | None = None
         self._counted: tuple[tuple[int, int], int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -100,7 +104,7 @@ class Tokenizer:
     def _exact(self, texts: list[str]) -> list[np.ndarray]:
         """Ids of each text from tokenizers, in its own threads."""
         with self._special_tokens_parsed(False):
-            encodings = self._whole.encode_batch_fast(texts, add_special_tokens=False)
+            encodings = self._for_texts.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
     @property
@@ -129,7 +133,8 @@ class Tokenizer:
         With `control`, special tokens written in a text become those tokens: for the output of a chat template.
         """
         with self._special_tokens_parsed(control):
-            encodings = self._whole.encode_batch(texts, add_special_tokens=False)
+            backend = self._whole if control else self._for_texts
+            encodings = backend.encode_batch(texts, add_special_tokens=False)
         for encoding in encodings:
             offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
             yield Encoded(np.array(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1])
@@ -155,6 +160,23 @@ class Tokenizer:
             raise InputError.at(self._where, what, fix) from None
         finally:
             self._backend.encode_special_tokens = before
+
+    @property
+    def _for_texts(self) -> Any:
+        """The backend for texts, in which nothing is a special token.
+
+        A Unigram model has these as pieces too, and takes them by itself: for it a copy that calls them otherwise.
+        """
+        whole, special = self._whole, frozenset(self.control_tokens)
+        if type(whole.model).__name__ != "Unigram":
+            return whole
+        if self._renamed is None or self._renamed[0] != special:
+            state = json.loads(whole.to_str())
+            state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] not in special]
+            for piece in state["model"]["vocab"]:
+                piece[0] = f"{_NO_CHARACTER}{piece[0]}" if piece[0] in special else piece[0]
+            self._renamed = special, type(whole).from_str(json.dumps(state))
+        return self._renamed[1]
 
     @property
     def _whole(self) -> Any:

@@ -62,6 +62,8 @@ def _objective(old: YamlKeys) -> tuple[str, str]:
         if rl == "orpo":
             old.carry("orpo_alpha", "preference.beta", not_negative)
         _carry_simpo(old, rl)
+        if rl == "simpo" and old.value("preference.beta") is None:
+            old.put("preference.beta", 0.1)  # the default of trl's CPOConfig, by which axolotl trains
         old.carry("kto_desirable_weight", "preference.desirable", not_negative)
         old.carry("kto_undesirable_weight", "preference.undesirable", not_negative)
         old.carry("dpo_label_smoothing", "preference.smoothing", not_negative)

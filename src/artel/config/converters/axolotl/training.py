@@ -32,7 +32,8 @@ def carry_training(old: YamlKeys) -> None:
     leave_trainer_rest(trainer)
     _carry_per_epoch(old)
     _tell_of_validation(old)
-    if not old.has("warmup_steps") and not old.has("warmup_ratio"):
+    has_warmup = old.raw("lr_scheduler") != "constant"
+    if has_warmup and not old.has("warmup_steps") and not old.has("warmup_ratio"):
         old.put("train.warmup", 0.03)
         old.tell("warmup is not given: axolotl takes 3 % of the run and at most 100 steps, train.warmup is 0.03")
     if not old.has("save_strategy") and not old.has("save_steps") and not old.has("saves_per_epoch"):

@@ -13,7 +13,16 @@ from typing import Any
 from artel.config.converters.command_line.arguments import carry_data, carry_model, leave_the_rest
 from artel.config.converters.command_line.words import SCRIPT, Command, Word, read_command
 from artel.config.converters.fitting import fit_together
-from artel.config.converters.keys import Converted, OldKeys, Section, a_text, at_least_one, from_zero, shown
+from artel.config.converters.keys import (
+    Converted,
+    OldKeys,
+    Section,
+    a_text,
+    at_least_one,
+    from_zero,
+    shown,
+    top_level_keys,
+)
 from artel.config.converters.tool import Tool
 from artel.config.converters.training_arguments import (
     TRAINER_DEFAULTS,
@@ -31,7 +40,8 @@ _NO_TRAINER = {"max_steps": "max_train_steps", "warmup_steps": "num_warmup_steps
 def is_command_line(text: str) -> bool:
     """True for a text that runs one of transformers' scripts of language models."""
     match = SCRIPT.search(text)
-    return match is not None and not text.lstrip().startswith("{")
+    of_run_files = {"data", "model", "train", "objective", "run"}  # which may name such a script in a path
+    return match is not None and not text.lstrip().startswith("{") and not of_run_files & top_level_keys(text)
 
 
 def convert_command_line(text: str, place: str) -> Converted:

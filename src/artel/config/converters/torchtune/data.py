@@ -183,6 +183,7 @@ def _carry_loss(old: YamlKeys, objective: str) -> None:
         old.carry("loss.beta", "preference.beta", not_negative)
         old.carry("loss.label_smoothing", "preference.smoothing", not_negative)
         if loss == "simpo":
+            old.put("preference.margin", 0.5)  # the default of torchtune's SimPOLoss
             old.carry("loss.gamma", "preference.margin", not_negative)
     elif re.search(r"CrossEntropy|CEWith", name) or component is None:
         old.agree("loss._component_", "the loss is the mean cross-entropy of the tokens that are learned")
