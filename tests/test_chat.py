@@ -114,6 +114,9 @@ def test_what_is_learned_can_be_the_last_turn_or_all(tokenizer, tmp_path):
     assert everything.flags.all()
     weighed = document(("user", "a"), ("assistant", "One.", "", False), ("user", "b"), ("assistant", "Two.", "", True))
     assert learned(tokenizer, one(chat(tokenizer, tmp_path), weighed).samples[0]) == ["Two.<|im_end|>"]
+    everything = one(chat(tokenizer, tmp_path, train_on="all"), weighed).samples[0]
+    left_out = everything.ids[everything.flags == 0]
+    assert tokenizer.decode(left_out) == "One.<|im_end|>"
 
 
 def test_an_assistant_may_speak_first(tokenizer, tmp_path):

@@ -1,5 +1,7 @@
 """Figures of classification are scikit-learn's and scipy's; losses are torch's and transformers'."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -175,6 +177,13 @@ def test_class_weights_focal_loss_and_smoothing():
         logits, target, pos_weight=(5 - positive) / positive, reduction="none"
     )
     torch.testing.assert_close(kind.loss(logits, target), expected.mean(dim=1))
+
+
+def test_a_label_that_every_text_has_is_learned_all_the_same():
+    kind = kind_of("multi", class_weights="balanced")
+    kind.balance(np.array([[1, 1], [1, 0], [1, 0], [1, 1]]))
+    loss = kind.loss(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]))
+    assert loss.item() == pytest.approx(math.log(2))
 
 
 def test_balance_goes_by_the_rarest_label():

@@ -182,6 +182,23 @@ def test_compiled_layers_that_are_computed_again_drop_the_same_weights():
         assert (other - gradients[0]).norm() < 1e-6 * gradients[0].norm()
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_same_weights_are_dropped_without_gradients(masked):
+    """A batch that is read twice, first without gradients (GradCache), must be dropped from alike."""
+    query, key, value, _ = tensors(2, 2, 2, 24, 16)
+    mask = torch.ones(2, 1, 24, 24, dtype=torch.bool) if masked else None
+    options = AttentionOptions(mask=mask, causal=False, window=None, scale=None, dropout=DROPOUT)
+
+    def attended():
+        torch.manual_seed(3)
+        return attend(query, key, value, options)
+
+    assert query.requires_grad
+    with torch.no_grad():
+        first = attended()
+    assert torch.equal(attended(), first)
+
+
 SCARCE = """
 import resource
 from pathlib import Path

@@ -229,6 +229,10 @@ def test_labels_stand_at_the_tokens_of_the_input_and_padding_is_never_trained_on
         (("семья друг", "семья"), "not_aligned"),  # the output lacks a word
         (("семья несчастливая", "семья несчаст,ливая"), "not_aligned"),  # a comma within what is one token to the model
         (("друг", ", друг"), "not_aligned"),  # nothing to put it after
+        (
+            ("друг", "друг друг"),
+            "not_aligned",
+        ),  # like the one before it: "nothing is missing"
     ],
 )
 def test_pairs_that_cannot_be_aligned_are_rejected_with_their_line(tokenizer, pair, reason):

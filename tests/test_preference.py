@@ -278,3 +278,14 @@ def test_alone_is_what_kto_extends(tokenizer, tmp_path):
     plain, extended = WholeSamples(part).read(0), objective.dataset(part).read(0)
     assert extended.ids[: len(plain.ids)].tolist() == plain.ids.tolist()
     assert "One, two, three." in tokenizer.decode(extended.ids[len(plain.ids) :])
+
+
+def test_kto_goes_by_an_answer_to_another_prompt(tokenizer, tmp_path):
+    """Several answers to one prompt, each good or bad, usually stand side by side."""
+    objective = preferring(tokenizer, tmp_path, "kto")
+    unpaired = [("Count.", "One", None), ("Count.", None, "Two"), ("Who?", "Three", None), ("Who?", None, "Four")]
+    data = objective.dataset(stored(objective, tmp_path / "store", unpaired))
+    own = WholeSamples(data.split)
+    others = [tokenizer.decode(data.read(number).ids[len(own.read(number).ids) :]) for number in range(4)]
+    for other, foreign in zip(others, ("Three", "Three", "One", "One"), strict=True):
+        assert foreign in other, others

@@ -109,6 +109,15 @@ def test_what_is_drawn_depends_on_seed_epoch_and_sample_alone(tokenizer, tmp_pat
     } >= orders
 
 
+def test_what_a_record_names_itself_is_not_drawn_for_it(tokenizer, tmp_path):
+    """Negatives that were mined are documents of the same corpus."""
+    part = stored(ranking(tokenizer), tmp_path / "store")
+    drawing = DrawnNegatives(part, 1)
+    _, other, *_ = all_drawn = drawing.draw(2, 0, 4)
+    drawn = drawing.draw(2, 0, 4, [other])
+    assert [ids.tolist() for ids in drawn] == [ids.tolist() for ids in all_drawn if ids is not other]
+
+
 def pairs_in(objective, part, rows, columns):
     """The (query, document) texts of each row, without padding."""
     decode = objective.tokenizer.decode

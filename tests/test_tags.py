@@ -72,6 +72,11 @@ def test_a_word_is_its_pieces_and_marks_stand_alone():
     assert found == [(0, "Karenina"), (2, "'"), (3, "s"), (4, ","), (5, "U"), (6, "."), (7, "S"), (8, ".")]
 
 
+def test_a_mark_that_the_tokenizer_left_out_belongs_to_its_word():
+    """BERT without case drops accents: U+0301 behind the last letter lies in no token."""
+    assert words("Москва\u0301 стоит", (0, 6), (8, 13)) == [(0, "Москва\u0301"), (1, "стоит")]
+
+
 def test_offsets_with_white_space_and_tokens_of_it_alone():
     assert words("a  bc ", (0, 1), (1, 2), (1, 5), (5, 6)) == [(0, "a"), (2, "bc")]
 

@@ -73,6 +73,7 @@ def test_ranks_and_micro_batches_cover_the_step_exactly_once(batch, world, size,
         rows = micro_batches(_Numbers(), indices, indices + 7, rank=rank, world=world, batch=batch, size=size)
         shapes.add((len(rows), *(len(part.ids) for part in rows)))
         for part in rows:
+            assert len(part.ids) == len(part.epochs) == len(part.numbers) == len(part.indices) == len(part.lengths)
             for at in np.flatnonzero(part.valid):
                 index = int(part.indices[at])
                 assert part.epochs[at] == index + 7

@@ -35,7 +35,7 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers import PreTrainedModel
 
-from artel.models.cpu.attention import cpu_attention, takes, trains_here
+from artel.models.cpu.attention import cpu_attention, takes, takes_heads
 from artel.models.cpu.attention_dropout import dropout_attention, visible_rows
 from artel.models.cpu.documents import document_attention
 
@@ -129,14 +129,14 @@ def attend(
     if options.mask is not None and options.mask.dtype == torch.int64:
         numbers = options.mask[:, 0, 0]
         if options.dropout > 0.0:
-            if options.window is None and options.dropout < 1.0 and trains_here(query, key, value):
+            if options.window is None and options.dropout < 1.0 and takes_heads(query, key, value):
                 return _attend_dropping(query, key, value, numbers, options)
             return _attend_documents(query, key, value, numbers, options)
         return document_attention(
             query, key, value, numbers, causal=options.causal, window=options.window, scale=options.scale
         )
     if query_ranges is None:
-        if 0.0 < options.dropout < 1.0 and options.window is None and trains_here(query, key, value):
+        if 0.0 < options.dropout < 1.0 and options.window is None and takes_heads(query, key, value):
             shown = _numbers_of(options.mask, query)
             if shown is not None:
                 is_masked = options.mask is not None

@@ -332,6 +332,8 @@ class ConversationWriter:
     def flagged(self, written: WrittenOut, learned: set[int], *, everything: bool = False) -> Sample:
         """The ids of a conversation, and flags that are 1 in the turns of the messages `learned`. Raises Unfit.
 
+        With `everything` also outside the assistant's turns.
+
         Never learned is what tools returned, and, unless the run says so, tags of a thought without a thought.
         """
         encoded = self._encode(written)
@@ -339,10 +341,10 @@ class ConversationWriter:
         flags = np.full(len(encoded.ids), everything, dtype=np.uint8)
         for turn in written.turns:
             inside = (ends > turn.start) & (starts < turn.end)
-            if turn.message in learned:
-                flags[inside] = 1
+            is_learned = turn.message in learned
+            flags[inside] = is_learned
             if not self._learns_empty_thoughts:
-                flags[inside & (ends <= turn.empty_thought)] = everything
+                flags[inside & (ends <= turn.empty_thought)] = everything and is_learned
         for start, end in written.results:
             flags[(ends > start) & (starts < end)] = 0
         last = written.turns[-1]
@@ -351,7 +353,7 @@ class ConversationWriter:
         # The template marks no end of a turn: that the conversation ends is learned all the same, right after it.
         kept = int(np.searchsorted(starts, last.end, side="left"))
         ids = np.append(encoded.ids[:kept], written.open_end)
-        return Sample(ids, np.append(flags[:kept], np.uint8(everything or last.message in learned)))
+        return Sample(ids, np.append(flags[:kept], np.uint8(last.message in learned)))
 
     def _encode(self, written: WrittenOut) -> Encoded:
         """The text in one piece; in several where a token would lie across the border of a turn.

@@ -106,6 +106,8 @@ class InsertionTagging(Objective):
             number = self._single_token(text)
             if number is None or pair.input[place + 1 : int(encoded.ends[token])].strip():  # in the middle of a token
                 return None
+            if number == encoded.ids[token]:  # of which the label would say that nothing is missing
+                return None
             put_in[token] = number
         return put_in
 
@@ -113,7 +115,8 @@ class InsertionTagging(Objective):
         """The one token that a text is, if it is one."""
         if text not in self._single:
             ids = next(self.tokenizer.encode([text])).tolist()
-            self._single[text] = ids[0] if len(ids) == 1 else self.tokenizer.hf.get_vocab().get(text)
+            number = ids[0] if len(ids) == 1 else self.tokenizer.hf.get_vocab().get(text)
+            self._single[text] = None if number == self.tokenizer.hf.unk_token_id else number
         return self._single[text]
 
     def _sample(self, text: str, encoded: Encoded, put_in: dict[int, int]) -> Sample:
@@ -176,7 +179,8 @@ class InsertionTagging(Objective):
         counted = targets != IGNORED
         missing, guessed = counted & (targets != ids), counted & (guesses != ids)
         right = counted & (guesses == targets)
-        counts = (right, missing, guessed, right & missing, by_rule, by_rule & missing)
+        found_by_rule = by_rule & missing & (targets == self._single_token(","))
+        counts = (right, missing, guessed, right & missing, by_rule, found_by_rule)
         return torch.stack([loss, torch.full_like(loss, batch.targets), *(count.sum().float() for count in counts)])
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:

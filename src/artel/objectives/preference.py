@@ -333,8 +333,12 @@ def _messages(pair: Preference) -> list[Message]:
     return [*pair.prompt, *(answer for answer in (pair.chosen, pair.rejected) if answer is not None)]
 
 
+_LOOKED_AT = 64
+"""Samples behind one, among which an answer to another prompt is looked for."""
+
+
 class _WithAnother(WholeSamples):
-    """Each sample with the answer of the one after it behind its own prompt: KTO's measure of how far a model moved.
+    """Each sample with the answer to another prompt behind its own: KTO's measure of how far a model moved.
 
     That answer is not learned; it ends where the block does.
     """
@@ -344,8 +348,12 @@ class _WithAnother(WholeSamples):
         self._block = block
 
     def read(self, index: int) -> Sample:
-        mine, other = super().read(index), super().read((index + 1) % len(self))
+        mine = super().read(index)
         prompt = _first_answer(mine)[0]
+        for distance in range(1, _LOOKED_AT + 1):  # answers to one prompt often stand together
+            other = super().read((index + distance) % len(self))
+            if not np.array_equal(_first_answer(other)[0], prompt):
+                break
         answer = _first_answer(other)[1][: max(1, self._block - len(prompt))]
         assert mine.flags is not None
         flags = np.concatenate([mine.flags, np.zeros(len(prompt), np.uint8), np.ones(len(answer), np.uint8)])

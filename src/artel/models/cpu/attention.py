@@ -46,14 +46,18 @@ def takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: 
 
 def trains_here(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether the kernels take such heads, which gradients are computed of."""
+    needs_grad = query.requires_grad or key.requires_grad or value.requires_grad
+    return torch.is_grad_enabled() and needs_grad and takes_heads(query, key, value)
+
+
+def takes_heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether the kernels take such heads, (rows, heads, length, size)."""
     return (
         query.device.type == "cpu"
         and compute_dtype(query) == torch.bfloat16
         and (query.shape[0], *query.shape[2:]) == (key.shape[0], *key.shape[2:])
         and key.shape == value.shape
         and query.shape[3] % 2 == 0  # the kernels multiply pairs of numbers
-        and torch.is_grad_enabled()
-        and (query.requires_grad or key.requires_grad or value.requires_grad)
         and works_here()
     )
 

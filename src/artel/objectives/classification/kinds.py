@@ -262,11 +262,16 @@ class SeveralLabels(Kind):
         return place.min(axis=1)
 
     def balance(self, numbers: np.ndarray) -> None:
-        """A label weighs as many times more in the rows that have it as there are more rows without it."""
+        """A label weighs as many times more in the rows that have it as there are more rows without it.
+
+        One that no row has, or every row, weighs 1.
+        """
         import torch
 
         positive = numbers.sum(axis=0)
-        weights = np.where(positive > 0, (len(numbers) - positive) / np.maximum(positive, 1), 1.0)
+        weights = np.where(
+            (positive > 0) & (positive < len(numbers)), (len(numbers) - positive) / np.maximum(positive, 1), 1.0
+        )
         self._weights = torch.tensor(weights, dtype=torch.float32)
 
     def tune(self, logits: np.ndarray, target: np.ndarray) -> None:

@@ -5,6 +5,8 @@ Which ones is a function of (seed, epoch, sample), as the order of the samples i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import xxhash
 
@@ -41,11 +43,12 @@ class DrawnNegatives:
             order = np.argsort(splitmix64(key + np.arange(len(own), dtype=np.uint64)))
         return [own[number] for number in order[:count].tolist()]
 
-    def draw(self, sample: int, epoch: int, count: int) -> list[np.ndarray]:
+    def draw(self, sample: int, epoch: int, count: int, own: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
         """Ids of up to `count` different documents that no record names for the query of a sample.
 
-        Fewer where the split has too few others.
+        `own` are the ids of the negatives that its record names. Fewer where the split has too few others.
         """
+        named = {document.tobytes() for document in own}
         key = np.uint64(xxhash.xxh3_64_intdigest(f"{self._seed}:negatives:{epoch}:{sample}".encode()))
         known = set(self._documents[self._same_query(sample)].tolist())
         chosen: list[int] = []
@@ -57,7 +60,8 @@ class DrawnNegatives:
                 document = int(self._documents[index])
                 if document not in known:
                     known.add(document)
-                    chosen.append(index)
+                    if not named or self._document(index).tobytes() not in named:
+                        chosen.append(index)
                 if len(chosen) == count:
                     return [self._document(index) for index in chosen]
         return [self._document(index) for index in chosen]

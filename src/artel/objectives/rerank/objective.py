@@ -202,7 +202,7 @@ class Rerank(Objective):
         if drawing is None:
             return [query, document, *(negatives + [document] * columns)[: columns - 1]]
         chosen = drawing.choose(negatives, index, epoch, columns - 1)
-        return [query, document, *chosen, *drawing.draw(index, epoch, columns - 1 - len(chosen))]
+        return [query, document, *chosen, *drawing.draw(index, epoch, columns - 1 - len(chosen), negatives)]
 
     def readings(self, rows: Rows) -> list[Reading]:
         """The query with each document; nothing is predicted of a token."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -78,9 +79,16 @@ def predict(
         tokens = places(window)
         first, last = int(outputs[window, _FIRST]), int(outputs[window, _LAST])
         start, end = int(tokens[first] >> np.uint64(32)), int(tokens[last] & np.uint64(0xFFFFFFFF))
-        start, end = trimmed(source["context"], start, end)
+        start, end = trimmed(source["context"], start, with_marks(source["context"], end))
         predictions.append(Prediction(source, start, end, margin, answer_class, probabilities))
     return predictions
+
+
+def with_marks(text: str, end: int) -> int:
+    """The end of a piece of text with the combining marks behind it, which some tokenizers leave out."""
+    while end < len(text) and unicodedata.category(text[end])[0] == "M":
+        end += 1
+    return end
 
 
 def trimmed(text: str, start: int, end: int) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from artel.objectives.batch import DocumentSamples
+from artel.objectives.span_qa.answers import with_marks
 from artel.objectives.span_qa.windows import window_starts
 from artel.objectives.tokens.labels import TagSet
 from artel.text import Document, Dropped, Rejected, Tagged
@@ -61,7 +62,8 @@ def words_of(text: str, encoded: Encoded) -> Words:
         begins[token] = not (_is_letter(text[place - 1]) and _is_letter(text[place]))
     first = np.flatnonzero(begins)
     last = np.append(first[1:], len(tokens))[: len(first)] - 1
-    return Words(tokens[first], starts[first], np.maximum.accumulate(ends)[last])
+    ends = np.maximum.accumulate(ends)[last]
+    return Words(tokens[first], starts[first], np.array([with_marks(text, end) for end in ends.tolist()], ends.dtype))
 
 
 def _is_letter(character: str) -> bool:

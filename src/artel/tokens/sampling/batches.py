@@ -114,7 +114,7 @@ def _rows(samples: Samples, indices: np.ndarray, epochs: np.ndarray, size: int) 
         lengths=np.array(sizes, dtype=np.int64),
         valid=np.arange(size) < len(indices),
         indices=padded_indices,
-        epochs=epochs.astype(np.int64),
+        epochs=np.pad(epochs, (0, size - len(epochs))).astype(np.int64),
         flags=flags,
         numbers=np.array([sample.numbers for sample in batch], dtype=np.int64),
     )
