@@ -125,6 +125,10 @@ def test_load_goes_on_with_what_save_wrote(with_marks, tmp_path):
     Path("more.jsonl").write_text(json.dumps(with_system))
     other.load("more.jsonl")
     assert (other.system, other.messages) == ("Be brief.", with_system["messages"])
+    with_system["messages"][1]["content"] = "a\u2028b"  # which is a line's end to str.splitlines
+    Path("more.jsonl").write_text(json.dumps(with_system, ensure_ascii=False), encoding="utf-8")
+    other.load("more.jsonl")
+    assert other.messages == with_system["messages"]
     with pytest.raises(InputError, match="is there already"):
         other.save("more.jsonl")  # it has more than a conversation
 

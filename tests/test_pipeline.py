@@ -33,6 +33,7 @@ from artel.parallel.pipeline.pipeline import PipelineParallel
 from artel.parallel.pipeline.stages import cut, stages_in_all, stages_problems
 from artel.tokens import Rows, train_tokenizer
 from artel.tokens.tokenizer.chat_template import CHATML_TOKENS
+from artel.training.optim.parameter_groups import layer_shares
 from support.ranks import run_ranks
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64,
@@ -348,3 +349,16 @@ def test_layers_are_balanced_by_what_else_a_stage_has():
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         assert [len(cut(copy.deepcopy(model), [index], 2)[0].own) for index in range(2)] == expected
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=lambda config: config.model_type)
+def test_a_stage_learns_as_fast_as_in_the_whole_model(config):
+    """By train.layer_decay: its layers are those of the middle or the end, and its embeddings below all of them."""
+    model = model_of(config, objectives()["chat"])
+    whole = layer_shares(model, 0.5)
+    expected = {name: whole[parameter] for name, parameter in model.named_parameters()}
+    for index in range(2):
+        (stage,) = cut(copy.deepcopy(model), [index], 2)
+        shares = layer_shares(stage.model, 0.5)
+        for name, parameter in stage.model.named_parameters():
+            assert shares[parameter] == expected[name], name

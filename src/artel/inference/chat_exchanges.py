@@ -40,7 +40,8 @@ def read_conversation(file: Path, name: str) -> dict[str, Any]:
     fix = "give a file that /save wrote"
     check_regular(file)
     try:
-        lines = file.read_text(encoding="utf-8-sig").rstrip("\n").split("\n")  # not at U+2028
+        written = file.read_text(encoding="utf-8-sig").rstrip("\n")
+        lines = written.split("\n") if written else []  # not at U+2028
         fields = json.loads(lines[0]) if len(lines) == 1 else None
     except OSError as error:
         raise InputError.at("load", f"{name} cannot be read: {error.strerror}", fix) from None
