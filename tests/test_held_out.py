@@ -1,7 +1,6 @@
 """What is held out for validation: by hash, at least one document, and of one long text a share of it."""
 
 import json
-import shutil
 from functools import partial
 
 import pytest
@@ -76,7 +75,7 @@ def test_a_start_that_is_killed_while_it_holds_out_goes_on(tmp_path, monkeypatch
 
         with monkeypatch.context() as patch:
             patch.setattr(workspace, "write_file", partial(kill, real=workspace.write_file))
-            patch.setattr(workspace.shutil, "rmtree", partial(kill, real=shutil.rmtree))
+            patch.setattr(workspace, "discard", partial(kill, real=workspace.discard))
             with pytest.raises(KeyboardInterrupt):
                 held(tmp_path / name, **sections)
         assert held(tmp_path / name, **sections)[0] == expected
