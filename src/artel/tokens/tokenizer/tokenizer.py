@@ -22,6 +22,7 @@ from artel.storage import check_regular_in
 from artel.storage.panics import hide_panics
 from artel.tokens.tokenizer.fast_encoder import Encoder
 from artel.tokens.tokenizer.remote_code import check_whose, remedy
+from artel.tokens.tokenizer.unigram import is_unigram, without_special_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -53,9 +54,6 @@ class Frame:
     @property
     def size(self) -> int:
         return len(self.before) + len(self.between) + len(self.after)
-
-
-_NO_CHARACTER = "\ufdd0"  # of Unicode's noncharacters, which no text has
 
 
 class Tokenizer:
@@ -168,14 +166,10 @@ class Tokenizer:
         A Unigram model has these as pieces too, and takes them by itself: for it a copy that calls them otherwise.
         """
         whole, special = self._whole, frozenset(self.control_tokens)
-        if type(whole.model).__name__ != "Unigram":
+        if not is_unigram(whole):
             return whole
         if self._renamed is None or self._renamed[0] != special:
-            state = json.loads(whole.to_str())
-            state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] not in special]
-            for piece in state["model"]["vocab"]:
-                piece[0] = f"{_NO_CHARACTER}{piece[0]}" if piece[0] in special else piece[0]
-            self._renamed = special, type(whole).from_str(json.dumps(state))
+            self._renamed = special, without_special_tokens(whole, special)
         return self._renamed[1]
 
     @property
