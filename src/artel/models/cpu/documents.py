@@ -105,11 +105,12 @@ def _attention_backward(
     if own:
         own.sort(key=lambda document: -document[2])  # the longest first: threads take one after another
         backward_of_documents(grad_output, heads, output, log_sums, grads, own, causal=causal, scale=scale)
+    adjacent = [with_rows(each) for each in (grad_output, *heads)]
     for document in documents:
         if _is_own(document, query, window):
             continue
         mask = _window_mask(document, window, causal, query)
-        pieces = [_tokens(with_rows(each), document) for each in (grad_output, *heads, output, log_sums)]
+        pieces = [_tokens(each, document) for each in (*adjacent, output, log_sums)]
         pieces[2:4] = (repeat_heads(each, pieces[1]) for each in pieces[2:4])
         computed = _BACKWARD(*pieces, 0.0, causal and mask is None, attn_mask=mask, scale=scale)
         for grad, piece in zip(grads, computed, strict=True):

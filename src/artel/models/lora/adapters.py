@@ -31,7 +31,7 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _BASE_CONFIG = "base_config.json"
 PREFIX = "base_model.model."  # peft wraps the model twice, and its tensor names show it
-_MAXNAMES = 20  # in a message
+_MAX_NAMES = 20  # in a message
 _CHANGED = "artel_base_changed"
 
 
@@ -357,9 +357,9 @@ def _endings(names: list[str]) -> list[str]:
 
 
 def _name_patterns(names: list[str]) -> list[str]:
-    """Names with `*` for layer numbers, each once, at most `_MAXNAMES`."""
+    """Names with `*` for layer numbers, each once, at most `_MAX_NAMES`."""
     patterns = list(dict.fromkeys(re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names))
-    return patterns if len(patterns) <= _MAXNAMES else [*patterns[:_MAXNAMES], f"… ({len(patterns)} in all)"]
+    return patterns if len(patterns) <= _MAX_NAMES else [*patterns[:_MAX_NAMES], f"… ({len(patterns)} in all)"]
 
 
 def _shortest(layers: list[str], modules: list[str]) -> list[str]:
