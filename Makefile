@@ -3,6 +3,7 @@
 #   make test    lint, types, the import rule, and the quick tests of one process: six minutes on two cores
 # More tests:
 #   make test-ci     what CI runs after `make test`: the slow tests of one process; of several: parity, resuming, launchers, kills
+#   make test-gpu    on one GPU: kernels beside references, every objective beside a CPU, precisions, stops, serving
 #   make test-all    every test: also those that take a minute or more each, and those of Slurm, Ray and two hosts
 PYTHON ?= python3
 VENV   := .venv
@@ -11,7 +12,7 @@ BIN    := $(VENV)/bin
 export HF_HUB_OFFLINE = 1
 export PYTHONUTF8 = 1
 
-.PHONY: setup demo test test-ci test-all lint bench docs recipes constraints clean
+.PHONY: setup demo test test-ci test-gpu test-all lint bench docs recipes constraints clean
 
 # What was tested. `make test CONSTRAINTS=` takes the newest release of everything but torch, where no environment is yet;
 # so does `make constraints`, which writes the file anew.
@@ -52,6 +53,9 @@ test: lint
 
 test-ci: setup
 	$(PYTEST) -m "(ci or slow and not processes) and not long"
+
+test-gpu: setup
+	$(PYTEST) -m gpu
 
 test-all: lint
 	$(PYTEST) -m ""

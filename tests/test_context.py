@@ -25,7 +25,7 @@ from transformers import (
 
 from artel.errors import InputError
 from artel.models.activation_checkpointing import recompute
-from artel.models.attention import allow_block_masks
+from artel.models.attention_masks import allow_block_masks
 from artel.models.attention_switch import use_for_training
 from artel.models.compile import repeated_layers
 from artel.models.targets import IGNORED

@@ -26,7 +26,7 @@ from transformers import (
 
 from artel.config import ModelConfig, RunConfig, TokenizerTraining
 from artel.errors import InputError
-from artel.models.attention import allow_block_masks
+from artel.models.attention_masks import allow_block_masks
 from artel.models.attention_switch import use_for_training
 from artel.models.document_mask import check_documents, document_inputs, document_problems
 from artel.models.targets import IGNORED

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from artel.config import TokenizerTraining
-from artel.models.attention import allow_block_masks
+from artel.models.attention_masks import allow_block_masks
 from artel.models.attention_switch import use_for_training
 from artel.models.shared_prefix import obeys_shared_prefixes, shared_prefix_inputs
 from artel.objectives.answer_rows import Answer, answer_tensors

@@ -6,15 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
 
 from artel.config import ModelConfig, RunConfig, load_run, name_fault, near_name, recipe_names
 from artel.errors import InputError
-from artel.models.device import pick_precision
+from artel.models.device import own_device, pick_precision
 from artel.models.generate import end_ids
 from artel.models.loading.build import build_model, load_model
 from artel.models.loading.missing_weights import check_finite
-from artel.models.loading.model_folder import is_in_hub_cache, read_config
+from artel.models.loading.model_folder import is_in_hub_cache, is_quantized, read_config
 from artel.models.loading.structure import position_limit
 from artel.models.lora.adapters import read_adapter
 from artel.models.quantization import compute_in
@@ -56,11 +57,33 @@ class OpenedModel:
         return TurnEnd(end.ids | end_ids(self.model), end.texts)
 
 
-def open_model(name: str) -> OpenedModel:
+def open_model(name: str, device: torch.device | None = None) -> OpenedModel:
     """Open the final model of a run, its newest checkpoint while it is unfinished, or any Hugging Face model.
 
-    An adapter (of a run, or a folder of peft's) is opened with its base model, quantized as the run had it.
+    An adapter (of a run, or a folder of peft's) is opened with its base model, quantized as the run had it. It lies on
+    `device`, by default the GPU of this process, or the CPU where there is none. Raises InputError.
     """
+    opened = _open(name)
+    _place(opened, device or own_device())
+    return opened
+
+
+def _place(opened: OpenedModel, device: torch.device) -> None:
+    """Move the model to a device. Raises InputError where it has no room there."""
+    model = opened.model
+    if is_quantized(model.config) or device.type == "cpu":
+        return  # quantized weights were loaded to where they are used
+    try:
+        model.to(device)
+    except torch.OutOfMemoryError:
+        needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()) / 2**30
+        free = torch.cuda.mem_get_info(device)[0] / 2**30
+        what = f"its weights take {needed:.1f} GiB, and {free:.1f} GiB of the GPU are free"
+        fix = "write CUDA_VISIBLE_DEVICES= before the command: then it computes on the CPU"
+        raise InputError.at(opened.name, what, fix) from None
+
+
+def _open(name: str) -> OpenedModel:
     check_run_name(name)
     folder = RunFolder(Path(name))
     if folder.config.is_file():
@@ -101,9 +124,11 @@ def check_run_name(name: str) -> None:
 
 
 def open_untrained(run: RunConfig, tell: Callable[[str], None]) -> OpenedModel:
-    """The run's model before its first step. Prepares the run's text where that is not done yet."""
+    """The run's model before its first step, as `open_model`. Prepares the run's text where that is not done yet."""
     prepared = prepare(run, tell)
-    return open_fresh(prepared.run, prepared)
+    opened = open_fresh(prepared.run, prepared)
+    _place(opened, own_device())
+    return opened
 
 
 def open_fresh(run: RunConfig, prepared: Prepared) -> OpenedModel:

@@ -27,13 +27,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from transformers import PreTrainedModel
 
 from artel.models.cpu.attention import cpu_attention, takes, takes_heads
 from artel.models.cpu.attention_dropout import dropout_attention, visible_rows
@@ -73,6 +71,11 @@ class Exchange(Protocol):
 
 
 _exchange: Exchange | None = None
+
+
+def is_exchanging() -> bool:
+    """Whether `attention` goes through an `Exchange` now."""
+    return _exchange is not None
 
 
 @contextmanager
@@ -337,65 +340,3 @@ def block_mask(documents: torch.Tensor, positions: torch.Tensor, *, causal: bool
     mask = create_block_mask(visible, rows, None, len(positions), length, device=documents.device)
     mask.ndim = 4  # type: ignore[attr-defined]  # GPT-2 reads it to tell masks from padding
     return mask
-
-
-def takes_block_masks(model: PreTrainedModel, device: str | None = None) -> bool:
-    """Whether documents are kept apart by FlexAttention: on a GPU, by `attention`, with what it can do.
-
-    It knows no dropout, and a window would need a block mask of its own. `allow_block_masks` can decide otherwise.
-    `device` is the type of the device that the model will be on; by default, that it is on.
-    """
-    on_gpu = (device or model.device.type) == "cuda"  # on a CPU FlexAttention has no backward (torch 2.13)
-    return (
-        model.config._attn_implementation == NAME
-        and _BLOCK_MASKS.get(model, on_gpu)
-        and getattr(model.config.get_text_config(), "sliding_window", None) is None
-        and attention_dropout(model) == 0.0
-    )
-
-
-def takes_document_numbers(model: PreTrainedModel) -> bool:
-    """Whether documents are kept apart by their numbers alone: on a CPU, by `attention` over whole sequences.
-
-    Where the masks of an encoder include its window, the numbers would not.
-    """
-    config = model.config.get_text_config()
-    implementation = model.config._attn_implementation
-    has_window = getattr(config, "sliding_window", None) is not None
-    return (
-        model.device.type == "cpu"
-        and (implementation == NAME or (implementation == MASKED_NAME and not has_window))
-        and _exchange is None
-        and model not in _BLOCK_MASKS
-    )
-
-
-def takes_branches(model: PreTrainedModel, device: str | None = None) -> bool:
-    """Whether branches of documents are kept apart by their numbers: on a CPU, by `attention` over whole sequences.
-
-    `device` as for `takes_block_masks`.
-    """
-    return (
-        (device or model.device.type) == "cpu"
-        and model.config._attn_implementation == NAME
-        and _exchange is None
-        and model not in _BLOCK_MASKS
-    )
-
-
-def attention_dropout(model: PreTrainedModel) -> float:
-    """A model's attention dropout, 0 to 1, under any of the names that configurations use."""
-    config = model.config.get_text_config()
-    names = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
-    return max(float(getattr(config, name, None) or 0.0) for name in names)
-
-
-_BLOCK_MASKS: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
-
-
-def allow_block_masks(model: PreTrainedModel, allowed: bool) -> None:
-    """Whether this model may get block masks from now on, whatever its device is; in place of documents' numbers.
-
-    False where its code does something to masks that masks of bool alone can; True for a forward pass on a CPU.
-    """
-    _BLOCK_MASKS[model] = allowed

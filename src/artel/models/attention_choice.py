@@ -8,7 +8,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
-from artel.models.attention import MASKED_NAME, NAME, takes_block_masks
+from artel.models.attention import MASKED_NAME, NAME
+from artel.models.attention_masks import takes_block_masks
 from artel.models.choice import Choice
 
 

@@ -12,6 +12,11 @@ _KEY = "train.precision"
 _FLOAT8_CAPABILITY = (8, 9)  # of Ada and Hopper, the first with tensor cores for float8
 
 
+def own_device() -> torch.device:
+    """What this process computes on by itself: its current GPU, or the CPU where there is none."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
 def autocast_is_on(kind: str) -> bool:
     """Whether autocast is on for devices of a kind. PyTorch has none for meta, and raises when it is asked."""
     return kind != "meta" and torch.is_autocast_enabled(kind)

@@ -17,15 +17,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.config import ModelConfig
 from artel.errors import InputError, Problem
-from artel.models.attention import (
-    MASKED_NAME,
-    NAME,
-    allow_block_masks,
-    block_mask,
-    query_positions,
-    takes_block_masks,
-    takes_document_numbers,
-)
+from artel.models.attention import MASKED_NAME, NAME, block_mask, query_positions
+from artel.models.attention_masks import allow_block_masks, takes_block_masks, takes_document_numbers
 from artel.models.evaluating import evaluating
 from artel.models.half_base import hidden_dtype
 from artel.models.hybrid_state import (

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from artel.errors import missing_extra
-from artel.models.device import autocast_dtype
+from artel.models.device import autocast_dtype, own_device
 
 _BLOCK, _NESTED_BLOCK = 64, 256
 """Weights that share a scale, and scales that share one: the defaults of bitsandbytes."""
@@ -41,14 +41,13 @@ def loading_options(quantize: str, skeleton: PreTrainedModel, whole: Sequence[st
     require_bitsandbytes()
     # It warns at each product that inputs are rounded to float16, which is what LLM.int8() does.
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     heads = [name for name, _ in skeleton.named_children() if name != skeleton.base_model_prefix]
     options: dict[str, Any] = {"llm_int8_skip_modules": [*heads, *whole]}  # so named for 4 bits too
     if quantize == "int8":
         options |= {"load_in_8bit": True}
     else:
         options |= {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
-    return {"quantization_config": BitsAndBytesConfig(**options), "device_map": {"": device}}
+    return {"quantization_config": BitsAndBytesConfig(**options), "device_map": {"": own_device()}}
 
 
 def quantize_structure(model: PreTrainedModel, quantize: str) -> None:

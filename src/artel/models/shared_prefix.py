@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import PreTrainedModel
 
-from artel.models.attention import takes_block_masks, takes_branches
+from artel.models.attention_masks import takes_block_masks, takes_branches
 from artel.models.document_mask import position_ids
 from artel.models.evaluating import evaluating
 from artel.models.half_base import hidden_dtype

@@ -154,7 +154,7 @@ def keeps_texts_apart(model: PreTrainedModel, *, causal: bool) -> bool:
     """
     import torch
 
-    from artel.models.attention import takes_block_masks, takes_document_numbers
+    from artel.models.attention_masks import takes_block_masks, takes_document_numbers
     from artel.models.document_mask import document_inputs
 
     if not (takes_block_masks(model) or takes_document_numbers(model)):

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from artel.errors import InputError, Problem
-from artel.models.attention import NAME, AttentionOptions, Exchange, attend, attention_dropout, attention_exchange
+from artel.models.attention import NAME, AttentionOptions, Exchange, attend, attention_exchange
+from artel.models.attention_masks import attention_dropout
 from artel.models.choice import Choice
 from artel.models.document_mask import MASKED, first_position
 from artel.models.evaluating import evaluating

@@ -323,6 +323,7 @@ class _Trials:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)  # what was in the way is none of the run's memory
         return fits
 
     def _within_host_memory(self, sizes: list[int], mode: Recompute) -> list[int]:
