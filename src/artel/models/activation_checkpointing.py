@@ -118,7 +118,7 @@ class _Policy:
         self._kept: set[int] = set()
 
     def __call__(self, context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        if _is_kept(operator) and not _is_narrow(operator, args):
+        if is_product(operator) and not _is_narrow(operator, args):
             self._kept |= _storages(context.op_output)
             return CheckpointPolicy.MUST_SAVE
         if _writes(operator) and not torch.compiler.is_compiling() and self._kept & _storages(args[0]):
@@ -128,8 +128,8 @@ class _Policy:
 
 
 @cache
-def _is_kept(operator: Any) -> bool:
-    """Decides by the name without the overload: aten::mm for aten::mm.out."""
+def is_product(operator: Any) -> bool:
+    """Whether it is a matrix product or attention, by its name without the overload: aten::mm for aten::mm.out."""
     return _KEPT.search(operator.name().partition(".")[0]) is not None
 
 

@@ -34,8 +34,12 @@ _CPU_OPTIONS: dict[str, Any] = {
 _COMPILED: WeakSet[nn.Module] = WeakSet()
 
 
-def compile_choice(requested: str, device: torch.device, steps: int | None, budget: float | None = None) -> Choice:
+def compile_choice(
+    requested: str, device: torch.device, steps: int | None, budget: float | None = None, quantize: str = "none"
+) -> Choice:
     """`layers` or `off`, and why, for `train.compile` in a run of `steps`, or of `budget` seconds.
+
+    `quantize` is how the weights are held, as `model.quantize` says.
 
     `auto` compiles on a GPU, and on a CPU with a C++ compiler in runs of over 1,000 steps, or five minutes: there
     compiling takes about 30 s and training gains a quarter (1,417 instead of 1,126 tokens/s for a GPT-2 of 6 × 384 on
@@ -45,6 +49,8 @@ def compile_choice(requested: str, device: torch.device, steps: int | None, budg
         return Choice(OFF, "train.compile: off")
     if requested == "on":
         return Choice("layers", "train.compile: on")
+    if quantize == "int8":
+        return Choice(OFF, "bitsandbytes' int8 layers break each graph in pieces, which compile anew for each size")
     if device.type == "cuda":
         return Choice("layers", "on a GPU, always")
     if device.type != "cpu":

@@ -152,23 +152,27 @@ def _by_documents(base: Any) -> type[Any]:
     """A subclass of the same name whose forward runs each document of its inputs by itself, where it has a split."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        split = self.__dict__.get(SPLIT)
-        if split is None:
+        if self.__dict__.get(SPLIT) is None:
             return base.forward(self, *args, **kwargs)
-        return _each(functools.partial(base.forward, self), split, args, kwargs)
+        return _each(base.forward, self, args, kwargs)
 
     return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _each(forward: Any, split: DocumentSplit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The outputs of `forward` for each document, put together. A mask of whole rows means nothing to a document."""
+def _each(forward: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The outputs of a module's `forward` for each document, put together.
+
+    A mask of whole rows means nothing to a document. The split is read here and is no argument: compiled layers would
+    compile anew for each number of groups.
+    """
+    split: DocumentSplit = module.__dict__[SPLIT]
     args = tuple(None if _is_mask(value) else value for value in args)
     kwargs = {name: None if name == "attention_mask" else value for name, value in kwargs.items()}
     parts = []
     for group in split.groups:
         own = {name: split.split(value, group) for name, value in kwargs.items()}
-        parts.append(forward(*split.split(args, group), **own))
+        parts.append(forward(module, *split.split(args, group), **own))
     return split.joined(parts)
 
 

@@ -146,7 +146,7 @@ def set_up_model(
     if batch_plan != fitting:
         tell(f"micro-batches of {batch_plan.size}, not {fitting.size}: memory ran out in an earlier step of this run")
     recomputed = _recompute(model, config, batch_plan)
-    compiled = compile_choice(config.train.compile, world.device, steps, config.train.budget)
+    compiled = compile_choice(config.train.compile, world.device, steps, config.train.budget, config.model.quantize)
     if plan.not_compiled_because is not None:
         compiled = Choice(OFF, plan.not_compiled_because)
     if compiled.value != OFF:

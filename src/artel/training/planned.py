@@ -75,7 +75,7 @@ def _compared(plan: dict[str, Any], measured: dict[str, float | None]) -> str:
     planned_speed = (plan["tokens_per_second"] or {}).get("mid")
     planned = {
         "tokens_per_second": planned_speed,
-        "per_rank_gib": plan["per_rank_gib"]["reserved"],
+        "per_rank_gib": plan["per_rank_gib"]["reserved"] - plan["per_rank_gib"]["framework"],  # CUDA's context
         "host_gib": plan["host_gib"],
     }
     units = {"tokens_per_second": "tokens/s", "per_rank_gib": "GiB of a rank", "host_gib": "GiB of all processes"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +29,8 @@ from artel.models.quantization import compute_in, scales, shrink_weights
 from artel.objectives import Batch, Objective
 from artel.parallel import ParallelStrategy, World, plan_parallelism
 from artel.planning.operations import Operation, OperationRecorder
+from artel.planning.plan.compiled_layers import keep_as_compiled
+from artel.planning.plan.cuda_autocast import cuda_autocast
 from artel.planning.plan.known_values import remember_values
 from artel.planning.plan.live_bytes import COMMUNICATION, GRADIENTS, OPTIMIZER, WEIGHTS, LiveBytes, bytes_by_kind
 from artel.training.optim.optimizer import Optimizer
@@ -67,7 +69,8 @@ def trace_steps(
 ) -> Trace:
     """Trace the steps on the rank of `world`. `model`, on the meta device, is used up.
 
-    `on_gpu`: logits are held in chunks as large as on a GPU. The operators are those of a CPU all the same.
+    `on_gpu`: logits are held in chunks as large as on a GPU, its autocast and what compiled layers keep there are
+    imitated. The operators are those of a CPU all the same.
     """
     live = LiveBytes(gloo=not on_gpu)
     trace = Trace(live)
@@ -87,7 +90,9 @@ def trace_steps(
         batches = _local_parts(strategy, batches, fake)
         gc.collect()  # whole weights that are sharded now
         recompute(model, how)
-        with fake, live, loss.logits_held_as_on("cuda" if on_gpu else "cpu"):
+        if on_gpu and compiled and how == "none":
+            keep_as_compiled(model)
+        with fake, live, loss.logits_held_as_on("cuda" if on_gpu else "cpu"), _autocast_of(on_gpu):
             live.name(model.parameters(), WEIGHTS)
             live.name(model.buffers(), COMMUNICATION)
             live.name(scales(model), WEIGHTS)  # buffers, where the weights are sharded
@@ -99,6 +104,10 @@ def trace_steps(
     after = bytes_by_kind(live.events, len(live.events) - 1)
     trace.kept_bytes = _trained_bytes(strategy.model) + after[OPTIMIZER]
     return trace
+
+
+def _autocast_of(on_gpu: bool) -> AbstractContextManager[object]:
+    return cuda_autocast() if on_gpu else nullcontext()
 
 
 def _trained_bytes(model: PreTrainedModel) -> int:

@@ -250,7 +250,7 @@ def _planned(
     ]
     on_gpu = not hardware.shares_memory
     device = torch.device(hardware.device)
-    compiled = compile_choice(run.train.compile, device, run.train.steps, run.train.budget).value != OFF
+    compiled = _is_compiled(run, device)
     ranks = tuple(
         rank_memory(run, outline, data, world, how, precision, rows, count, on_gpu=on_gpu, compiled=compiled)
         for world in worlds
@@ -337,3 +337,8 @@ def _parameters(model: torch.nn.Module) -> dict[str, int]:
         active += weights * chosen // experts if parameter.ndim == 3 and parameter.shape[0] == experts else weights
         trained += weights if parameter.requires_grad else 0
     return {"total": total, "active": active, "trained": trained}
+
+
+def _is_compiled(run: RunConfig, device: torch.device) -> bool:
+    train = run.train
+    return compile_choice(train.compile, device, train.steps, train.budget, run.model.quantize).value != OFF

@@ -18,7 +18,7 @@ from artel.planning.performance import extended
 from artel.planning.plan import cpu_heap, untraced
 from artel.planning.plan.batches import PlannedData
 from artel.planning.plan.fake_run import Trace, trace_steps
-from artel.planning.plan.live_bytes import GRADIENTS, KINDS, OPTIMIZER, WEIGHTS, bytes_by_kind
+from artel.planning.plan.live_bytes import COMMUNICATION, GRADIENTS, KINDS, OPTIMIZER, WEIGHTS, bytes_by_kind
 from artel.planning.plan.mapped_weights import mapped_bytes
 from artel.planning.plan.models import ModelOutline
 
@@ -95,9 +95,11 @@ def rank_memory(
     if on_gpu:
         offloaded = [WEIGHTS, GRADIENTS, OPTIMIZER] if run.parallel.offload != "none" else []
         host = process + untraced.CUDA_HOST + copy + sum(kinds.pop(kind) for kind in offloaded)
+        kinds[COMMUNICATION] += untraced.CUBLAS_WORKSPACE
+        tensors = sum(kinds.values())
         kinds[FRAMEWORK] = untraced.CUDA_CONTEXT
-        allocated = sum(kinds.values())
-        kinds[ALLOCATOR] = round(untraced.CUDA_RESERVED * allocated)
+        allocated = tensors + kinds[FRAMEWORK]
+        kinds[ALLOCATOR] = round(untraced.CUDA_CACHED + untraced.CUDA_CACHED_SHARE * tensors)
         return RankMemory(kinds, allocated, allocated + kinds[ALLOCATOR], host, untraced.LIBRARIES, operations)
     kinds |= {CHECKPOINT: copy, FRAMEWORK: process}
     allocated = sum(kinds.values())

@@ -19,11 +19,15 @@ SHARDING = 35 * MIB
 """Of each process that shares a model: PyTorch's code for DTensor and fully_shard, which is imported then."""
 ADAPTERS = 50 * MIB
 """Of each process that trains adapters: peft and what it imports, bitsandbytes among it."""
-CUDA_CONTEXT = 500 * MIB
-"""Of each process on its GPU: CUDA's context and cuBLAS's workspace. From NVIDIA's and PyTorch's documentation, not
-measured here."""
-CUDA_RESERVED = 0.017
-"""Of what is allocated: what PyTorch's caching allocator holds beyond it. Reserved over allocated was 1.009 to 1.017 in
-the logs of nanotron's sweep of 2024 on 8 x H100 (Llama 1B, three layouts); not measured here."""
+CUDA_CONTEXT = 765 * MIB
+"""Of each process on its GPU, beyond PyTorch's allocator: CUDA's context with the kernels of products and attention.
+Measured on an H200 with CUDA 13 and PyTorch 2.11: 621 MiB after one tensor, 765 after products and attention."""
+CUBLAS_WORKSPACE = 32 * MIB
+"""Which PyTorch takes from its allocator on a Hopper GPU, for each process."""
+CUDA_CACHED = 200 * MIB
+CUDA_CACHED_SHARE = 0.01
+"""What PyTorch's caching allocator holds beyond what is allocated, and of that: 0.1 to 0.65 GiB, in the middle 0.25, in
+21 runs of 2 to 18 GiB (benchmarks/plan_gpu.md); 0.9 to 1.7 % in the logs of nanotron's sweep of 2024 on 8 x H100 (Llama
+1B, three layouts)."""
 CUDA_HOST = 2048 * MIB
 """Host memory of a process with a GPU: CUDA's libraries. Not measured here."""

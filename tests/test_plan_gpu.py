@@ -1,0 +1,112 @@
+"""What a plan for a GPU imitates on a CPU: which tensors compiled layers keep, and what CUDA's autocast computes in."""
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModel, BertConfig, GPT2Config, LlamaConfig, Qwen3Config
+from transformers.activations import NewGELUActivation
+
+from artel.models.attention_switch import use_for_training
+from artel.models.compile import repeated_layers
+from artel.planning.plan.compiled_layers import SavedAsCompiled, keep_as_compiled
+from artel.planning.plan.cuda_autocast import cuda_autocast
+
+SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 384,
+         "vocab_size": 100, "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
+CONFIGS = [
+    LlamaConfig(**SIZES, num_key_value_heads=2),
+    Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=32),
+    GPT2Config(n_layer=2, n_embd=128, n_head=4, vocab_size=100, n_positions=128, resid_pdrop=0, embd_pdrop=0,
+               attn_pdrop=0, bos_token_id=0, eos_token_id=0),
+    BertConfig(**SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+]  # fmt: skip
+
+
+def called(config, change):
+    """The model, and the layers' calls as `change` makes them of their own."""
+    torch.manual_seed(0)
+    model = AutoModel.from_config(config).train()
+    use_for_training(model)
+    for layer in repeated_layers(model):
+        layer.forward = change(layer.forward)
+    with torch.autocast("cpu", torch.bfloat16):
+        return model, model(input_ids=torch.arange(4 * 96).remainder(100).view(4, 96))
+
+
+def bytes_of(model, tensors):
+    """Of their storages, without the model's weights."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    sizes = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(size for place, size in sizes.items() if place not in weights)
+
+
+def saved_by(config, compiled):
+    """Bytes that the layers' calls save for the backward pass."""
+    held = []
+
+    def pack(tensor):
+        held.append(tensor)
+        return tensor
+
+    def change(forward):
+        if compiled:
+            forward = torch.compile(forward, backend="aot_eager_decomp_partition")
+
+        def saving(*args, **kwargs):
+            with saved_tensors_hooks(pack, lambda tensor: tensor):
+                return forward(*args, **kwargs)
+
+        return saving
+
+    torch._dynamo.reset()
+    model, _ = called(config, change)
+    return bytes_of(model, held)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
+def test_layers_keep_what_the_compilers_partitioner_keeps(config):
+    """Beside the bytes that the graphs of PyTorch's own partitioner save: within 2 %, a third less than eager ones."""
+    calls = []
+
+    def imitating(forward):
+        def saving(*args, **kwargs):
+            calls.append(SavedAsCompiled((args, kwargs)))
+            with calls[-1]:
+                return forward(*args, **kwargs)
+
+        return saving
+
+    model, output = called(config, imitating)
+    imitated = bytes_of(model, [tensor for call in calls for tensor in call.kept()])
+    assert output is not None  # the graph is alive
+    compiled, eager = saved_by(config, compiled=True), saved_by(config, compiled=False)
+    assert imitated == pytest.approx(compiled, rel=0.02)
+    assert compiled < 0.95 * eager
+
+
+def test_what_was_let_go_has_its_shape_in_the_backward_pass():
+    torch.manual_seed(0)
+    model = AutoModel.from_config(CONFIGS[0]).train()
+    keep_as_compiled(model)
+    model(input_ids=torch.zeros(2, 8, dtype=torch.int64)).last_hidden_state.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_cudas_autocast_computes_powers_in_float32():
+    activation, values = NewGELUActivation(), torch.randn(4, 8, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        here = activation(values)
+        with cuda_autocast():
+            there = activation(values)
+    assert (here.dtype, there.dtype) == (torch.bfloat16, torch.float32)
+    with cuda_autocast():
+        assert activation(values).dtype == torch.bfloat16  # no autocast
+
+
+def test_what_is_computed_again_is_computed_in_the_same_precision():
+    activation, values = NewGELUActivation(), torch.randn(4, 8, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16), cuda_autocast():
+        checkpoint(activation, values, use_reentrant=False).sum().backward()  # which compares what is saved
+    assert values.grad is not None
