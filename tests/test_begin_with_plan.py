@@ -23,7 +23,7 @@ PLAN = {
     "micro_batch": 16,
     "activation_checkpointing": "none",
     "tokens_per_second": {"low": 900.0, "mid": 1000.0, "high": 1100.0},
-    "per_rank_gib": {"reserved": 0.5},
+    "per_rank_gib": {"reserved": 0.5, "framework": 0.1},
     "host_gib": 0.5,
 }
 

@@ -201,6 +201,11 @@ DOCS = (
                 says="error",
             ),
             Step(
+                "python benchmarks/plan_gpu.py",
+                instead="python {clone}/benchmarks/plan_gpu.py --help",
+                why="it trains on a GPU",
+            ),
+            Step(
                 "python benchmarks/plan_published.py",
                 instead="python {clone}/benchmarks/plan_published.py --help",
                 why="its plans take two minutes",
