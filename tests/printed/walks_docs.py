@@ -201,14 +201,14 @@ DOCS = (
                 says="error",
             ),
             Step(
-                "python benchmarks/plan_gpu.py",
-                instead="python {clone}/benchmarks/plan_gpu.py --help",
-                why="it trains on a GPU",
-            ),
-            Step(
                 "python benchmarks/plan_published.py",
                 instead="python {clone}/benchmarks/plan_published.py --help",
                 why="its plans take two minutes",
+            ),
+            Step(
+                "python benchmarks/plan_gpu.py",
+                instead="python {clone}/benchmarks/plan_gpu.py --help",
+                why="it trains on a GPU",
             ),
             Step(
                 "artel plan pile-235b --hardware a100-80gb:8 --host-memory 1TB",
