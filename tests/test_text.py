@@ -57,6 +57,37 @@ def test_encodings_of_real_sentences_are_found(shared_data):
     assert right / total > 0.99
 
 
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("gb18030", "这是一个用来测试编码识别的中文文本，里面有很多常用的汉字和标点符号。"),
+        ("shift_jis", "これは文字コードの判定を試すための日本語の文章です。ひらがなとカタカナと漢字が混ざっています。"),
+        ("big5", "這是一個用來測試編碼識別的中文文本，裡面有很多常用的漢字和標點符號。"),
+        ("euc_kr", "이것은 인코딩 판별을 시험하기 위한 한국어 문장입니다. 여러 글자가 들어 있습니다."),
+        ("iso8859_5", "Это русский текст в кодировке, которой почти никто не пользуется."),
+    ],
+)
+def test_an_encoding_that_is_not_recognized_is_said_and_can_be_named(tmp_path, encoding, text):
+    """Their bytes are letters of Russian to windows-1251 and koi8-r, and nonsense."""
+    (tmp_path / "a.txt").write_bytes((text * 10).encode(encoding))
+    with pytest.raises(BadRecord, match=r"no encoding that is recognized.*encoding: gb18030"):
+        detect_encoding((text * 10).encode(encoding))
+    assert texts(sources=[{"path": str(tmp_path / "a.txt"), "encoding": encoding}]) == [text * 10]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Це український текст, щоб перевірити, як розпізнається кодування файлу.",
+        "Ово је текст на српском језику, ћирилицом, да се провери како се препознаје.",
+        "Това е български текст, за да проверим как се разпознава кодирането на файла.",
+        "ВСЕ БУКВЫ ЗДЕСЬ ЗАГЛАВНЫЕ, КАК В СТАРОЙ БАЗЕ ДАННЫХ.",
+    ],
+)
+def test_other_languages_and_capitals_are_still_windows_1251(text):
+    assert detect_encoding((text * 10).encode("windows-1251")) == "windows-1251"
+
+
 def test_documents_are_files_lines_or_paragraphs(tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo\n\n\nthree\n")
     source = {"path": str(tmp_path / "*.txt")}

@@ -49,6 +49,9 @@ _UTF_8_CHARACTER = re.compile(rb"[\xc2-\xf4][\x80-\xbf]")
 _CYRILLIC_NAMES = {codecs.lookup(name).name: name for name in _CYRILLIC}
 # ASCII, and the letters that are four fifths of Russian.
 _COMMON = {name: _ASCII + "оеанитслвркдмуп".encode(name) for name in _CYRILLIC}
+_LATIN = re.compile(rb"[A-Za-z]")
+_FEWEST_OF_UNKNOWN = 100
+"""Of fewer non-ASCII bytes nothing is said: they may be names, signs or a table's frame."""
 # The bytes of a line are summed by these weights: -1 (as a byte 255) for the common letters, 1 for other non-ASCII.
 _WEIGHTS = {
     name: bytes(0 if byte < 128 else 255 if byte in common else 1 for byte in range(256))
@@ -69,7 +72,8 @@ def detect_encoding(data: bytes, *, cut: bool = False) -> str:
 
     A byte order mark decides, then valid UTF-8: other encodings practically never form it. Between the Cyrillic
     encodings the text decides: in a wrong one Russian reads as rare letters, capitals inside words and box-drawing
-    characters. Few and isolated non-ASCII bytes (a Western text) are windows-1252. Raises BadRecord for binary data.
+    characters. Few and isolated non-ASCII bytes (a Western text) are windows-1252. Raises BadRecord for binary data,
+    and for a text that reads as neither.
     """
     marked = marked_encoding(data)
     if marked:
@@ -91,8 +95,36 @@ def detect_encoding(data: bytes, *, cut: bool = False) -> str:
         return "utf-8"  # damaged in few places: decoding names the byte, and another encoding would garble the rest
     # Accents stand among Latin letters, Russian words between spaces.
     if 2 * len(_AMONG_LATIN.findall(sample)) > len(re.findall(rb"[\x80-\xff]+", sample)):
+        _check_western(sample)
         return "windows-1252"
+    _check_cyrillic(sample)
     return _encoding_of_most_lines(sample)
+
+
+def _check_western(sample: bytes) -> None:
+    """Raise BadRecord where two fifths of the letters are no ASCII: an encoding of two bytes a character."""
+    others, latin = _non_ascii_count(sample), len(_LATIN.findall(sample))
+    if others >= _FEWEST_OF_UNKNOWN and 3 * others > 2 * latin:
+        raise _unknown_encoding()
+
+
+def _check_cyrillic(sample: bytes) -> None:
+    """Raise BadRecord where the lines read as Russian in no encoding.
+
+    Ukrainian, Bulgarian and Serbian score 0.3 to 1.1 a letter, Chinese, Korean, Arabic and ISO 8859-5 -0.7 to -1.2.
+    """
+    if _non_ascii_count(sample) >= _FEWEST_OF_UNKNOWN and sum(map(_best_score, sample.split(b"\n"))) < 0:
+        raise _unknown_encoding()
+
+
+def _best_score(line: bytes) -> float:
+    return 0.0 if line.isascii() else max(_russian_score(line.decode(name, "replace")) for name in _CYRILLIC)
+
+
+def _unknown_encoding() -> BadRecord:
+    known = "UTF-8, UTF-16, UTF-32, windows-1251, koi8-r, cp866 and windows-1252"
+    detail = f"is written in no encoding that is recognized ({known}): name that of the source, as encoding: gb18030"
+    return BadRecord("unknown_encoding", detail)
 
 
 def _encoding_of_most_lines(sample: bytes) -> str:
