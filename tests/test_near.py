@@ -218,7 +218,7 @@ def left_out(folder, texts, cuts=(), *, signed=None, open_files=200, comparisons
         similar_pairs(signatures, range(group, bands, BAND_GROUPS), config.threshold, comparisons)
         for group in range(BAND_GROUPS)
     ]
-    dropped = near_duplicates(signatures, pairs, np.zeros(len(texts), bool))
+    dropped = near_duplicates(signatures, pairs, *np.zeros((2, len(texts)), bool))
     return sorted(np.concatenate(list(dropped.values())).tolist())
 
 
@@ -263,6 +263,17 @@ def test_pairs_and_conversations_are_compared_by_their_texts(read):
         documents, ledger = read(sources=[{"path": str(file), "format": kind, "field": "output"}], objective=objective)
         assert len(documents) == 2
         assert ledger["documents"]["dropped"] == {"near_duplicate": 1}
+
+
+def test_a_text_of_which_no_sample_is_made_stands_for_no_other(read):
+    """The first of three is too long for a block: of the other two one is kept, where all three had been lost."""
+    answers = [words_from(0, 75), words_from(0, 62), words_from(0, 61)]
+    file = Path("chat.jsonl")
+    file.write_text("\n".join(json.dumps({"instruction": "Say.", "output": answer}) for answer in answers))
+    source = {"path": str(file), "format": "chat"}
+    documents, ledger = read(sources=[source], objective="chat", block=290)
+    assert len(documents) == 1
+    assert ledger["documents"]["dropped"] == {"longer_than_block": 1, "near_duplicate": 1}
 
 
 @pytest.mark.parametrize("source", [{"path": "a.json", "format": "squad"}, {"path": "a.jsonl", "format": "preference"}])

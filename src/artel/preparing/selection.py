@@ -250,8 +250,15 @@ class Selection:
         # Validation texts given by a path are kept, however similar.
         is_given = np.array([shard.key == "data.validation" for shard in self._workspace.input_shards], np.bool_)
         always_kept = np.repeat(is_given, np.diff(self._starts))
-        for reason, documents in near_duplicates(signatures, pairs, always_kept).items():
+        for reason, documents in near_duplicates(signatures, pairs, always_kept, self._without_samples()).items():
             self._drop(documents, reason)
+
+    def _without_samples(self) -> NDArray[np.bool_]:
+        """bool (all documents,): those of which no sample can be made."""
+        found = np.zeros(self._starts[-1], np.bool_)
+        for shard, start in zip(self._shards, self._starts, strict=False):
+            found[[start + note["document"] for note in shard.notes if {"rejected", "dropped"} & note.keys()]] = True
+        return found
 
     def _drop_unusable(self) -> None:
         dropped: dict[str, list[int]] = defaultdict(list)

@@ -248,15 +248,19 @@ def similar_pairs(
 
 
 def near_duplicates(
-    signatures: Signatures, pairs: Iterable[NDArray[np.int64]], always_kept: NDArray[np.bool_]
+    signatures: Signatures,
+    pairs: Iterable[NDArray[np.int64]],
+    always_kept: NDArray[np.bool_],
+    unusable: NDArray[np.bool_],
 ) -> dict[str, NDArray[np.int64]]:
     """The documents to be dropped: their numbers, by reason.
 
     Args:
         pairs: arrays of `similar_pairs`.
         always_kept: bool (all documents,): validation texts given by a path, which are kept however similar.
+        unusable: bool (all documents,): those of which no sample can be made; they stand for no other document.
 
-    A document is dropped if one that is always kept is in its cluster (near_validation), or an earlier document
+    A document is dropped if one that is always kept is in its cluster (near_validation), or an earlier usable document
     (near_duplicate).
     """
     clusters = _Clusters(len(signatures))
@@ -265,14 +269,17 @@ def near_duplicates(
             clusters.join(clusters.root(first), clusters.root(second))
     held_roots = {clusters.root(number) for number in np.flatnonzero(always_kept[signatures.places]).tolist()}
     dropped: dict[str, list[int]] = {NEAR_DUPLICATE: [], NEAR_VALIDATION: []}
+    kept_roots: set[int] = set()
     for number, place in enumerate(signatures.places.tolist()):
-        root = clusters.root(number)
-        if always_kept[place]:
+        if always_kept[place] or unusable[place]:
             continue
+        root = clusters.root(number)
         if root in held_roots:
             dropped[NEAR_VALIDATION].append(place)
-        elif root != number:
+        elif root in kept_roots:
             dropped[NEAR_DUPLICATE].append(place)
+        else:
+            kept_roots.add(root)
     return {reason: np.array(places, np.int64) for reason, places in dropped.items()}
 
 
