@@ -48,6 +48,9 @@ lint: setup
 
 PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
+# Where there is a GPU, tests compare a CPU's numbers all the same; those of a GPU are `make test-gpu`.
+test test-ci test-all: export CUDA_VISIBLE_DEVICES =
+
 test: lint
 	$(PYTEST)
 

@@ -4,7 +4,7 @@
 
 Each case is trained for three steps on a GPU, several at the same time, each in a process of its own. Measured are the
 most that PyTorch has allocated, and reserved, in that process: CUDA's context is beyond it. `--measure` needs the GPU
-and leaves measured.json in the folder; `--predict` reads it, plans for a GPU of that memory, and needs none. All texts
+and leaves measured.json in the folder; `--predict` reads it, plans for an H200, and needs none. All texts
 are made up, and the same on every machine. Nothing in artel was fitted to the allocated bytes of these cases.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-HARDWARE = "h100-80gb:1"
+HARDWARE = "h200:1"
 GPT2 = {"model_type": "gpt2", "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
 LLAMA = {"model_type": "llama", "num_hidden_layers": 24, "hidden_size": 1024, "intermediate_size": 2816}
 LLAMA |= {"num_attention_heads": 16, "num_key_value_heads": 4}
@@ -105,6 +105,10 @@ def main() -> None:
     if options.measure:
         return
     cases = [case for case in CASES if "allocated" in measured.get(case.name, {})]
+    if not cases:
+        sys.exit(f"{file.resolve()} has no measured case: run it with --measure on a GPU first")
+    for name in (case.name for case in CASES if case.name in measured and case not in cases):
+        print(f"{name}: {measured[name]}")
     table = report(cases, measured, {case.name: predict(case) for case in cases})
     print(table)
     if not options.only:
@@ -231,6 +235,9 @@ def report(cases: list[Case], measured: dict[str, Any], predicted: dict[str, dic
         errors["compile" in case.train].append(abs(error))
         lines.append(f"| {case.name} | {planned:.2f} | {allocated:.2f} | {error:+.1%} | {reserved:.2f} |")
     lines.append("")
+    every = errors[False] + errors[True]
+    close = sum(error <= 0.05 for error in every)
+    lines.append(f"all {len(every)} cases: mean error {sum(every) / len(every):.1%}, {close} within 5 %\n")
     for compiled, what in ((False, "not compiled"), (True, "compiled")):
         if errors[compiled]:
             mean, worst = sum(errors[compiled]) / len(errors[compiled]), max(errors[compiled])

@@ -86,6 +86,8 @@ def test_the_choice_has_its_reason(monkeypatch):
     assert compile_choice("off", CPU, 10_000).value == OFF
     assert compile_choice("on", CPU, 1).value == "layers"
     assert "half a minute" in compile_choice("auto", CPU, 10).why
+    assert compile_choice("auto", torch.device("cuda"), 10).value == "layers"
+    assert compile_choice("auto", torch.device("cuda"), 10, None, "int8").value == OFF
     monkeypatch.setenv("PATH", "")
     assert "no C++ compiler" in compile_choice("auto", CPU, 10_000).why
 

@@ -334,8 +334,8 @@ def test_the_profile_adds_up_to_the_steps(tmp_path):
         assert kinds[kind] > 0, kinds
 
 
-def test_dropout_differs_by_step_and_resumes(tmp_path):
-    """Attention with dropout, which FlexAttention does not have, within documents."""
+def test_a_run_with_dropout_is_the_same_twice(tmp_path):
+    """In attention, within documents: FlexAttention has no dropout."""
     model = {**LLAMA, "attention_dropout": 0.2}
     data = {"packing": "best_fit", "document_mask": True}
     for name in ("one", "other"):

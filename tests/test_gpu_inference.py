@@ -195,6 +195,8 @@ def test_what_a_model_of_another_kind_says(tmp_path, name, says):
 
 @pytest.mark.parametrize("quantize", ["none", "int8", "nf4"])
 def test_an_adapter_writes(tmp_path, quantize):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    pytest.importorskip("peft", reason="peft is not installed")
     base = merged(TINY, {"train": {"steps": 2}})
     assert command("train", write_run(tmp_path / "base.yaml", **base), env=OWN_PROCESS).returncode == 0
     model = {"config": None, "from": str(tmp_path / "base" / "model"), "lora": {"rank": 4}, "quantize": quantize}

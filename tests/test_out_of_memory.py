@@ -16,6 +16,7 @@ from artel.host import process_memory
 from artel.models.compile import repeated_layers
 from artel.parallel import World
 from artel.preparing import prepare
+from artel.storage.unexpected_errors import machine_error
 from artel.training.loop import train
 from artel.training.memory.micro_batch import MemoryLimit, MicroBatchPlan, next_smaller
 from support.ranks import run_ranks
@@ -188,3 +189,10 @@ def test_of_several_processes_all_start_again_with_less(tmp_path):
     (remembered,) = (tmp_path / "two" / "micro_batches").glob("limit-*.json")
     assert json.loads(remembered.read_bytes())["size"] == 16
     assert sorted(losses(tmp_path / "two")) == [1, 2, 3, 4, 5, 6]
+
+
+def test_memory_of_a_gpu_has_remedies_of_its_own():
+    error = machine_error(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
+    assert error is not None
+    assert "the GPU has no more: CUDA out of memory" in str(error)
+    assert "train.micro_batch" in str(error)

@@ -67,7 +67,7 @@ def saved_by(config, compiled):
 @pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
 def test_layers_keep_what_the_compilers_partitioner_keeps(config):
-    """Beside the bytes that the graphs of PyTorch's own partitioner save: within 2 %, a third less than eager ones."""
+    """Beside the bytes that the graphs of PyTorch's own partitioner save: within 2 %, and less than eager ones save."""
     calls = []
 
     def imitating(forward):
@@ -103,6 +103,17 @@ def test_cudas_autocast_computes_powers_in_float32():
     assert (here.dtype, there.dtype) == (torch.bfloat16, torch.float32)
     with cuda_autocast():
         assert activation(values).dtype == torch.bfloat16  # no autocast
+
+
+def test_cudas_autocast_gives_softmax_and_sums_in_float32():
+    values = torch.randn(4, 8, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16), cuda_autocast():
+        given = [values.softmax(-1), values.log_softmax(-1), values.sum(), values.sum(-1)]
+        given.append(values.softmax(-1, torch.half))
+        wide = values.float().softmax(-1)
+    assert [tensor.dtype for tensor in given] == [torch.float32] * 4 + [torch.half]
+    assert torch.equal(given[0], wide)
+    assert values.softmax(-1).dtype == torch.bfloat16
 
 
 def test_what_is_computed_again_is_computed_in_the_same_precision():

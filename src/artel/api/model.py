@@ -82,20 +82,22 @@ class Ranked:
 
 
 @leaves_process_unchanged(with_torch=True)
-def open(name: str | os.PathLike[str]) -> Model:
+def open(name: str | os.PathLike[str], *, device: str | None = None) -> Model:
     """Open a model: the final one of a run, its newest checkpoint while it trains, or any Hugging Face model.
 
     Args:
         name: the folder of a run, a model folder (an adapter is opened with its base), or a hub id.
+        device: where it computes, as PyTorch names it: cpu, cuda, cuda:1; by default the GPU, where there is one.
 
-    Raises InputError where there is no such model, or it is damaged.
+    Raises InputError where there is no such model, it is damaged, or has no room there.
     """
     from artel.launching.quiet_libraries import quiet_libraries
 
     quiet_libraries()
     from artel.inference import open_model
+    from artel.models.device import device_named
 
-    return Model(open_model(os.fspath(name)))
+    return Model(open_model(os.fspath(name), None if device is None else device_named(device)))
 
 
 class Model:

@@ -15,7 +15,7 @@ from artel.models.device import own_device, pick_precision
 from artel.models.generate import end_ids
 from artel.models.loading.build import build_model, load_model
 from artel.models.loading.missing_weights import check_finite
-from artel.models.loading.model_folder import is_in_hub_cache, is_quantized, read_config
+from artel.models.loading.model_folder import is_in_hub_cache, read_config
 from artel.models.loading.structure import position_limit
 from artel.models.lora.adapters import read_adapter
 from artel.models.quantization import compute_in
@@ -64,23 +64,24 @@ def open_model(name: str, device: torch.device | None = None) -> OpenedModel:
     `device`, by default the GPU of this process, or the CPU where there is none. Raises InputError.
     """
     opened = _open(name)
-    _place(opened, device or own_device())
+    place(opened, device or own_device())
     return opened
 
 
-def _place(opened: OpenedModel, device: torch.device) -> None:
+def place(opened: OpenedModel, device: torch.device) -> None:
     """Move the model to a device. Raises InputError where it has no room there."""
     model = opened.model
-    if is_quantized(model.config) or device.type == "cpu":
-        return  # quantized weights were loaded to where they are used
+    if model.device.type == device.type:
+        return  # bitsandbytes' weights were loaded to where they are used, and cannot be moved
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     try:
         model.to(device)
     except torch.OutOfMemoryError:
-        needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()) / 2**30
-        free = torch.cuda.mem_get_info(device)[0] / 2**30
-        what = f"its weights take {needed:.1f} GiB, and {free:.1f} GiB of the GPU are free"
+        model.to("cpu")
+        needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        what = f"its weights take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of the GPU are free"
         fix = "write CUDA_VISIBLE_DEVICES= before the command: then it computes on the CPU"
-        raise InputError.at(opened.name, what, fix) from None
+        raise InputError.at(opened.name, what, f"{fix}; artel serve takes --precision bf16") from None
 
 
 def _open(name: str) -> OpenedModel:
@@ -127,7 +128,7 @@ def open_untrained(run: RunConfig, tell: Callable[[str], None]) -> OpenedModel:
     """The run's model before its first step, as `open_model`. Prepares the run's text where that is not done yet."""
     prepared = prepare(run, tell)
     opened = open_fresh(prepared.run, prepared)
-    _place(opened, own_device())
+    place(opened, own_device())
     return opened
 
 

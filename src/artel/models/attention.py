@@ -321,8 +321,8 @@ def query_positions(part: int, device: torch.device) -> torch.Tensor:
 def _compiled_flex() -> Any:
     """FlexAttention for layers that are not compiled: it is one kernel only when it is compiled itself.
 
-    The second length that comes makes a kernel for any length, as in transformers (`WrappedFlexAttention`). A kernel for
-    each length ended after eight of them: PyTorch then computes all scores.
+    The second length that comes makes a kernel for any length, as in transformers (`WrappedFlexAttention`). A kernel
+    for each length ended after eight of them: PyTorch then computes all scores.
     """
     return torch.compile(flex_attention)
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from artel.models.attention import MASKED_NAME, NAME, is_exchanging
 
 _NARROWEST_HEAD = 16
-"""Of FlexAttention's kernels on a GPU (PyTorch 2.11)."""
+"""Of FlexAttention's kernels on a GPU (seen with PyTorch 2.11)."""
 _BLOCK_MASKS: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 

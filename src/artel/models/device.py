@@ -1,4 +1,4 @@
-"""Precisions of a device: which it multiplies natively, and which it supports at all."""
+"""The device of a process that computes by itself, and a device's precisions: native ones and supported ones."""
 
 from __future__ import annotations
 
@@ -13,8 +13,23 @@ _FLOAT8_CAPABILITY = (8, 9)  # of Ada and Hopper, the first with tensor cores fo
 
 
 def own_device() -> torch.device:
-    """What this process computes on by itself: its current GPU, or the CPU where there is none."""
+    """What this process computes on by itself: its current GPU, or the CPU where there is none.
+
+    Of a process of several, `parallel.local_device` says by its number which GPU that is to be.
+    """
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def device_named(name: str) -> torch.device:
+    """The device of that name, as cuda:1. Raises InputError where there is none."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError.at("device", f"{name!r} is no device", "write cpu, cuda or cuda:1") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        what = f"there is no {name}: this machine has {torch.cuda.device_count()} GPUs that PyTorch can use"
+        raise InputError.at("device", what, "write cpu, or leave it out")
+    return device
 
 
 def autocast_is_on(kind: str) -> bool:

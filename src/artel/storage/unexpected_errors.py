@@ -30,6 +30,10 @@ def machine_error(error: BaseException) -> ArtelError | None:
     """An error of the machine (memory, a disk) as a message; None if the error is a fault of artel."""
     if isinstance(error, ArtelError):
         return error
+    if isinstance(error, RuntimeError) and "CUDA" in str(error) and "out of memory" in str(error):
+        what = f"the GPU has no more: {' '.join(str(error).split())[:200]}"
+        fix = "end what else runs there, or take less: a smaller model, data.block, train.micro_batch, --requests"
+        return WorkError.at("memory", what, fix)
     if (
         isinstance(error, MemoryError)
         or (isinstance(error, RuntimeError | ImportError) and any(words in str(error) for words in _NO_MEMORY))

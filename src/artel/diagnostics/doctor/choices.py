@@ -56,9 +56,10 @@ def _attention(case: Case) -> Choice | None:
 
 def _compile(case: Case) -> Choice:
     mode, steps, budget = case.run.train.compile, case.run.train.steps, case.run.train.budget
+    quantize = case.run.model.quantize
     if steps is not None or budget is not None:
-        return compile_choice(mode, case.device, steps, budget)
-    short, long = (compile_choice(mode, case.device, steps) for steps in (1, 10**9))
+        return compile_choice(mode, case.device, steps, budget, quantize)
+    short, long = (compile_choice(mode, case.device, steps, None, quantize) for steps in (1, 10**9))
     if short.value == long.value:
         return Choice(short.value, short.why)
     return Choice(f"{long.value} in a long run, {short.value} in a short one", "compiling takes its time first")

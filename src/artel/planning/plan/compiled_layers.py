@@ -152,6 +152,7 @@ class SavedAsCompiled(TorchDispatchMode):
                 made.is_kept = True
             elif made is not None:
                 elementwise.append((saved, saved.tensor, made))
+        dropped: list[tuple[_Saved, list[torch.Tensor]]] = []
         for saved, tensor, made in elementwise:
             if made.is_kept:
                 continue
@@ -162,7 +163,11 @@ class SavedAsCompiled(TorchDispatchMode):
                 continue
             for source in sources:
                 source.is_kept = True
-            saved.tensor, saved.sources = None, held
+            dropped.append((saved, held))
+        let_go = [saved.tensor for saved, _ in dropped if saved.tensor is not None]
+        if _bytes(tensor for _, held in dropped for tensor in held) < _bytes(let_go):  # else nothing is gained by it
+            for saved, held in dropped:
+                saved.tensor, saved.sources = None, held
         self._made.clear()
 
 
@@ -171,6 +176,12 @@ def _unpack(saved: _Saved) -> torch.Tensor:
         return saved.tensor
     shape, stride, dtype, device = saved.looks
     return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Of their storages, each counted once."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({id(storage): storage.nbytes() for storage in storages}.values())
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

@@ -28,6 +28,13 @@ _IN_FLOAT32 = (
     _aten.group_norm.default,
 )
 """Those that transformers' models use."""
+_WITH_DTYPE = (
+    _aten.softmax.int,
+    _aten.log_softmax.int,
+    _aten.sum.default,
+    _aten.sum.dim_IntList,
+)
+"""What they give is in float32, unless they are told another dtype."""
 _HALVES = (torch.bfloat16, torch.float16)
 _KEY = "AutocastCPU"
 _OWN_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
@@ -39,6 +46,8 @@ def cuda_autocast() -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")
     for operator in _IN_FLOAT32:
         library.impl(operator.name(), _in_float32(operator), _KEY)
+    for operator in _WITH_DTYPE:
+        library.impl(operator.name(), _giving_float32(operator), _KEY)
     try:
         yield
     finally:
@@ -50,6 +59,18 @@ def _in_float32(operator: Callable[..., Any]) -> Callable[..., Any]:
         with torch._C._ExcludeDispatchKeyGuard(_OWN_KEY):
             wide, named = tree_map_only(torch.Tensor, _wide, (args, kwargs))
             return operator(*wide, **named)
+
+    return kernel
+
+
+def _giving_float32(operator: Callable[..., Any]) -> Callable[..., Any]:
+    def kernel(tensor: torch.Tensor, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+        if args and isinstance(args[-1], torch.dtype):
+            args, dtype = args[:-1], args[-1]
+        with torch._C._ExcludeDispatchKeyGuard(_OWN_KEY):
+            if dtype is None and tensor.dtype in _HALVES:
+                dtype = torch.float32
+            return operator(tensor, *args, dtype=dtype, **kwargs)
 
     return kernel
 

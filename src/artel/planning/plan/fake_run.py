@@ -69,8 +69,8 @@ def trace_steps(
 ) -> Trace:
     """Trace the steps on the rank of `world`. `model`, on the meta device, is used up.
 
-    `on_gpu`: logits are held in chunks as large as on a GPU, its autocast and what compiled layers keep there are
-    imitated. The operators are those of a CPU all the same.
+    `on_gpu`: logits are held in chunks as large as on a GPU, its autocast is imitated, and where nothing is computed
+    again so is what compiled layers keep. The operators are those of a CPU all the same.
     """
     live = LiveBytes(gloo=not on_gpu)
     trace = Trace(live)

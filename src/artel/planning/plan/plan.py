@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -183,15 +184,22 @@ def make_plan(
     mode = run.train.activation_checkpointing
     modes: tuple[Recompute, ...] = ("none", "selective", "full") if mode == "auto" else (mode,)
 
-    def planned(rows: int, how: Recompute) -> Plan:
-        plan = _planned(run, hardware, outline, data, length, world_size, on_host, precision, rows, how, most)
+    device = torch.device(hardware.device)
+    compiled = _is_compiled(run, device)
+
+    def planned(rows: int, how: Recompute, compiled: bool = compiled) -> Plan:
+        plan = _planned(run, hardware, outline, data, length, world_size, on_host, precision, rows, how, most, compiled)
         return replace(plan, price=price)
 
     if run.train.micro_batch != "auto":
         return _first_that_fits(planned(run.train.micro_batch, how) for how in modes)
-    device = torch.device(hardware.device)
     sizes = sizes_to_try(most, data.row_tokens, device)
-    return _with_largest_micro_batch(planned, sizes, modes, enough_rows(data.row_tokens, device))
+    enough = enough_rows(data.row_tokens, device)
+    if not compiled or hardware.shares_memory:
+        return _with_largest_micro_batch(planned, sizes, modes, enough)
+    # Training tries micro-batches before it compiles, and what is not compiled takes more.
+    chosen = _with_largest_micro_batch(partial(planned, compiled=False), sizes, modes, enough)
+    return planned(chosen.micro_batch, chosen.recompute)
 
 
 def _first_that_fits(plans: Iterator[Plan]) -> Plan:
@@ -240,6 +248,7 @@ def _planned(
     size: int,
     how: Recompute,
     most: int,
+    compiled: bool,
 ) -> Plan:
     """The plan with micro-batches of `size` rows, of a rank's share of `most`."""
     count = -(-most // size)
@@ -249,8 +258,6 @@ def _planned(
         World(rank, world_size, 0, torch.device("cpu"), on_host) for rank in range(0, world_size, world_size // stages)
     ]
     on_gpu = not hardware.shares_memory
-    device = torch.device(hardware.device)
-    compiled = _is_compiled(run, device)
     ranks = tuple(
         rank_memory(run, outline, data, world, how, precision, rows, count, on_gpu=on_gpu, compiled=compiled)
         for world in worlds
