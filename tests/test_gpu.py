@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from artel.config import load_run
 from artel.errors import Interrupted
 from artel.models.attention import AttentionOptions, attend, block_mask
-from artel.models.attention_choice import preferred_kernels
 from artel.models.attention_switch import use_for_training
 from artel.models.document_mask import check_documents
 from artel.models.loss import linear_cross_entropy, linear_log_probs
@@ -87,9 +86,8 @@ def test_attention_and_its_gradients_are_those_of_the_reference(kind, size, dtyp
         mask = seen
     options = AttentionOptions(mask, kind in ("causal", "window"), 100 if kind == "window" else None, 0.0, None)
     gradient = torch.randn_like(query)
-    with preferred_kernels(GPU):
-        output = attend(query, key, value, options)
-        actual = torch.autograd.grad(output, (query, key, value), gradient)
+    output = attend(query, key, value, options)
+    actual = torch.autograd.grad(output, (query, key, value), gradient)
     double = [each.detach().double().requires_grad_() for each in (query, key, value)]
     wide = [each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in double]
     scores = (wide[0] @ wide[1].mT / size**0.5).masked_fill(~seen, -torch.inf)

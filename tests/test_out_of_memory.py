@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from artel.config import load_run
 from artel.errors import OutOfMemory, WorkError
 from artel.host import process_memory
 from artel.models.compile import repeated_layers
+from artel.models.failed_pass import forget_failed_pass
 from artel.parallel import World
 from artel.preparing import prepare
 from artel.storage.unexpected_errors import machine_error
@@ -182,7 +185,7 @@ def test_of_several_processes_all_start_again_with_less(tmp_path):
     assert "lost the other" in first
     assert second[-1] == 76
     assert "step 4: out of memory on process 1 with micro-batches of 32" in second[0]
-    assert "goes on with micro-batches of 16" in second[0]
+    assert "resumes with micro-batches of 16" in second[0]
     after = "\n".join(str(line) for line in first[first.index("lost the other") :])
     assert "micro-batches of 16, not 32" in after
     assert "resuming from step 2" in after
@@ -196,3 +199,45 @@ def test_memory_of_a_gpu_has_remedies_of_its_own():
     assert error is not None
     assert "the GPU has no more: CUDA out of memory" in str(error)
     assert "train.micro_batch" in str(error)
+
+
+class FailsOnce(torch.autograd.Function):
+    """Memory that runs out in a backward pass."""
+
+    left = 0
+
+    @staticmethod
+    def forward(ctx, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if FailsOnce.left:
+            FailsOnce.left -= 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return gradient
+
+
+class Layer(torch.nn.Linear):
+    def forward(self, values):
+        return FailsOnce.apply(super().forward(values))
+
+
+@pytest.mark.processes
+@pytest.mark.ci
+def test_sharded_layers_exchange_gradients_after_a_pass_that_failed(tmp_path):
+    """fully_shard takes the next backward pass for the rest of that one, unless it is told to forget it."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        model = torch.nn.Sequential(Layer(4, 4), Layer(4, 4), torch.nn.Linear(4, 4))
+        for module in (*model[:2], model):
+            fully_shard(module)
+        FailsOnce.left = 1
+        with pytest.raises(torch.OutOfMemoryError):
+            model(torch.ones(2, 4)).sum().backward()
+        forget_failed_pass(model)
+        assert all(parameter.grad is None for parameter in model.parameters())
+        model(torch.ones(2, 4)).sum().backward()
+        assert all(isinstance(parameter.grad, DTensor) for parameter in model.parameters())
+    finally:
+        dist.destroy_process_group()

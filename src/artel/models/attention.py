@@ -11,7 +11,7 @@ Which kernel runs:
     causal, or without a mask       scaled_dot_product_attention without a mask: cuDNN or FlashAttention 2 on a GPU
     the same on a CPU in bf16       with artel's own backward pass (cpu/attention.py)
     with dropout on a CPU in bf16   artel's own kernels (cpu/attention_dropout.py), of padded rows and documents too
-    a sliding window, a mask        scaled_dot_product_attention with a mask (rows, 1, length, length)
+    a sliding window, a mask        scaled_dot_product_attention with a mask (rows, 1, length, length), without cuDNN
     documents on a GPU              FlexAttention, which skips blocks that no token sees (Dong et al. 2024)
     documents on a CPU              one document after another, each by itself (cpu/documents.py)
     the same with dropout           in bf16 as above, else those of one length together
@@ -24,19 +24,21 @@ then brings the kernels what they need from the other processes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from artel.models.cpu.attention import cpu_attention, takes, takes_heads
 from artel.models.cpu.attention_dropout import dropout_attention, visible_rows
 from artel.models.cpu.documents import document_attention
 
+_FLEX_GRAPHS = 64
 NAME = "artel"
 MASKED_NAME = "artel_masked"
 """The same function with masks made by transformers: for encoders, whose rows may have padding."""
@@ -285,16 +287,27 @@ def _attend_range(
     causal = options.causal and mask is None and len(queries) > 1
     if mask is None and takes(query, key, value, options.dropout):
         return cpu_attention(query, key, value, causal=causal, scale=options.scale)
-    return F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        dropout_p=options.dropout,
-        scale=options.scale,
-        is_causal=causal,
-        enable_gqa=grouped,
-    )
+    if mask is not None and grouped and query.device.type == "cuda":  # the kernel for masks has no groups
+        key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
+        grouped = False
+    with _kernels(query, mask):
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            dropout_p=options.dropout,
+            scale=options.scale,
+            is_causal=causal,
+            enable_gqa=grouped,
+        )
+
+
+def _kernels(query: torch.Tensor, mask: torch.Tensor | None) -> AbstractContextManager[None]:
+    """PyTorch's own choice; with a mask on a GPU not cuDNN, whose backward pass may give NaN (pytorch issue 196678)."""
+    if mask is None or query.device.type != "cuda":
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 def _flash_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, grouped: bool) -> bool:
@@ -321,10 +334,11 @@ def query_positions(part: int, device: torch.device) -> torch.Tensor:
 def _compiled_flex() -> Any:
     """FlexAttention for layers that are not compiled: it is one kernel only when it is compiled itself.
 
-    The second length that comes makes a kernel for any length, as in transformers (`WrappedFlexAttention`). A kernel
-    for each length ended after eight of them: PyTorch then computes all scores.
+    The second length that comes makes a kernel for any length, as in transformers (`WrappedFlexAttention`). One row or
+    several, one block or several, with gradients or without, make some ten graphs; past PyTorch's limit, which is 8, it
+    would compute all scores.
     """
-    return torch.compile(flex_attention)
+    return torch.compile(flex_attention, recompile_limit=_FLEX_GRAPHS)  # type: ignore[call-overload]
 
 
 def block_mask(documents: torch.Tensor, positions: torch.Tensor, *, causal: bool) -> BlockMask:

@@ -1,29 +1,13 @@
-"""What computes the attention of a model in training, in words, and which of PyTorch's kernels it prefers."""
+"""What computes the attention of a model in training, in words."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
 from artel.models.attention import MASKED_NAME, NAME
 from artel.models.attention_masks import takes_block_masks
 from artel.models.choice import Choice
-
-
-def preferred_kernels(device: torch.device) -> AbstractContextManager[None]:
-    """A context in which PyTorch prefers cuDNN from Hopper on: FlashAttention 2 is not written for these GPUs."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0):
-        order = [
-            SDPBackend.CUDNN_ATTENTION,
-            SDPBackend.FLASH_ATTENTION,
-            SDPBackend.EFFICIENT_ATTENTION,
-            SDPBackend.MATH,
-        ]
-        return sdpa_kernel(order, set_priority=True)
-    return nullcontext()
 
 
 def attention_choice(model: PreTrainedModel, device: torch.device, *, documents: bool = False) -> Choice:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from artel.models.choice import Choice
 from artel.models.cpu.build import library, uninterrupted_compilers
+from artel.models.failed_pass import forget_failed_pass
 
 OFF = "off"
 _MIN_STEPS = 1000  # for which compiling on a CPU pays
@@ -72,6 +73,8 @@ def compile_layers(model: PreTrainedModel, *, fixed: bool) -> None:
     With `fixed`, all batches have one shape and graphs are made for it alone. Otherwise the second length that comes
     makes graphs for any length.
     """
+    # It would cut a layer where a bucket of DistributedDataParallel ends; each layer is a graph of its own here.
+    torch._dynamo.config.optimize_ddp = False
     options: dict[str, Any] = {}
     if model.device.type == "cpu":
         from artel.models.cpu.matmul_pass import ContiguousMatmul  # imports the compiler
@@ -122,6 +125,7 @@ def try_compiled(model: PreTrainedModel, step: Callable[[], object]) -> str | No
     else:
         return None
     _COMPILED.discard(model)
+    forget_failed_pass(model)
     for layer in repeated_layers(model):
         layer._compiled_call_impl = None
         if isinstance(layer, FSDPModule):

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
 
-from artel.models.attention_choice import preferred_kernels
 from artel.models.device import autocast_dtype
 from artel.models.profiler_ranges import profiler_range
 from artel.objectives import Batch, Objective
@@ -200,9 +199,8 @@ class Strategy:
 
     @contextmanager
     def _autocast(self) -> Iterator[None]:
-        """The context of a forward pass: its precision, and the order among kernels of attention."""
-        device = self._world.device
-        with preferred_kernels(device), torch.autocast(device.type, self._dtype, enabled=self._dtype is not None):
+        """The context of a forward pass: its precision."""
+        with torch.autocast(self._world.device.type, self._dtype, enabled=self._dtype is not None):
             yield
 
     # A loss of the outputs for the whole global batch

@@ -138,8 +138,11 @@ class FullyShardedDataParallel(Strategy):
 
     @property
     def can_probe_memory(self) -> bool:
-        # On a GPU memory runs out on all alike. On a CPU it hardly does, and each trial costs its communication.
-        return self._world.device.type == "cuda"
+        # On a GPU memory runs out on all alike, unless experts are shared out: those of one sample may be one rank's,
+        # and the others would wait for it. Before PyTorch 2.13 sharded layers do not recover from a failed pass. On a
+        # CPU memory hardly runs out, and each trial costs its communication.
+        recovers = hasattr(FSDPModule, "reset_iter_state")
+        return self._world.device.type == "cuda" and self.dims.expert == 1 and recovers
 
     def check_split(self) -> None:
         if self._shared is not None:

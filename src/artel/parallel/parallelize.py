@@ -126,26 +126,33 @@ class MeshPlan:
         if dims.tensor > 1:
             tell(split_by_tensor(model, mesh["tensor"], sequence=config.sequence))
         sharing = Sharing.of(dims, autocast_dtype(precision), config.offload)
-        # Host memory is where offloaded weights stay; buffers are needed where layers are computed.
-        place = torch.device("cpu") if config.offload != "none" else device
+        # Host memory is where offloaded weights stay, if they are shared out; buffers are needed where layers are
+        # computed.
+        is_shared = not stages or dims.dp_degree * dims.context > 1
+        place = torch.device("cpu") if config.offload != "none" and is_shared else device
         if stages:
-            if dims.dp_degree * dims.context > 1:
+            if is_shared:
                 for stage in stages:
                     shard(stage, batch_mesh(mesh, dims), sharing)
             if load_weights is not None:
                 load_weights(model, device=place)
+                _move_buffers(model, device)
             return PipelineParallel(model, stages, objective, world, precision, dims, mesh["pipeline"], config.schedule)
         shard(model, batch_mesh(mesh, dims), sharing, experts)
         if load_weights is not None:
             load_weights(model, device=place)
-        for buffer in model.buffers():
-            buffer.data = buffer.data.to(device)
+        _move_buffers(model, device)
         if dims.context == 1:
             return FullyShardedDataParallel(model, objective, world, precision, dims)
         exchange = exchange_choice(model, dims.context, config.exchange, tensor=dims.tensor)
         tell(f"sequences are shared by {dims.context} processes: {exchange.value}, {exchange.why}")
         shared = SharedSequences(model, mesh["context"], exchange.value)
         return FullyShardedDataParallel(model, objective, world, precision, dims, shared)
+
+
+def _move_buffers(model: PreTrainedModel, device: torch.device) -> None:
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(device)
 
 
 def _problems_beside_stages(dims: ParallelDims, config: ParallelConfig) -> list[Problem]:

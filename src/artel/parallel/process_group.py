@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from artel.errors import WorkError
+from artel.errors import InputError, WorkError
 from artel.host import usable_cores
 from artel.parallel.tcp_store import process_store
 
@@ -95,6 +95,10 @@ def join_world(threads: int | None) -> Iterator[World]:
     local_size = int(environment.get("LOCAL_WORLD_SIZE", world_size))
     device = local_device(local_rank)
     if device.type == "cuda":
+        if local_rank >= torch.cuda.device_count():
+            what = f"process {local_rank} of this host has no GPU: PyTorch sees {torch.cuda.device_count()}"
+            fix = "start as many processes as there are GPUs, or write CUDA_VISIBLE_DEVICES= to train on CPUs"
+            raise InputError.at("--nproc", what, fix)
         torch.cuda.set_device(device)
     if world_size == 1:
         torch.set_num_threads(threads or usable_cores())

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from artel.config import RunConfig
@@ -24,6 +23,7 @@ from artel.models.choice import Choice
 from artel.models.compile import OFF, compile_choice, compile_layers
 from artel.models.device import pick_precision
 from artel.models.experts import compute_experts_in_autocast
+from artel.models.failed_pass import forget_failed_pass
 from artel.models.float8 import use_float8
 from artel.models.loading.build import base_dtype, build_model, must_load_whole
 from artel.models.loading.materialize import WeightLoader, materialize
@@ -266,15 +266,14 @@ def _fit(
         attempts += 1
         recompute(strategy.model, how)
         try:
-            with torch.compiler.set_stance("force_eager"):
-                strategy.probe_memory(repeat_sample(objective, samples, index, rows))
+            strategy.probe_memory(repeat_sample(objective, samples, index, rows))
         except Exception as error:
             refusal = None if is_out_of_memory(error) else architecture_error(error, strategy.model)
             if refusal is not None:
                 raise refusal from error
             raise
         finally:
-            strategy.model.zero_grad(set_to_none=True)
+            forget_failed_pass(strategy.model)
 
     return find_micro_batch(
         attempt,
@@ -284,7 +283,7 @@ def _fit(
         device=world.device,
         key=cache_key(config, strategy.model, most, row_tokens, world.device, world.size),
         run=RunFolder(Path(config.run)).micro_batches,
-        reserve=state_bytes(strategy.model, config.train),
+        reserve=state_bytes(strategy.model, config.train, on=world.device),
         exactly=size != "auto",
         agree=strategy.all_reduce_min,
         planned=planned_micro_batch(RunFolder(Path(config.run)), world.device),

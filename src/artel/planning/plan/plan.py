@@ -191,15 +191,17 @@ def make_plan(
         plan = _planned(run, hardware, outline, data, length, world_size, on_host, precision, rows, how, most, compiled)
         return replace(plan, price=price)
 
-    if run.train.micro_batch != "auto":
-        return _first_that_fits(planned(run.train.micro_batch, how) for how in modes)
-    sizes = sizes_to_try(most, data.row_tokens, device)
-    enough = enough_rows(data.row_tokens, device)
-    if not compiled or hardware.shares_memory:
-        return _with_largest_micro_batch(planned, sizes, modes, enough)
-    # Training tries micro-batches before it compiles, and what is not compiled takes more.
-    chosen = _with_largest_micro_batch(partial(planned, compiled=False), sizes, modes, enough)
-    return planned(chosen.micro_batch, chosen.recompute)
+    # Training tries micro-batches before it compiles, and on a GPU what is not compiled takes more.
+    tried_apart = compiled and not hardware.shares_memory
+    tried = partial(planned, compiled=False) if tried_apart else planned
+    if run.train.micro_batch == "auto":
+        sizes = sizes_to_try(most, data.row_tokens, device)
+        chosen = _with_largest_micro_batch(tried, sizes, modes, enough_rows(data.row_tokens, device))
+    elif len(modes) > 1:
+        chosen = _first_that_fits(tried(run.train.micro_batch, how) for how in modes)
+    else:
+        return planned(run.train.micro_batch, modes[0])
+    return planned(chosen.micro_batch, chosen.recompute) if tried_apart else chosen
 
 
 def _first_that_fits(plans: Iterator[Plan]) -> Plan:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -52,7 +53,9 @@ class Saver:
         self._config, self._run_file, self._sharded, self._tell = config, run_file, sharded, tell
         # Of its own, so that what its thread says to its peers does not mix with what the loop says.
         self._group = dist.new_group(backend="gloo") if sharded else None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+        # Each thread has a current GPU of its own: without this one it would wait for the first GPU's copies.
+        on_gpu = partial(torch.cuda.set_device, world.device) if world.device.type == "cuda" else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints", initializer=on_gpu)
         self._pending: Future[bool] | None = None
         self._copies: dict[str, Tensors] = {}
         self._has_room: bool | None = None
@@ -100,7 +103,7 @@ class Saver:
             return False
         if self._has_room is None:
             items = self._items.state().values()
-            needed = sum(_local(tensor).nbytes for tensors in items for tensor in tensors.values())
+            needed = sum(_copy_bytes(_local(tensor)) for tensors in items for tensor in tensors.values())
             self._has_room = sys.platform != "linux" or needed <= _SHARE * memory().free / self._world.on_host
             if not self._has_room:
                 copy = f"a copy in host memory, {needed / 1e9:.1f} GB, would take more than half of what is free"
@@ -163,6 +166,11 @@ def _copy(tensor: torch.Tensor, name: str, copies: Tensors) -> torch.Tensor:
         copy = copies[name] = _empty_like(tensor)
     copy.copy_(local, non_blocking=True)
     return DTensor(copy, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else copy
+
+
+def _copy_bytes(tensor: torch.Tensor) -> int:
+    """What a copy takes in host memory: pinned, the next power of two (PyTorch's CachingHostAllocator)."""
+    return 1 << (tensor.nbytes - 1).bit_length() if tensor.is_cuda and tensor.nbytes else tensor.nbytes
 
 
 def _empty_like(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -51,13 +52,23 @@ def clip_divisor(norm: torch.Tensor, largest: float | None) -> torch.Tensor:
     return ((norm.float() + 1e-6) / largest).clamp(min=1)
 
 
-def state_bytes(model: PreTrainedModel, train: TrainConfig) -> int:
-    """What the optimizer will hold, in bytes: it takes them with its first step."""
+def state_bytes(model: PreTrainedModel, train: TrainConfig, on: torch.device | None = None) -> int:
+    """What the optimizer will hold, in bytes: it takes them with its first step.
+
+    `on` a device: for this process's shards alone, if they lie there.
+    """
     spec: OptimizerSpec = OPTIMIZERS[train.optimizer]
     matrices = _matrices(model, spec)
     per_number = spec.state_bytes(train)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return round(sum(p.numel() * (spec.matrix_bytes if p in matrices else per_number) for p in trained))
+    counts = [p.numel() if on is None else _numbers_on(on, p) for p in trained]
+    of_each = [spec.matrix_bytes if p in matrices else per_number for p in trained]
+    return round(sum(map(operator.mul, counts, of_each)))
+
+
+def _numbers_on(device: torch.device, parameter: torch.Tensor) -> int:
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return local.numel() if local.device.type == device.type else 0
 
 
 def plain_optimizer(model: PreTrainedModel, train: TrainConfig, seed: int) -> Callable[[], torch.optim.Optimizer]:
@@ -141,6 +152,11 @@ class Optimizer:
         for shard in self._shards:
             shard.refresh()
         for optimizer in self._optimizers:
+            place = optimizer.param_groups[0]["params"][0].device  # a CPU, where the weights are offloaded to it
+            if divisor is not None:
+                divisor = divisor.to(place)
+            if found_inf is not None:
+                found_inf = found_inf.to(place)
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * rate
             if _divides_by_grad_scale(optimizer):

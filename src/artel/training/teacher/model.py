@@ -17,7 +17,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from artel.config import ModelConfig, RunConfig
 from artel.config.schema.run import ParallelConfig
 from artel.errors import InputError
-from artel.models.attention_choice import preferred_kernels
 from artel.models.attention_switch import use_for_training
 from artel.models.device import autocast_dtype, pick_precision
 from artel.models.loading.build import build_model, load_model, must_load_whole
@@ -48,7 +47,7 @@ class TeacherModel:
     def ask(self, work: Callable[[PreTrainedModel], torch.Tensor], device: torch.device) -> torch.Tensor:
         """What `work` returns for the model, without gradients and in the run's precision."""
         dtype = autocast_dtype(self.precision)
-        with torch.no_grad(), preferred_kernels(device), torch.autocast(device.type, dtype, enabled=dtype is not None):
+        with torch.no_grad(), torch.autocast(device.type, dtype, enabled=dtype is not None):
             return self.call(work)
 
 

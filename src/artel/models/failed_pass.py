@@ -1,0 +1,26 @@
+"""What a pass through the model that failed midway has left behind."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+
+def forget_failed_pass(model: nn.Module) -> None:
+    """After an error within forward or backward: drop gradients, and what fully_shard remembers of the pass.
+
+    Else it would take the next backward pass for the rest of this one, and exchange no gradients.
+    """
+    model.zero_grad(set_to_none=True)
+    _reset_roots(model)
+
+
+def _reset_roots(module: nn.Module) -> None:
+    if not isinstance(module, FSDPModule):
+        for child in module.children():
+            _reset_roots(child)
+    elif hasattr(module, "reset_iter_state"):  # since PyTorch 2.13
+        with suppress(RuntimeError):  # no pass has come so far that it knew itself for a root
+            module.reset_iter_state()
