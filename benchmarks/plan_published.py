@@ -115,11 +115,11 @@ Where the difference comes from:
 
 - **torchtitan**: its loss writes the logits whole, 3.9 GiB in bf16 and 7.8 GiB in float32 for 2 × 8,192 tokens; artel
   holds them in chunks, 1.0 GiB. With that term the plans are 79 and 69 GiB. A compiled model keeps fewer activations
-  (77.0 GiB instead of 82.4 on 8 GPUs), which the plan of the second row does not know.
+  (77.0 GiB instead of 82.4 on 8 GPUs), which a plan knows only where nothing is computed again.
 - **nanotron with tensor parallelism**: artel leaves norms and residuals whole on each process, nanotron shares them out
-  by sequence. That is the term of activations: 35.0 of 47.7 GiB and 21.1 of 25.7.
+  by sequence. That is the term of activations: 35.0 of 47.8 GiB and 21.1 of 25.8.
 - **Qwen3-30B-A3B**: the publication names neither the precision of the optimizer's state nor what is recomputed.
-  Planned are weights in bf16, two averages in float32, nothing recomputed. transformers writes the logits whole.
+  Planned are weights in bf16, two averages in float32, and as much computed again as memory asks for. transformers writes the logits whole.
 - TRL's preference run of Gemma 3 1B is not compared: a plan does not see that Gemma's logits are computed whole.
 """
 

@@ -38,7 +38,9 @@ def text_alone(**changes) -> dict:
     return merged(TEXT_ALONE, {"run": "runs/tiny", "data": {"store": "stores"}, **changes})
 
 
-@pytest.mark.parametrize(("name", "says"), [("gpu", "is no device"), ("cuda:99", "there is no cuda:99")])
+@pytest.mark.parametrize(
+    ("name", "says"), [("gpu", "is no device"), ("cuda:99", "there is no cuda:99"), ("meta", "meta is not")]
+)
 def test_a_device_that_is_not_there_is_refused(name, says):
     with pytest.raises(artel.InputError, match=says):
         artel.open("runs/none", device=name)

@@ -232,6 +232,7 @@ def test_sharded_layers_exchange_gradients_after_a_pass_that_failed(tmp_path):
         model = torch.nn.Sequential(Layer(4, 4), Layer(4, 4), torch.nn.Linear(4, 4))
         for module in (*model[:2], model):
             fully_shard(module)
+        forget_failed_pass(model)  # before any pass
         FailsOnce.left = 1
         with pytest.raises(torch.OutOfMemoryError):
             model(torch.ones(2, 4)).sum().backward()

@@ -88,6 +88,19 @@ def test_other_languages_and_capitals_are_still_windows_1251(text):
     assert detect_encoding((text * 10).encode("windows-1251")) == "windows-1251"
 
 
+@pytest.mark.parametrize(
+    ("encoding", "line"),
+    [
+        ("cp866", "│  1 │ Болт М1 оцинкованный  │      7 │      3 │\n"),
+        ("windows-1251", "00001;кВт;3;МПа;ГГц\n"),
+        ("koi8-r", "00001;кВт;3;МПа;ГГц\n"),
+        ("windows-1251", "ЧП «ЮжЭнергоФлот-1», ООО «ФосАгро», МВт·ч, кВт·ч\n"),
+    ],
+)
+def test_tables_units_and_names_of_firms_are_read(encoding, line):
+    assert detect_encoding((line * 40).encode(encoding)) == encoding
+
+
 def test_documents_are_files_lines_or_paragraphs(tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo\n\n\nthree\n")
     source = {"path": str(tmp_path / "*.txt")}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils.quantization_config import QuantizationMethod
 
 from artel.config import ModelConfig, RunConfig, load_run, name_fault, near_name, recipe_names
 from artel.errors import InputError
@@ -71,8 +72,8 @@ def open_model(name: str, device: torch.device | None = None) -> OpenedModel:
 def place(opened: OpenedModel, device: torch.device) -> None:
     """Move the model to a device. Raises InputError where it has no room there."""
     model = opened.model
-    if model.device.type == device.type:
-        return  # bitsandbytes' weights were loaded to where they are used, and cannot be moved
+    if model.device == device or getattr(model, "quantization_method", None) == QuantizationMethod.BITS_AND_BYTES:
+        return  # such weights were loaded to where they are used
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     try:
         model.to(device)

@@ -27,6 +27,6 @@ def attention_choice(model: PreTrainedModel, device: torch.device, *, documents:
         return Choice("scaled_dot_product_attention with a mask", why)
     kernel = "PyTorch's kernel for processors"
     if device.type == "cuda":
-        kernel = "cuDNN" if torch.cuda.get_device_capability(device) >= (9, 0) else "FlashAttention 2"
+        kernel = "cuDNN or FlashAttention 2, as PyTorch chooses"
     why = "causal: no mask is made" if model.can_generate() else "no mask is made"
     return Choice(f"scaled_dot_product_attention ({kernel})", why)

@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
@@ -74,7 +75,8 @@ def compile_layers(model: PreTrainedModel, *, fixed: bool) -> None:
     makes graphs for any length.
     """
     # It would cut a layer where a bucket of DistributedDataParallel ends; each layer is a graph of its own here.
-    torch._dynamo.config.optimize_ddp = False
+    if dist.is_initialized():
+        torch._dynamo.config.optimize_ddp = False
     options: dict[str, Any] = {}
     if model.device.type == "cpu":
         from artel.models.cpu.matmul_pass import ContiguousMatmul  # imports the compiler

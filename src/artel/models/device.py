@@ -26,6 +26,8 @@ def device_named(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise InputError.at("device", f"{name!r} is no device", "write cpu, cuda or cuda:1") from None
+    if device.type not in ("cpu", "cuda"):
+        raise InputError.at("device", f"{name} is not supported", "write cpu, cuda or cuda:1")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         what = f"there is no {name}: this machine has {torch.cuda.device_count()} GPUs that PyTorch can use"
         raise InputError.at("device", what, "write cpu, or leave it out")

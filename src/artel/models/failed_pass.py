@@ -22,5 +22,5 @@ def _reset_roots(module: nn.Module) -> None:
         for child in module.children():
             _reset_roots(child)
     elif hasattr(module, "reset_iter_state"):  # since PyTorch 2.13
-        with suppress(RuntimeError):  # no pass has come so far that it knew itself for a root
+        with suppress(AttributeError):  # no pass has begun yet: there is nothing that it could remember
             module.reset_iter_state()

@@ -126,12 +126,10 @@ class MeshPlan:
         if dims.tensor > 1:
             tell(split_by_tensor(model, mesh["tensor"], sequence=config.sequence))
         sharing = Sharing.of(dims, autocast_dtype(precision), config.offload)
-        # Host memory is where offloaded weights stay, if they are shared out; buffers are needed where layers are
-        # computed.
-        is_shared = not stages or dims.dp_degree * dims.context > 1
-        place = torch.device("cpu") if config.offload != "none" and is_shared else device
+        # Host memory is where offloaded weights stay; buffers are needed where layers are computed.
+        place = torch.device("cpu") if config.offload != "none" else device
         if stages:
-            if is_shared:
+            if dims.dp_degree * dims.context > 1:
                 for stage in stages:
                     shard(stage, batch_mesh(mesh, dims), sharing)
             if load_weights is not None:
@@ -158,6 +156,9 @@ def _move_buffers(model: PreTrainedModel, device: torch.device) -> None:
 def _problems_beside_stages(dims: ParallelDims, config: ParallelConfig) -> list[Problem]:
     """What cannot be combined with a pipeline."""
     problems = []
+    if config.offload != "none" and dims.dp_degree == 1:
+        what = "weights that processes share out can be offloaded, and here each stage has one process"
+        problems.append(Problem("parallel.offload", what, "write none, or give more processes"))
     if dims.context > 1:
         problems.append(Problem("parallel.context", "sequences are not shared within a pipeline", "write 1"))
     if dims.expert > 1:

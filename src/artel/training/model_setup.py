@@ -254,8 +254,9 @@ def _fit(
     index, row_tokens = longest_sample(objective, samples)
     most = -(-config.train.batch // strategy.dp_degree) if size == "auto" else size
     if not strategy.can_probe_memory:
+        planned = _planned_everywhere(config, strategy, world) if size == "auto" else None
         largest = sizes_to_try(most, row_tokens, world.device)[-1] if size == "auto" else size
-        return MicroBatchPlan(largest, "none" if mode == "auto" else mode)
+        return planned or MicroBatchPlan(largest, "none" if mode == "auto" else mode)
 
     attempts = 0
 
@@ -288,3 +289,13 @@ def _fit(
         agree=strategy.all_reduce_min,
         planned=planned_micro_batch(RunFolder(Path(config.run)), world.device),
     )
+
+
+def _planned_everywhere(config: RunConfig, strategy: ParallelStrategy, world: World) -> MicroBatchPlan | None:
+    """On a GPU the micro-batch of the run's plan, where all processes have read it."""
+    if world.device.type != "cuda":
+        return None
+    planned = planned_micro_batch(RunFolder(Path(config.run)), world.device)
+    size = 0 if planned is None else planned.size
+    lowest, highest = strategy.all_reduce_min(size), -strategy.all_reduce_min(-size)
+    return planned if lowest == highest > 0 else None

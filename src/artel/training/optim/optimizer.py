@@ -145,6 +145,7 @@ class Optimizer:
         Gradients are divided by `divisor` (float32, a scalar on the device) as they are used: within the kernels of
         adamw and sgd, in a pass of their own for the others. If `found_inf` is 1.0, not 0.0, neither parameters nor
         state change; adamw and sgd see to that on the device, for the others the host waits to read it.
+        Where weights are offloaded to the CPU, both are copied there, for which the host waits.
         """
         if found_inf is not None and not all(map(_honors_found_inf, self._optimizers)) and bool(found_inf):
             self._clear_grads()
