@@ -119,7 +119,8 @@ Where the difference comes from:
 - **nanotron with tensor parallelism**: artel leaves norms and residuals whole on each process, nanotron shares them out
   by sequence. That is the term of activations: 35.0 of 47.8 GiB and 21.1 of 25.8.
 - **Qwen3-30B-A3B**: the publication names neither the precision of the optimizer's state nor what is recomputed.
-  Planned are weights in bf16, two averages in float32, and as much computed again as memory asks for. transformers writes the logits whole.
+  Planned are weights in bf16, two averages in float32, and as much computed again as memory asks for. transformers
+  writes the logits whole.
 - TRL's preference run of Gemma 3 1B is not compared: a plan does not see that Gemma's logits are computed whole.
 """
 
