@@ -262,11 +262,15 @@ def report(cases: list[Case], measured: dict[str, Any], predicted: dict[str, flo
         ]
         lines.append("| " + " | ".join(row) + " |")
     lines.append("")
-    for held_out, what in ((False, "fitted to"), (True, "held out")):
-        if errors[held_out]:
-            mean, worst = sum(errors[held_out]) / len(errors[held_out]), max(errors[held_out])
-            lines.append(f"{what}: {len(errors[held_out])} cases, mean error {mean:.1%}, worst {worst:.1%}")
+    lines += [summary(what, errors[held_out]) for held_out, what in ((False, "fitted to"), (True, "held out"))]
     return "\n".join(lines)
+
+
+def summary(what: str, errors: list[float]) -> str:
+    """A line about the relative errors of these cases, each 0 or more."""
+    if not errors:
+        return f"{what}: no cases"
+    return f"{what}: {len(errors)} cases, mean error {sum(errors) / len(errors):.1%}, worst {max(errors):.1%}"
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from plan import summary
 
 HARDWARE = "h200:1"
 GPT2 = {"model_type": "gpt2", "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
@@ -237,11 +238,8 @@ def report(cases: list[Case], measured: dict[str, Any], predicted: dict[str, dic
     lines.append("")
     every = errors[False] + errors[True]
     close = sum(error <= 0.05 for error in every)
-    lines.append(f"all {len(every)} cases: mean error {sum(every) / len(every):.1%}, {close} within 5 %\n")
-    for compiled, what in ((False, "not compiled"), (True, "compiled")):
-        if errors[compiled]:
-            mean, worst = sum(errors[compiled]) / len(errors[compiled]), max(errors[compiled])
-            lines.append(f"{what}: {len(errors[compiled])} cases, mean error {mean:.1%}, worst {worst:.1%}")
+    lines.append(f"{summary('all', every)}, {close} within 5 %\n")
+    lines += [summary("not compiled", errors[False]), summary("compiled", errors[True])]
     return "\n".join(lines)
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
-    AutoModelForCausalLM,
     BloomConfig,
     Gemma2Config,
     Gemma3TextConfig,
@@ -29,17 +28,10 @@ from artel.inference.engine.slot_model import CannotSlot, Part, SlotModel
 from artel.inference.engine.slots import SlotEngine
 from artel.models.cpu.build import library
 from artel.models.cpu.packed import pack, packable_bytes
-from artel.models.generate import continue_ids
 from artel.models.sampler import Sampler, SamplingOptions
 from support.chat_models import trained_tokenizer
+from support.engines import CONTEXT, ROWS, SIZES, alone, made, prompt_of, together
 
-CONTEXT = 512
-ROWS = 330
-SIZES = {
-    "vocab_size": ROWS, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": CONTEXT, "bos_token_id": None, "eos_token_id": None,
-    "pad_token_id": None,
-}  # fmt: skip
 GPT2 = {"vocab_size": ROWS, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
 BLOOM = {"vocab_size": ROWS, "hidden_size": 64, "n_layer": 2, "n_head": 4}
 
@@ -47,44 +39,6 @@ BLOOM = {"vocab_size": ROWS, "hidden_size": 64, "n_layer": 2, "n_head": 4}
 @pytest.fixture(scope="module")
 def tokenizer():
     return trained_tokenizer([])
-
-
-def made(config):
-    """A model whose logits lie far enough apart that sums in another order choose the same tokens."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    for parameter in model.parameters():
-        parameter.data.mul_(3 if parameter.ndim > 1 else 1)
-    return model
-
-
-def alone(model, tokenizer, prompt, count):
-    return list(continue_ids(model, tokenizer, prompt, lambda row: int(row.argmax()), count, None, frozenset()))
-
-
-def together(engine, tokenizer, prompts, count):
-    """The greedy tokens of each prompt, or what it ended in."""
-    items = queue.SimpleQueue()
-    generations = []
-    for number, prompt in enumerate(prompts):
-        sampler = Sampler(SamplingOptions(temperature=0), prompt, tokenizer.vocabulary)
-        deliver = lambda item, number=number: items.put((number, item))  # noqa: E731
-        generations.append(Generation(sampler, count, frozenset(), deliver))
-        engine.submit(prompt, generations[-1])
-    written, left = [[] for _ in prompts], len(prompts)
-    while left:
-        number, item = items.get()
-        if item is None or isinstance(item, EngineError):
-            left -= 1
-            engine.cancel(generations[number])
-            written[number] = written[number] if item is None else item
-        else:
-            written[number].append(item.id)
-    return written
-
-
-def prompt_of(length, seed):
-    return torch.randint(1, 300, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,19 @@
 """Answers on one GPU: those of a CPU, many at once as each alone; labels and vectors; the first commands."""
 
 import json
-import queue
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen3MoeConfig
+from transformers import GPT2Config, LlamaConfig, MistralConfig, Qwen3MoeConfig
 
 import artel
 from artel.inference import open_model
-from artel.inference.engine.base import EngineError, Generation
 from artel.inference.engine.make import make_engine
 from artel.inference.engine.paged import BatchingEngine
 from artel.inference.serve.served import ServedModel
-from artel.models.generate import continue_ids
-from artel.models.sampler import Sampler, SamplingOptions
 from support.chat_models import CONVERSATIONS, MARKS, learned_by_heart, trained_tokenizer, user
+from support.engines import CONTEXT, ROWS, SIZES, alone, made, prompt_of, together
 from support.objectives import objective_run
 from support.runs import TINY, losses, merged, write_run
 from support.runs import artel as command
@@ -29,15 +26,9 @@ pytestmark = [
 GPU = torch.device("cuda")
 OWN_PROCESS = {"OMP_NUM_THREADS": "4"}
 """A command with a variable of its own is no fork of a process, in which CUDA could not be used."""
-CONTEXT = 512
-SIZES = {
-    "vocab_size": 330, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": CONTEXT, "bos_token_id": None, "eos_token_id": None,
-    "pad_token_id": None,
-}  # fmt: skip
 CONFIGS = [
     LlamaConfig(**SIZES),
-    GPT2Config(vocab_size=330, n_embd=64, n_layer=2, n_head=4, n_positions=CONTEXT),
+    GPT2Config(vocab_size=ROWS, n_embd=64, n_layer=2, n_head=4, n_positions=CONTEXT),
     Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
     MistralConfig(**SIZES, sliding_window=8),
 ]
@@ -46,44 +37,6 @@ CONFIGS = [
 @pytest.fixture(scope="module")
 def tokenizer():
     return trained_tokenizer([])
-
-
-def made(config):
-    """A model whose logits lie far enough apart that sums in another order choose the same tokens."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    for parameter in model.parameters():
-        parameter.data.mul_(3 if parameter.ndim > 1 else 1)
-    return model
-
-
-def alone(model, tokenizer, prompt, count):
-    return list(continue_ids(model, tokenizer, prompt, lambda row: int(row.argmax()), count, None, frozenset()))
-
-
-def prompt_of(length, seed):
-    return torch.randint(1, 300, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def together(engine, tokenizer, prompts, count):
-    """The greedy tokens of each prompt, or what it ended in."""
-    items = queue.SimpleQueue()
-    generations = []
-    for number, prompt in enumerate(prompts):
-        sampler = Sampler(SamplingOptions(temperature=0), prompt, tokenizer.vocabulary)
-        deliver = lambda item, number=number: items.put((number, item))  # noqa: E731
-        generations.append(Generation(sampler, count, frozenset(), deliver))
-        engine.submit(prompt, generations[-1])
-    written, left = [[] for _ in prompts], len(prompts)
-    while left:
-        number, item = items.get(timeout=120)
-        if item is None or isinstance(item, EngineError):
-            left -= 1
-            engine.cancel(generations[number])
-            written[number] = written[number] if item is None else item
-        else:
-            written[number].append(item.id)
-    return written
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)

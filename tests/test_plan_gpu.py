@@ -9,7 +9,7 @@ from transformers.activations import NewGELUActivation
 
 from artel.models.attention_switch import use_for_training
 from artel.models.compile import repeated_layers
-from artel.planning.plan.compiled_layers import SavedAsCompiled, keep_as_compiled
+from artel.planning.plan.compiled_layers import SavedAsCompiled, save_as_compiled
 from artel.planning.plan.cuda_autocast import cuda_autocast
 
 SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 384,
@@ -79,7 +79,7 @@ def test_layers_keep_what_the_compilers_partitioner_keeps(config):
         return saving
 
     model, output = called(config, imitating)
-    imitated = bytes_of(model, [tensor for call in calls for tensor in call.kept()])
+    imitated = bytes_of(model, [tensor for call in calls for tensor in call.saved_tensors()])
     assert output is not None  # the graph is alive
     compiled, eager = saved_by(config, compiled=True), saved_by(config, compiled=False)
     assert imitated == pytest.approx(compiled, rel=0.02)
@@ -89,7 +89,7 @@ def test_layers_keep_what_the_compilers_partitioner_keeps(config):
 def test_what_was_let_go_has_its_shape_in_the_backward_pass():
     torch.manual_seed(0)
     model = AutoModel.from_config(CONFIGS[0]).train()
-    keep_as_compiled(model)
+    save_as_compiled(model)
     model(input_ids=torch.zeros(2, 8, dtype=torch.int64)).last_hidden_state.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 

@@ -65,11 +65,11 @@ def open_model(name: str, device: torch.device | None = None) -> OpenedModel:
     `device`, by default the GPU of this process, or the CPU where there is none. Raises InputError.
     """
     opened = _open(name)
-    place(opened, device or own_device())
+    move_to_device(opened, device or own_device())
     return opened
 
 
-def place(opened: OpenedModel, device: torch.device) -> None:
+def move_to_device(opened: OpenedModel, device: torch.device) -> None:
     """Move the model to a device. Raises InputError where it has no room there."""
     model = opened.model
     if model.device == device or getattr(model, "quantization_method", None) == QuantizationMethod.BITS_AND_BYTES:
@@ -129,7 +129,7 @@ def open_untrained(run: RunConfig, tell: Callable[[str], None]) -> OpenedModel:
     """The run's model before its first step, as `open_model`. Prepares the run's text where that is not done yet."""
     prepared = prepare(run, tell)
     opened = open_fresh(prepared.run, prepared)
-    place(opened, own_device())
+    move_to_device(opened, own_device())
     return opened
 
 

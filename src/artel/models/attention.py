@@ -34,7 +34,7 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from artel.models.cpu.attention import cpu_attention, takes, takes_heads
+from artel.models.cpu.attention import cpu_attention, repeat_heads, takes, takes_heads
 from artel.models.cpu.attention_dropout import dropout_attention, visible_rows
 from artel.models.cpu.documents import document_attention
 
@@ -288,7 +288,7 @@ def _attend_range(
     if mask is None and takes(query, key, value, options.dropout):
         return cpu_attention(query, key, value, causal=causal, scale=options.scale)
     if mask is not None and grouped and query.device.type == "cuda":  # the kernel for masks has no groups
-        key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
+        key, value = (repeat_heads(each, query) for each in (key, value))
         grouped = False
     with _kernels(query, mask):
         return F.scaled_dot_product_attention(

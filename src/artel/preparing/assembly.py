@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from artel.objectives import Objective
 from artel.preparing.lists import LISTS
-from artel.preparing.selection import PreparedShard, ShardPlan, prepared_shards, shard_plans
+from artel.preparing.prepared_shard import PreparedShard, prepared_shards
+from artel.preparing.selection import ShardPlan, shard_plans
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
 from artel.tokens.store.manifest import SPLITS, write_manifest

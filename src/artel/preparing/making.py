@@ -30,8 +30,10 @@ def make_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check)
     """Make the store of a run in `folder`, stage by stage. What an earlier start finished is not done again."""
     # These import torch, which a store that is found does not need.
     from artel.preparing.assembly import write_store
+    from artel.preparing.duplicates import find_earlier_lines, find_exact
     from artel.preparing.engines.run_stage import check_engine, run_stage
-    from artel.preparing.selection import Selection, encoder_notes, find_earlier_lines, find_exact
+    from artel.preparing.prepared_shard import encoder_notes
+    from artel.preparing.selection import Selection
     from artel.preparing.tasks import Stage, Tasks
 
     check_engine(run.prepare)

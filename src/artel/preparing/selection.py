@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orjson
@@ -25,109 +24,16 @@ from artel.config import SourceConfig
 from artel.errors import InputError, Problem
 from artel.objectives import splits_by_label
 from artel.preparing.contamination import write_contaminated
-from artel.preparing.input_shards import DOCUMENT
+from artel.preparing.duplicates import DUPLICATE, REPEATED, exact_kinds, near_duplicates_by_reason
 from artel.preparing.lists import CONTAMINATED, REJECTED
 from artel.preparing.mixture import BUDGET, WEIGHT, copies_by_weight, over_budget
+from artel.preparing.prepared_shard import PreparedShard, prepared_shards
 from artel.preparing.workspace import Workspace
-from artel.storage import new_folder, write_file
-from artel.text import Contaminated, Ledger, Rejected, check_ledger, check_sets, source_at
-from artel.text.dedup.exact import DIGEST, repeated
-from artel.text.dedup.near import BAND_GROUPS, Signatures, bands_and_rows, near_duplicates, similar_pairs
+from artel.storage import new_folder
+from artel.text import Ledger, Rejected, check_ledger, check_sets, source_at
 from artel.text.split import least_fraction
 from artel.tokens.store.manifest import SPLITS
 from artel.tokens.store.shards import SHARD_TOKENS
-
-# The values in the file `exact`.
-_FIRST, _DUPLICATE, _REPEATED = range(3)
-
-
-@dataclass(frozen=True)
-class PreparedShard:
-    """What a worker made of an input shard."""
-
-    folder: Path
-    rows: NDArray
-    """DOCUMENT, memory-mapped."""
-    summary: dict[str, Any]
-    """Its summary.json."""
-    lines_before: int
-    """Lines of its file in earlier shards; 0 for whole files."""
-
-    @property
-    def notes(self) -> Iterator[dict[str, Any]]:
-        with (self.folder / "notes.jsonl").open("rb") as stream:
-            yield from map(orjson.loads, stream)
-
-    @property
-    def rejected(self) -> Iterator[Rejected]:
-        with (self.folder / "rejected.jsonl").open("rb") as stream:
-            for origin, reason, detail, set_name in map(orjson.loads, stream):
-                yield Rejected(self.origin(origin), reason, detail, set_name)
-
-    @property
-    def contaminated(self) -> Iterator[Contaminated]:
-        with (self.folder / "contaminated.jsonl").open("rb") as stream:
-            for origin, set_name, rows, words in map(orjson.loads, stream):
-                yield Contaminated(self.origin(origin), set_name, rows, words)
-
-    def origin(self, origin: str) -> str:
-        """An origin `file:line` with its line counted in the whole file."""
-        place, _, line = origin.rpartition(":")
-        return f"{place}:{int(line) + self.lines_before}" if self.lines_before and line.isdigit() else origin
-
-
-def prepared_shards(workspace: Workspace) -> list[PreparedShard]:
-    """The prepared shards of a workspace, in order."""
-    shards: list[PreparedShard] = []
-    lines_before = 0
-    for number, input_shard in enumerate(workspace.input_shards):
-        folder = workspace.text(number)
-        summary = orjson.loads((folder / "summary.json").read_bytes())
-        span = input_shard.inputs[0].span if input_shard.inputs else None
-        if span is None or span.start == 0:
-            lines_before = 0
-        is_empty = (folder / "documents").stat().st_size == 0
-        rows = np.empty(0, DOCUMENT) if is_empty else np.memmap(folder / "documents", DOCUMENT, "r")
-        shards.append(PreparedShard(folder, rows, summary, lines_before))
-        lines_before += summary["lines"] or 0
-    return shards
-
-
-def encoder_notes(workspace: Workspace) -> list[str]:
-    """Sentences for the user about the encoders; none about shards too small for more than one encoder."""
-    notes = {shard.summary["encoder"] for shard in prepared_shards(workspace)}
-    return sorted(note for note in notes if note and not note.startswith("tokenizers encodes the first"))
-
-
-def find_earlier_lines(workspace: Workspace) -> None:
-    """Write, for each input shard, the digests of its lines or paragraphs that occur in an earlier shard."""
-    count = len(workspace.input_shards)
-    digests = [np.fromfile(workspace.lines(number) / "digests", DIGEST) for number in range(count)]
-    is_repeated = repeated(digests)
-    start = 0
-    for number, shard in enumerate(digests):
-        write_file(workspace.earlier(number), shard[is_repeated[start : start + len(shard)]].tobytes())
-        start += len(shard)
-
-
-def find_exact(workspace: Workspace) -> None:
-    """Write `exact`: for each document _FIRST, _DUPLICATE of an earlier one, or _REPEATED (no new text)."""
-    shards = prepared_shards(workspace)
-    has_new_text = np.concatenate([np.empty(0, np.uint8), *(shard.rows["has_new_text"] for shard in shards)])
-    kinds = np.where(has_new_text == 1, _FIRST, _REPEATED).astype(np.uint8)
-    if workspace.run.data.dedup.exact:
-        kinds[repeated([shard.rows["digest"] for shard in shards])] = _DUPLICATE
-    write_file(workspace.exact, kinds.tobytes())
-
-
-def find_near(workspace: Workspace, shards: list[PreparedShard], group: int) -> None:
-    """Write the pairs of near-duplicates that one group of bands finds."""
-    near = workspace.run.data.dedup.near
-    assert near is not None
-    bands, _ = bands_and_rows(near.threshold, near.permutations)
-    signatures = _signatures(shards, _exact(workspace) == _FIRST)
-    pairs = similar_pairs(signatures, range(group, bands, BAND_GROUPS), near.threshold)
-    write_file(workspace.near(group), pairs.tobytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,19 +144,15 @@ class Selection:
         self._dropped[chosen & (self._dropped == 0)] = self._reasons.index(reason)
 
     def _drop_duplicates(self) -> None:
-        kinds = _exact(self._workspace)
-        self._drop(kinds == _DUPLICATE, "duplicate")
-        self._drop(kinds == _REPEATED, "repeated")
+        kinds = exact_kinds(self._workspace)
+        self._drop(kinds == DUPLICATE, "duplicate")
+        self._drop(kinds == REPEATED, "repeated")
 
     def _drop_near(self) -> None:
         if self._data.dedup.near is None:
             return
-        signatures = _signatures(self._shards, _exact(self._workspace) == _FIRST)
-        pairs = (np.fromfile(self._workspace.near(group), np.int64).reshape(-1, 2) for group in range(BAND_GROUPS))
-        # Validation texts given by a path are kept, however similar.
-        is_given = np.array([shard.key == "data.validation" for shard in self._workspace.input_shards], np.bool_)
-        always_kept = np.repeat(is_given, np.diff(self._starts))
-        for reason, documents in near_duplicates(signatures, pairs, always_kept, self._without_samples()).items():
+        found = near_duplicates_by_reason(self._workspace, self._shards, self._without_samples())
+        for reason, documents in found.items():
             self._drop(documents, reason)
 
     def _without_samples(self) -> NDArray[np.bool_]:
@@ -444,11 +346,3 @@ class Selection:
 def shard_plans(workspace: Workspace) -> list[ShardPlan]:
     rows = orjson.loads((workspace.selection / "shards.json").read_bytes())
     return [ShardPlan(name, split, tuple(start), tuple(stop), first) for name, split, start, stop, first in rows]
-
-
-def _exact(workspace: Workspace) -> NDArray[np.uint8]:
-    return np.fromfile(workspace.exact, np.uint8)
-
-
-def _signatures(shards: list[PreparedShard], is_kept: NDArray[np.bool_]) -> Signatures:
-    return Signatures([shard.folder / "near" for shard in shards], [len(shard.rows) for shard in shards], is_kept)

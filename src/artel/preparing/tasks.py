@@ -8,8 +8,10 @@ from typing import Literal
 
 from artel.objectives import Objective, objective_of
 from artel.preparing.assembly import write_shard
+from artel.preparing.duplicates import find_near
 from artel.preparing.input_shards import write_lines, write_prepared_shard
-from artel.preparing.selection import PreparedShard, ShardPlan, find_near, prepared_shards, shard_plans
+from artel.preparing.prepared_shard import PreparedShard, prepared_shards
+from artel.preparing.selection import ShardPlan, shard_plans
 from artel.preparing.workspace import Workspace
 from artel.text import BenchmarkIndex
 from artel.text.dedup.near import BAND_GROUPS

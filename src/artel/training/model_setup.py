@@ -43,6 +43,7 @@ from artel.training.memory.micro_batch import (
     is_out_of_memory,
     longest_sample,
     repeat_sample,
+    same_everywhere,
     sizes_to_try,
 )
 from artel.training.optim.bf16_adamw import hold_in_bf16
@@ -253,10 +254,15 @@ def _fit(
         return MicroBatchPlan(size, mode)
     index, row_tokens = longest_sample(objective, samples)
     most = -(-config.train.batch // strategy.dp_degree) if size == "auto" else size
+    modes: tuple[Recompute, ...] = ("none", "selective", "full") if mode == "auto" else (mode,)
+    planned_before_run = planned_micro_batch(RunFolder(Path(config.run)), world.device)
     if not strategy.can_probe_memory:
-        planned = _planned_everywhere(config, strategy, world) if size == "auto" else None
         largest = sizes_to_try(most, row_tokens, world.device)[-1] if size == "auto" else size
-        return planned or MicroBatchPlan(largest, "none" if mode == "auto" else mode)
+        if size == "auto" and world.device.type == "cuda":
+            planned = same_everywhere(planned_before_run, modes, strategy.all_reduce_min)
+        else:
+            planned = None
+        return planned or MicroBatchPlan(largest, modes[0])
 
     attempts = 0
 
@@ -279,7 +285,7 @@ def _fit(
     return find_micro_batch(
         attempt,
         most,
-        ("none", "selective", "full") if mode == "auto" else (mode,),
+        modes,
         row_tokens=row_tokens,
         device=world.device,
         key=cache_key(config, strategy.model, most, row_tokens, world.device, world.size),
@@ -287,15 +293,5 @@ def _fit(
         reserve=state_bytes(strategy.model, config.train, on=world.device),
         exactly=size != "auto",
         agree=strategy.all_reduce_min,
-        planned=planned_micro_batch(RunFolder(Path(config.run)), world.device),
+        planned=planned_before_run,
     )
-
-
-def _planned_everywhere(config: RunConfig, strategy: ParallelStrategy, world: World) -> MicroBatchPlan | None:
-    """On a GPU the micro-batch of the run's plan, where all processes have read it."""
-    if world.device.type != "cuda":
-        return None
-    planned = planned_micro_batch(RunFolder(Path(config.run)), world.device)
-    size = 0 if planned is None else planned.size
-    lowest, highest = strategy.all_reduce_min(size), -strategy.all_reduce_min(-size)
-    return planned if lowest == highest > 0 else None

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from artel.config import load_run
 from artel.errors import InputError
-from artel.inference.open import OpenedModel, objective_of_folder, open_model, place
+from artel.inference.open import OpenedModel, move_to_device, objective_of_folder, open_model
 from artel.inference.serve.app import Limits, make_app
 from artel.inference.serve.served import ServedModel, name_of
 from artel.models.device import own_device
@@ -79,7 +79,7 @@ def open_models(name: str, options: ServerOptions) -> list[ServedModel]:
     """The model, and the same with each of the adapters. Raises InputError."""
     opened = open_model(name, torch.device("cpu"))
     hold_weights(opened.model, options.precision, name)
-    place(opened, own_device())  # only now: what is held in bf16 takes half of the room there
+    move_to_device(opened, own_device())  # only now: what is held in bf16 takes half of the room there
     if options.adapters:
         _check_takes_adapters(opened, options.adapters)
     with_adapters = {label: _with_adapter(opened, label, place) for label, place in options.adapters.items()}

@@ -1,8 +1,8 @@
-"""What compiled layers keep for the backward pass, in a trace of layers that are not compiled.
+"""What compiled layers save for the backward pass, in a trace of layers that are not compiled.
 
-Of what autograd saves in a layer, torch.compile keeps what matrix products and attention read and give, and computes
-the elementwise rest again from it, in the kernels that need it (the partitioner of PyTorch's AOTAutograd, a min-cut
-that bans products from the backward pass). Measured: benchmarks/plan_gpu.md.
+Of what autograd saves in a layer, torch.compile saves what matrix products and attention read and return. The backward
+pass recomputes the elementwise rest from that, in the kernels that need it. PyTorch's AOTAutograd decides so with a
+min-cut that bans products from recomputation. Measured: benchmarks/plan_gpu.md.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from artel.models.activation_checkpointing import is_product
 from artel.models.compile import repeated_layers
 
 
-def keep_as_compiled(model: nn.Module) -> None:
-    """Let the repeated layers keep from now on what compiled ones would. For FakeTensors: what is dropped is lost."""
+def save_as_compiled(model: nn.Module) -> None:
+    """Make the repeated layers save what compiled ones would. Dropped tensors lose their values: for FakeTensors."""
     for layer in repeated_layers(model):
         layer.forward = _as_compiled(layer.forward)
 
@@ -39,56 +39,54 @@ def _as_compiled(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
-class _Saved:
-    """What autograd saves: a tensor, or what it looked like and what it can be computed from."""
+class _SavedTensor:
+    """A tensor that autograd saves. Where it is dropped, the backward pass computes it again from `sources`."""
 
     tensor: torch.Tensor | None
-    looks: tuple[Any, ...]
+    metadata: tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
     sources: list[torch.Tensor] = field(default_factory=list)
-    """What a tensor that is let go is computed from."""
 
 
 @dataclass(eq=False, slots=True)
-class _Made:
-    """A storage that the layer made, or was given."""
+class _Node:
+    """A storage of the layer's graph, and the nodes that it was computed from."""
 
-    parents: list[_Made]
-    """What it was computed from, of what the layer made."""
-    given: torch.Tensor | None = None
-    """What a product gave, or the layer was given: it is not computed again."""
-    is_kept: bool = False
-    is_copy: bool = False
-    """Of another one, which the compiler does not make."""
+    parents: list[_Node]
+    banned: torch.Tensor | None = None
+    """The output of a product, or an input of the layer: it is not recomputed (AOTAutograd's banned nodes)."""
+    is_saved: bool = False
+    is_repeated_cast: bool = False
+    """The same conversion was done before: the compiler does it once (common subexpressions)."""
 
-    def sources(self) -> set[_Made]:
-        """What it can be computed from without a product."""
+    def sources(self) -> set[_Node]:
+        """The nearest nodes before it that are saved or banned: it can be recomputed from these."""
         found, seen, waiting = set(), {self}, list(self.parents)
         while waiting:
-            each = waiting.pop()
-            if each.is_kept or each.given is not None:
-                found.add(each)
-            elif each not in seen:
-                seen.add(each)
-                waiting += each.parents
+            node = waiting.pop()
+            if node.is_saved or node.banned is not None:
+                found.add(node)
+            elif node not in seen:
+                seen.add(node)
+                waiting += node.parents
         return found
 
 
 class SavedAsCompiled(TorchDispatchMode):
-    """Around one call of a layer: of what autograd saves, what no product reads or gives is let go at the end.
+    """Around one call of a layer: at its end, drops saved tensors that a compiled layer would recompute.
 
-    It is so where what it is computed from, and would not be kept otherwise, is no larger.
+    A tensor is dropped if no product reads or returns it, and its sources that are not saved yet are no larger.
     """
 
     def __init__(self, inputs: Any) -> None:
         """`inputs`: the layer's arguments, in any nesting."""
         super().__init__()
         self._hooks = saved_tensors_hooks(self._pack, _unpack)
-        self._made: dict[int, _Made] = {}
-        self._saved: list[weakref.ref[_Saved]] = []  # autograd holds this object for as long as it holds them
-        self._conversions: dict[tuple[Any, ...], weakref.ref[torch.Tensor]] = {}
+        self._nodes: dict[int, _Node] = {}
+        self._saved: list[weakref.ref[_SavedTensor]] = []  # autograd holds this object for as long as it holds them
+        self._casts: dict[tuple[Any, ...], weakref.ref[torch.Tensor]] = {}
         for tensor in _tensors(inputs):
             if tensor.requires_grad:
-                self._note(tensor, _Made([], given=tensor))
+                self._add_node(tensor, _Node([], banned=tensor))
 
     def __enter__(self) -> SavedAsCompiled:
         super().__enter__()
@@ -98,84 +96,95 @@ class SavedAsCompiled(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         self._hooks.__exit__(*error)
         super().__exit__(*error)
-        self._drop()
+        self._drop_recomputable()
 
-    def kept(self) -> list[torch.Tensor]:
+    def saved_tensors(self) -> list[torch.Tensor]:
         """After the call: what is held for the backward pass."""
-        alive = [saved for each in self._saved if (saved := each()) is not None]
+        alive = [saved for reference in self._saved if (saved := reference()) is not None]
         return [tensor for saved in alive for tensor in (saved.tensor, *saved.sources) if tensor is not None]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         inputs, outputs = _tensors((args, kwargs)), _tensors(output)
-        before = {id(tensor.untyped_storage()) for tensor in inputs}
-        parents = [self._made[number] for number in before & self._made.keys()]
-        fresh = [tensor for tensor in outputs if id(tensor.untyped_storage()) not in before]
+        read = {_storage_id(tensor) for tensor in inputs}
+        parents = [self._nodes[number] for number in read & self._nodes.keys()]
+        new = [tensor for tensor in outputs if _storage_id(tensor) not in read]
         if is_product(func):
-            for made in parents:
-                made.is_kept = not made.is_copy  # should autograd save it
-            for tensor in fresh:
-                self._note(tensor, _Made(parents, given=tensor))
+            for node in parents:
+                node.is_saved = not node.is_repeated_cast
+            for tensor in new:
+                self._add_node(tensor, _Node(parents, banned=tensor))
         else:
-            is_copy = func is torch.ops.aten._to_copy.default and self._is_made_twice(inputs[0], output)
-            for tensor in fresh:
-                self._note(tensor, _Made(parents, is_copy=is_copy))
+            is_repeated = func is torch.ops.aten._to_copy.default and self._is_repeated_cast(inputs[0], output)
+            for tensor in new:
+                self._add_node(tensor, _Node(parents, is_repeated_cast=is_repeated))
         return output
 
-    def _is_made_twice(self, source: torch.Tensor, output: torch.Tensor) -> bool:
-        """Whether the same conversion was done before: each product converts its input, the compiler does it once."""
-        key = id(source.untyped_storage()), source.storage_offset(), output.shape, output.dtype
-        first = self._conversions.get(key)
+    def _is_repeated_cast(self, source: torch.Tensor, output: torch.Tensor) -> bool:
+        """True if `source` was converted to this dtype before: under autocast each product converts its input."""
+        key = _storage_id(source), source.storage_offset(), output.shape, output.dtype
+        first = self._casts.get(key)
         if first is None or first() is None:
-            self._conversions[key] = weakref.ref(output)
+            self._casts[key] = weakref.ref(output)
             return False
         return True
 
-    def _note(self, tensor: torch.Tensor, made: _Made) -> None:
-        storage = tensor.untyped_storage()
-        self._made[id(storage)] = made
-        weakref.finalize(storage, self._made.pop, id(storage), None)
+    def _add_node(self, tensor: torch.Tensor, node: _Node) -> None:
+        number = _storage_id(tensor)
+        self._nodes[number] = node
+        weakref.finalize(tensor.untyped_storage(), self._nodes.pop, number, None)
 
-    def _pack(self, tensor: torch.Tensor) -> _Saved:
-        saved = _Saved(tensor, (tensor.shape, tensor.stride(), tensor.dtype, tensor.device))
+    def _pack(self, tensor: torch.Tensor) -> _SavedTensor:
+        saved = _SavedTensor(tensor, (tensor.shape, tensor.stride(), tensor.dtype, tensor.device))
         self._saved.append(weakref.ref(saved))
         return saved
 
-    def _drop(self) -> None:
-        elementwise = []
-        for each in self._saved:
-            saved = each()
-            if saved is None or saved.tensor is None:
+    def _drop_recomputable(self) -> None:
+        dropped = [(saved, tensor, self._choose_sources(tensor, node)) for saved, tensor, node in self._elementwise()]
+        chosen = [(saved, tensor, sources) for saved, tensor, sources in dropped if sources is not None]
+        added = _bytes(source for _, _, sources in chosen for source in sources)
+        if added < _bytes(tensor for _, tensor, _ in chosen):  # the compiler never saves more than eager layers do
+            for saved, _, sources in chosen:
+                saved.tensor, saved.sources = None, sources
+        self._nodes.clear()
+
+    def _elementwise(self) -> list[tuple[_SavedTensor, torch.Tensor, _Node]]:
+        """Saved tensors that no product reads or returns. Marks the nodes of the others as saved."""
+        found = []
+        for reference in self._saved:
+            saved = reference()
+            node = None if saved is None or saved.tensor is None else self._nodes.get(_storage_id(saved.tensor))
+            if saved is None or saved.tensor is None or node is None:
                 continue
-            made = self._made.get(id(saved.tensor.untyped_storage()))
-            if made is not None and made.given is not None:
-                made.is_kept = True
-            elif made is not None:
-                elementwise.append((saved, saved.tensor, made))
-        dropped: list[tuple[_Saved, list[torch.Tensor]]] = []
-        for saved, tensor, made in elementwise:
-            if made.is_kept:
-                continue
-            sources = [each for each in made.sources() if not each.is_kept]
-            held = [each.given for each in sources if each.given is not None]
-            if sum(each.nbytes for each in held) > tensor.nbytes and not made.is_copy:
-                made.is_kept = True
-                continue
-            for source in sources:
-                source.is_kept = True
-            dropped.append((saved, held))
-        let_go = [saved.tensor for saved, _ in dropped if saved.tensor is not None]
-        if _bytes(tensor for _, held in dropped for tensor in held) < _bytes(let_go):  # else nothing is gained by it
-            for saved, held in dropped:
-                saved.tensor, saved.sources = None, held
-        self._made.clear()
+            if node.banned is not None:
+                node.is_saved = True
+            else:
+                found.append((saved, saved.tensor, node))
+        return found
+
+    def _choose_sources(self, tensor: torch.Tensor, node: _Node) -> list[torch.Tensor] | None:
+        """What to save in place of a tensor; None if that is larger, or a product reads the tensor."""
+        if node.is_saved:
+            return None
+        unsaved = [source for source in node.sources() if not source.is_saved]
+        tensors = [source.banned for source in unsaved if source.banned is not None]
+        if sum(source.nbytes for source in tensors) > tensor.nbytes and not node.is_repeated_cast:
+            node.is_saved = True
+            return None
+        for source in unsaved:
+            source.is_saved = True
+        return tensors
 
 
-def _unpack(saved: _Saved) -> torch.Tensor:
+def _unpack(saved: _SavedTensor) -> torch.Tensor:
     if saved.tensor is not None:
         return saved.tensor
-    shape, stride, dtype, device = saved.looks
+    shape, stride, dtype, device = saved.metadata
     return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+
+def _storage_id(tensor: torch.Tensor) -> int:
+    return id(tensor.untyped_storage())
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:

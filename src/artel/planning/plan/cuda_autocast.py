@@ -34,7 +34,7 @@ _WITH_DTYPE = (
     _aten.sum.default,
     _aten.sum.dim_IntList,
 )
-"""What they give is in float32, unless they are told another dtype."""
+"""They return float32, unless a dtype is passed."""
 _HALVES = (torch.bfloat16, torch.float16)
 _KEY = "AutocastCPU"
 _OWN_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)

@@ -29,7 +29,7 @@ from artel.models.quantization import compute_in, scales, shrink_weights
 from artel.objectives import Batch, Objective
 from artel.parallel import ParallelStrategy, World, plan_parallelism
 from artel.planning.operations import Operation, OperationRecorder
-from artel.planning.plan.compiled_layers import keep_as_compiled
+from artel.planning.plan.compiled_layers import save_as_compiled
 from artel.planning.plan.cuda_autocast import cuda_autocast
 from artel.planning.plan.known_values import remember_values
 from artel.planning.plan.live_bytes import COMMUNICATION, GRADIENTS, OPTIMIZER, WEIGHTS, LiveBytes, bytes_by_kind
@@ -91,7 +91,7 @@ def trace_steps(
         gc.collect()  # whole weights that are sharded now
         recompute(model, how)
         if on_gpu and compiled and how == "none":
-            keep_as_compiled(model)
+            save_as_compiled(model)
         with fake, live, loss.logits_held_as_on("cuda" if on_gpu else "cpu"), _autocast_of(on_gpu):
             live.name(model.parameters(), WEIGHTS)
             live.name(model.buffers(), COMMUNICATION)

@@ -192,16 +192,16 @@ def make_plan(
         return replace(plan, price=price)
 
     # Training tries micro-batches before it compiles, and on a GPU what is not compiled takes more.
-    tried_apart = compiled and not hardware.shares_memory
-    tried = partial(planned, compiled=False) if tried_apart else planned
+    searches_eager = compiled and not hardware.shares_memory
+    candidate = partial(planned, compiled=False) if searches_eager else planned
     if run.train.micro_batch == "auto":
         sizes = sizes_to_try(most, data.row_tokens, device)
-        chosen = _with_largest_micro_batch(tried, sizes, modes, enough_rows(data.row_tokens, device))
+        chosen = _with_largest_micro_batch(candidate, sizes, modes, enough_rows(data.row_tokens, device))
     elif len(modes) > 1:
-        chosen = _first_that_fits(tried(run.train.micro_batch, how) for how in modes)
+        chosen = _first_that_fits(candidate(run.train.micro_batch, how) for how in modes)
     else:
         return planned(run.train.micro_batch, modes[0])
-    return planned(chosen.micro_batch, chosen.recompute) if tried_apart else chosen
+    return planned(chosen.micro_batch, chosen.recompute) if searches_eager else chosen
 
 
 def _first_that_fits(plans: Iterator[Plan]) -> Plan:

@@ -124,13 +124,13 @@ def find_micro_batch(
     name = f"{_digest(key)}.json"
     files = [folder / name for folder in (run, cache_folder() / "micro_batches")]
     known = next((plan for file in files if (plan := _remembered(file, modes)) is not None), None)
-    known = _same_everywhere(known, modes, agree)
+    known = same_everywhere(known, modes, agree)
     if known is not None:
         _remember(files[:1], known, key)
         return known
     sizes = [most] if exactly else sizes_to_try(most, row_tokens, device)
     trials = _Trials(attempt, device, reserve, agree)
-    plan = trials.first_that_fits(_planned_ones(_same_everywhere(planned, modes, agree), sizes, modes))
+    plan = trials.first_that_fits(_planned_ones(same_everywhere(planned, modes, agree), sizes, modes))
     if plan is None:
         plan = trials.search(sizes, modes, enough_rows(row_tokens, device, enough_tokens))
     if plan is None:
@@ -144,7 +144,7 @@ def enough_rows(row_tokens: int, device: torch.device, enough_tokens: int | None
     return -(-(enough_tokens or _ENOUGH_TOKENS.get(device.type, 1)) // row_tokens)
 
 
-def _same_everywhere(
+def same_everywhere(
     plan: MicroBatchPlan | None, modes: Sequence[Recompute], agree: Callable[[int], int]
 ) -> MicroBatchPlan | None:
     """`plan`, where all processes have the same: hosts with folders of their own may remember differently."""

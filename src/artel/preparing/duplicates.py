@@ -1,0 +1,70 @@
+"""Duplicates over all input shards of a workspace: of lines, of whole documents, and nearly so."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from artel.preparing.prepared_shard import PreparedShard, prepared_shards
+from artel.preparing.workspace import Workspace
+from artel.storage import write_file
+from artel.text.dedup.exact import DIGEST, repeated
+from artel.text.dedup.near import BAND_GROUPS, Signatures, bands_and_rows, near_duplicates, similar_pairs
+
+# The values in the file `exact`.
+FIRST, DUPLICATE, REPEATED = range(3)
+
+
+def find_earlier_lines(workspace: Workspace) -> None:
+    """Write, for each input shard, the digests of its lines or paragraphs that occur in an earlier shard."""
+    count = len(workspace.input_shards)
+    digests = [np.fromfile(workspace.lines(number) / "digests", DIGEST) for number in range(count)]
+    is_repeated = repeated(digests)
+    start = 0
+    for number, shard in enumerate(digests):
+        write_file(workspace.earlier(number), shard[is_repeated[start : start + len(shard)]].tobytes())
+        start += len(shard)
+
+
+def find_exact(workspace: Workspace) -> None:
+    """Write `exact`: for each document FIRST, DUPLICATE of an earlier one, or REPEATED (no new text)."""
+    shards = prepared_shards(workspace)
+    has_new_text = np.concatenate([np.empty(0, np.uint8), *(shard.rows["has_new_text"] for shard in shards)])
+    kinds = np.where(has_new_text == 1, FIRST, REPEATED).astype(np.uint8)
+    if workspace.run.data.dedup.exact:
+        kinds[repeated([shard.rows["digest"] for shard in shards])] = DUPLICATE
+    write_file(workspace.exact, kinds.tobytes())
+
+
+def find_near(workspace: Workspace, shards: list[PreparedShard], group: int) -> None:
+    """Write the pairs of near-duplicates that one group of bands finds."""
+    near = workspace.run.data.dedup.near
+    assert near is not None
+    bands, _ = bands_and_rows(near.threshold, near.permutations)
+    signatures = _signatures(shards, exact_kinds(workspace) == FIRST)
+    pairs = similar_pairs(signatures, range(group, bands, BAND_GROUPS), near.threshold)
+    write_file(workspace.near(group), pairs.tobytes())
+
+
+def near_duplicates_by_reason(
+    workspace: Workspace, shards: list[PreparedShard], unusable: NDArray[np.bool_]
+) -> dict[str, NDArray[np.int64]]:
+    """The near-duplicates to drop, by reason: their numbers over all shards.
+
+    unusable: bool (all documents,), those of which no sample can be made.
+    """
+    signatures = _signatures(shards, exact_kinds(workspace) == FIRST)
+    pairs = (np.fromfile(workspace.near(group), np.int64).reshape(-1, 2) for group in range(BAND_GROUPS))
+    # Validation texts given by a path are kept, however similar.
+    is_given = np.array([shard.key == "data.validation" for shard in workspace.input_shards], np.bool_)
+    always_kept = np.repeat(is_given, [len(shard.rows) for shard in shards])
+    return near_duplicates(signatures, pairs, always_kept, unusable)
+
+
+def exact_kinds(workspace: Workspace) -> NDArray[np.uint8]:
+    """uint8 (all documents,): what `find_exact` wrote."""
+    return np.fromfile(workspace.exact, np.uint8)
+
+
+def _signatures(shards: list[PreparedShard], is_kept: NDArray[np.bool_]) -> Signatures:
+    return Signatures([shard.folder / "near" for shard in shards], [len(shard.rows) for shard in shards], is_kept)
