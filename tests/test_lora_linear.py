@@ -13,6 +13,7 @@ from artel.models.activation_checkpointing import recompute
 from artel.models.attention_switch import use_for_training
 from artel.models.half_base import HalfLinear, hold_in_half
 from artel.models.lora.linear import LoraLinear, use_one_function
+from support.kept_memory import bytes_kept
 
 
 class Siblings(nn.Module):
@@ -166,9 +167,7 @@ def test_selective_keeps_no_change_of_an_adapter():
         model = AutoModelForCausalLM.from_config(config)
         _, model = adapted(model, r=rank, target_modules=["gate_proj", "up_proj"])
         recompute(model, "selective")
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-            loss = model(input_ids=ids, use_cache=False).logits.sum()
-        kept[rank] = sum(event.self_cpu_memory_usage for event in profile.key_averages())
+        loss, kept[rank] = bytes_kept(lambda model=model: model(input_ids=ids, use_cache=False).logits.sum())
         loss.backward()
     changes = 2 * 2 * 32 * 128 * 4
     assert kept[32] - kept[4] > changes

@@ -21,6 +21,7 @@ from transformers import (
 from artel.models.activation_checkpointing import NotSelective, recompute
 from artel.models.attention_switch import use_for_training
 from artel.models.compile import compile_layers
+from support.kept_memory import bytes_kept
 
 MODES = ("none", "selective", "full")
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50,
@@ -56,14 +57,14 @@ def step(model):
     model.zero_grad()
     torch.manual_seed(1)  # of dropout
     ids = torch.arange(64).reshape(2, 32) % 47 + 3
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+
+    def loss_alone():
         output = model(input_ids=ids)
-        # Named one by one: a model that returns a cache must not be charged for it.
+        # Only the logits are named: a model that returns a cache must not be charged for it.
         logits = output.logits if "logits" in output else output.start_logits + output.end_logits
-        del output
-        loss = logits.float().square().mean()
-        del logits
-    kept = sum(event.self_cpu_memory_usage for event in profile.key_averages())
+        return logits.float().square().mean()
+
+    loss, kept = bytes_kept(loss_alone)
     loss.backward()
     return loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, kept
 
