@@ -253,7 +253,7 @@ def test_commas_are_learned_from_plain_sentences(tmp_path):
     run = write_run(tmp_path / "run.yaml", objective="masked", checkpoint={"best": "f1"}, log={"every": 50},
                     data={"block": 200, "validation": 0.2, "sources": [
                         {"format": "dummy", "documents": 400, "pairs": "commas"}]},
-                    train={"steps": 100, "batch": 16, "learning_rate": 3e-3})  # fmt: skip
+                    train={"steps": 150, "batch": 16, "learning_rate": 3e-3})  # fmt: skip
     done = artel("train", run, f"model.config={json.dumps(MODERNBERT)}")
     assert done.returncode == 0, done.stderr
     figures = metrics(run.with_suffix(""))[-1]["validation"]

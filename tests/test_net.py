@@ -93,10 +93,10 @@ def test_a_fault_of_a_process_of_a_run(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
         "if os.environ.get('RANK') == '1':\n"
-        "    import artel.training.loop\n"
+        "    import artel.training.setup\n"
         "    def fail(*_):\n"
         "        raise KeyError('no such key')\n"
-        "    artel.training.loop.run_length = fail\n"
+        "    artel.training.setup.run_length = fail\n"
     )
     file = write_run(tmp_path / "run.yaml")
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"

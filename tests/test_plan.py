@@ -149,6 +149,14 @@ def test_a_layout_that_training_refuses_is_not_planned():
         make_plan(run_from(merged(TINY, values), {}, {}), find_hardware("h100-80gb:2"))
 
 
+def test_the_ranks_of_a_plan_have_groups_of_their_own():
+    """The first and the last stage are traced in one process, each with the tensor group of its rank."""
+    run = run_from(merged(TINY, {"parallel": {"tensor": 2, "pipeline": 2}}), {}, {})
+    plan = make_plan(run, find_hardware("h100-80gb:4"))
+    assert len(plan.ranks) == 2
+    assert all(rank.allocated > 0 for rank in plan.ranks)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", [{"data": "fsdp"}, {"tensor": 4}, {"pipeline": 2, "data": "fsdp"}], ids=str)
 def test_ranks_share_weights_and_state(parallel):

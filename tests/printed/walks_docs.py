@@ -253,7 +253,7 @@ DOCS = (
                 "run=runs/goes-on",
                 leaves="runs/goes-on/model",
             ),
-            Step("artel export RUN UNIVERSAL --deepspeed", leaves="UNIVERSAL/latest"),
+            Step("artel export RUN UNIVERSAL --deepspeed", leaves="UNIVERSAL/latest_universal"),
         ),
         needs=(inputs.run_yaml(), inputs.ds_config),
         before=(

@@ -61,7 +61,7 @@ TUTORIALS = (
             ),
             Step(
                 "artel train embed-ru data.sources.0.path=matches.jsonl model.from=runs/further/model",
-                SHORT,
+                f"{SHORT} embedding.matryoshka=[32,16]",
                 leaves="runs/embed-ru/model/modules.json",
             ),
             Step('artel generate runs/classify-ru --prompt "Скучно, ушли до конца."'),

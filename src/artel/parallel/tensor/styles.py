@@ -221,6 +221,12 @@ def _own_experts(mesh: DeviceMesh) -> Callable[..., torch.Tensor]:
     return forward
 
 
+def forget_meshes() -> None:
+    """Forget the functions of all meshes: two ranks' meshes are equal, and a process that plans for both asks twice."""
+    _fused.cache_clear()
+    _own_experts.cache_clear()
+
+
 def split_outputs(module: Any, mesh: DeviceMesh) -> None:
     """Each process keeps the weights and biases of some outputs of a linear layer."""
     module.weight = split_parameter(module.weight, mesh, Shard(1 if isinstance(module, Conv1D) else 0))

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import PreTrainedModel
 
@@ -28,6 +29,7 @@ from artel.models.output_head import trust_output_head
 from artel.models.quantization import compute_in, scales, shrink_weights
 from artel.objectives import Batch, Objective
 from artel.parallel import ParallelStrategy, World, plan_parallelism
+from artel.parallel.tensor.styles import forget_meshes
 from artel.planning.operations import Operation, OperationRecorder
 from artel.planning.plan.compiled_layers import save_as_compiled
 from artel.planning.plan.cuda_autocast import cuda_autocast
@@ -211,9 +213,15 @@ def _local_parts(strategy: ParallelStrategy, batches: list[Batch], fake: FakeTen
 
 @contextmanager
 def fake_process_group(world: World) -> Iterator[None]:
-    """A process group of that size, which may be 1, of which only this process is there."""
+    """A process group of that size, which may be 1, of which only this process is there.
+
+    What DTensor's operators and tensor parallelism remember of its meshes goes with it: a rank traced later would be
+    given the groups of one traced earlier.
+    """
     dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)
     try:
         yield
     finally:
         dist.destroy_process_group()
+        _clear_sharding_prop_cache()
+        forget_meshes()
