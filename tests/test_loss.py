@@ -95,6 +95,43 @@ def test_the_highest_is_the_first_of_the_highest(columns):
         assert torch.equal(actual.nan_to_num(-1.0), expected.nan_to_num(-1.0))
 
 
+class ProductShapes(TorchDispatchMode):
+    """Records the shapes of the products within."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if "mm" in operator.name():
+            shapes = (tuple(each.shape) for each in args if isinstance(each, torch.Tensor))
+            self.seen.add((operator.name(), *shapes))
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("function", [losses.linear_cross_entropy, losses.linear_log_probs])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_in_bf16_on_a_cpu_products_come_in_few_shapes(function, compiled):
+    """oneDNN compiles and keeps a kernel for each shape. The numbers are those of as many positions as there are."""
+
+    random = torch.Generator().manual_seed(0)
+    weight = torch.randn(40, 16, generator=random).bfloat16().requires_grad_()
+    shapes = ProductShapes()
+    for count in (129, 131, 140, 160, 290, 300, 310, 320):
+        hidden = torch.randn(count, 16, generator=random).bfloat16().requires_grad_()
+        targets = torch.randint(40, (count,), generator=random)
+        with shapes:
+            result = function(hidden, weight, None, targets, chunk_bytes=1, compiled=compiled)
+            result = result[0] if isinstance(result, tuple) else -result.sum()
+            actual = torch.autograd.grad(result, [hidden, weight])
+        expected = F.cross_entropy(hidden.double() @ weight.double().T, targets, reduction="sum")
+        assert abs(float(result.detach()) / float(expected.detach()) - 1) < 0.01
+        for mine, theirs in zip(actual, torch.autograd.grad(expected, [hidden, weight]), strict=True):
+            assert mine.shape == theirs.shape
+            assert (mine - theirs).abs().max() <= 0.02 * theirs.abs().max()
+    assert len(shapes.seen) <= 3 * 3  # 128, 64 and 32 positions: logits and two gradients
+
+
 def test_without_gradients_their_products_are_not_computed():
     """As in validation: the logits, and nothing multiplied with them."""
     hidden, weight = torch.randn(5, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)

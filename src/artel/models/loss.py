@@ -43,6 +43,10 @@ _FROZEN_CHUNK_BYTES = {"cpu": 32 * 2**20, "cuda": 512 * 2**20}
 # On a GPU the head's rows are padded to a multiple of this where its matrix is copied to another precision anyway:
 # with GPT-2's 50,257 rows the products would miss the tensor cores' fast path.
 _ROW_MULTIPLE = 64
+# Positions are filled up to a multiple of this on a CPU in bf16. oneDNN compiles a kernel for each shape and keeps
+# 1,024 of them: where each step has another number of targets, that took 1.8 MiB and 10 ms of each of the first 340
+# steps (512 wide, 8,000 ids; benchmarks/NOTES.md).
+_CPU_POSITIONS = 32
 
 
 def model_losses(
@@ -237,7 +241,8 @@ class _LinearLogProbs(torch.autograd.Function):
             head = ChunkedHead(hidden, weight, bias, ctx.products, ctx.needs_input_grad[:3])
             for chunk in head.chunks():
                 _, _, grad_logits = head.losses(chunk, targets[chunk])
-                head.add(chunk, grad_logits.mul_(factors[chunk]))
+                grad_logits[: len(factors[chunk])].mul_(factors[chunk])
+                head.add(chunk, grad_logits)
                 del grad_logits
             return *head.gradients(), None, None
 
@@ -258,11 +263,15 @@ class ChunkedHead:
     ) -> None:
         """`needs`: which gradients `add` computes, of hidden, weight and bias."""
         self.needs_grad = any(needs)
+        self._count = len(hidden)
+        self._multiple = _CPU_POSITIONS if hidden.device.type == "cpu" and products.dtype == torch.bfloat16 else 1
         device, self._vocabulary, self._shard = hidden.device, weight.shape[0], products.shard
         self._needs_hidden, self._needs_weight, self._needs_bias = needs
         self._dtypes = hidden.dtype, weight.dtype
         self._matrix = _padded(weight, products.dtype)
         self._inputs = hidden.to(products.dtype)
+        if missing := -self._count % self._multiple:
+            self._inputs = F.pad(self._inputs, (0, 0, 0, missing))
         rows = self._matrix.shape[0]
         self._bias = None if bias is None else F.pad(bias.to(products.dtype), (0, rows - self._vocabulary))
         self._grad_hidden = torch.empty_like(self._inputs) if self._needs_hidden else None
@@ -270,7 +279,7 @@ class ChunkedHead:
         self._grad_bias = torch.zeros(rows, device=device) if self._needs_bias else None
         # The same chunks on all processes of a sharded vocabulary, whose last one may have fewer ids.
         columns = rows if self._shard is None else self._shard.max_ids
-        self._size = max(128, products.chunk_bytes // (4 * columns))
+        self._size = max(128, products.chunk_bytes // (4 * columns) // self._multiple * self._multiple)
         self._add_product = _add_product
         self._cross_entropy: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
         if products.compiled and any(needs) and self._shard is None and can_take(device, products.dtype):
@@ -283,30 +292,45 @@ class ChunkedHead:
             )
 
     def chunks(self) -> Iterator[slice]:
-        return (slice(start, start + self._size) for start in range(0, len(self._inputs), self._size))
+        starts = range(0, self._count, self._size)
+        return (slice(start, min(start + self._size, self._count)) for start in starts)
+
+    def _filled(self, chunk: slice) -> slice:
+        """The chunk with the positions that fill it up."""
+        return slice(chunk.start, -(-chunk.stop // self._multiple) * self._multiple)
 
     def losses(self, chunk: slice, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(loss of each position in nats, likeliest ids, gradient of their sum with respect to the logits)."""
-        return self._cross_entropy(F.linear(self._inputs[chunk], self._matrix, self._bias), targets)
+        """(loss of each position in nats, likeliest ids, gradient of their sum with respect to the logits).
+
+        The gradient also has rows for the positions that fill the chunk up: zeros.
+        """
+        inputs, count = self._inputs[self._filled(chunk)], len(targets)
+        if missing := len(inputs) - count:
+            targets = F.pad(targets, (0, missing), value=IGNORED)
+        losses, guesses, grad_logits = self._cross_entropy(F.linear(inputs, self._matrix, self._bias), targets)
+        return losses[:count], guesses[:count], grad_logits
 
     def logits(self, chunk: slice) -> torch.Tensor:
         """A chunk's logits, float32 (count, vocabulary): those of all ids, also where processes share them."""
-        local = F.linear(self._inputs[chunk], self._matrix, self._bias)[:, : self._vocabulary].float()
+        filled = F.linear(self._inputs[self._filled(chunk)], self._matrix, self._bias)
+        local = filled[: chunk.stop - chunk.start, : self._vocabulary].float()
         return local if self._shard is None else self._shard.all_gather(local)
 
     def add_whole(self, chunk: slice, grad_logits: torch.Tensor) -> None:
         """Like `add`, with the gradient of what `logits` returns."""
         if self._shard is not None:
             grad_logits = grad_logits[:, self._shard.first :][:, : self._vocabulary]
-        rows = self._matrix.shape[0]
-        self.add(chunk, F.pad(grad_logits, (0, rows - self._vocabulary)).to(self._inputs.dtype))
+        rows, filled = self._matrix.shape[0], self._filled(chunk)
+        missing = filled.stop - chunk.stop
+        self.add(chunk, F.pad(grad_logits, (0, rows - self._vocabulary, 0, missing)).to(self._inputs.dtype))
 
     def add(self, chunk: slice, grad_logits: torch.Tensor) -> None:
-        """Take the gradient with respect to a chunk's logits into the gradients that are needed."""
+        """Take the gradient with respect to a chunk's logits, as `losses` returns it, into those that are needed."""
+        filled = self._filled(chunk)
         if self._grad_hidden is not None:
-            torch.mm(grad_logits, self._matrix, out=self._grad_hidden[chunk])
+            torch.mm(grad_logits, self._matrix, out=self._grad_hidden[filled])
         if self._needs_weight:
-            self._grad_weight = self._add_product(self._grad_weight, grad_logits, self._inputs[chunk])
+            self._grad_weight = self._add_product(self._grad_weight, grad_logits, self._inputs[filled])
         if self._grad_bias is not None:
             self._grad_bias += grad_logits.float().sum(dim=0)
 
@@ -319,7 +343,7 @@ class ChunkedHead:
             grad_weight = torch.zeros(self._matrix.shape, device=self._matrix.device)
         hidden_dtype, weight_dtype = self._dtypes
         return (
-            None if grad_hidden is None else grad_hidden.to(hidden_dtype),
+            None if grad_hidden is None else grad_hidden[: self._count].to(hidden_dtype),
             None if grad_weight is None else grad_weight[: self._vocabulary].to(weight_dtype),
             None if grad_bias is None else grad_bias[: self._vocabulary].to(weight_dtype),
         )
