@@ -42,7 +42,11 @@ def go(walk: Walk, folder: Path, home: Path) -> None:
             command = command.replace("{clone}", str(ROOT)).replace("{port}", str(free_ports(1)[0]))
             done = run(command, folder, home, step.typed, variables)
             output = done.stdout + done.stderr
-            if done.returncode or (step.leaves and not (folder / step.leaves).exists()) or step.says not in output:
+            if (
+                done.returncode != step.status
+                or (step.leaves and not (folder / step.leaves).exists())
+                or step.says not in output
+            ):
                 failed.append(
                     f"$ {command}\n{output[-4000:]}\n(status {done.returncode}; leaves {step.leaves or '-'}; "
                     f"says {step.says or '-'})"

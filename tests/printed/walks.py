@@ -23,6 +23,8 @@ class Step:
     """A file or folder that is there afterwards."""
     says: str = ""
     """What stands in its output."""
+    status: int = 0
+    """Its exit status."""
     typed: str = ""
     """What is typed while it runs."""
     instead: str = ""

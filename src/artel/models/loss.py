@@ -44,8 +44,7 @@ _FROZEN_CHUNK_BYTES = {"cpu": 32 * 2**20, "cuda": 512 * 2**20}
 # with GPT-2's 50,257 rows the products would miss the tensor cores' fast path.
 _ROW_MULTIPLE = 64
 # Positions are filled up to a multiple of this on a CPU in bf16. oneDNN compiles a kernel for each shape and keeps
-# 1,024 of them: where each step has another number of targets, that took 1.8 MiB and 10 ms of each of the first 340
-# steps (512 wide, 8,000 ids; benchmarks/NOTES.md).
+# 1,024 of them: 1.8 MiB and 10 ms for each new number of targets (512 wide, 8,000 ids; benchmarks/NOTES.md).
 _CPU_POSITIONS = 32
 
 
