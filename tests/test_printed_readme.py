@@ -3,7 +3,7 @@
 import pytest
 
 from printed.walking import cases, go
-from printed.walks import README
+from printed.walks_readme import README
 
 
 @pytest.mark.processes

@@ -11,8 +11,9 @@ from typer.main import get_command
 
 from artel.cli.main import app
 from printed.commands import Printed, documents, printed_in
-from printed.walks import README, Step
+from printed.walks import Step
 from printed.walks_docs import DOCS
+from printed.walks_readme import README
 from printed.walks_recipes import RECIPES
 from printed.walks_tutorials import TUTORIALS
 

@@ -21,17 +21,13 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
+from artel.models.cpu.row_multiple import row_multiple
 from artel.models.device import autocast_is_on
 
 NAME = "artel"
 
 _RANK_MULTIPLE = 8
 """A grouped product takes rows of a multiple of 16 bytes: 8 numbers in bf16. Narrower matrices are padded."""
-
-
-_CPU_GROUP = 32
-"""Rows that an expert's group is a multiple of on a CPU in bf16. oneDNN compiles a kernel for each shape and keeps
-1,024: with groups of any size each step would compile anew, and took a third longer."""
 
 
 class LowRank(NamedTuple):
@@ -110,8 +106,8 @@ def experts_forward(
     kind = hidden_states.device.type
     dtype = torch.get_autocast_dtype(kind) if autocast_is_on(kind) else hidden_states.dtype
     weight = getattr(self, "gate_up_proj" if self.has_gate else "up_proj")
-    fills_groups = kind == "cpu" and dtype == torch.bfloat16
-    if not _changes(self) and hidden_states.dtype == dtype == weight.dtype and not fills_groups:
+    any_count = row_multiple(hidden_states.device, dtype) == 1
+    if not _changes(self) and hidden_states.dtype == dtype == weight.dtype and any_count:
         return grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
     forward = _forward if dtype == torch.bfloat16 else _eager_forward
     return forward(self, hidden_states, top_k_index, top_k_weights, dtype)
@@ -127,7 +123,7 @@ def _forward(
     if elsewhere is not None:
         # The rows after the last group are not computed, forward or backward, and may hold anything.
         rows = rows.masked_fill(elsewhere, 0.0)
-    multiple = _CPU_GROUP if rows.device.type == "cpu" and dtype == torch.bfloat16 else 1
+    multiple = row_multiple(rows.device, dtype)
     ends, places, total = _groups(chosen, self.num_experts, multiple)
     if multiple > 1:
         rows = rows.new_zeros(total, rows.shape[1]).index_copy(0, places, rows)

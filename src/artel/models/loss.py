@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 from artel.models.choice import Choice
 from artel.models.compile import has_compiled_layers
 from artel.models.cpu.cross_entropy import add_transposed_product, can_take, cpu_cross_entropy_with_grad
+from artel.models.cpu.row_multiple import row_multiple
 from artel.models.cross_entropy_grad import VocabularyShard, cross_entropy_with_grad
 from artel.models.device import autocast_is_on
 from artel.models.output_head import hidden_states_as_logits, output_head
@@ -43,9 +44,6 @@ _FROZEN_CHUNK_BYTES = {"cpu": 32 * 2**20, "cuda": 512 * 2**20}
 # On a GPU the head's rows are padded to a multiple of this where its matrix is copied to another precision anyway:
 # with GPT-2's 50,257 rows the products would miss the tensor cores' fast path.
 _ROW_MULTIPLE = 64
-# Positions are filled up to a multiple of this on a CPU in bf16. oneDNN compiles a kernel for each shape and keeps
-# 1,024 of them: 1.8 MiB and 10 ms for each new number of targets (512 wide, 8,000 ids; benchmarks/NOTES.md).
-_CPU_POSITIONS = 32
 
 
 def model_losses(
@@ -262,8 +260,7 @@ class ChunkedHead:
     ) -> None:
         """`needs`: which gradients `add` computes, of hidden, weight and bias."""
         self.needs_grad = any(needs)
-        self._count = len(hidden)
-        self._multiple = _CPU_POSITIONS if hidden.device.type == "cpu" and products.dtype == torch.bfloat16 else 1
+        self._count, self._multiple = len(hidden), row_multiple(hidden.device, products.dtype)
         device, self._vocabulary, self._shard = hidden.device, weight.shape[0], products.shard
         self._needs_hidden, self._needs_weight, self._needs_bias = needs
         self._dtypes = hidden.dtype, weight.dtype
