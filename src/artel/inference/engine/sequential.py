@@ -9,6 +9,7 @@ from contextlib import closing
 from transformers import PreTrainedModel
 
 from artel.inference.engine.base import Engine, EngineError, Generation
+from artel.models.cpu.threads import release_helpers
 from artel.models.generate import continue_ids
 from artel.tokens import Tokenizer
 
@@ -24,6 +25,7 @@ class SequentialEngine(Engine):
         self._jobs: queue.Queue[tuple[list[int], Generation] | None] = queue.Queue()
         self._is_closing = False
         self._door = threading.Lock()
+        release_helpers()  # of the thread that opened the model: the engine's has its own
         self._thread = threading.Thread(target=self._run, name="artel-engine", daemon=True)
         self._thread.start()
 

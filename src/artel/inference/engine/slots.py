@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from artel.inference.engine.base import BATCH_TOKENS, Engine, EngineError, Generation
 from artel.inference.engine.room import USUAL, tokens_in_memory
 from artel.inference.engine.slot_model import Part, SlotModel
+from artel.models.cpu.threads import release_helpers
 
 _CAPACITY = 256
 """Tokens of a slot at first. It is doubled where a text has more, and there are fewer slots where memory is short."""
@@ -61,6 +62,7 @@ class SlotEngine(Engine):
         self._texts = self._passes = 0
         self._is_closing = False
         self._door = threading.Lock()
+        release_helpers()  # of the thread that opened the model: the engine's has its own
         self._thread = threading.Thread(target=self._run, name="artel-engine", daemon=True)
         self._thread.start()
 

@@ -18,6 +18,7 @@ from artel.inference.engine.make import make_engine
 from artel.inference.engine.room import USUAL
 from artel.inference.open import OpenedModel
 from artel.inference.serve.grammar import Grammars
+from artel.models.cpu.threads import release_helpers
 from artel.models.generate import end_ids
 from artel.models.loading.structure import position_limit
 from artel.tokens.tokenizer.byte_letters import bytes_of_piece
@@ -52,6 +53,7 @@ class ServedModel:
         self.engine: Engine | None = None
         self._turns: AdapterTurns | None = None
         if not self.generates:
+            release_helpers()  # of the thread that opened the model: `_worker` has its own
             return
         self._read_ends()
         engine = make_engine(opened.model, opened.tokenizer, requests, self.context, share_beginnings=not adapters)

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from artel.config.schema.run import CheckpointConfig
 from artel.errors import ArtelError
 from artel.host import memory
+from artel.models.cpu.threads import compute_on_one_core
 from artel.parallel import World
 from artel.training.checkpoint.format import Content, Progress, checkpoint_path, write_shared, write_whole
 from artel.training.checkpoint.items import CheckpointItems, Tensors
@@ -53,9 +53,7 @@ class Saver:
         self._config, self._run_file, self._sharded, self._tell = config, run_file, sharded, tell
         # Of its own, so that what its thread says to its peers does not mix with what the loop says.
         self._group = dist.new_group(backend="gloo") if sharded else None
-        # Each thread has a current GPU of its own: without this one it would wait for the first GPU's copies.
-        on_gpu = partial(torch.cuda.set_device, world.device) if world.device.type == "cuda" else None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints", initializer=on_gpu)
+        self._thread = ThreadPoolExecutor(1, "checkpoints", initializer=_begin_thread, initargs=(world.device,))
         self._pending: Future[bool] | None = None
         self._copies: dict[str, Tensors] = {}
         self._has_room: bool | None = None
@@ -166,6 +164,13 @@ def _copy(tensor: torch.Tensor, name: str, copies: Tensors) -> torch.Tensor:
         copy = copies[name] = _empty_like(tensor)
     copy.copy_(local, non_blocking=True)
     return DTensor(copy, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else copy
+
+
+def _begin_thread(device: torch.device) -> None:
+    """Leave the cores to training; and have the GPU that it has, since each thread has a current one of its own."""
+    compute_on_one_core()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def _copy_bytes(tensor: torch.Tensor) -> int:
