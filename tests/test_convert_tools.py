@@ -248,6 +248,18 @@ def test_what_becomes_of_torchtunes_qlora():
     assert "tune download" in result.comments["model.from"]
 
 
+@pytest.mark.parametrize(("optimizer", "decay"), [("bitsandbytes.optim.PagedAdamW8bit", 0.01), ("torch.optim.SGD", 0)])
+def test_weights_decay_as_an_optimizer_of_torchtune_has_it_by_default(optimizer, decay):
+    text = configs.TORCHTUNE_DPO.replace("bitsandbytes.optim.PagedAdamW8bit", optimizer)
+    assert convert(text, "old").run["train"]["weight_decay"] == decay
+
+
+def test_axolotl_takes_the_beta_of_trl_before_its_own():
+    result = convert(f"{configs.AXOLOTL_DPO}trl: {{beta: 0.05, use_vllm: true}}\n", "old")
+    assert result.run["preference"]["beta"] == 0.05
+    assert "reinforcement learning" in told(result)["trl.use_vllm"]
+
+
 def test_what_becomes_of_torchtunes_preferences():
     result = convert(configs.TORCHTUNE_DPO, "old")
     assert result.run["data"]["sources"] == [

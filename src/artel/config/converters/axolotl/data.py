@@ -61,6 +61,7 @@ def _objective(old: YamlKeys) -> tuple[str, str]:
         old.carry("dpo_beta", "preference.beta", not_negative)
         if rl == "orpo":
             old.carry("orpo_alpha", "preference.beta", not_negative)
+        old.carry("trl.beta", "preference.beta", not_negative)  # which axolotl takes before the others
         _carry_simpo(old, rl)
         if rl == "simpo" and old.value("preference.beta") is None:
             old.put("preference.beta", 0.1)  # the default of trl's CPOConfig, by which axolotl trains

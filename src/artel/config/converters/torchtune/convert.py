@@ -75,7 +75,6 @@ _DEFAULTS = {
     "epochs": 1,
     "batch_size": 1,
     "gradient_accumulation_steps": 1,
-    "optimizer.weight_decay": 0.01,
     "model.lora_rank": 8,
     "model.lora_alpha": 16,
     "model.lora_dropout": 0,

@@ -64,7 +64,8 @@ def _carry_optimizer(old: YamlKeys) -> None:
     if difference:
         old.leave("optimizer._component_", difference)
     old.carry("optimizer.lr", "train.learning_rate", above_zero)
-    old.carry("optimizer.weight_decay", "train.weight_decay", not_negative)
+    decay = old.read("optimizer.weight_decay", not_negative)
+    old.put("train.weight_decay", _usual_decay(name) if decay is None else decay, "optimizer.weight_decay")
     old.carry("optimizer.eps", "train.epsilon", above_zero)
     old.carry("optimizer.momentum", "train.momentum", a_share)
     old.put("train.betas", old.read("optimizer.betas", _betas) or [0.9, 0.999], "optimizer.betas")
@@ -75,6 +76,11 @@ def _carry_optimizer(old: YamlKeys) -> None:
     clip = old.raw("clip_grad_norm")
     old.put("train.clip", old.read("clip_grad_norm", above_zero) if clip else None, "clip_grad_norm")
     old.leave_if_on("optimizer_in_bwd", "gradients are kept until the step, and the step is the same")
+
+
+def _usual_decay(optimizer: str) -> float:
+    """The default of an optimizer of PyTorch, bitsandbytes or torchao, by its name."""
+    return 0.01 if "AdamW" in optimizer else 0.1 if optimizer == "Muon" else 0.0
 
 
 def _betas(value: Any) -> list[float]:
