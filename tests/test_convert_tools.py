@@ -418,6 +418,19 @@ def test_a_run_file_is_none_of_these():
 
 
 @pytest.mark.slow
+def test_a_script_without_a_trainer_does_not_clip_validates_each_epoch_and_computes_as_it_is_launched():
+    launcher = "accelerate launch --num_processes 2 --mixed_precision bf16"
+    arguments = "--model_name_or_path gpt2 --train_file a.txt"
+    result = convert(f"{launcher} run_clm_no_trainer.py {arguments}", "old")
+    assert (result.run["train"]["precision"], result.run["train"]["clip"]) == ("bf16", None)
+    assert result.run["validate"] == {"every": "1 epoch"}
+    assert "launcher.mixed_precision" not in told(result)
+    result = convert(f"{launcher} run_clm.py {arguments} --fp16", "old")
+    assert result.run["train"]["precision"] == "fp16"
+    assert "clip" not in result.run["train"]
+    assert "launcher.mixed_precision" in told(result)
+
+
 def test_the_command_reads_files_and_standard_input():
     Path("old.yml").write_text(configs.AXOLOTL_QLORA)
     done = artel("config", "convert", "old.yml")

@@ -62,6 +62,8 @@ def convert_command_line(text: str, place: str) -> Converted:
     carry_trainer_precision(trainer)
     _carry_dtype(old)
     carry_trainer(trainer)
+    if not command.has_trainer:
+        _carry_own_loop(old)
     _carry_world(old, world)
     _carry_checkpointing(old)
     leave_trainer_rest(trainer)
@@ -188,6 +190,8 @@ def _carry_world(old: OldKeys, world: int | None) -> None:
             f"the command starts {world} processes, and train.batch is of all: artel train run.yaml --nproc {world}"
         )
     for key in old.below("launcher"):
+        if key == "launcher.mixed_precision" and old.peek(key) == old.value("train.precision"):
+            continue
         old.leave(key, "processes are started by artel train --nproc, --nnodes and --node-rank, or by torchrun")
 
 
@@ -204,9 +208,19 @@ def _carry_dtype(old: OldKeys) -> None:
             )
         else:
             old.agree(key, "weights are in fp32")
-    if not old.has("bf16") and not old.has("fp16") and old.peek("torch_dtype") is None and old.peek("dtype") is None:
+    asked = any(old.has(key) for key in ("bf16", "fp16", "torch_dtype", "dtype"))
+    launched = old.peek("launcher.mixed_precision")
+    if launched in ("bf16", "fp16") and not asked:
+        old.put("train.precision", launched, "launcher.mixed_precision")
+    elif not asked:
         old.put("train.precision", "fp32")
         old.tell("neither bf16 nor fp16 is asked for, so it computes in fp32; train.precision: auto is quicker on GPUs")
+
+
+def _carry_own_loop(old: OldKeys) -> None:
+    """What the scripts without a Trainer do and have no argument for: no clipping, and a validation each epoch."""
+    old.put("train.clip", None)
+    old.put("validate.every", "1 epoch")
 
 
 def _carry_checkpointing(old: OldKeys) -> None:
