@@ -21,8 +21,7 @@ import math
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +91,7 @@ class Trial:
         return json.dumps({name: value for name, value in asdict(self).items() if name != "group"}, sort_keys=True)
 
 
-SIZES = {64: 2, 128: 2, 192: 3, 256: 4, 384: 6}
+SIZES = {64: 2, 128: 2, 192: 3, 256: 4, 320: 5, 384: 6}
 """Layers by width."""
 
 
@@ -121,6 +120,18 @@ def trials() -> Iterator[Trial]:
     yield Trial("size", 192, 3, powers(7, 9))
     for batch in (2, 4, 16, 32):
         yield Trial("batch", batch=batch)
+    for width, last in ((192, 12), (256, 12)):
+        yield Trial("passes", width, SIZES[width], powers(9, last))
+    for width, last in ((128, 11), (192, 11), (256, 10), (64, 11), (384, 9)):
+        yield Trial("repeat", width, SIZES[width], powers(7, last), share=1 / 4)
+    for weight_decay in (0.4, 1.6):
+        yield Trial("regularize", 256, 4, powers(9, 10), share=1 / 4, weight_decay=weight_decay)
+    for width, last, weight_decay in ((256, 10, 3.2), (192, 11, 1.6), (256, 10, 6.4), (192, 11, 3.2)):
+        trial = Trial("regularize", width, SIZES[width], powers(8, last), share=1 / 4)
+        yield replace(trial, weight_decay=weight_decay)
+    for width, last in ((256, 11), (192, 12), (320, 11)):
+        yield Trial("regularize-novel", width, SIZES[width], powers(10, last), weight_decay=0.4)
+    yield Trial("regularize-novel", 256, 4, powers(10, 11), weight_decay=0.8)
     yield Trial("repeat", 128, 2, powers(7, 10), share=1 / 8)
     yield Trial("size", 256, 4, powers(7, 9))
     yield Trial("repeat", 64, 2, powers(7, 10), share=1 / 8)
@@ -352,105 +363,148 @@ def points_of(runs: list[dict[str, Any]]) -> list[Point]:
     return list({(point.tokens, replace(point.trial, group="", tokens=())): point for point in points}.values())
 
 
-def like(points: list[Point], base: Trial, *free: str) -> list[Point]:
-    """The points whose trials are as `base`, but for width, layers, lengths and `free`."""
-    ignored = {"group", "width", "layers", "tokens", *free}
+def choosable(point: Point) -> int | None:
+    """Which of the two habits of fits.py a run has, counted from 0; None for one that tells of something else.
 
-    def rest(trial: Trial) -> dict[str, Any]:
-        return {name: value for name, value in asdict(trial).items() if name not in ignored}
-
-    return [point for point in points if rest(point.trial) == rest(base)]
-
-
-def in_small_steps(tokens: float, trial: Trial, critical: dict[str, float]) -> float:
-    """Tokens that would be worth as much in small steps (fits.py)."""
-    at = critical["value"] * (tokens / critical["unit"]) ** critical["power"]
-    return tokens / (1 + trial.batch * trial.block / at)
-
-
-def fit_loss(points: list[Point], critical: dict[str, float]) -> dict[str, float]:
-    """E + A (N / 1e6)^-a + B (D / 1e6)^-b with the least squared relative residuals: a, b and E on a grid."""
-    sizes = np.array([point.layer_parameters for point in points]) / 1e6
-    tokens = np.array([in_small_steps(point.tokens, point.trial, critical) for point in points]) / 1e6
-    losses = np.array([point.loss for point in points])
-    best: tuple[float, dict[str, float]] = (math.inf, {})
-    for a, b, floor in itertools.product(
-        np.arange(0.05, 0.61, 0.025), np.arange(0.05, 0.81, 0.025), np.arange(0.0, losses.min(), 0.05)
-    ):
-        terms = np.stack([sizes**-a, tokens**-b], axis=1) / losses[:, None]
-        (size, data), *_ = np.linalg.lstsq(terms, (losses - floor) / losses, rcond=None)
-        residual = float((((terms @ [size, data]) - (losses - floor) / losses) ** 2).sum())
-        if size > 0 and data > 0 and residual < best[0]:
-            found = {"floor": floor, "size": size, "size_power": -a, "data": data, "data_power": -b}
-            best = residual, {name: round(float(value), 4) for name, value in found.items()}
-    return best[1]
+    Runs of a few steps tell of warmup, and those that read a novel often without forgetting of nothing that is chosen.
+    """
+    trial, base = point.trial, Trial("base")
+    free = {"group", "width", "layers", "tokens", "share", "batch", "weight_decay"}
+    if any(value != getattr(base, name) for name, value in asdict(trial).items() if name not in free):
+        return None
+    if point.tokens < FEWEST_TOKENS:
+        return None
+    if trial.weight_decay == base.weight_decay:
+        return 0 if point.epochs < MOST_PASSES else None
+    forgets_within = trial.batch * trial.block / (trial.muon_rate * trial.weight_decay * point.unique)
+    return 1 if 0.4 < forgets_within < 0.7 else None
 
 
-def fit_one(values: Iterable[float], points: list[Point], predict: Callable[[float, Point], float]) -> float:
-    """The value with the least squared relative residuals."""
-    return min(values, key=lambda value: sum((predict(value, point) / point.loss - 1) ** 2 for point in points))
+FEWEST_TOKENS = 128 * KILO
+MOST_PASSES = 5
+WHOLE = 3.0
+"""The weight of a run of the whole novel, beside those of its parts."""
+
+
+class Law:
+    """The law of fits.py, fitted: powers and what bends it on a grid, the rest by least squares of relative errors."""
+
+    def __init__(self, points: list[Point]) -> None:
+        """Points that are `choosable`."""
+        self._sizes = np.array([point.layer_parameters / 1e6 for point in points])
+        self._tokens = np.array([point.tokens for point in points], dtype=float)
+        self._unique = np.array([point.unique for point in points])
+        self._batch = np.array([point.trial.batch * point.trial.block for point in points])
+        self._a_token = np.array([point.measured["parameters"] for point in points]) / self._unique
+        self._losses = np.array([point.loss for point in points])
+        # A part of a novel is harder than the whole, by a number of its own: sizes and passes are compared on one text.
+        shares = np.array([point.trial.share for point in points])
+        self._parts = np.stack([shares == share for share in sorted({*shares} - {1.0})], axis=1)
+        self._forgets = np.array([choosable(point) for point in points]) == 1
+        self.residual, self.found = min(map(self._fit, self._grid()), key=lambda fitted: fitted[0])
+        self.fits = (1 + self._relative(self.found)) * self._losses
+
+    @staticmethod
+    def _grid() -> Iterator[dict[str, float]]:
+        """Powers of the size and the tokens from 0.2 on, since Chinchilla's are 0.34 and 0.28. The critical batch ends
+        at 20,000 tokens: beyond, runs of few steps would seem to cost nothing, and 32 steps cost more than the fit.
+        """
+        grids = {
+            "size_power": (-0.2, -0.3, -0.4),
+            "data_power": (-0.2, -0.25, -0.3, -0.35, -0.4),
+            "critical": (4_000, 8_000, 12_000, 16_000, 20_000),
+            "repeats": (1, 2, 4, 8, 15),
+            "repeats_forgetting": (0.5, 1, 2, 4, 8),
+            "passes_power": (1.0, 1.5, 2.0),
+            "passes_power_forgetting": (0.5, 1.0),
+            "overfit_power": (0.2, 0.4, 0.6, 0.8),
+        }
+        for values in itertools.product(*grids.values()):
+            yield dict(zip(grids, values, strict=True))
+
+    def _terms(self, at: dict[str, float]) -> Any:
+        """Columns whose sum is the loss: the floor, size, tokens, what is learned by heart with either habit, and what
+        the second costs; then the parts of the text."""
+        serial = self._tokens / (1 + self._batch / (at["critical"] * (self._tokens / 1e6) ** 0.5))
+        again = np.maximum(0.0, serial / self._unique - 1)
+        repeats = np.where(self._forgets, at["repeats_forgetting"], at["repeats"])
+        worth = np.where(again > 0, self._unique * (1 + repeats * (1 - np.exp(-again / repeats))), serial) / 1e6
+        passes = self._tokens / self._unique
+        a_token = self._a_token ** at["overfit_power"]
+        plain, forgetting = (passes ** at[power] * a_token for power in ("passes_power", "passes_power_forgetting"))
+        columns = (
+            np.ones_like(worth), self._sizes ** at["size_power"], worth ** at["data_power"],
+            plain * ~self._forgets, forgetting * self._forgets, self._forgets,
+        )  # fmt: skip
+        return np.column_stack([*columns, self._parts])
+
+    def _fit(self, at: dict[str, float]) -> tuple[float, dict[str, Any]]:
+        relative = self._terms(at) / self._losses[:, None]
+        weights = np.where(self._parts.any(axis=1), 1.0, WHOLE)
+        values, *_ = np.linalg.lstsq(relative * weights[:, None], weights, rcond=None)
+        residual = float(np.average((relative @ values - 1) ** 2, weights=weights**2) ** 0.5)
+        return math.inf if (values[:6] < 0).any() else residual, {**at, "values": values}
+
+    def _relative(self, found: dict[str, Any]) -> Any:
+        return self._terms(found) @ found["values"] / self._losses - 1
 
 
 def write_fits(runs: list[dict[str, Any]], out: Path, constants: Path) -> None:
-    """Fit what there are enough points for; constants that nothing was measured for stay what they are."""
-    points, base = points_of(runs), Trial("base")
+    """Fit what there is, and write the page and the constants; constants that nothing was measured for stay."""
+    points = points_of(runs)
+    fitted = [point for point in points if choosable(point) is not None]
+    law = Law(fitted)
+    found = law.found
+    floor, size, data, by_heart, forgetting, cost = (round(float(value), 5) for value in found["values"][:6])
     content = json.loads(constants.read_text())
-    assumed = []
-    plain = like(points, base)
-    if len({point.trial.width for point in plain}) >= 3 and len({point.tokens for point in plain}) >= 3:
-        law = fit_loss(plain, content["critical_batch"])
-        content["floor"] = law["floor"]
-        content["size"] = {"value": law["size"], "unit": 1e6, "power": law["size_power"]}
-        content["data"] = {"value": law["data"], "unit": 1e6, "power": law["data_power"]}
-        largest = content["largest"]
-        largest["layer_parameters"] = max(point.layer_parameters for point in plain)
-        largest["tokens"] = max(point.tokens for point in plain)
-        largest["epochs"] = round(max(point.epochs for point in plain), 2)
-    else:
-        assumed.append("loss by size and tokens")
-    batches = [point for point in like(points, base, "batch") if point.trial.batch != base.batch]
-    if batches:
-
-        def by_batch(value: float, point: Point) -> float:
-            tokens = in_small_steps(point.tokens, point.trial, {**content["critical_batch"], "value": value})
-            return predicted(content, point.layer_parameters, tokens)
-
-        content["critical_batch"]["value"] = fit_one(np.geomspace(256, 65536, 49).tolist(), batches, by_batch)
-    else:
-        assumed.append("critical batch")
-    repeated = like(points, replace(base, share=1 / 8))
-    if repeated:
-
-        def by_repeats(value: float, point: Point) -> float:
-            worth = in_small_steps(point.tokens, point.trial, content["critical_batch"])
-            again = max(0.0, worth / point.unique - 1)
-            worth = min(worth, point.unique * (1 + value * (1 - math.exp(-again / value))))
-            return predicted(content, point.layer_parameters, worth)
-
-        content["repeats"] = float(fit_one(np.geomspace(0.5, 64, 57).tolist(), repeated, by_repeats))
-        content["largest"]["epochs"] = max(point.epochs for point in repeated)
-    else:
-        assumed.append("worth of repeated text")
-    swept = [point for point in like(points, base, "rate") if point.trial.width == base.width]
-    lengths = Counter(point.tokens for point in swept)
-    at = max(lengths, key=lengths.__getitem__)
-    best = min((point for point in swept if point.tokens == at), key=lambda point: point.loss)
-    content["rates"]["muon"]["learning_rate"] = {"value": best.trial.rate, "unit": 1e6, "power": 0.0}
-    assumed += ["learning rates by size and length", "muon_learning_rate", "weight_decay, warmup, decay", "adamw"]
-    content["source"] = f"benchmarks/budget_fits.py, {len(points)} runs"
-    content["assumed"] = assumed
+    base = Trial("base")
+    content |= {
+        "source": f"benchmarks/budget_fits.py, {len(points)} runs",
+        "floor": floor,
+        "size": {"value": size, "unit": 1e6, "power": found["size_power"]},
+        "data": {"value": data, "unit": 1e6, "power": found["data_power"]},
+        "critical_batch": {"value": found["critical"], "unit": 1e6, "power": 0.5},
+        "habits": [
+            habit(base, 0.0, found["repeats"], by_heart, found["passes_power"], found["overfit_power"], 0.0),
+            habit(
+                base,
+                0.5,
+                found["repeats_forgetting"],
+                forgetting,
+                found["passes_power_forgetting"],
+                found["overfit_power"],
+                cost,
+            ),
+        ],
+        "largest": {
+            "layer_parameters": max(point.layer_parameters for point in fitted),
+            "tokens": max(point.tokens for point in fitted),
+            "epochs": round(max(point.epochs for point in fitted), 2),
+            "parameters_a_token": round(max(point.measured["parameters"] / point.unique for point in fitted)),
+        },
+        "assumed": ["learning rates by size and length", "muon_learning_rate", "warmup, decay", "adamw"],
+    }
+    like_base = {"group": base.group, "tokens": base.tokens}
+    swept = [point for point in points if replace(point.trial, rate=base.rate, **like_base) == base
+             and point.tokens == base.tokens[0]]  # fmt: skip
+    best = min(swept, key=lambda point: point.loss).trial
+    content["rates"]["muon"]["learning_rate"] = {"value": best.rate, "unit": 1e6, "power": 0.0}
     constants.write_text(json.dumps(content, indent=2) + "\n")
-    out.write_text(page(points, plain, content))
+    out.write_text(page(points, fitted, law, content))
     print(out.read_text())
 
 
-def predicted(content: dict[str, Any], layer_parameters: float, tokens: float) -> float:
-    laws = (content["size"], layer_parameters), (content["data"], tokens)
-    return content["floor"] + sum(law["value"] * (at / law["unit"]) ** law["power"] for law, at in laws)
+def habit(
+    base: Trial, within: float, repeats: float, value: float, passes_power: float, size_power: float, costs: float
+) -> dict[str, Any]:
+    overfit = {"value": value, "passes_power": passes_power, "size_power": size_power}
+    decay = {"weight_decay": base.weight_decay, "forgets_within": within}
+    return {**decay, "repeats": repeats, "overfit": overfit, "costs": costs}
 
 
-def page(points: list[Point], plain: list[Point], content: dict[str, Any]) -> str:
-    size, data = content["size"], content["data"]
+def page(points: list[Point], fitted: list[Point], law: Law, content: dict[str, Any]) -> str:
+    size, data, critical = content["size"], content["data"], content["critical_batch"]
+    plain, forgetting = content["habits"]
     lines = [
         "# Small runs, and what they tell",
         "",
@@ -460,22 +514,33 @@ def page(points: list[Point], plain: list[Point], content: dict[str, Any]) -> st
         "",
         "Not measured, but assumed: " + "; ".join(content["assumed"]) + ".",
         "",
-        "## Loss by size and tokens",
+        "## Loss by size, tokens and passes",
         "",
-        f"Bits per byte = {content['floor']:.2f} + {size['value']:.3f} (N / 1M)^{size['power']:.3f} + "
-        f"{data['value']:.3f} (D / 1M)^{data['power']:.3f}; N counts the layers, D is tokens / (1 + batch / critical "
-        f"batch), and the critical batch {content['critical_batch']['value']:,.0f} (tokens / 1M)^"
-        f"{content['critical_batch']['power']:.2f} tokens.",
+        f"Bits per byte = {content['floor']:.2f} + {size['value']:.3f} (N / 1M)^{size['power']:.2f} + "
+        f"{data['value']:.3f} (D / 1M)^{data['power']:.2f} + what is learned by heart. N counts the layers. D is the "
+        f"tokens divided by 1 + batch / critical batch, which is {critical['value']:,.0f} (tokens / 1M)^"
+        f"{critical['power']:.1f} tokens; what goes beyond the U tokens of the text is worth U R (1 - exp(-passes "
+        "after the first / R)).",
         "",
-        "| width × layers | N | tokens | bits per byte | fit | difference |",
-        "|---|---|---|---|---|---|",
+        f"- Weight decay {plain['weight_decay']}: R is {plain['repeats']:g}; {plain['overfit']['value']:.4f} passes^"
+        f"{plain['overfit']['passes_power']} (parameters / U)^{plain['overfit']['size_power']} is learned by heart. "
+        f"Fitted to runs of less than {MOST_PASSES} passes.",
+        f"- Weight decay by which weights forget within {forgetting['forgets_within']} passes: R is "
+        f"{forgetting['repeats']:g}; {forgetting['overfit']['value']:.4f} passes^"
+        f"{forgetting['overfit']['passes_power']} (parameters / U)^"
+        f"{forgetting['overfit']['size_power']} is learned by heart, and it costs {forgetting['costs']:.4f}.",
+        "",
+        f"Root mean square of the relative differences: {law.residual:.2%}.",
+        "",
+        "| width × layers | N | tokens | passes | weight decay | batch | bits per byte | fit | difference |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for point in sorted(plain, key=lambda point: (point.trial.width, point.tokens)):
-        tokens = in_small_steps(point.tokens, point.trial, content["critical_batch"])
-        fit = predicted(content, point.layer_parameters, tokens)
+    rows = zip(fitted, law.fits, strict=True)
+    for point, fit in sorted(rows, key=lambda row: (row[0].unique, row[0].trial.width, row[0].tokens)):
+        trial = point.trial
         lines.append(
-            f"| {point.trial.width} × {point.trial.layers} | {point.layer_parameters:,} | {point.tokens:,} | "
-            f"{point.loss:.4f} | {fit:.4f} | {fit / point.loss - 1:+.1%} |"
+            f"| {trial.width} × {trial.layers} | {point.layer_parameters:,} | {point.tokens:,} | {point.epochs:.1f} | "
+            f"{trial.weight_decay} | {trial.batch} | {point.loss:.4f} | {fit:.4f} | {fit / point.loss - 1:+.1%} |"
         )
     names = [field.name for field in fields(Trial) if field.name not in ("group", "tokens", "width", "layers", "seed")]
     base = Trial("base")

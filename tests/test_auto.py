@@ -14,9 +14,9 @@ from artel.config import RunConfig, dump_run, load_run, run_from
 from artel.errors import InputError
 from artel.planning import check_run
 from artel.planning.budget.choose import choose, choose_for_plan, decide, fitting_block
-from artel.planning.budget.fits import read_fits
+from artel.planning.budget.fits import Habit, read_fits
 from artel.planning.budget.sizes import DEPTHS, Size
-from artel.planning.budget.speed import Point, Speed, within_reach
+from artel.planning.budget.speed import Point, Speed, fastest, within_reach
 from artel.planning.budget.text import Text
 from artel.planning.hardware import find_hardware
 from artel.planning.plan import describe, make_plan
@@ -67,6 +67,11 @@ def test_a_size_that_others_held_up_counts_with_half_of_the_rate_of_the_other():
     assert within_reach(held_up, large).per_token == pytest.approx(2 * small.per_token)
     assert within_reach(small, large) == small
     assert within_reach(large, small) == large
+
+
+def test_waiting_of_threads_counts_and_most_of_the_time_of_other_programs_does_not():
+    assert fastest([(3.0, 2.9), (2.0, 1.2), (9.0, 1.9)]) == 2.0
+    assert fastest([(9.0, 1.5), (40.0, 1.4)]) == 2.8
 
 
 def test_more_time_takes_a_larger_model_and_a_faster_machine_too():
@@ -231,10 +236,39 @@ def test_a_run_goes_on_with_what_was_chosen_when_it_began(tmp_path):
     assert with_earlier_choice(own).train.batch == 48  # and is refused when the two are compared
 
 
-def test_a_short_text_gets_no_model_that_learns_it_by_heart():
+def test_a_short_text_gets_no_model_larger_for_it_than_any_that_was_measured():
     """However much time there is: an hour of what an H100 does."""
-    size = chosen(auto_run("1h"), replace(NOVEL, tokens=50_000), rate=1e14).model.config
-    assert 12 * size["num_hidden_layers"] * size["hidden_size"] ** 2 <= 50 * 50_000
+    text = replace(NOVEL, tokens=50_000)
+    size = Size(chosen(auto_run("1h"), text, rate=1e14).model.config["num_attention_heads"])
+    assert size.parameters(text.vocabulary) <= read_fits().largest["parameters_a_token"] * text.tokens
+
+
+def test_a_text_that_is_read_often_is_learned_with_a_weight_decay_that_forgets_within_half_a_pass():
+    text, run = replace(NOVEL, tokens=50_000), auto_run("10min")
+    train = chosen(run, text).train
+    steps_a_pass = text.tokens / (train.batch * 256)
+    assert train.weight_decay * train.muon_learning_rate * steps_a_pass == pytest.approx(2, rel=0.05)
+    assert chosen(auto_run("10min", weight_decay=0.1), text).train.weight_decay == 0.1
+    assert chosen(run, replace(NOVEL, tokens=500_000_000)).train.weight_decay == 0.1
+    assert chosen(auto_run("10min", learning_rate=1e-4), text).train.weight_decay == 0.1
+    few_steps = chosen(run, replace(NOVEL, tokens=5_000)).train
+    assert few_steps.weight_decay * few_steps.muon_learning_rate == pytest.approx(0.1)
+
+
+def test_after_some_passes_the_loss_rises_again_and_sooner_for_a_larger_model():
+    fits = read_fits()
+    plain, forgetting = fits.habits
+
+    def best_passes(habit: Habit, size: Size) -> int:
+        unique, parameters = NOVEL.tokens, size.parameters(NOVEL.vocabulary)
+        losses = {
+            passes: fits.loss(habit, size.layer_parameters, parameters, passes * unique, 2048, unique)
+            for passes in range(1, 30)
+        }
+        return min(losses, key=losses.__getitem__)
+
+    assert 2 <= best_passes(plain, Size(6)) < best_passes(plain, Size(2)) <= 6
+    assert best_passes(forgetting, Size(6)) > best_passes(plain, Size(6))
 
 
 def test_a_budget_beside_epochs_is_one_contradiction():

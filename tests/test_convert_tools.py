@@ -258,6 +258,7 @@ def test_axolotl_takes_the_beta_of_trl_before_its_own():
     result = convert(f"{configs.AXOLOTL_DPO}trl: {{beta: 0.05, use_vllm: true}}\n", "old")
     assert result.run["preference"]["beta"] == 0.05
     assert "reinforcement learning" in told(result)["trl.use_vllm"]
+    assert "trl.beta is given" in told(result)["rl_beta"]
 
 
 def test_what_becomes_of_torchtunes_preferences():
@@ -417,7 +418,6 @@ def test_a_run_file_is_none_of_these():
     assert tool_of("# axolotl's base_model: m\nobjective: chat\nmodel: {from: m}\n") == ""
 
 
-@pytest.mark.slow
 def test_a_script_without_a_trainer_does_not_clip_validates_each_epoch_and_computes_as_it_is_launched():
     launcher = "accelerate launch --num_processes 2 --mixed_precision bf16"
     arguments = "--model_name_or_path gpt2 --train_file a.txt"
@@ -425,12 +425,19 @@ def test_a_script_without_a_trainer_does_not_clip_validates_each_epoch_and_compu
     assert (result.run["train"]["precision"], result.run["train"]["clip"]) == ("bf16", None)
     assert result.run["validate"] == {"every": "1 epoch"}
     assert "launcher.mixed_precision" not in told(result)
+    result = convert(f"{launcher} run_clm_no_trainer.py {arguments} --bf16 --max_grad_norm 0.5", "old")
+    assert (result.run["train"]["precision"], result.run["train"]["clip"]) == ("bf16", 0.5)
+    assert "launcher.mixed_precision" not in told(result)
+    result = convert(f"accelerate launch --mixed_precision no run_clm.py {arguments}", "old")
+    assert result.run["train"]["precision"] == "fp32"
+    assert "launcher.mixed_precision" not in told(result)
     result = convert(f"{launcher} run_clm.py {arguments} --fp16", "old")
     assert result.run["train"]["precision"] == "fp16"
     assert "clip" not in result.run["train"]
     assert "launcher.mixed_precision" in told(result)
 
 
+@pytest.mark.slow
 def test_the_command_reads_files_and_standard_input():
     Path("old.yml").write_text(configs.AXOLOTL_QLORA)
     done = artel("config", "convert", "old.yml")

@@ -13,6 +13,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 
 from artel.inference.engine.base import BATCH_TOKENS, Engine, EngineError, Generation
 from artel.inference.engine.room import tokens_in_memory
+from artel.models.cpu.threads import release_helpers
 
 _PAGE = 32
 """Tokens of a page of the cache."""
@@ -55,6 +56,7 @@ class BatchingEngine(Engine):
 
     def _start(self) -> None:
         """Begin computing, in a daemon: threads are what the one is that starts them. A process never waits for it."""
+        release_helpers()  # of the thread that opened the model: where it computes has its own
         starter = threading.Thread(target=self._manager.start, daemon=True)
         starter.start()
         starter.join()

@@ -2,8 +2,8 @@
 
 Each thread that computes gets helpers of its own, one for each core but its own, which OpenMP keeps until it ends. As
 soon as a process has more of them than cores, those of GNU OpenMP no longer watch for the next operation but sleep
-(gomp_managed_threads in libgomp/team.c): to be woken took a training step on two cores 1.5 to 1.8 times as long
-(benchmarks/NOTES.md). So one thread computes, and the others stay on one core or give their helpers back.
+(gomp_managed_threads in libgomp/team.c): waking them made a training step on two cores 1.4 to 1.5 times as
+long (benchmarks/NOTES.md). So one thread computes, and the others stay on one core or give their helpers back.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from artel.config import RunConfig, TrainConfig
 from artel.config.schema.quantities import duration
 from artel.errors import InputError, Problem
 from artel.planning.budget.auto import with_model
-from artel.planning.budget.fits import Fits, read_fits
+from artel.planning.budget.fits import Fits, Habit, read_fits
 from artel.planning.budget.sizes import DEPTHS, Size
 from artel.planning.budget.speed import Speed, measure_speed, plan_speed
 from artel.planning.budget.text import BLOCKS, Text, text_of, with_block
@@ -30,11 +30,8 @@ _FEWEST_BLOCKS = 16
 """Of the training text."""
 _FEWEST_STEPS = 50
 """Below, the rates of warmup and decay make up all of the run."""
-_PARAMETERS_A_TOKEN = 50
-"""Of the layers, for each token of the training text at most: beyond, a model learns the text by heart. Assumed, not
-measured: nanoGPT trains 10 parameters for each character of Shakespeare, novel-small 22 for each token of a novel."""
 _MOST_BATCH = 2**20  # tokens
-_LEAST_BATCH = 256  # tokens
+_LEAST_BATCH = 1024  # tokens; half of that ended 1.6 % higher, at the same learning rates
 _IN_STEPS = 0.93
 """Share of a budget that is left for steps; the rest goes to loading, validation and saving."""
 _BYTES = 16
@@ -54,6 +51,7 @@ class _Option:
     size: Size
     batch: int
     """Blocks."""
+    habit: Habit
     tokens: float
     """That the budget has time for."""
     loss: float
@@ -85,7 +83,7 @@ def decide(run: RunConfig, text: Text, speed: Speed, processes: int, memory: flo
     if not options:
         raise _too_short(run, speed, processes)
     best = min(options, key=lambda option: option.loss)
-    return Choice(_chosen(run, best, fits), tuple(_reasons(run, text, speed, options, best, fits)))
+    return Choice(_chosen(run, text, best, fits), tuple(_reasons(run, text, speed, options, best, fits)))
 
 
 def choose_for_plan(run: RunConfig, hardware: Hardware, nproc: int | None) -> Choice:
@@ -119,14 +117,17 @@ def _options(run: RunConfig, text: Text, speed: Speed, processes: int, memory: f
     seconds, block = _seconds_for_steps(run), run.data.block
     for depth in DEPTHS:
         size = Size(depth)
-        too_large = 2 * _BYTES * size.parameters(text.vocabulary) > memory
-        if depth > DEPTHS[0] and (too_large or size.layer_parameters > _PARAMETERS_A_TOKEN * text.tokens):
+        parameters = size.parameters(text.vocabulary)
+        too_large = 2 * _BYTES * parameters > memory or parameters > fits.largest["parameters_a_token"] * text.tokens
+        if depth > DEPTHS[0] and too_large:
             return
         for batch in _batches(run, processes):
             step = speed.seconds(size, batch * block)
             if _FEWEST_STEPS * step <= seconds:
                 tokens = seconds / step * batch * block
-                yield _Option(size, batch, tokens, fits.loss(size.layer_parameters, tokens, batch * block, text.tokens))
+                for habit in _habits(run, fits, tokens, text.tokens / (batch * block)):
+                    loss = fits.loss(habit, size.layer_parameters, parameters, tokens, batch * block, text.tokens)
+                    yield _Option(size, batch, habit, tokens, loss)
 
 
 def _batches(run: RunConfig, processes: int) -> list[int]:
@@ -135,7 +136,19 @@ def _batches(run: RunConfig, processes: int) -> list[int]:
         return [run.train.batch]
     each = [2**power for power in range(20)]
     block = run.data.block * processes
-    return [processes * rows for rows in each if rows == 1 or _LEAST_BATCH <= rows * block <= _MOST_BATCH]
+    return [processes * rows for rows in each if _LEAST_BATCH <= rows * block <= _MOST_BATCH] or [processes]
+
+
+def _habits(run: RunConfig, fits: Fits, tokens: float, steps_a_pass: float) -> Iterator[Habit]:
+    """Those to choose from: the second is known with Muon at the rates that are chosen, and may be as the first."""
+    plain, forgetting = fits.habits
+    yield plain
+    train = run.train
+    own = {"weight_decay", "learning_rate", "muon_learning_rate"} & train.model_fields_set
+    if own or ("optimizer" in train.model_fields_set and train.optimizer != "muon"):
+        return
+    if forgetting.decay(fits.rates["muon"]["muon_learning_rate"].at(tokens), steps_a_pass) > plain.weight_decay:
+        yield forgetting
 
 
 def _seconds_for_steps(run: RunConfig) -> float:
@@ -153,13 +166,16 @@ def _too_short(run: RunConfig, speed: Speed, processes: int) -> InputError:
     return InputError.at("train.budget", what, f"write {shortest}s or more")
 
 
-def _chosen(run: RunConfig, option: _Option, fits: Fits) -> RunConfig:
+def _chosen(run: RunConfig, text: Text, option: _Option, fits: Fits) -> RunConfig:
     """The run with the choice, in keys that its file does not set."""
     values: dict[str, Any] = {"batch": option.batch, **fits.keys}
     if "optimizer" not in run.train.model_fields_set:
         values["optimizer"] = next(iter(fits.rates))
     for key, law in fits.rates.get(values.get("optimizer", run.train.optimizer), {}).items():
         values[key] = float(f"{law.at(option.tokens):.2g}")
+    steps_a_pass = text.tokens / (option.batch * run.data.block)
+    rate = fits.rates["muon"]["muon_learning_rate"].at(option.tokens)
+    values["weight_decay"] = float(f"{option.habit.decay(rate, steps_a_pass):.2g}")
     chosen = {key: value for key, value in values.items() if key not in run.train.model_fields_set}
     train = TrainConfig.model_validate({**run.train.model_dump(), **chosen})
     return with_model(run.model_copy(update={"train": train}), option.size)
@@ -170,11 +186,12 @@ def _reasons(
 ) -> Iterator[str]:
     """Why, in a few lines."""
     assert run.train.budget is not None
-    size, train = best.size, _chosen(run, best, fits).train
+    size, train = best.size, _chosen(run, text, best, fits).train
     rates = ", ".join(f"{key} {getattr(train, key):g}" for key in fits.rates.get(train.optimizer, ()))
     yield (
         f"model.auto: {_count(size.parameters(text.vocabulary))} parameters, {size.layers} layers of {size.width}; "
-        f"batches of {best.batch} × {run.data.block} tokens, {train.optimizer} ({rates})"
+        f"batches of {best.batch} × {run.data.block} tokens, {train.optimizer} ({rates}), "
+        f"weight_decay {train.weight_decay:g}"
     )
     tokens_per_second = best.tokens / _seconds_for_steps(run)
     yield (

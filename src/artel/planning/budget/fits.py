@@ -1,12 +1,19 @@
 """What small runs tell of larger ones: the constants in fits.json, written by benchmarks/budget_fits.py.
 
 The loss of a model with N parameters in its layers that has seen D tokens is E + A / N^a + B / D^b (Hoffmann et al.
-2022, "Chinchilla"). Two things make D less than the tokens that passed:
+2022, "Chinchilla"), and more for what it has learned by heart. Two things make D less than the tokens that passed:
 
 - a batch of more tokens than the critical one takes fewer steps than those tokens could (McCandlish et al. 2018): D is
   divided by 1 + batch / critical batch, which itself grows with D;
 - tokens seen again are worth less than new ones: U + U R* (1 - exp(-R / R*)) for R passes over U tokens after the first
   (Muennighoff et al. 2023, "Scaling Data-Constrained Language Models", section 3).
+
+That law only falls. On a novel the loss rises again after three passes or so, sooner for a larger model. What it rises
+by is C passes^p (parameters / U)^q, with the parameters of the embeddings and the head, which learn words by heart too.
+A weight decay by which weights forget within half a pass nearly takes that away, and costs a little where there are
+few passes: a run has one or the other (`Habit`). Weights forget in 1 / (learning rate x weight decay) steps; that this
+should be a part of a pass, however long the pass is, is from Wang and Aitchison 2024, "How to set AdamW's weight decay
+as you scale model and dataset size".
 """
 
 from __future__ import annotations
@@ -18,6 +25,9 @@ from importlib.resources import files
 from typing import Any
 
 import orjson
+
+_MOST_OF_A_STEP = 0.1
+"""The share of a weight that a step takes away at most, where a pass has few steps; 0.13 was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +43,40 @@ class PowerLaw:
 
 
 @dataclass(frozen=True, slots=True)
+class Overfit:
+    """value x passes ^ passes_power x (parameters / tokens of the text) ^ size_power, in bits per byte."""
+
+    value: float
+    passes_power: float
+    size_power: float
+
+    def at(self, passes: float, parameters_a_token: float) -> float:
+        return self.value * passes**self.passes_power * parameters_a_token**self.size_power
+
+
+@dataclass(frozen=True, slots=True)
+class Habit:
+    """A way to read a text more than once: the weight decay, and what passes over the text are worth with it."""
+
+    weight_decay: float
+    """At least."""
+    forgets_within: float
+    """Passes in which weights forget; 0: the weight decay is what it is."""
+    repeats: float
+    """R*: passes after the first until one more is worth 1 / e of a pass over new text."""
+    overfit: Overfit
+    costs: float
+    """Bits per byte, however many passes there are."""
+
+    def decay(self, rate: float, steps_a_pass: float) -> float:
+        """The weight decay at that peak learning rate."""
+        if not self.forgets_within:
+            return self.weight_decay
+        of_a_step = min(_MOST_OF_A_STEP, 1 / (steps_a_pass * self.forgets_within))
+        return max(self.weight_decay, of_a_step / rate)
+
+
+@dataclass(frozen=True, slots=True)
 class Fits:
     floor: float
     """E, bits per byte."""
@@ -42,27 +86,30 @@ class Fits:
     """B / D^b, of tokens."""
     critical_batch: PowerLaw
     """Tokens, of the tokens of the run."""
-    repeats: float
-    """R*: passes after the first that are worth one pass over new text, before the worth of more of them fades."""
+    habits: tuple[Habit, ...]
     rates: dict[str, dict[str, PowerLaw]]
     """Optimizer -> key of `train` -> peak learning rate, of the tokens of the run."""
     keys: dict[str, Any]
-    """Keys of `train` that were the best of those tried: weight decay, warmup, decay."""
+    """Keys of `train` that were the best of those tried: warmup, decay."""
     largest: dict[str, float]
-    """The largest `layer_parameters`, `tokens` and `epochs` that were measured: what lies beyond is extrapolated."""
+    """The largest `layer_parameters`, `tokens`, `epochs` and `parameters_a_token` (of the text) that were measured:
+    what lies beyond is extrapolated."""
     assumed: tuple[str, ...]
     """Which of these constants, in words, no run was made for."""
 
-    def loss(self, layer_parameters: float, tokens: float, batch: float, unique: float) -> float:
+    def loss(
+        self, habit: Habit, layer_parameters: float, parameters: float, tokens: float, batch: float, unique: float
+    ) -> float:
         """Bits per byte after `tokens` tokens in steps of `batch` tokens, where the text has `unique` tokens."""
-        worth = self.worth(tokens, batch, unique)
-        return self.floor + self.size.at(layer_parameters) + self.data.at(worth)
+        worth = self.worth(habit, tokens, batch, unique)
+        by_heart = habit.overfit.at(tokens / unique, parameters / unique) + habit.costs
+        return self.floor + self.size.at(layer_parameters) + self.data.at(worth) + by_heart
 
-    def worth(self, tokens: float, batch: float, unique: float) -> float:
+    def worth(self, habit: Habit, tokens: float, batch: float, unique: float) -> float:
         """D: as many tokens of new text, in small steps, would be worth as much."""
         serial = tokens / (1 + batch / self.critical_batch.at(tokens))
         again = serial / unique - 1
-        return serial if again <= 0 else unique * (1 + self.repeats * (1 - math.exp(-again / self.repeats)))
+        return serial if again <= 0 else unique * (1 + habit.repeats * (1 - math.exp(-again / habit.repeats)))
 
 
 @cache
@@ -78,7 +125,7 @@ def read_fits() -> Fits:
         size=laws["size"],
         data=laws["data"],
         critical_batch=laws["critical_batch"],
-        repeats=content["repeats"],
+        habits=tuple(Habit(**{**habit, "overfit": Overfit(**habit["overfit"])}) for habit in content["habits"]),
         rates=rates,
         keys=content["keys"],
         largest=content["largest"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -30,9 +30,11 @@ _MEASURED = (Size(2), Size(5))
 _PLANNED = (Size(8), Size(20))
 _ROWS = 8  # of a micro-batch that is measured, beside one of a single row
 _FEWEST, _MOST, _SECONDS = 3, 30, 2.0
-"""Steps that are measured of each size, as many as the seconds allow: the fastest counts, since the first allocates. By
-processor time, which other programs do not lengthen: beside one that took all it could, by the clock the same model had
-875, 7,551 and 24,327 tokens/s; so it has 3,595 to 4,572."""
+"""Steps that are measured of each size, as many as the seconds allow: the fastest counts, since the first allocates."""
+_WAITING = 2.0
+"""How many times its processor time a step may take by the clock. Threads wait for one another, which is part of a
+step: by processor time alone 5 × 320 on two cores had 9,746 tokens/s, and a run of it 5,030. Other programs are not:
+beside one that took all it could, the same model had 875, 7,551 and 24,327 tokens/s by the clock alone."""
 _LAUNCH = 5e-6
 """Seconds that a GPU needs at least for each operation: the host launches one after another. Not measured by artel."""
 
@@ -117,10 +119,10 @@ def _measure(run: RunConfig, data: PlannedData, size: Size, processes: int) -> P
     in_pass: list[float] = []
     in_step: list[float] = []
     for batch in (data.batch(1), data.batch(_ROWS)):
-        times = list(_steps(strategy, optimizer, batch))
+        passes, steps = zip(*_steps(strategy, optimizer, batch), strict=True)
         tokens.append(batch.tokens)
-        in_pass.append(min(seconds for seconds, _ in times))
-        in_step.append(min(seconds for _, seconds in times))
+        in_pass.append(fastest(passes))
+        in_step.append(fastest(steps))
     # Measured times are not exact: a row more costs at least half of what each of the many rows does.
     per_token = max((in_pass[1] - in_pass[0]) / (tokens[1] - tokens[0]), in_pass[1] / tokens[1] / 2)
     fixed = max(0.0, in_pass[1] - per_token * tokens[1])
@@ -128,17 +130,28 @@ def _measure(run: RunConfig, data: PlannedData, size: Size, processes: int) -> P
     return Point(size, flops, per_token / processes, min(in_step) + fixed)
 
 
-def _steps(strategy: DataParallel, optimizer: Optimizer, batch: Batch) -> Iterator[tuple[float, float]]:
-    """The seconds that each of a few steps spends in forward and backward, and in the optimizer."""
+_Times = tuple[float, float]
+"""Seconds by the clock, and of this thread on a processor."""
+
+
+def fastest(times: Sequence[_Times]) -> float:
+    """Seconds of the fastest: by the clock, but for what is likely to be other programs' time."""
+    by_clock, on_processor = (min(each) for each in zip(*times, strict=True))
+    return min(by_clock, _WAITING * on_processor)
+
+
+def _steps(strategy: DataParallel, optimizer: Optimizer, batch: Batch) -> Iterator[tuple[_Times, _Times]]:
+    """What each of a few steps spends in forward and backward, and in the optimizer."""
     end = time.perf_counter() + _SECONDS
     for count in range(_MOST):
         if count >= _FEWEST and time.perf_counter() >= end:
             return
-        started = time.thread_time()
+        started = time.perf_counter(), time.thread_time()
         strategy.run([batch], float(batch.targets), optimizer.loss_factor)
-        passed = time.thread_time()
+        passed = time.perf_counter(), time.thread_time()
         optimizer.clip_and_step(0.01, strategy.norm())
-        yield passed - started, time.thread_time() - passed
+        ended = time.perf_counter(), time.thread_time()
+        yield (passed[0] - started[0], passed[1] - started[1]), (ended[0] - passed[0], ended[1] - passed[1])
 
 
 @contextmanager

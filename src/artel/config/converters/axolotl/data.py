@@ -57,11 +57,14 @@ def _objective(old: YamlKeys) -> tuple[str, str]:
     rl = old.read("rl", a_name)
     if rl in _LOSSES:
         old.put("preference.loss", rl, "rl")
-        old.carry("rl_beta", "preference.beta", not_negative)
-        old.carry("dpo_beta", "preference.beta", not_negative)
-        if rl == "orpo":
-            old.carry("orpo_alpha", "preference.beta", not_negative)
-        old.carry("trl.beta", "preference.beta", not_negative)  # which axolotl takes before the others
+        betas = ["rl_beta", "dpo_beta", *(["orpo_alpha"] if rl == "orpo" else [])]
+        if old.has("trl.beta"):
+            old.carry("trl.beta", "preference.beta", not_negative)
+            for key in filter(old.has, betas):
+                old.leave(key, "trl.beta is given, and axolotl takes that")
+        else:
+            for key in betas:
+                old.carry(key, "preference.beta", not_negative)
         _carry_simpo(old, rl)
         if rl == "simpo" and old.value("preference.beta") is None:
             old.put("preference.beta", 0.1)  # the default of trl's CPOConfig, by which axolotl trains

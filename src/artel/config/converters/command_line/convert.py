@@ -190,7 +190,8 @@ def _carry_world(old: OldKeys, world: int | None) -> None:
             f"the command starts {world} processes, and train.batch is of all: artel train run.yaml --nproc {world}"
         )
     for key in old.below("launcher"):
-        if key == "launcher.mixed_precision" and old.peek(key) == old.value("train.precision"):
+        if key == "launcher.mixed_precision":
+            _carry_launched_precision(old, key)
             continue
         old.leave(key, "processes are started by artel train --nproc, --nnodes and --node-rank, or by torchrun")
 
@@ -210,17 +211,28 @@ def _carry_dtype(old: OldKeys) -> None:
             old.agree(key, "weights are in fp32")
     asked = any(old.has(key) for key in ("bf16", "fp16", "torch_dtype", "dtype"))
     launched = old.peek("launcher.mixed_precision")
-    if launched in ("bf16", "fp16") and not asked:
+    if launched in ("bf16", "fp16", "fp8") and not asked:
         old.put("train.precision", launched, "launcher.mixed_precision")
     elif not asked:
         old.put("train.precision", "fp32")
         old.tell("neither bf16 nor fp16 is asked for, so it computes in fp32; train.precision: auto is quicker on GPUs")
 
 
+def _carry_launched_precision(old: OldKeys, key: str) -> None:
+    """What accelerate computes in, where the script's own arguments do not say it."""
+    precision = old.value("train.precision")
+    if precision == {"no": "fp32"}.get(old.raw(key), old.raw(key)):
+        old.agree(key, "train.precision says in what is computed")
+    else:
+        old.leave(key, f"train.precision is {precision}, by the script's arguments")
+
+
 def _carry_own_loop(old: OldKeys) -> None:
     """What the scripts without a Trainer do and have no argument for: no clipping, and a validation each epoch."""
-    old.put("train.clip", None)
-    old.put("validate.every", "1 epoch")
+    if not old.has("max_grad_norm"):
+        old.put("train.clip", None)
+    if not old.has("eval_strategy"):
+        old.put("validate.every", "1 epoch")
 
 
 def _carry_checkpointing(old: OldKeys) -> None:

@@ -80,7 +80,9 @@ def _carry_optimizer(old: YamlKeys) -> None:
 
 def _usual_decay(optimizer: str) -> float:
     """The default of an optimizer of PyTorch, bitsandbytes or torchao, by its name."""
-    return 0.01 if "AdamW" in optimizer else 0.1 if optimizer == "Muon" else 0.0
+    if optimizer == "Muon":
+        return 0.1
+    return 0.0 if optimizer in ("SGD", "Adam", "Adam8bit", "PagedAdam8bit", "Adafactor") else 0.01
 
 
 def _betas(value: Any) -> list[float]:
