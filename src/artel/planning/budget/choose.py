@@ -140,14 +140,14 @@ def _batches(run: RunConfig, processes: int) -> list[int]:
 
 
 def _habits(run: RunConfig, fits: Fits, tokens: float, steps_a_pass: float) -> Iterator[Habit]:
-    """Those to choose from: the second is known with Muon at the rates that are chosen, and may be as the first."""
+    """To choose from. The second is known with the optimizer and rates that are chosen, and may come to the first."""
     plain, forgetting = fits.habits
     yield plain
     train = run.train
     own = {"weight_decay", "learning_rate", "muon_learning_rate"} & train.model_fields_set
-    if own or ("optimizer" in train.model_fields_set and train.optimizer != "muon"):
+    if own or ("optimizer" in train.model_fields_set and train.optimizer != fits.optimizer):
         return
-    if forgetting.decay(fits.rates["muon"]["muon_learning_rate"].at(tokens), steps_a_pass) > plain.weight_decay:
+    if forgetting.decay(fits.layers_rate(tokens), steps_a_pass) > plain.weight_decay:
         yield forgetting
 
 
@@ -170,12 +170,11 @@ def _chosen(run: RunConfig, text: Text, option: _Option, fits: Fits) -> RunConfi
     """The run with the choice, in keys that its file does not set."""
     values: dict[str, Any] = {"batch": option.batch, **fits.keys}
     if "optimizer" not in run.train.model_fields_set:
-        values["optimizer"] = next(iter(fits.rates))
+        values["optimizer"] = fits.optimizer
     for key, law in fits.rates.get(values.get("optimizer", run.train.optimizer), {}).items():
         values[key] = float(f"{law.at(option.tokens):.2g}")
     steps_a_pass = text.tokens / (option.batch * run.data.block)
-    rate = fits.rates["muon"]["muon_learning_rate"].at(option.tokens)
-    values["weight_decay"] = float(f"{option.habit.decay(rate, steps_a_pass):.2g}")
+    values["weight_decay"] = float(f"{option.habit.decay(fits.layers_rate(option.tokens), steps_a_pass):.2g}")
     chosen = {key: value for key, value in values.items() if key not in run.train.model_fields_set}
     train = TrainConfig.model_validate({**run.train.model_dump(), **chosen})
     return with_model(run.model_copy(update={"train": train}), option.size)

@@ -97,6 +97,15 @@ class Fits:
     assumed: tuple[str, ...]
     """Which of these constants, in words, no run was made for."""
 
+    @property
+    def optimizer(self) -> str:
+        """That most runs were made with, and that is chosen."""
+        return next(iter(self.rates))
+
+    def layers_rate(self, tokens: float) -> float:
+        """Its peak learning rate of the layers, by which their weights decay too."""
+        return self.rates[self.optimizer]["muon_learning_rate"].at(tokens)
+
     def loss(
         self, habit: Habit, layer_parameters: float, parameters: float, tokens: float, batch: float, unique: float
     ) -> float:
