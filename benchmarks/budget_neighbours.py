@@ -73,9 +73,9 @@ def around(chosen: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 def nearest(size: Size, factor: float) -> Size | None:
     """The smaller (larger) size that is nearest to so much of this one; None where there is none."""
-    wanted = factor * size.layer_parameters
+    target = factor * size.layer_parameters
     others = [Size(depth) for depth in DEPTHS if (depth > size.depth) == (factor > 1) and depth != size.depth]
-    return min(others, key=lambda other: abs(other.layer_parameters / wanted - 1), default=None)
+    return min(others, key=lambda other: abs(other.layer_parameters / target - 1), default=None)
 
 
 def merged(run: dict[str, Any], chosen: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

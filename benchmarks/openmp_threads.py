@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -29,14 +29,14 @@ def main() -> None:
     torch.set_num_threads(usable_cores())
     step = training_step()
     rows = {"alone": median(step, asked.steps)}
-    waiting = Waiting(compute)
-    rows["a thread waits that has computed on all cores"] = median(step, asked.steps)
-    waiting.then(release_helpers)
-    rows["it has given its helpers back"] = median(step, asked.steps)
-    waiting.end()
-    waiting = Waiting(compute_on_one_core, compute)
-    rows["a thread waits that computes on one core"] = median(step, asked.steps)
-    waiting.end()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(compute).result()
+        rows["a thread waits that has computed on all cores"] = median(step, asked.steps)
+        thread.submit(release_helpers).result()
+        rows["it has given its helpers back"] = median(step, asked.steps)
+    with ThreadPoolExecutor(1, initializer=compute_on_one_core) as thread:
+        thread.submit(compute).result()
+        rows["a thread waits that computes on one core"] = median(step, asked.steps)
     print(f"| {usable_cores()} cores, torch {torch.__version__} | ms a step | ratio |\n|---|---|---|")
     for name, seconds in rows.items():
         print(f"| {name} | {1000 * seconds:.1f} | {seconds / rows['alone']:.2f} |")
@@ -72,33 +72,6 @@ def median(step: Callable[[], None], steps: int) -> float:
 
 def compute() -> None:
     torch.ones(1 << 20).mul_(2)
-
-
-class Waiting:
-    """A thread that does something, and then waits for more."""
-
-    def __init__(self, *first: Callable[[], None]) -> None:
-        self._next: list[Callable[[], None] | None] = []
-        self._asked, self._done = threading.Semaphore(0), threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-        self.then(*first)
-
-    def then(self, *what: Callable[[], None]) -> None:
-        for each in what:
-            self._next.append(each)
-            self._asked.release()
-            self._done.acquire()
-
-    def end(self) -> None:
-        self._next.append(None)
-        self._asked.release()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while self._asked.acquire() and (task := self._next.pop()) is not None:
-            task()
-            self._done.release()
 
 
 if __name__ == "__main__":

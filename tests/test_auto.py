@@ -14,7 +14,7 @@ from artel.config import RunConfig, dump_run, load_run, run_from
 from artel.errors import InputError
 from artel.planning import check_run
 from artel.planning.budget.choose import choose, choose_for_plan, decide, fitting_block
-from artel.planning.budget.fits import Habit, read_fits
+from artel.planning.budget.fits import Regularization, read_fits
 from artel.planning.budget.sizes import DEPTHS, Size
 from artel.planning.budget.speed import Point, Speed, fastest, within_reach
 from artel.planning.budget.text import Text
@@ -243,7 +243,7 @@ def test_a_short_text_gets_no_model_larger_for_it_than_any_that_was_measured():
     assert size.parameters(text.vocabulary) <= read_fits().largest["parameters_a_token"] * text.tokens
 
 
-def test_a_text_that_is_read_often_is_learned_with_a_weight_decay_that_forgets_within_half_a_pass():
+def test_a_text_that_is_read_often_is_learned_with_a_weight_decay_that_timescale_half_a_pass():
     text, run = replace(NOVEL, tokens=50_000), auto_run("10min")
     train = chosen(run, text).train
     steps_a_pass = text.tokens / (train.batch * 256)
@@ -257,12 +257,12 @@ def test_a_text_that_is_read_often_is_learned_with_a_weight_decay_that_forgets_w
 
 def test_after_some_passes_the_loss_rises_again_and_sooner_for_a_larger_model():
     fits = read_fits()
-    plain, forgetting = fits.habits
+    plain, forgetting = fits.regularizations
 
-    def best_passes(habit: Habit, size: Size) -> int:
+    def best_passes(regularization: Regularization, size: Size) -> int:
         unique, parameters = NOVEL.tokens, size.parameters(NOVEL.vocabulary)
         losses = {
-            passes: fits.loss(habit, size.layer_parameters, parameters, passes * unique, 2048, unique)
+            passes: fits.loss(regularization, size.layer_parameters, parameters, passes * unique, 2048, unique)
             for passes in range(1, 30)
         }
         return min(losses, key=losses.__getitem__)

@@ -16,6 +16,7 @@ from artel.config.converters.tools import convert, tool_of
 from artel.config.converters.write import with_comments
 from artel.errors import InputError
 from support import foreign_configs as configs
+from support.converting import reported
 from support.runs import artel
 
 HUB = "hf://datasets/{}@refs/convert/parquet/{}/*.parquet"
@@ -43,12 +44,6 @@ def data_sets():
     Path("data/dataset_info.json").write_text(json.dumps(configs.LLAMA_FACTORY_DATA))
 
 
-def told(result):
-    """The keys of which something is told, and what."""
-    lines = [line for line in result.not_carried + result.differs if line.startswith("old:")]
-    return {line.split(": ")[1].split(" = ")[0]: line for line in lines}
-
-
 def other(value):
     if isinstance(value, bool):
         return not value
@@ -65,7 +60,7 @@ def test_every_key_is_accounted_for_and_what_is_carried_has_an_effect(text, data
     before = convert(yaml.safe_dump(tree, sort_keys=False), "old")
     run_from(copy.deepcopy(before.run), {}, {(): "old"})
     written = {".".join(map(str, key)): (key, value) for key, value in flat(tree)}
-    assert written.keys() == before.carried.keys() | told(before).keys() | before.same.keys()
+    assert written.keys() == before.carried.keys() | reported(before).keys() | before.same.keys()
     for dotted in before.carried.keys() - FIXED:
         key, value = written[dotted]
         changed = copy.deepcopy(tree)
@@ -79,7 +74,9 @@ def test_every_key_is_accounted_for_and_what_is_carried_has_an_effect(text, data
             assert dotted.partition(".")[0] in str(error)  # noqa: PT017
             continue
         same = (after.run, set(after.same)) == (before.run, set(before.same))
-        assert not same or told(after).get(dotted) != told(before).get(dotted), f"another {dotted} changes nothing"
+        assert not same or reported(after).get(dotted) != reported(before).get(dotted), (
+            f"another {dotted} changes nothing"
+        )
 
 
 def test_what_becomes_of_axolotls_qlora():
@@ -106,12 +103,12 @@ def test_what_becomes_of_axolotls_qlora():
         "validate": {"every": "0.25 epoch"}, "checkpoint": {"every": "0.5 epoch", "keep": 4}, "log": {"every": 1},
         "parallel": {"deepspeed": "deepspeed_configs/zero2.json"}, "track": ["console", "jsonl", "wandb"],
     }  # fmt: skip
-    assert told(result).keys() == {
+    assert reported(result).keys() == {
         "datasets.1.type", "micro_batch_size", "optimizer", "loss_watchdog_threshold",
         "special_tokens.pad_token", "wandb_project",
     }  # fmt: skip
-    assert "multiply it by the number of processes" in told(result)["micro_batch_size"]
-    assert "WANDB_PROJECT" in told(result)["wandb_project"]
+    assert "multiply it by the number of processes" in reported(result)["micro_batch_size"]
+    assert "WANDB_PROJECT" in reported(result)["wandb_project"]
 
 
 @pytest.mark.parametrize(
@@ -135,10 +132,10 @@ def test_axolotls_tasks_of_the_harness_are_asked_at_the_end():
         "tasks": ["piqa", "arc_easy"], "tasks_every": "never",
     }  # fmt: skip
     assert {"plugins", "lm_eval_batch_size", "lm_eval_post_train"} <= result.same.keys()
-    assert "num_fewshot" in told(result)["lm_eval_tasks"]
+    assert "num_fewshot" in reported(result)["lm_eval_tasks"]
     later = convert(AXOLOTL + "lm_eval_tasks: [piqa]\nlm_eval_post_train: false\n", "old")
     assert "tasks" not in later.run["validate"]
-    assert "artel evaluate RUN --tasks" in told(later)["lm_eval_tasks"]
+    assert "artel evaluate RUN --tasks" in reported(later)["lm_eval_tasks"]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +151,7 @@ def test_axolotls_tasks_of_the_harness_are_asked_at_the_end():
 )
 def test_what_axolotl_computes_of_written_answers_is_named(keys, left):
     result = convert(AXOLOTL + keys, "old")
-    lines = {key: told(result).get(key, "") for key in (line.partition(":")[0] for line in keys.splitlines())}
+    lines = {key: reported(result).get(key, "") for key in (line.partition(":")[0] for line in keys.splitlines())}
     assert all((left in line) if left else not line for line in lines.values()), lines
 
 
@@ -197,7 +194,7 @@ def test_what_becomes_of_llama_factorys_lora(data_sets):
     }  # fmt: skip
     assert result.run["parallel"] == {"deepspeed": "examples/deepspeed/ds_z3_config.json"}
     assert (result.run["validate"], result.run["checkpoint"]) == ({"every": 500}, {"every": 500})
-    assert told(result).keys() == {
+    assert reported(result).keys() == {
         "trust_remote_code", "template", "cutoff_len", "per_device_train_batch_size", "ddp_timeout",
         "overwrite_output_dir",
     }  # fmt: skip
@@ -210,7 +207,7 @@ def test_what_becomes_of_llama_factorys_preferences(data_sets):
         {"path": "data/pairs.json", "format": "preference",
          "mapping": {"instruction": "question", "chosen": "better", "rejected": "worse"}}]  # fmt: skip
     assert result.run["train"]["precision"] == "fp32"
-    assert "artel has no such optimizer" in told(result)["use_galore"]
+    assert "artel has no such optimizer" in reported(result)["use_galore"]
 
 
 def test_a_data_set_that_nobody_describes_is_marked_in_the_run_file():
@@ -257,8 +254,8 @@ def test_weights_decay_as_an_optimizer_of_torchtune_has_it_by_default(optimizer,
 def test_axolotl_takes_the_beta_of_trl_before_its_own():
     result = convert(f"{configs.AXOLOTL_DPO}trl: {{beta: 0.05, use_vllm: true}}\n", "old")
     assert result.run["preference"]["beta"] == 0.05
-    assert "reinforcement learning" in told(result)["trl.use_vllm"]
-    assert "trl.beta is given" in told(result)["rl_beta"]
+    assert "reinforcement learning" in reported(result)["trl.use_vllm"]
+    assert "trl.beta is given" in reported(result)["rl_beta"]
 
 
 def test_what_becomes_of_torchtunes_preferences():
@@ -271,32 +268,7 @@ def test_what_becomes_of_torchtunes_preferences():
     assert (result.run["train"]["optimizer"], result.run["train"]["compile"]) == ("adamw", "on")
     assert result.run["parallel"] == {"tensor": 2, "data": "fsdp", "offload": "cpu"}
     assert result.run["track"] == ["console", "jsonl", "wandb"]
-    assert {"optimizer_in_bwd", "dtype", "metric_logger.project"} <= told(result).keys()
-
-
-def test_what_becomes_of_a_shell_script():
-    result = convert(configs.RUN_CLM, "old")
-    assert result.run == {
-        "run": "out/gpt2", "objective": "causal",
-        "data": {"sources": [{"path": "data/train.txt"}], "validation": "${HELD_OUT}", "block": 512,
-                 "dedup": {"exact": False}},
-        "model": {"from": "openai-community/gpt2"},
-        "train": {
-            "precision": "bf16", "batch": 128, "micro_batch": 2, "epochs": 2, "learning_rate": 5e-6,
-            "weight_decay": 0, "betas": [0.9, 0.999], "optimizer": "adamw", "schedule": "cosine", "warmup": 0,
-            "activation_checkpointing": "full",
-        },
-        "validate": {"every": 200}, "checkpoint": {"every": 100, "keep": 2}, "log": {"every": 10},
-        "parallel": {"data": "fsdp"}, "track": ["console", "jsonl", "tensorboard", "wandb"],
-    }  # fmt: skip
-    assert (
-        told(result)["warmup_steps"]
-        == "old:17: warmup_steps = $WARMUP: $WARMUP is not set in the script; write its value"
-    )
-    assert result.comments["data.validation"] == "the value of $HELD_OUT, which the script does not set"
-    assert "hf_abcdefghij" not in str(result.not_carried + result.differs)
-    assert any("starts 8 processes" in line for line in result.differs)
-    assert {"CUDA_VISIBLE_DEVICES", "optim"} <= told(result).keys()
+    assert {"optimizer_in_bwd", "dtype", "metric_logger.project"} <= reported(result).keys()
 
 
 def test_trackers_of_axolotl_and_where_their_settings_go():
@@ -309,8 +281,8 @@ trackio_space_id: me/space
 """
     result = convert(text, "old")
     assert result.run["track"] == ["console", "jsonl", "mlflow", "trackio"]
-    assert "MLFLOW_TRACKING_URI" in told(result)["mlflow_tracking_uri"]
-    assert "TRACKIO_SPACE_ID" in told(result)["trackio_space_id"]
+    assert "MLFLOW_TRACKING_URI" in reported(result)["mlflow_tracking_uri"]
+    assert "TRACKIO_SPACE_ID" in reported(result)["trackio_space_id"]
 
 
 def test_what_becomes_of_a_model_from_scratch():
@@ -354,22 +326,22 @@ def test_what_is_refused(text, message):
 def test_what_does_not_go_together_here_is_changed_and_told():
     """DeepSpeed and shards do not take AdamW of 8 bits, int8 no DoRA; bf16 weights take AdamW alone."""
     result = convert(configs.AXOLOTL_QLORA, "old")
-    assert "does not step what DeepSpeed shares out: adamw is taken" in told(result)["optimizer"]
+    assert "does not step what DeepSpeed shares out: adamw is taken" in reported(result)["optimizer"]
     result = convert(configs.AXOLOTL_MORE, "old")
     assert (result.run["train"]["optimizer"], result.run["model"]["quantize"]) == ("adamw", "nf4")
-    assert "DoRA does not read shards of int8: nf4 is taken" in told(result)["load_in_8bit"]
-    assert "adafactor does not step shards of matrices here" in told(result)["optimizer"]
-    assert "quantized matrices are not split: parallel.tensor is 1" in told(result)["tensor_parallel_size"]
+    assert "DoRA does not read shards of int8: nf4 is taken" in reported(result)["load_in_8bit"]
+    assert "adafactor does not step shards of matrices here" in reported(result)["optimizer"]
+    assert "quantized matrices are not split: parallel.tensor is 1" in reported(result)["tensor_parallel_size"]
     assert (result.run["parallel"]["tensor"], result.run["parallel"]["context"]) == (1, 2)
     data_alone = re.sub(r"(tensor|context|expert)_parallel_size: 2\n|dp_replicate_size: 2\n", "", configs.AXOLOTL_MORE)
     result = convert(data_alone, "old")
     assert (result.run["parallel"]["data"], result.run["model"]["quantize"]) == ("auto", "int8")
-    assert "write model.quantize: nf4 to share them" in told(result)["dp_shard_size"]
+    assert "write model.quantize: nf4 to share them" in reported(result)["dp_shard_size"]
     result = convert(data_alone.replace("peft_use_dora: true\n", ""), "old")
     assert (result.run["parallel"]["data"], result.run["model"]["quantize"]) == ("fsdp", "int8")
     result = convert(configs.LLAMA_FACTORY_MORE.replace("use_muon: true", "optim: sgd"), "old")
     assert result.run["train"]["weights"] == "fp32"
-    assert "only steps of adamw" in told(result)["pure_bf16"]
+    assert "only steps of adamw" in reported(result)["pure_bf16"]
 
 
 @pytest.mark.parametrize("text", [configs.AXOLOTL_DPO, configs.LLAMA_FACTORY_MORE, configs.TORCHTUNE_MORE])
@@ -391,9 +363,9 @@ def test_an_odd_value_of_any_key_is_one_clear_message_at_most(text):
 
 def test_slips_of_the_pen_are_told_with_what_was_meant():
     text = "base_model: m\ndatasets: [{path: a, type: b}]\nlora_modules_to_sav: [a]\nquantize_moe_expert: true\n"
-    assert "did you mean quantize_moe_experts?" in told(convert(text, "old"))["quantize_moe_expert"]
+    assert "did you mean quantize_moe_experts?" in reported(convert(text, "old"))["quantize_moe_expert"]
     text = "model_name_or_path: m\ndo_train: true\ndataset: a\nlerning_rate: 3\nplot_los: true\n"
-    assert "did you mean learning_rate?" in told(convert(text, "old"))["lerning_rate"]
+    assert "did you mean learning_rate?" in reported(convert(text, "old"))["lerning_rate"]
 
 
 def test_other_verbs_say_to_convert_it(capsys):
@@ -416,25 +388,6 @@ def test_the_tables_of_the_page_are_up_to_date():
 def test_a_run_file_is_none_of_these():
     assert tool_of("data: {sources: [{path: a.txt}]}\nmodel: {from: m}\ntrain: {epochs: 1}\n") == ""
     assert tool_of("# axolotl's base_model: m\nobjective: chat\nmodel: {from: m}\n") == ""
-
-
-def test_a_script_without_a_trainer_does_not_clip_validates_each_epoch_and_computes_as_it_is_launched():
-    launcher = "accelerate launch --num_processes 2 --mixed_precision bf16"
-    arguments = "--model_name_or_path gpt2 --train_file a.txt"
-    result = convert(f"{launcher} run_clm_no_trainer.py {arguments}", "old")
-    assert (result.run["train"]["precision"], result.run["train"]["clip"]) == ("bf16", None)
-    assert result.run["validate"] == {"every": "1 epoch"}
-    assert "launcher.mixed_precision" not in told(result)
-    result = convert(f"{launcher} run_clm_no_trainer.py {arguments} --bf16 --max_grad_norm 0.5", "old")
-    assert (result.run["train"]["precision"], result.run["train"]["clip"]) == ("bf16", 0.5)
-    assert "launcher.mixed_precision" not in told(result)
-    result = convert(f"accelerate launch --mixed_precision no run_clm.py {arguments}", "old")
-    assert result.run["train"]["precision"] == "fp32"
-    assert "launcher.mixed_precision" not in told(result)
-    result = convert(f"{launcher} run_clm.py {arguments} --fp16", "old")
-    assert result.run["train"]["precision"] == "fp16"
-    assert "clip" not in result.run["train"]
-    assert "launcher.mixed_precision" in told(result)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from artel.config import RunConfig, TrainConfig
 from artel.config.schema.quantities import duration
 from artel.errors import InputError, Problem
 from artel.planning.budget.auto import with_model
-from artel.planning.budget.fits import Fits, Habit, read_fits
+from artel.planning.budget.fits import Fits, Regularization, read_fits
 from artel.planning.budget.sizes import DEPTHS, Size
 from artel.planning.budget.speed import Speed, measure_speed, plan_speed
 from artel.planning.budget.text import BLOCKS, Text, text_of, with_block
@@ -51,7 +51,7 @@ class _Option:
     size: Size
     batch: int
     """Blocks."""
-    habit: Habit
+    regularization: Regularization
     tokens: float
     """That the budget has time for."""
     loss: float
@@ -125,9 +125,9 @@ def _options(run: RunConfig, text: Text, speed: Speed, processes: int, memory: f
             step = speed.seconds(size, batch * block)
             if _FEWEST_STEPS * step <= seconds:
                 tokens = seconds / step * batch * block
-                for habit in _habits(run, fits, tokens, text.tokens / (batch * block)):
-                    loss = fits.loss(habit, size.layer_parameters, parameters, tokens, batch * block, text.tokens)
-                    yield _Option(size, batch, habit, tokens, loss)
+                for each in _regularizations(run, fits, tokens, text.tokens / (batch * block)):
+                    loss = fits.loss(each, size.layer_parameters, parameters, tokens, batch * block, text.tokens)
+                    yield _Option(size, batch, each, tokens, loss)
 
 
 def _batches(run: RunConfig, processes: int) -> list[int]:
@@ -139,9 +139,9 @@ def _batches(run: RunConfig, processes: int) -> list[int]:
     return [processes * rows for rows in each if _LEAST_BATCH <= rows * block <= _MOST_BATCH] or [processes]
 
 
-def _habits(run: RunConfig, fits: Fits, tokens: float, steps_a_pass: float) -> Iterator[Habit]:
+def _regularizations(run: RunConfig, fits: Fits, tokens: float, steps_a_pass: float) -> Iterator[Regularization]:
     """To choose from. The second is known with the optimizer and rates that are chosen, and may come to the first."""
-    plain, forgetting = fits.habits
+    plain, forgetting = fits.regularizations
     yield plain
     train = run.train
     own = {"weight_decay", "learning_rate", "muon_learning_rate"} & train.model_fields_set
@@ -174,7 +174,7 @@ def _chosen(run: RunConfig, text: Text, option: _Option, fits: Fits) -> RunConfi
     for key, law in fits.rates.get(values.get("optimizer", run.train.optimizer), {}).items():
         values[key] = float(f"{law.at(option.tokens):.2g}")
     steps_a_pass = text.tokens / (option.batch * run.data.block)
-    values["weight_decay"] = float(f"{option.habit.decay(fits.layers_rate(option.tokens), steps_a_pass):.2g}")
+    values["weight_decay"] = float(f"{option.regularization.decay(fits.layers_rate(option.tokens), steps_a_pass):.2g}")
     chosen = {key: value for key, value in values.items() if key not in run.train.model_fields_set}
     train = TrainConfig.model_validate({**run.train.model_dump(), **chosen})
     return with_model(run.model_copy(update={"train": train}), option.size)

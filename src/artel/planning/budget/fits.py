@@ -11,9 +11,9 @@ The loss of a model with N parameters in its layers that has seen D tokens is E 
 That law only falls. On a novel the loss rises again after three passes or so, sooner for a larger model. What it rises
 by is C passes^p (parameters / U)^q, with the parameters of the embeddings and the head, which learn words by heart too.
 A weight decay by which weights forget within half a pass nearly takes that away, and costs a little where there are
-few passes: a run has one or the other (`Habit`). Weights forget in 1 / (learning rate x weight decay) steps; that this
-should be a part of a pass, however long the pass is, is from Wang and Aitchison 2024, "How to set AdamW's weight decay
-as you scale model and dataset size".
+few passes: a run has one or the other (`Regularization`). Weights forget in 1 / (learning rate x weight decay) steps;
+that this should be a part of a pass, however long the pass is, is from Wang and Aitchison 2024, "How to set AdamW's
+weight decay as you scale model and dataset size".
 """
 
 from __future__ import annotations
@@ -55,25 +55,30 @@ class Overfit:
 
 
 @dataclass(frozen=True, slots=True)
-class Habit:
-    """A way to read a text more than once: the weight decay, and what passes over the text are worth with it."""
+class Regularization:
+    """A weight decay, and what passes over a text are worth with it."""
 
     weight_decay: float
     """At least."""
-    forgets_within: float
-    """Passes in which weights forget; 0: the weight decay is what it is."""
+    timescale: float
+    """Of the weights' moving average, in passes: within it they forget. 0: the weight decay is what it is."""
     repeats: float
     """R*: passes after the first until one more is worth 1 / e of a pass over new text."""
     overfit: Overfit
-    costs: float
+    cost: float
     """Bits per byte, however many passes there are."""
 
     def decay(self, rate: float, steps_a_pass: float) -> float:
         """The weight decay at that peak learning rate."""
-        if not self.forgets_within:
+        if not self.timescale:
             return self.weight_decay
-        of_a_step = min(_MOST_OF_A_STEP, 1 / (steps_a_pass * self.forgets_within))
+        of_a_step = min(_MOST_OF_A_STEP, 1 / (steps_a_pass * self.timescale))
         return max(self.weight_decay, of_a_step / rate)
+
+    def worth(self, tokens: float, unique: float) -> float:
+        """As many tokens of new text would be worth as much as `tokens` of a text that has `unique`."""
+        again = tokens / unique - 1
+        return tokens if again <= 0 else unique * (1 + self.repeats * (1 - math.exp(-again / self.repeats)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,7 @@ class Fits:
     """B / D^b, of tokens."""
     critical_batch: PowerLaw
     """Tokens, of the tokens of the run."""
-    habits: tuple[Habit, ...]
+    regularizations: tuple[Regularization, ...]
     rates: dict[str, dict[str, PowerLaw]]
     """Optimizer -> key of `train` -> peak learning rate, of the tokens of the run."""
     keys: dict[str, Any]
@@ -107,18 +112,19 @@ class Fits:
         return self.rates[self.optimizer]["muon_learning_rate"].at(tokens)
 
     def loss(
-        self, habit: Habit, layer_parameters: float, parameters: float, tokens: float, batch: float, unique: float
+        self,
+        regularization: Regularization,
+        layer_parameters: float,
+        parameters: float,
+        tokens: float,
+        batch: float,
+        unique: float,
     ) -> float:
         """Bits per byte after `tokens` tokens in steps of `batch` tokens, where the text has `unique` tokens."""
-        worth = self.worth(habit, tokens, batch, unique)
-        by_heart = habit.overfit.at(tokens / unique, parameters / unique) + habit.costs
+        serial = tokens / (1 + batch / self.critical_batch.at(tokens))  # that small steps would need for as much
+        worth = regularization.worth(serial, unique)
+        by_heart = regularization.overfit.at(tokens / unique, parameters / unique) + regularization.cost
         return self.floor + self.size.at(layer_parameters) + self.data.at(worth) + by_heart
-
-    def worth(self, habit: Habit, tokens: float, batch: float, unique: float) -> float:
-        """D: as many tokens of new text, in small steps, would be worth as much."""
-        serial = tokens / (1 + batch / self.critical_batch.at(tokens))
-        again = serial / unique - 1
-        return serial if again <= 0 else unique * (1 + habit.repeats * (1 - math.exp(-again / habit.repeats)))
 
 
 @cache
@@ -134,7 +140,9 @@ def read_fits() -> Fits:
         size=laws["size"],
         data=laws["data"],
         critical_batch=laws["critical_batch"],
-        habits=tuple(Habit(**{**habit, "overfit": Overfit(**habit["overfit"])}) for habit in content["habits"]),
+        regularizations=tuple(
+            Regularization(**{**each, "overfit": Overfit(**each["overfit"])}) for each in content["regularizations"]
+        ),
         rates=rates,
         keys=content["keys"],
         largest=content["largest"],
