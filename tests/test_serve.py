@@ -27,7 +27,7 @@ def test_a_conversation_is_answered_through_the_chat_template(served, client):
     ids = prompt_ids(served.opened.tokenizer, CHATML, QUESTION["messages"])
     response = answer(client)
     expected = served.opened.tokenizer.hf.decode(greedy(served, ids, 12), skip_special_tokens=True)
-    assert texts(response) == [expected.strip()]
+    assert texts(response) == [expected.lstrip()]
     assert response["object"] == "chat.completion"
     assert response["usage"] == {"prompt_tokens": len(ids), "completion_tokens": 12, "total_tokens": len(ids) + 12}
     assert response["choices"][0]["finish_reason"] == "length"
@@ -40,20 +40,24 @@ def test_what_people_write_takes_no_role(client):
     assert plain > answer(client, messages=user("x"))["usage"]["prompt_tokens"] + 3  # its letters, no single token
 
 
-def test_a_stream_has_the_text_of_the_whole_answer(client):
-    whole = texts(answer(client, n=3, temperature=1, seed=1))
-    body = QUESTION | {"n": 3, "temperature": 1, "seed": 1, "stream_options": {"include_usage": True}}
+def test_a_stream_has_the_text_of_the_whole_answer(served, client):
+    """White space at its end too, which the tokens of its logprobs have."""
+    (space,) = served.opened.tokenizer.hf.encode(" ", add_special_tokens=False)
+    sampled = {"n": 8, "temperature": 1, "seed": 1, "logit_bias": {str(space): 4}}
+    whole = texts(answer(client, **sampled))
+    assert any(text != text.rstrip() for text in whole)
+    body = QUESTION | sampled | {"stream_options": {"include_usage": True}}
     parts = events(client, "/v1/chat/completions", **body)
     assert parts[-1]["choices"] == []
-    assert parts[-1]["usage"]["completion_tokens"] == 36
-    streamed, ends = ["", "", ""], {}
+    assert parts[-1]["usage"]["completion_tokens"] == 8 * 12
+    streamed, ends = [""] * 8, {}
     for part in parts[:-1]:
         (choice,) = part["choices"]
         streamed[choice["index"]] += choice["delta"].get("content", "")
         if choice["finish_reason"]:
             ends[choice["index"]] = choice["finish_reason"]
-    assert [text.strip() for text in streamed] == whole
-    assert ends == {0: "length", 1: "length", 2: "length"}
+    assert streamed == whole
+    assert ends == dict.fromkeys(range(8), "length")
 
 
 def test_equal_seeds_write_equal_texts_whatever_is_computed_beside_them(client):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
 import signal
 import socket
@@ -17,6 +19,7 @@ import openai
 import pytest
 
 from support.chat_models import user
+from support.hub import Hub, Repo
 from support.runs import artel
 from support.serving import server_of, tiny_model
 
@@ -57,9 +60,9 @@ def test_openais_client_gets_answers_whole_and_streamed(server):
         assert len(whole.choices[0].logprobs.content) == 12
         parts = list(client.chat.completions.create(**QUESTION, stream=True, stream_options={"include_usage": True}))
         streamed = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
-        assert (streamed.strip(), parts[-1].usage.completion_tokens) == (text, 12)
+        assert (streamed, parts[-1].usage.completion_tokens) == (text, 12)
         with client.chat.completions.stream(**QUESTION, stop=text[-3:]) as stream:  # it raises for what is cut off
-            assert text.startswith(stream.get_final_completion().choices[0].message.content.strip())
+            assert text.startswith(stream.get_final_completion().choices[0].message.content)
         written = client.completions.create(
             model="tiny", prompt=["the of", "and"], n=2, seed=1, max_tokens=5, logprobs=1
         )
@@ -91,7 +94,7 @@ async def many_at_once(server, count):
             if number % 2:
                 return (await client.chat.completions.create(**QUESTION)).choices[0].message.content
             stream = await client.chat.completions.create(**QUESTION, stream=True)
-            return "".join([part.choices[0].delta.content or "" async for part in stream]).strip()
+            return "".join([part.choices[0].delta.content or "" async for part in stream])
 
         return await asyncio.gather(*map(ask, range(count)))
 
@@ -212,3 +215,40 @@ def test_a_port_that_is_taken_and_a_folder_without_a_model_are_said(folder, tmp_
     done = artel("serve", "empty", "--port", "0")
     assert done.returncode == 2
     assert "empty" in done.stderr
+
+
+def asked(server, model, key="-") -> str:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key) as client:
+        assert [each.id for each in client.models.list()] == [model]
+        return client.chat.completions.create(**QUESTION | {"model": model}).choices[0].message.content
+
+
+def test_a_model_of_the_hub_is_served_and_a_hub_that_refuses_is_one_message(server, folder, tmp_path):
+    hub = Hub()
+    try:
+        hub.repos["me/tiny"] = repo = Repo(private=False)
+        repo.commit("main", "a model", {file.name: file.read_bytes() for file in folder.iterdir()})
+        with server_of("me/tiny", **hub.environment(tmp_path / "hub")) as of_hub:
+            assert asked(of_hub, "me/tiny") == asked(server, "tiny", "secret")
+        for method in ("GET", "HEAD"):
+            hub.refuse(method, "me/tiny", 403, "you may not")
+        done = artel("serve", "me/tiny", "--port", "0", env=hub.environment(tmp_path / "other"))
+    finally:
+        hub.close()
+    assert done.returncode == 2
+    assert "me/tiny" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_vllm_gets_its_arguments_and_what_it_cannot_limit_is_said_once(folder, tmp_path):
+    """A program by its name that prints them: vLLM itself needs a GPU."""
+    program = tmp_path / "vllm"
+    program.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    program.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    given = ("--queue", "3", "--timeout", "5", "--cors", "https://my.page")
+    done = artel("serve", folder, "--engine", "vllm", *given, env=environment)
+    arguments = done.stdout.splitlines()
+    assert json.loads(arguments[arguments.index("--allowed-origins") + 1]) == ["https://my.page"]
+    assert done.stderr.count("vLLM's server has no such limit") == 1
+    assert "--queue, --timeout: " in done.stderr

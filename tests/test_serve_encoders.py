@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import numpy as np
+import openai
 import pytest
 import torch
 from starlette.testclient import TestClient
@@ -15,7 +18,7 @@ from transformers import AutoModel, AutoTokenizer
 
 import artel
 from support.objectives import objective_run
-from support.serving import client_of, served_model
+from support.serving import app_of, client_of, served_model, tiny_encoder
 
 TEXTS = ["The ship is here.", "Ahoy", "He said that the whale was white, and that it was there."]
 
@@ -110,3 +113,31 @@ def test_vectors_that_were_learned_with_prompts_and_lengths():
         for wrong, param in [({"dimensions": 99}, "dimensions"), ({"input": TEXTS}, "input")]:
             response = client.post("/v1/embeddings", json={"input": texts, **wrong})
             assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def by_async_client(app, **asked):
+    transport = httpx.ASGITransport(app)
+    async with (
+        httpx.AsyncClient(transport=transport) as http,
+        openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="-", http_client=http, max_retries=0) as client,
+    ):
+        return await client.embeddings.create(model="tiny", input=TEXTS, **asked)
+
+
+@pytest.mark.parametrize("asked", [{}, {"encoding_format": "float"}, {"encoding_format": "base64"}])
+def test_openais_client_gets_embeddings(tmp_path, asked):
+    """It asks for base64, and makes numbers of it, where its user says nothing."""
+    folder = tiny_encoder(tmp_path)
+    with served_model(folder) as served, client_of(served) as http:
+        client = openai.OpenAI(base_url="http://localhost/v1", api_key="-", http_client=http, max_retries=0)
+        responses = [
+            client.embeddings.create(model="tiny", input=TEXTS, **asked),
+            asyncio.run(by_async_client(app_of(served), **asked)),
+        ]
+    expected = [embedded(folder, text) for text in TEXTS]
+    for response in responses:
+        vectors = [entry.embedding for entry in response.data]
+        if asked == {"encoding_format": "base64"}:
+            vectors = [np.frombuffer(base64.b64decode(vector), "<f4") for vector in vectors]
+        np.testing.assert_allclose(vectors, expected, atol=1e-5)
+        assert response.usage.prompt_tokens == response.usage.total_tokens > 0

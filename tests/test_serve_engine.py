@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+import artel
 from artel.errors import InputError
 from artel.inference import open_model
 from artel.inference.engine.room import answers_at_once
 from artel.inference.engine.sequential import SequentialEngine
+from artel.inference.engine.slot_model import SlotModel
 from artel.inference.engine.slots import SlotEngine
 from artel.inference.serve.app import Limits
 from artel.inference.serve.served import ServedModel
 from artel.inference.serve.server import Precision, ServerOptions, hold_weights, open_models
 from artel.inference.serve.vllm import vllm_arguments
-from support.chat_models import MARKS, trained_tokenizer
-from support.serving import answer, client_of, greedy, served_model, texts
+from support.chat_models import MARKS, llama, saved, trained_tokenizer
+from support.runs import write_run
+from support.saved_models import memory_status
+from support.serving import QUESTION, answer, client_of, error_of, greedy, served_model, texts
 
 
 def test_prompts_of_all_lengths_at_once_get_the_tokens_that_generate_writes(served, client):
@@ -69,7 +75,7 @@ def test_vllm_is_given_the_model_and_an_adapter_over_its_base(served_folder, tmp
     assert said.startswith(
         f"serve {served_folder} --served-model-name tiny --host 127.0.0.1 --port 9000 --dtype bfloat16"
     )
-    assert said.endswith("--max-num-seqs 16 --max-model-len 300")
+    assert said.endswith("--max-num-seqs 16 --allowed-origins [] --max-model-len 300")
     model = AutoModelForCausalLM.from_pretrained(served_folder)
     model.name_or_path = str(served_folder)
     get_peft_model(model, LoraConfig(r=12, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
@@ -154,3 +160,52 @@ def test_weights_in_bf16_give_the_same_tokens_at_once_as_alone(served_folder):
         assert place > 3
     finally:
         model.close()
+
+
+@pytest.mark.parametrize("more", ["tokens", "rows"])
+def test_a_tokenizer_and_a_model_of_unequal_sizes(tmp_path, more):
+    """Marks that were added for another use have no row; rows that fill up a size have no token."""
+    tokenizer = trained_tokenizer(MARKS)
+    known = tokenizer.vocabulary
+    model = llama(tokenizer, vocab_size=known + (70 if more == "rows" else 0))
+    if more == "tokens":
+        tokenizer.hf.add_tokens([f"<|mark {number}|>" for number in range(70)], special_tokens=True)
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
+    wanted = {"type": "json_schema", "json_schema": {"schema": schema | {"additionalProperties": False}}}
+    with served_model(saved(tmp_path / "tiny", model, tokenizer)) as served, client_of(served) as client:
+        for sampled in ({"temperature": 1, "seed": 0}, {"temperature": 1, "seed": 1}):
+            assert answer(client, logit_bias={str(known - 1): 1}, **sampled)["usage"]["completion_tokens"] > 0
+            made = texts(answer(client, response_format=wanted, max_tokens=200, **sampled))[0]
+            assert json.loads(made)["a"] in ("x", "y")
+        response = client.post("/v1/chat/completions", json=QUESTION | {"logit_bias": {str(known): 1}})
+        assert error_of(response) == (400, "logit_bias", None)
+        assert f"write 0 to {known - 1}" in response.json()["error"]["message"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantize", ["int8", "nf4"])
+def test_a_base_in_8_or_4_bits_gives_the_tokens_of_generate(served_folder, quantize):
+    pytest.importorskip("bitsandbytes")
+    model = {"config": None, "from": str(served_folder), "lora": {"rank": 4}, "quantize": quantize}
+    run = write_run(Path("run.yaml").absolute(), model=model, tokenizer={"train": None}, train={"steps": 2})
+    folder = artel.train(run, tell=lambda _: None).folder
+    with served_model(folder) as served, client_of(served) as client:
+        assert served.opened.model.quantization_method == "bitsandbytes"
+        ids = served.text_ids("the of and")
+        body = {"prompt": ids, "temperature": 0, "max_tokens": 12, "logprobs": 0}
+        tokens = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]["tokens"]
+        assert tokens == [served.token_text(token) for token in greedy(served, ids, 12)]
+
+
+def test_slots_that_grow_take_a_layer_more_and_not_the_cache_twice():
+    """Tensors of 36 MiB: smaller ones the C library may keep when they are freed."""
+    tokenizer = trained_tokenizer(MARKS)
+    slots = SlotModel(llama(tokenizer, num_hidden_layers=4), 100_000)
+    try:
+        slots.resize([None] * 4, 36_864)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is what is taken from now on
+        before = memory_status("VmHWM")
+        slots.resize([0, 1], 73_728)
+        assert memory_status("VmHWM") - before < 2 * 72  # of 4 layers with 72 MiB each
+    finally:
+        slots.close()

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 
-from support.chat_models import MARKS, llama, saved, trained_tokenizer
-from support.serving import app_of, served_model
+import artel
+from support.objectives import objective_run
+from support.serving import app_of, served_model, tiny_model
 
-CASES = 200
-"""Of each operation, that its schema allows; and as many that it does not."""
+pytestmark = pytest.mark.long
 
 
-def asking(operation, mode: GenerationMode, statuses: Counter[int]):
-    """A test of one operation, with requests that its schema allows or does not allow."""
+def asking(operation, mode: GenerationMode, statuses: Counter[int], cases: int):
+    """A test of one operation, with so many requests that its schema allows or does not allow."""
 
     @settings(
-        max_examples=CASES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=cases, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(operation.as_strategy(generation_mode=mode))
     def ask(case):
@@ -33,16 +34,31 @@ def asking(operation, mode: GenerationMode, statuses: Counter[int]):
     return ask
 
 
-@pytest.mark.long
-def test_no_request_ends_in_a_fault_of_the_server(tmp_path):
-    tokenizer = trained_tokenizer(MARKS)
-    folder = saved(tmp_path / "tiny", llama(tokenizer), tokenizer)
+def answered(served, cases: int, paths: list[str] | None = None) -> Counter[int]:
+    """How often each status was given. `paths`: of these operations alone."""
     statuses: Counter[int] = Counter()
-    with served_model(folder, context=64) as served:
-        schema = schemathesis.openapi.from_asgi("/openapi.json", app_of(served, loopback=False))
-        for result in schema.get_all_operations():
-            operation = result.ok()
+    schema = schemathesis.openapi.from_asgi("/openapi.json", app_of(served, loopback=False))
+    for result in schema.get_all_operations():
+        operation = result.ok()
+        if paths is None or operation.path in paths:
             for mode in GenerationMode if operation.method == "post" else [GenerationMode.POSITIVE]:
-                asking(operation, mode, statuses)()
+                asking(operation, mode, statuses, cases)()
+    return statuses
+
+
+def test_no_request_ends_in_a_fault_of_the_server(tmp_path):
+    with served_model(tiny_model(tmp_path), context=64) as served:
+        statuses = answered(served, 200)
     assert statuses[200] > 50
     assert statuses.total() >= 2000, statuses
+
+
+@pytest.mark.parametrize(
+    "name", ["masked", "span_qa", "tokens", "labels_of_pairs", "reward", "rerank", "embedding", "seq2seq"]
+)
+def test_nor_does_one_to_an_encoder(name):
+    run = objective_run(Path("run.yaml").absolute(), name, train={"steps": 1, "batch": 8})
+    folder = artel.train(run, tell=lambda _: None).folder
+    with served_model(folder) as served:
+        statuses = answered(served, 40, served.endpoints)
+    assert statuses[200] > 5, statuses

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import pytest
 
+from artel.inference.serve.answers import Prompt, Usage, write
 from artel.inference.serve.app import Limits
 from artel.inference.serve.errors import ApiError
+from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.places import Places
+from artel.models.sampler import SamplingOptions
+from artel.tokens.tokenizer.chat_template import TurnEnd
 from support.chat_models import user
 from support.serving import QUESTION, answer, client_of, error_of, texts
 
@@ -80,7 +85,7 @@ def test_errors_of_http_are_openais_too(client):
 def test_a_foreign_page_cannot_reach_a_server_of_this_machine(client):
     for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example"):
         assert error_of(client.get("/v1/models", headers={"host": host}))[2] == "wrong_host"
-    for host in ("localhost:8000", "127.0.0.1", "[::1]:8000"):
+    for host in ("localhost:8000", "LocalHost", "127.0.0.1", "127.0.0.2:8000", "[::1]:8000"):
         assert client.get("/v1/models", headers={"host": host}).status_code == 200
     simple = client.post("/v1/completions", content=b'{"prompt": "x"}', headers={"content-type": "text/plain"})
     assert simple.status_code == 422  # what a page may send without asking is no request
@@ -128,11 +133,42 @@ def test_who_comes_when_all_places_are_taken_is_told_to_come_again(served):
             assert len(texts(answer(client, n=3))) == 3  # and every place is free again
 
 
+async def cut_off(served, new_tokens):
+    """(tokens, why it ended) of an answer that has no time."""
+    prompt = Prompt(served.text_ids("the of"), SamplingOptions(temperature=0), new_tokens, TurnEnd(frozenset()))
+    usage = Usage()
+    deltas = [delta async for delta in write(served, prompt, 0, usage, Metrics(), 0.0)]
+    return usage.completion_tokens, deltas[-1].finish_reason
+
+
 def test_an_answer_is_cut_off_after_its_time(served):
-    with client_of(served, limits=Limits(seconds=0.0)) as client:
-        response = answer(client, max_tokens=400)
-        assert response["choices"][0]["finish_reason"] == "length"
-        assert response["usage"]["completion_tokens"] < 400
+    tokens, reason = asyncio.run(cut_off(served, 400))
+    assert tokens < 400
+    assert reason == "length"
+
+
+@pytest.mark.parametrize("prompt", [["the", "of", "and"], [[1, 2], [3], [4]]])
+def test_answers_to_a_request_are_its_prompts_times_n(served, prompt):
+    with client_of(served, limits=Limits(requests=100)) as client:
+        body = {"prompt": prompt, "max_tokens": 1}
+        assert len(client.post("/v1/completions", json=body | {"n": 2}).json()["choices"]) == 6
+        refused = client.post("/v1/completions", json=body | {"n": 3})
+        assert error_of(refused) == (422, "prompt", "invalid_request")
+        assert "3 prompts with n: 3 ask for more than 8 answers" in refused.json()["error"]["message"]
+
+
+def test_what_is_refused_before_it_is_read_is_counted_by_the_status_that_clients_see(served):
+    key = {"authorization": "Bearer secret"}
+    with client_of(served, key="secret", limits=Limits(body=2000)) as client:
+        assert client.get("/v1/models").status_code == 401
+        assert client.get("/v1/models", headers=key | {"host": "evil.example"}).status_code == 400
+        assert client.post("/v1/completions", content=b"x" * 3000, headers=key).status_code == 413
+        pieces = (b"x" * 1000 for _ in range(3))  # without a length: it is being read when it is refused
+        assert client.post("/v1/completions", content=pieces, headers=key).status_code == 413
+        text = client.get("/metrics", headers=key).text
+    assert sorted(re.findall(r'artel_requests_total{path="(.+)",status="(\d+)"} 1.0', text)) == [
+        ("/v1/completions", "413"), ("other", "400"), ("other", "401"), ("other", "413")
+    ]  # fmt: skip
 
 
 def test_figures_count_requests_and_tokens(served):

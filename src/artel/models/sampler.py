@@ -62,7 +62,7 @@ class Sampler:
     """Chooses the tokens of one answer."""
 
     def __init__(self, options: SamplingOptions, prompt: list[int], vocabulary: int, matcher: Any = None) -> None:
-        """`vocabulary`: rows of logits beyond it stand for no token. `matcher`: an LLMatcher of llguidance, or None."""
+        """`vocabulary`: rows of logits beyond it stand for no token. `matcher`: an LLMatcher of llguidance over it."""
         self._options = options
         self._vocabulary = vocabulary
         self._matcher = matcher
@@ -117,7 +117,7 @@ class Sampler:
             return logits
         from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-        words = allocate_token_bitmask(1, len(logits))
+        words = allocate_token_bitmask(1, self._vocabulary)  # there may be fewer logits
         fill_next_token_bitmask(self._matcher, words, 0)
         # Its own function for tensors compiles a kernel at first: seconds, and it needs a compiler.
         allowed = np.unpackbits(words[0].view(np.uint8), count=len(logits), bitorder="little").astype(bool)

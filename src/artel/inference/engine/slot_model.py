@@ -163,17 +163,23 @@ class _Cache:
         return self._capacity
 
     def resize(self, slots: Sequence[int | None], capacity: int) -> None:
-        """Where memory does not suffice everything stays as it was."""
+        """Where memory does not suffice everything stays as it was. Old layers go one by one as new are filled."""
         least = min(capacity, self._capacity)
 
-        def moved(tensor: torch.Tensor) -> torch.Tensor:
-            larger = tensor.new_zeros(len(slots), capacity, *tensor.shape[2:])
+        def larger(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.new_empty(len(slots), capacity, *tensor.shape[2:])  # which takes no memory yet
+
+        def fill(tensor: torch.Tensor, held: torch.Tensor) -> None:
+            tensor.zero_()
             for new, old in enumerate(slots):
                 if old is not None:
-                    larger[new, :least] = tensor[old, :least]
-            return larger
+                    tensor[new, :least] = held[old, :least]
 
-        self._layers = {index: (moved(keys), moved(values)) for index, (keys, values) in self._layers.items()}
+        made = {index: (larger(keys), larger(values)) for index, (keys, values) in self._layers.items()}
+        for index, pair in made.items():
+            for tensor, held in zip(pair, self._layers[index], strict=True):
+                fill(tensor, held)
+            self._layers[index] = pair
         self._slots, self._capacity = len(slots), capacity
 
     def copy(self, source: int, target: int, tokens: int) -> None:
@@ -184,10 +190,7 @@ class _Cache:
     def write(
         self, layer: int, places: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep keys and values (tokens, heads, size) at their places; all keys and values of the layer.
-
-        The memory is taken when it is first written to (zeros): a slot that is never filled costs none.
-        """
+        """Keep keys and values (tokens, heads, size) at their places; all keys and values of the layer."""
         if layer not in self._layers:
             shape = (self._slots, self._capacity)
             self._layers[layer] = (key.new_zeros(*shape, *key.shape[1:]), value.new_zeros(*shape, *value.shape[1:]))

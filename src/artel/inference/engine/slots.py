@@ -165,7 +165,7 @@ class SlotEngine(Engine):
 
     def _place(self, text: _Text) -> None:
         """Give a text a slot, with what there is of its beginning."""
-        # Few texts in the first slots are attended to together, and slots that are never filled cost no memory.
+        # Few texts in the first slots are attended to together.
         free = [number for number, slot in enumerate(self._slots) if slot.text is None]
         target = self._slots[min(free, key=lambda number: (number // USUAL, self._slots[number].used))]
         common = 0

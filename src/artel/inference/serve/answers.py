@@ -65,8 +65,9 @@ def options_of(body: SamplingBody, served: ServedModel, *, logprobs: int | None)
     """The sampling that a request asks for. Raises ApiError."""
     biases = {}
     for name, bias in (body.logit_bias or {}).items():
-        if not (name.isdecimal() and len(name) < _DIGITS and int(name) < served.opened.tokenizer.vocabulary):
-            raise ApiError(400, f"{name[:50]!r} is no id of a token", "logit_bias")
+        if not (name.isdecimal() and len(name) < _DIGITS and int(name) < served.written_ids):
+            what = f"{name[:50]!r} is no id of a token that the model writes; write 0 to {served.written_ids - 1}"
+            raise ApiError(400, what, "logit_bias")
         biases[int(name)] = bias
     given = {
         "temperature": body.temperature,

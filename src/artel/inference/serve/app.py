@@ -24,6 +24,7 @@ from artel.inference.serve.completions import Answering, ChatCompletions, Comple
 from artel.inference.serve.errors import ApiError
 from artel.inference.serve.guard import App, Guard, GuardOptions
 from artel.inference.serve.metrics import Metrics
+from artel.inference.serve.patience import Patience, out_of_time
 from artel.inference.serve.places import Places
 from artel.inference.serve.schema import (
     AnswerRequest,
@@ -106,39 +107,39 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
         return await answered(ChatCompletions(served, body, metrics, limits.seconds), body.stream, request)
 
     @app.post("/v1/embeddings")
-    async def embed(body: EmbeddingRequest) -> JSONResponse:
+    async def embed(body: EmbeddingRequest, request: Request) -> JSONResponse:
         served = find(body.model, lambda served: served.embeds, "make embeddings")
-        return await worked(served, lambda: encoders.embeddings(served, body))
+        return await worked(served, lambda: encoders.embeddings(served, body), request)
 
     @app.post("/v1/fill-mask")
-    async def fill(body: FillMaskRequest) -> JSONResponse:
+    async def fill(body: FillMaskRequest, request: Request) -> JSONResponse:
         served = find(body.model, lambda served: served.fills_masks, "fill masks")
-        return await worked(served, lambda: encoders.fill(served, body))
+        return await worked(served, lambda: encoders.fill(served, body), request)
 
     @app.post("/v1/answers")
-    async def answer(body: AnswerRequest) -> JSONResponse:
+    async def answer(body: AnswerRequest, request: Request) -> JSONResponse:
         served = find(body.model, lambda served: served.answers_questions, "answer questions from a document")
-        return await worked(served, lambda: encoders.answer(served, body))
+        return await worked(served, lambda: encoders.answer(served, body), request)
 
     @app.post("/v1/classify")
-    async def classify(body: ClassifyRequest) -> JSONResponse:
+    async def classify(body: ClassifyRequest, request: Request) -> JSONResponse:
         served = find(body.model, lambda served: served.can("classify"), "label texts")
-        return await worked(served, lambda: tasks.classify(served, body))
+        return await worked(served, lambda: tasks.classify(served, body), request)
 
     @app.post("/v1/entities")
-    async def entities(body: EntitiesRequest) -> JSONResponse:
+    async def entities(body: EntitiesRequest, request: Request) -> JSONResponse:
         served = find(body.model, lambda served: served.can("entities"), "find entities in texts")
-        return await worked(served, lambda: tasks.entities(served, body))
+        return await worked(served, lambda: tasks.entities(served, body), request)
 
     @app.post("/v1/rerank")
-    async def rerank(body: RerankRequest) -> JSONResponse:
+    async def rerank(body: RerankRequest, request: Request) -> JSONResponse:
         served = find(body.model, lambda served: served.can("rerank"), "order documents by a query")
-        return await worked(served, lambda: tasks.rerank(served, body))
+        return await worked(served, lambda: tasks.rerank(served, body), request)
 
     @app.post("/v1/score")
-    async def score(body: ScoreRequest) -> JSONResponse:
+    async def score(body: ScoreRequest, request: Request) -> JSONResponse:
         served = find(body.model, lambda served: served.can("score"), "give scores")
-        return await worked(served, lambda: tasks.score(served, body))
+        return await worked(served, lambda: tasks.score(served, body), request)
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -149,37 +150,37 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def answered(answering: Answering, stream: bool | None, request: Request) -> Response:
-        await answering.prepare()
         with ExitStack() as stack:
             stack.enter_context(places.take(answering.count))
+            await _while_connected(request, _in_time(answering.prepare(), limits.seconds))
             if stream:
                 return _Stream(answering.stream(), stack.pop_all())
-            result = await _while_connected(request, answering.whole())
-            return JSONResponse(result) if result is not None else Response(status_code=499)  # nobody reads it
+            return JSONResponse(await _while_connected(request, answering.whole()))
 
     async def rewritten(served: ServedModel, body: CompletionRequest, request: Request) -> Response:
         with ExitStack() as stack:
-            stack.enter_context(places.take(rewriting.count(body)))
-            patience = stack.enter_context(rewriting.Patience(limits.seconds))
+            stack.enter_context(places.take(body.answers))
+            patience = stack.enter_context(Patience(limits.seconds))
             texts = rewriting.Rewriting(served, body, metrics, patience)
             if not body.stream:
-                whole = await _while_connected(request, texts.whole())
-                return JSONResponse(whole) if whole is not None else Response(status_code=499)  # nobody reads it
+                return JSONResponse(await _while_connected(request, texts.whole()))
             events = texts.stream()
             first = await _while_connected(request, anext(events))  # what is refused has a status of its own
-            if first is None:
-                return Response(status_code=499)
             return _Stream(_after(first, events), stack.pop_all())
 
-    async def worked(served: ServedModel, task: Callable[[], dict[str, Any]]) -> JSONResponse:
-        with places.take():
-            return JSONResponse(await served.work(task))
+    async def worked(served: ServedModel, task: Callable[[], dict[str, Any]], request: Request) -> JSONResponse:
+        with places.take(), Patience(limits.seconds) as patience:
 
-    counted = _Counted(app, metrics)
-    guarded: App = Guard(counted, GuardOptions(key, limits.body, loopback))
+            def work() -> dict[str, Any]:
+                with patience.stopping(served.opened.model):
+                    return task()
+
+            return JSONResponse(await _while_connected(request, _in_time(served.work(work), limits.seconds)))
+
+    guarded: App = Guard(app, GuardOptions(key, limits.body, loopback))
     if origins:
         guarded = CORSMiddleware(guarded, origins, allow_methods=["GET", "POST"], allow_headers=["*"])
-    return guarded
+    return _Counted(guarded, metrics)
 
 
 def _other_use(served: ServedModel) -> str:
@@ -197,6 +198,10 @@ def _unknown_key(key: str, endpoint: object) -> str:
 
 def _generates(served: ServedModel) -> bool:
     return served.generates
+
+
+class _ClientGone(Exception):
+    pass
 
 
 class _Stream(StreamingResponse):
@@ -218,8 +223,17 @@ async def _after(first: str, events: AsyncGenerator[str, None]) -> AsyncIterator
             yield event
 
 
-async def _while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """What the work gives; None, and the work is stopped, where the client goes."""
+async def _in_time(work: Coroutine[Any, Any, Result], seconds: float) -> Result:
+    """What the work gives. Raises ApiError, and stops it, after so many seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError:
+        raise out_of_time(seconds) from None
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """What the work gives. Raises _ClientGone, and stops it, where the client goes."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -228,7 +242,9 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, Result]) 
     task, leaving = asyncio.create_task(work), asyncio.create_task(gone())
     try:
         await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        return await task if task.done() else None
+        if not task.done():
+            raise _ClientGone
+        return await task
     finally:
         for each in (task, leaving):
             each.cancel()
@@ -276,6 +292,10 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def known(_: Request, error: ApiError) -> JSONResponse:
         return error.response()
+
+    @app.exception_handler(_ClientGone)
+    async def gone(_: Request, error: _ClientGone) -> Response:
+        return Response(status_code=499)  # nobody reads it
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> JSONResponse:

@@ -7,7 +7,7 @@ import json
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -60,9 +60,14 @@ class Answering(ABC):
 
     prefix: str
 
-    @abstractmethod
     async def prepare(self) -> None:
         """Make the prompts. Raises ApiError."""
+        await self._make_prompts()
+        self._metrics.prompt(self.usage.prompt_tokens)
+
+    @abstractmethod
+    async def _make_prompts(self) -> None:
+        """Raises ApiError."""
 
     @abstractmethod
     async def choice(self, index: int) -> dict[str, Any]:
@@ -75,7 +80,7 @@ class Answering(ABC):
     @property
     def count(self) -> int:
         """Answers to the request."""
-        return len(self._prompts) * (self._body.n or 1)
+        return self._body.answers
 
     async def whole(self) -> dict[str, Any]:
         """The response. Raises ApiError, of the first answer that fails; the others end then."""
@@ -124,7 +129,6 @@ class Answering(ABC):
         new_tokens = room_for_answer(self._served, ids, requested, param)
         self._prompts.append(Prompt(ids, new_tokens=new_tokens, **settings))
         self.usage.prompt_tokens += len(ids)
-        self._metrics.prompt(len(ids))
 
     def _response(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -144,13 +148,12 @@ class Completions(Answering):
     def __init__(self, served: ServedModel, body: CompletionRequest, metrics: Metrics, seconds: float) -> None:
         super().__init__(served, body, metrics, seconds)
         self._request = body
-        self._lengths: dict[int, int] = {}
 
-    async def prepare(self) -> None:
+    async def _make_prompts(self) -> None:
         served, body = self._served, self._request
         options = options_of(body, served, logprobs=body.logprobs)
         end = TurnEnd(served.text_end.ids, stop_texts(body))
-        for prompt in _prompts(body.prompt):
+        for prompt in body.prompts:
             ids = prompt if isinstance(prompt, list) else await served.work(partial(served.text_ids, prompt))
             self._add_prompt(ids, body.max_tokens, "prompt", options=options, end=end, special_tokens=False)
 
@@ -207,7 +210,7 @@ class ChatCompletions(Answering):
         self._tools = chat_tools(body)
         self._held: HeldCalls | None = None
 
-    async def prepare(self) -> None:
+    async def _make_prompts(self) -> None:
         served, body = self._served, self._request
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "needs logprobs: true", "top_logprobs")
@@ -249,7 +252,7 @@ class ChatCompletions(Answering):
         calls = whole_calls(updates)
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": text.strip() or (None if calls else ""),
+            "content": text or (None if calls else ""),
             "refusal": None,
         }
         if calls:
@@ -259,11 +262,8 @@ class ChatCompletions(Answering):
     async def parts(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
         content = None if self._held is not None and self._held.must_call else ""
         yield self._part(index, {"role": "assistant", "content": content, "refusal": None}, None, [])
-        begun = False
         async for said in self._said(index):
-            text = said.text if begun else said.text.lstrip()  # white space before an answer belongs to the template
-            begun = begun or bool(text)
-            fields: dict[str, Any] = {"content": text} if text else {}
+            fields: dict[str, Any] = {"content": said.text} if said.text else {}
             if said.calls:
                 fields["tool_calls"] = said.calls
             if fields or said.finish_reason or said.tokens:
@@ -272,6 +272,7 @@ class ChatCompletions(Answering):
     async def _said(self, index: int) -> AsyncGenerator[_Said, None]:
         """An answer as it is written, its calls apart."""
         reader = self._reader()
+        begun = False
         async with aclosing(self._deltas(index)) as deltas:
             async for delta in deltas:
                 text = delta.text
@@ -280,6 +281,8 @@ class ChatCompletions(Answering):
                     text = reader.add(text) + (reader.rest() if finish is not None else "")
                     if reader.count and (reader.is_full or finish == "stop"):
                         finish = "tool_calls"
+                text = text if begun else text.lstrip()  # white space before an answer belongs to the template
+                begun = begun or bool(text)
                 yield _Said(text, [] if reader is None else reader.updates(), delta.tokens, finish)
                 if finish is not None:
                     return
@@ -316,14 +319,6 @@ def _answer_schema(body: ChatRequest) -> dict[str, Any] | None:
     if isinstance(answer_format, JsonSchemaFormat):
         return answer_format.json_schema.schema_ or ANY_OBJECT
     return ANY_OBJECT if isinstance(answer_format, JsonFormat) else None
-
-
-def _prompts(prompt: Any) -> Iterator[str | list[int]]:
-    """One prompt or several, as texts or as ids."""
-    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-        yield prompt
-    else:
-        yield from prompt
 
 
 async def _merged(streams: list[AsyncGenerator[dict[str, Any], None]]) -> AsyncGenerator[dict[str, Any], None]:

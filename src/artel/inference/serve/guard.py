@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +18,15 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _OPEN = ("/", "/health", "/openapi.json")
 """Paths that need no key, besides the page's files."""
-_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name, or an address with or without brackets, is that of every machine for itself."""
+    if host.lower() == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +86,9 @@ class Guard:
         if options.loopback:
             host = headers.get(b"host", b"localhost").decode("latin-1")
             name = host if host.endswith("]") else host.rpartition(":")[0] or host
-            if name.lower() not in _LOOPBACK:
-                raise ApiError(400, "this server answers by the names localhost and 127.0.0.1 alone", code="wrong_host")
+            if not is_loopback(name):
+                what = "this server answers by names of its own machine alone: write localhost or 127.0.0.1"
+                raise ApiError(400, what, code="wrong_host")
         if options.key is not None and path not in _OPEN and not path.startswith("/page/"):
             given = headers.get(b"authorization", b"")
             kind, _, key = given.partition(b" ")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
@@ -15,6 +14,7 @@ from artel.inference.serve.answers import Usage
 from artel.inference.serve.completions import event
 from artel.inference.serve.errors import ApiError
 from artel.inference.serve.metrics import Metrics
+from artel.inference.serve.patience import Patience
 from artel.inference.serve.schema import CompletionRequest
 from artel.inference.serve.served import ServedModel
 from artel.inference.serve.tasks import ask
@@ -28,22 +28,6 @@ _NEUTRAL: dict[str, Any] = {
     "frequency_penalty": 0.0,
 }
 """Settings of which these models know none, with the values that change nothing."""
-
-
-class Patience:
-    """How long somebody waits for a text: so many seconds from now, and at most until the context ends."""
-
-    def __init__(self, seconds: float) -> None:
-        self._until = time.monotonic() + seconds
-
-    def __enter__(self) -> Patience:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._until = -math.inf
-
-    def is_over(self) -> bool:
-        return time.monotonic() >= self._until
 
 
 class Rewriting:
@@ -64,6 +48,8 @@ class Rewriting:
     async def whole(self) -> dict[str, Any]:
         """The response. Raises ApiError."""
         answers = await self._served.work(lambda: ask(self._served, "generate", self._asked, "prompt"))
+        for answer in answers:
+            _check_read(answer)
         for answer in answers:
             self._count(answer)
         choices = [_choice(index, answer["text"], answer) for index, answer in enumerate(answers)]
@@ -120,23 +106,22 @@ class Rewriting:
             put(_choice(index, text))
 
         (answer,) = ask(self._served, "generate", [asked | {"on_text": on_text}], "prompt")
+        _check_read(answer)
         self._count(answer)
         put(_choice(index, answer["text"].removeprefix(said), answer))
 
     def _count(self, answer: dict[str, Any]) -> None:
-        """Raises ApiError for an answer to a prompt that was cut."""
-        if answer["truncated"]:
-            what = f"a prompt has more tokens than the model reads: {answer['prompt_tokens']:,}"
-            raise ApiError(400, what, "prompt", "context_length_exceeded")
         self._usage.prompt_tokens += answer["prompt_tokens"]
         self._usage.completion_tokens += answer["tokens"]
         self._metrics.prompt(answer["prompt_tokens"])
         self._metrics.written(answer["tokens"])
 
 
-def count(body: CompletionRequest) -> int:
-    """Texts that a request asks for. Raises ApiError."""
-    return len(_texts(body)) * (body.n or 1)
+def _check_read(answer: dict[str, Any]) -> None:
+    """Raise ApiError for an answer to a prompt that was cut."""
+    if answer["truncated"]:
+        what = f"a prompt has more tokens than the model reads: {answer['prompt_tokens']:,}"
+        raise ApiError(400, what, "prompt", "context_length_exceeded")
 
 
 def _asked(served: ServedModel, body: CompletionRequest, patience: Patience) -> list[dict[str, Any]]:
@@ -170,8 +155,7 @@ def _choice(index: int, text: str, answer: dict[str, Any] | None = None) -> dict
 
 def _texts(body: CompletionRequest) -> list[str]:
     """Raises ApiError for prompts as ids: special tokens and the prefix belong to the model's own reading."""
-    prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if len(texts) < len(prompts):
+    texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
+    if len(texts) < len(body.prompts):
         raise ApiError(400, "this model is given texts, not ids", "prompt")
     return texts

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 _MOST = 8
 """Answers to one request, prompts of one request times its answers."""
@@ -49,6 +50,11 @@ class SamplingBody(Body):
     store: bool | None = None
     service_tier: str | None = None
 
+    @property
+    def answers(self) -> int:
+        """How many are asked for."""
+        return self.n or 1
+
 
 class CompletionRequest(SamplingBody):
     prompt: (
@@ -62,6 +68,28 @@ class CompletionRequest(SamplingBody):
     echo: Literal[False] | None = None
     suffix: None = None
     best_of: Literal[1] | None = None
+
+    @field_validator("prompt")
+    @classmethod
+    def _few_answers(cls, prompt: Any, info: ValidationInfo) -> Any:
+        count, each = len(_prompts(prompt)), info.data.get("n") or 1
+        if count * each > _MOST:
+            what = f"{count} prompts with n: {each} ask for more than {_MOST} answers; write fewer, or a smaller n"
+            raise PydanticCustomError("too_many_answers", what)
+        return prompt
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """What is to be continued, as texts or as ids."""
+        return _prompts(self.prompt)
+
+    @property
+    def answers(self) -> int:
+        return len(self.prompts) * (self.n or 1)
+
+
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Any]:
+    return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
 
 
 class FunctionCall(Body):

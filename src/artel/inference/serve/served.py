@@ -142,6 +142,12 @@ class ServedModel:
     def answers_questions(self) -> bool:
         return self.can("answer")
 
+    @property
+    def written_ids(self) -> int:
+        """Ids below it can be written: tokenizer and model may each have more."""
+        config: Any = self.opened.model.config.get_text_config()
+        return min(self.opened.tokenizer.vocabulary, config.vocab_size)
+
     def text_ids(self, text: str) -> list[int]:
         """The ids of a text to continue; an empty one begins a new document."""
         opened = self.opened

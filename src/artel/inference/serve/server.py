@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -18,6 +17,7 @@ from artel.config import load_run
 from artel.errors import InputError
 from artel.inference.open import OpenedModel, move_to_device, objective_of_folder, open_model
 from artel.inference.serve.app import Limits, make_app
+from artel.inference.serve.guard import is_loopback
 from artel.inference.serve.served import ServedModel, name_of
 from artel.models.device import own_device
 from artel.models.loading.multimodal.adapter import named_as_part
@@ -120,7 +120,7 @@ def _with_adapter(opened: OpenedModel, label: str, place: str) -> OpenedModel:
 
 def check_key(options: ServerOptions) -> bool:
     """Whether the server can be reached from this machine alone. Raises InputError where it cannot and has no key."""
-    loopback = _is_loopback(options.host)
+    loopback = is_loopback(options.host)
     if not loopback and not options.key:
         fix = "write --api-key KEY, or set ARTEL_API_KEY; or leave --host out"
         raise InputError.at("--host", f"{options.host} can be reached by others, and there is no key", fix)
@@ -139,14 +139,6 @@ def hold_weights(model: PreTrainedModel, precision: Precision, name: str) -> Non
     dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float32
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return False
 
 
 def _listen(host: str, port: int) -> socket.socket:

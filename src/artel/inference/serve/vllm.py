@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 from artel.errors import InputError
 from artel.inference.engine.room import USUAL
 from artel.inference.open import check_run_name
+from artel.inference.serve.app import Limits
 from artel.inference.serve.served import name_of
 from artel.inference.serve.server import Precision, ServerOptions, check_key
 from artel.models.lora.adapters import read_adapter
@@ -27,8 +30,23 @@ def hand_over(name: str, options: ServerOptions) -> None:
     if program is None:
         fix = "pip install vllm, on a machine with a GPU; or leave --engine out"
         raise InputError.at("--engine", "vllm is not installed", fix)
+    arguments = vllm_arguments(name, options)
+    if ignored := _ignored(options.limits):
+        what = f"{', '.join(ignored)}: vLLM's server has no such limit, so there is none"
+        print(what, file=sys.stderr, flush=True)
     key = {} if options.key is None else {"VLLM_API_KEY": options.key}
-    os.execve(program, [program, *vllm_arguments(name, options)], {**os.environ, **key})
+    os.execve(program, [program, *arguments], {**os.environ, **key})
+
+
+def _ignored(limits: Limits) -> list[str]:
+    """Options that the user wrote and vLLM's server has nothing like."""
+    usual = Limits()
+    written = {
+        "--queue": limits.queue != usual.queue,
+        "--timeout": limits.seconds != usual.seconds,
+        "--max-body": limits.body != usual.body,
+    }
+    return [option for option, is_written in written.items() if is_written]
 
 
 def vllm_arguments(name: str, options: ServerOptions) -> list[str]:
@@ -56,6 +74,7 @@ def vllm_arguments(name: str, options: ServerOptions) -> list[str]:
         arguments += [f"{label}={adapter.folder}" for label, adapter in adapters.items()]
     arguments += ["--host", options.host, "--port", str(options.port), "--dtype", _DTYPES[options.precision]]
     arguments += ["--max-num-seqs", str(options.limits.requests or USUAL)]
+    arguments += ["--allowed-origins", json.dumps(options.origins)]  # of any page, if it is not told
     if options.context is not None:
         arguments += ["--max-model-len", str(options.context)]
     return arguments

@@ -64,7 +64,7 @@ class ToolCalls(CallUpdates):
 
     @property
     def is_full(self) -> bool:
-        return self.count == self._most
+        return self.count == self._most or self._reader.is_over
 
     def _taken(self, text: str) -> str:
         for call in self._reader.calls[self.count : self._most]:

@@ -1,7 +1,8 @@
 """Answers that may speak, and whose calls are held to a form: the grammar, and what is read out of such an answer.
 
 Text is free until the mark with which a form opens its calls, `<tool_call>` or `[TOOL_CALLS]`; from there on nothing
-but calls is allowed. Forms whose mark a model may leave out or write otherwise (Llama, gpt-oss) are not held.
+but calls is allowed. Forms whose mark a model may leave out or write otherwise (Llama, gpt-oss), or that also ends what
+is only said (GigaChat 3), are not held.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class _Opening:
 def has_mark(form: CallForm) -> bool:
     """Whether calls always open with a tag, which opens nothing else.
 
-    `<|python_start|>` may also open code, and Llama 4 may leave it out; gpt-oss writes its header in two ways.
+    `<|python_start|>` may also open code, and Llama 4 may leave it out; gpt-oss writes its header in two ways; GigaChat
+    3's `<|message_sep|>` also ends an answer that calls nothing.
     """
     return "call" in _opening(form).mark.lower()
 

@@ -101,6 +101,6 @@ export function describe(error) {
   if (error.code === "cut") return t("error_cut");
   if (error.status === null) return t("error_no_server");
   if (error.status === 429 && error.retryAfter) return t("error_429_seconds", { seconds: number(error.retryAfter) });
-  const words = { 401: "error_401", 413: "error_413", 429: "error_429", 503: "error_503" }[error.status];
+  const words = { 401: "error_401", 413: "error_413", 429: "error_429", 503: "error_503", 504: "error_504" }[error.status];
   return t(words ?? (error.status < 500 ? "error_refused" : "error_server"), { message: error.message });
 }

@@ -31,6 +31,7 @@ export default {
   "error_429": "The server is busy. Try again in a moment.",
   "error_429_seconds": "The server is busy. Try again in {seconds} s.",
   "error_503": "The server is starting or stopping. Try again in a moment.",
+  "error_504": "No answer came in time. Send less text, or try again later.",
   "error_cut": "The connection broke off: the answer is not whole. Try again.",
   "error_no_server": "The server does not answer. Look whether `artel serve` still runs, then try again.",
   "error_page": "The page failed: {message}. Reload it.",
