@@ -24,7 +24,7 @@ def test_which_template(tmp_path):
     assert template_of(trained_tokenizer([]), "auto") == template_of(tokenizer, "plain") == PLAIN
     tokenizer.hf.chat_template = "{{ messages[0]['content'] }}"
     assert template_of(tokenizer, "auto") == "{{ messages[0]['content'] }}"
-    tokenizer.hf.chat_template = {"tool_use": "a", "default": "b"}
+    tokenizer.hf.chat_template = {"rag": "a", "default": "b"}
     assert template_of(tokenizer, "auto") == "b"
     file = tmp_path / "mine.jinja"
     file.write_text(

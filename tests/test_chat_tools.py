@@ -11,15 +11,18 @@ import pytest
 import torch
 
 from artel.cli.main import main
+from artel.config import RunConfig
 from artel.errors import InputError
 from artel.inference import ChatSession, ChatSettings, evaluate, open_model
 from artel.inference.chat_functions import read_functions
+from artel.objectives import Chat
 from artel.objectives.conversation.calls import CallTurn, call_figures, same_calls
 from artel.parallel import World
-from artel.text import Message, ToolCall
+from artel.text import Conversation, Document, Message, Record, ToolCall
 from artel.tokens.tokenizer.chat_template import CHATML
 from printed.inputs import written
 from support.chat_models import MARKS, learned_by_heart, llama, saved, trained_tokenizer
+from support.chat_templates import FAMILIES
 
 FUNCTION = {
     "name": "weather",
@@ -123,6 +126,43 @@ def test_a_message_is_not_taken_while_a_call_is_open(calling):
 def open_session(folder):
     settings = ChatSettings(temperature=0, repetition_penalty=1, new_tokens=80)
     return closing(ChatSession(open_model(str(folder)), settings, "", print, tuple(TOOLS)))
+
+
+@pytest.mark.slow
+def test_a_call_after_the_mark_that_ends_what_is_said_is_learned_and_made(tmp_path):
+    """GigaChat 3 writes <|message_sep|> between the two; what artel learns of a conversation is all that is learned."""
+    messages = (
+        Message("user", "Is it cold?"),
+        Message("assistant", "I look.", tool_calls=(ToolCall("weather", {"city": "Omsk"}),)),
+        Message("tool", "-3"),
+        Message("assistant", "Yes: -3."),
+    )
+    tokenizer = FAMILIES["gigachat3"].tokenizer()
+    run = RunConfig.model_validate({"objective": "chat", "data": {"block": 2048}})
+    record = Record("", "a.jsonl:1", "a", Conversation(messages, tuple(TOOLS)))
+    (made,) = Chat(run, tokenizer).samples([Document(record, "train")])
+    (sample,) = made.samples
+    model = llama(tokenizer, max_position_embeddings=2048).train()
+    ids = torch.from_numpy(sample.ids)[None]
+    labels = torch.where(torch.from_numpy(sample.flags)[None] > 0, ids, -100)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for _ in range(100):
+        loss = model(input_ids=ids, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with open_session(saved(tmp_path / "giga", model, tokenizer)) as talk:
+        assert "".join(talk.answer("Is it cold?")) == "I look."
+        assert talk.open_calls == messages[1].tool_calls
+        assert "".join(talk.answer_results(["-3"])) == "Yes: -3."
+        assert not talk.open_calls
+
+
+def test_a_tokenizer_with_a_template_of_its_own_for_tools_takes_them(tmp_path):
+    tokenizer = FAMILIES["hermes2_pro"].tokenizer()
+    with open_session(saved(tmp_path / "hermes", llama(tokenizer, max_position_embeddings=2048), tokenizer)) as talk:
+        talk.settings = talk.settings.changed("new_tokens", "2")
+        assert list(talk.answer("Is it cold?"))
 
 
 def test_a_file_of_functions_is_a_module_like_others(tmp_path):

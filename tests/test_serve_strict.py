@@ -16,8 +16,8 @@ from support.chat_models import MARKS, llama, saved, trained_tokenizer, user
 from support.chat_templates import FAMILIES
 from support.serving import client_of, served_model
 
-CANNOT = {"gemma4", "gigachat3"}
-UNMARKED = {"llama3", "llama4", "gpt_oss"}  # calls may come without the mark that the template writes
+CANNOT = {"gemma4"}
+UNMARKED = {"llama3", "llama4", "gigachat3", "gpt_oss"}  # calls may come without the mark that the template writes
 STRICT = tuple({"type": "function", "function": one["function"] | {"strict": True}} for one in TOOLS)
 THOUGHT = "<think>I weigh it.</think> Сейчас: "
 

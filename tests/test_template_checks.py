@@ -93,6 +93,20 @@ def test_ends_that_other_programs_do_not_know_are_told(tmp_path):
     assert "<|im_end|>" in note
 
 
+def test_an_end_that_also_stands_before_calls_is_told(tmp_path):
+    run = run_with(tmp_path, "gigachat3", [ONE])
+    model = tmp_path / "model"
+    model.mkdir()
+    mark, end = FAMILIES["gigachat3"].tokenizer().hf.convert_tokens_to_ids(["<|message_sep|>\n\n", "</s>"])
+    run = run.model_copy(update={"model": run.model.model_copy(update={"from_": str(model)})})
+    for saved, told in ((end, 0), ([end, mark], 1)):
+        (model / "generation_config.json").write_text(json.dumps({"eos_token_id": saved}))
+        notes = notes_on_text(run)
+        assert len(notes) == told, notes
+    assert "'<|message_sep|>\\n\\n'" in notes[0]
+    assert "the call would not be written" in notes[0]
+
+
 def test_what_is_learned_is_counted_by_turns_and_their_ends(tmp_path):
     run = run_with(tmp_path, "gpt_oss", [TWO, ONE])
     prepared = prepare(run)

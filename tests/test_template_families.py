@@ -1,12 +1,16 @@
 """The templates of the families that people use most: exactly the assistant's turns are learned, whatever is said."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from artel.config import RunConfig
 from artel.errors import InputError
 from artel.objectives import Chat, DocumentSamples
 from artel.text import Conversation, Document, Message, Record, Rejected, ToolCall
-from artel.tokens.tokenizer.chat_template import prompt_ids
+from artel.text.calls.reader import read_calls
+from artel.tokens.tokenizer.chat_template import prompt_ids, render, template_of, turn_end
 from support.chat_templates import FAMILIES
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
@@ -31,10 +35,10 @@ PARIS, ROME = (ToolCall("weather", {"city": city, "days": days}, f"abcdefgh{days
                (("Париж", 1), ("Rome", 2)))  # fmt: skip
 
 
-def calling(content, *calls):
+def calling(content, *calls, thought=""):
     """A turn that calls, and what the tools return."""
     results = [Message("tool", f"{number + 18}C", tool_call_id=call.id) for number, call in enumerate(calls)]
-    return [Message(ASSISTANT, content, tool_calls=calls), *results]
+    return [Message(ASSISTANT, content, thought, tool_calls=calls), *results]
 
 
 ASKED = Message(USER, "How warm is it?")
@@ -44,7 +48,12 @@ TOOL_KINDS = {
     "parallel": [ASKED, *calling("", PARIS, ROME), Message(ASSISTANT, "Warm.")],
     "last call": [ASKED, *calling("", ROME)[:1]],
     "later": [ASKED, *calling("", PARIS), Message(ASSISTANT, "Warm."), ASKED, Message(ASSISTANT, "Still.")],
-}
+    "call thought": [ASKED, *calling("", PARIS, thought="I look."), Message(ASSISTANT, "Warm.")],
+    "call thoughts": [ASKED, *calling("Let me see.", PARIS, thought="I look."), Message(ASSISTANT, "Warm.", "So.")],
+    "last call thought": [ASKED, *calling("", ROME, thought="I look.")[:1]],
+    "later thoughts": [ASKED, *calling("", PARIS, thought="I look."), Message(ASSISTANT, "Warm.", "So."),
+                       ASKED, Message(ASSISTANT, "Still.", "As before.")],
+}  # fmt: skip
 
 
 def messages_of(kind):
@@ -132,3 +141,84 @@ def test_calls_are_learned_and_what_tools_return_is_not(objectives, name, kind):
     turns = turns_of(objective.tokenizer, made.samples[0])
     assert [text for _, text in turns] == family.learned(messages)
     assert "18C" not in "".join(text for _, text in turns)
+
+
+@pytest.mark.parametrize("kind", ["call", "spoken call", "parallel", "last call"])
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.calls])
+def test_what_is_learned_is_read_back_as_the_calls_that_it_was(objectives, name, kind):
+    family, tokenizer = FAMILIES[name], objectives(name).tokenizer
+    if kind in family.refuses:
+        return
+    called = TOOL_KINDS[kind][1]
+    (written, *_) = family.learned(TOOL_KINDS[kind])
+    for end in tokenizer.hf.convert_ids_to_tokens(turn_end(tokenizer, family.template).ids):
+        written = written.removesuffix(end)  # generation stops there
+    said, calls = read_calls(written, (WEATHER,))
+    assert said == called.content
+    assert [(call.name, call.arguments) for call in calls] == [
+        (call.name, call.arguments) for call in called.tool_calls
+    ]
+
+
+@pytest.mark.parametrize(("page", "words"), [("chat.md", "templates of"), ("ru/chat.md", "шаблон")])
+def test_the_page_counts_them(page, words):
+    text = (Path(__file__).parents[1] / "docs" / page).read_text(encoding="utf-8")
+    assert [int(number) for number in re.findall(rf"(\d+) {words}", text)] == [len(FAMILIES)]
+
+
+# Tokenizers with several templates
+
+USER_ASKS = [{"role": "user", "content": "How warm is it?"}]
+SPACES = (
+    "\n  {% for message in messages %}\n {{ message.content }}\n{% endfor %} \n\n",
+    "  \n{% macro f(n) %}{{ n }}{% if n %} {{ f(n - 1) }}{% endif %}{% endmacro %}\n"
+    "  {% for tool in tools or [] %}\n\t{{ tool.function.name }}\n  {% endfor %}{{ f(2) }}  \n",
+)
+
+
+@pytest.mark.parametrize("tools", [None, [WEATHER]], ids=["no tools", "tools"])
+@pytest.mark.parametrize("templates", ["hermes2_pro", SPACES, SPACES[::-1]], ids=["hermes", "spaces", "turned"])
+def test_of_several_templates_the_one_is_taken_that_transformers_takes(templates, tools):
+    tokenizer = FAMILIES["hermes2_pro"].tokenizer()
+    if isinstance(templates, tuple):
+        tokenizer.hf.chat_template = dict(zip(("default", "tool_use"), templates, strict=True))
+    own, template = tokenizer.hf.chat_template, template_of(tokenizer, "auto")
+    for asks in (False, True):
+        wanted = tokenizer.hf.apply_chat_template(USER_ASKS, tools=tools, tokenize=False, add_generation_prompt=asks)
+        assert render(tokenizer, template, USER_ASKS, asks, tools) == wanted
+    assert tokenizer.hf.chat_template is own
+
+
+def test_a_call_without_tools_is_written_by_the_template_for_them(objectives):
+    made = one(objectives("hermes2_pro"), TOOL_KINDS["call"])
+    assert isinstance(made, DocumentSamples), made
+    assert "<tool_call>" in turns_of(objectives("hermes2_pro").tokenizer, made.samples[0])[0][1]
+
+
+@pytest.mark.parametrize(
+    ("templates", "says"),
+    [
+        ({"tool_use": "{{ 1 }}"}, "has the templates tool_use, and none is the default"),
+        ({"default": "{{ 1 }}", "tool_use": "{% if %}"}, r"for tools \(tool_use\):1: "),
+        ({"default": "{{ 1 }}", "tool_use": 5}, r"for tools \(tool_use\) is 5, no text"),
+    ],
+)
+def test_templates_that_cannot_be_taken_are_named(templates, says):
+    tokenizer = FAMILIES["hermes2_pro"].tokenizer()
+    tokenizer.hf.chat_template = templates
+    with pytest.raises(InputError, match=says):
+        template_of(tokenizer, "auto")
+
+
+def test_what_stands_before_a_call_ends_no_turn():
+    ends = {}
+    for name in ("gigachat", "gigachat3", "gpt_oss", "glm4_5"):
+        tokenizer = FAMILIES[name].tokenizer()
+        found = turn_end(tokenizer, FAMILIES[name].template)
+        ends[name] = {*tokenizer.hf.convert_ids_to_tokens(found.ids)}
+    assert ends == {
+        "gigachat": {"<|message_sep|>", "</s>"},
+        "gigachat3": {"</s>"},
+        "gpt_oss": {"<|return|>", "<|call|>"},
+        "glm4_5": {"<|user|>", "<|observation|>", "<|endoftext|>"},
+    }

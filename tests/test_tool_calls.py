@@ -201,6 +201,18 @@ def changed(*path, to):
 FUNCTION = ("messages", 1, "tool_calls", 0, "function")
 
 
+def test_nulls_in_arguments_of_parquet_stay_in_json_alone(tmp_path):
+    """As docs/chat.md says: Arrow cannot tell a null from a key that is not there."""
+    for arguments, read_as in (
+        ('{"city": null, "days": 1}', {"city": None, "days": 1}),
+        ({"city": None, "days": 1}, {"days": 1}),
+    ):
+        (record,) = read(
+            read_chat, parquet_of(tmp_path, [changed(*FUNCTION, "arguments", to=arguments)]), format="chat"
+        )
+        assert record.fields.messages[1].tool_calls[0].arguments == read_as
+
+
 @pytest.mark.parametrize(
     ("row", "reason", "said"),
     [
@@ -372,6 +384,8 @@ TOOLS = ({"type": "function", "function": {"name": "f", "parameters": {
     "type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}}}},)  # fmt: skip
 F = ToolCall("f", {"a": "5", "n": 5})
 F_AS_JSON = '{"name": "f", "arguments": {"a": "5", "n": 5}}'
+F_AS_PARAMETERS = F_AS_JSON.replace("arguments", "parameters")
+GIGACHAT_CALL = "<|message_sep|>\n\nfunction call<|role_sep|>\n"
 
 
 @pytest.mark.parametrize(
@@ -388,7 +402,7 @@ F_AS_JSON = '{"name": "f", "arguments": {"a": "5", "n": 5}}'
         ('I look.[TOOL_CALLS]f[ARGS]{"a": "5", "n": 5}[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"a": "5", "n": 5}',
          "I look.", [F, F]),
         ('f{"a": "5", "n": 5}', "", [F]),  # Mistral without its control tokens
-        (f"<|python_tag|>{F_AS_JSON.replace('arguments', 'parameters')}", "", [F]),
+        (f"<|python_tag|>{F_AS_PARAMETERS}", "", [F]),
         (f"{F_AS_JSON}; {F_AS_JSON}", "", [F, F]),
         ('[f(a="5", n=5)]', "", [F]),
         (f"I look.<|tool_call|>[{F_AS_JSON}]", "I look.", [F]),
@@ -399,6 +413,18 @@ F_AS_JSON = '{"name": "f", "arguments": {"a": "5", "n": 5}}'
          '{"a": "5", "n": 5}<|tool_call_end|><|tool_calls_section_end|>', "I look.", [replace(F, id="functions.f:0")]),
         ('<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "5", "n": 5}', "", [F]),
         (' to=functions.f<|channel|>commentary json<|message|>{"a": "5", "n": 5}<|call|>', "", [F]),
+        (f"<|python_start|>I look.<|python_end|>{F_AS_PARAMETERS}{F_AS_PARAMETERS}", "I look.", [F, F]),
+        ('<|python_start|>[f(a="5", n=5)]<|python_end|>', "", [F]),
+        *((text, text, []) for text in ("<|python_start|>print(5)<|python_end|>", "<|python_start|>[]<|python_end|>")),
+        ('I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": "5", "n": 5}\n```'
+         '<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": "5", "n": 5}\n```'
+         '<｜tool▁call▁end｜><｜tool▁calls▁end｜>', "I look.", [F, F]),
+        ('<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": "5", "n": 5}<｜tool▁call▁end｜>'
+         '<｜tool▁calls▁end｜>', "", [F]),  # DeepSeek V3.1
+        (f"I look.{GIGACHAT_CALL}{F_AS_JSON}<|message_sep|>\n\n", "I look.", [F]),
+        (f"{GIGACHAT_CALL}{F_AS_JSON}", "", [F]),
+        (f"I look.<|function_call|>{F_AS_JSON}<|message_sep|>", "I look.", [F]),  # GigaChat 3.1
+        *((text, text, []) for text in ("a<|message_sep|>\n\nuser<|role_sep|>\nb", f"{GIGACHAT_CALL}f")),
         ("it goes to=functions.f now", "it goes to=functions.f now", []),
         ("<|tool_call>call:f{a:<tool_call|>", "<|tool_call>call:f{a:<tool_call|>", []),
         ('{"name": "g", "arguments": {}}', '{"name": "g", "arguments": {}}', []),  # a tool that was not offered
@@ -423,3 +449,16 @@ def test_the_servers_answers_have_openais_calls():
     (call,) = whole_calls(calls.updates())
     assert (text, call["type"], call["id"][:5]) == ("I look.", "function", "call_")
     assert call["function"] == {"name": "f", "arguments": '{"a": "5", "n": 5}'}  # arguments are text there, once
+
+
+def test_a_mark_that_only_ends_what_is_said_is_not_shown_and_a_call_after_it_ends_the_answer():
+    silent = ToolCalls(TOOLS)
+    assert silent.add("Warm.") + silent.add("<|message_sep|>\n\n") + silent.rest() == "Warm."
+    assert not silent.is_full
+    calls = ToolCalls(TOOLS)
+    assert calls.add(f"I look.{GIGACHAT_CALL}{F_AS_JSON}") == "I look."
+    assert not calls.is_full
+    assert calls.add("<|message_sep|>") == ""
+    assert calls.is_full
+    assert calls.add(f"\n\nfunction result<|role_sep|>\n{RESULT}") + calls.rest() == ""
+    assert [call["function"]["name"] for call in whole_calls(calls.updates())] == ["f"]

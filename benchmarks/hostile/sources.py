@@ -11,7 +11,7 @@ from typing import Any
 
 from hostile.case import SMALL, Place, Steps, add, as_another_user, case, check, ends, merged, refused, source, works
 from hostile.made import json_lines
-from hostile.results import ledger, prepared_texts
+from hostile.results import ledger, prepared_texts, rejected
 
 TEXT = "".join(f"a line of words, number {number}\n" for number in range(400))
 ESCAPES = "\x1b[2J\x1b]0;title\x07"
@@ -250,3 +250,46 @@ def text_that_grows_for_ever(place: Place) -> Steps:
     done = yield ends({0, 1, 2}, "prepare", place.run(small("a.txt", document="line")), prefix=("sh", "-c", grow, "-"))
     if done.status == 0:
         check(ledger(place)["read"] >= 2000, ledger(place))
+
+
+def _talk(number: int, *turns: Any) -> dict[str, Any]:
+    """A row with a tool, and turns between a question and an answer."""
+    weather = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+    question = {"role": "user", "content": f"How warm is it, for the time {number}?"}
+    answer = {"role": "assistant", "content": f"{number} degrees."}
+    return {"tools": [weather], "messages": [question, *turns, answer]}
+
+
+def _calls(arguments: Any, name: Any = "weather") -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
+
+
+_RESULT = {"role": "tool", "content": "18"}
+_BAD_TURNS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "call-that-is-a-text": ("bad_tool_call", ({"role": "assistant", "tool_calls": "weather()"}, _RESULT)),
+    "call-that-is-a-number": ("bad_tool_call", ({"role": "assistant", "tool_calls": [5]}, _RESULT)),
+    "call-without-a-name": ("bad_tool_call", (_calls("{}", name=None), _RESULT)),
+    "call-of-an-unknown-tool": ("unknown_tool", (_calls("{}", name=f"w\nartel: FORGED {ESCAPES}"), _RESULT)),
+    "arguments-that-are-no-json": ("bad_arguments", (_calls(f"{{city: \nartel: FORGED {ESCAPES}"), _RESULT)),
+    "arguments-that-are-a-list": ("bad_arguments", (_calls([["city", "Rome"]]), _RESULT)),
+    "arguments-nested-without-end": ("bad_arguments", (_calls('{"city":' * 90_000), _RESULT)),
+    "result-without-a-call": ("no_call", (_RESULT,)),
+    "two-results-of-one-call": ("no_call", (_calls("{}"), _RESULT, _RESULT)),
+    "call-without-a-result": ("no_result", (_calls("{}"),)),
+    "turn-of-an-unknown-role": ("unknown_role", ({"role": f"x\nartel: FORGED {ESCAPES}", "content": "a"},)),
+}
+
+
+def _is_rejected(reason: str, turns: tuple[Any, ...], place: Place) -> Steps:
+    """The row is, with its line and reason; those beside it are kept."""
+    rows = [_talk(1, _calls({"city": "Rome"}), _RESULT), _talk(2, *turns), _talk(3, _calls("{}"), _RESULT)]
+    place.write("a.jsonl", json_lines(rows))
+    chat = {"objective": "chat", "chat": {"template": "plain"}}
+    long = {"data": {"block": 2048}, "model": {"config": {"n_positions": 2048}}}
+    yield works("prepare", place.run(small("a.jsonl", format="chat"), chat, long))
+    check(ledger(place)["kept"] == 2 and ledger(place)["dropped"] == {reason: 1}, ledger(place))
+    check([row["origin"] for row in rejected(place)] == ["a.jsonl:2"], rejected(place))
+
+
+for _name, (_reason, _turns) in _BAD_TURNS.items():
+    add("sources", f"tools-{_name}", partial(_is_rejected, _reason, _turns))

@@ -260,6 +260,10 @@ class ChatSession:
                 return end.value
             if text:
                 yield text
+            if reader.is_over:
+                pieces.close()
+                exchange.calls = tuple(reader.calls)
+                return "stop"
 
     def _prompt(self, exchange: Exchange, before: list[Exchange]) -> list[int]:
         """The prompt's ids: as many of the last exchanges as leave room for an answer. Raises InputError."""

@@ -133,7 +133,7 @@ class Chat(Objective):
 
     def notes(self, documents: Iterable[Document]) -> list[str]:
         differences = difference_notes((document.record.origin, self._difference(document)) for document in documents)
-        return [*end_notes(self.turn_end(), self.tokenizer, self.run.model.from_), *differences]
+        return [*end_notes(self.turn_end(), self.tokenizer, self.template, self.run.model.from_), *differences]
 
     def _difference(self, document: Document) -> Difference | None:
         conversation = document.record.fields

@@ -16,6 +16,7 @@ from pathlib import Path
 from artel.config import TokenizerTraining
 from artel.text import Message, ToolCall
 from artel.tokens import Tokenizer, train_tokenizer
+from artel.tokens.tokenizer.chat_template import template_of
 
 FOLDER = Path(__file__).parent
 THINK = ("<think>", "</think>")
@@ -57,10 +58,16 @@ class Family:
     """And of one with a thought. None: it is within the content, in tags."""
     calls: Callable[[str, Sequence[ToolCall]], str] | None = None
     """And of one that calls tools after its content, with its end. None: the template writes no calls."""
+    call_thought: Callable[[str, Sequence[Message]], str] | None = None
+    """And of the thought before calls, by the answers without calls after them. None: as before an answer."""
+    open_end: str = ""
+    """What a conversation is ended with where the template only ends what is said."""
     call_id: Callable[[ToolCall, int], str] = lambda call, number: call.id
     """The id that a call is written with; `number` counts the calls of the conversation from 0."""
     describes: bool = True
     """Whether it writes descriptions of tools."""
+    has_tool_use: bool = False
+    """Whether the tokenizer has a template of its own for tools: NAME_tool_use.jinja."""
     learns: str = "all"
     """last: only the last answer is learned."""
     refuses: dict[str, str] = field(default_factory=dict)
@@ -70,7 +77,8 @@ class Family:
 
     @property
     def template(self) -> str:
-        return (FOLDER / f"{self.name}.jinja").read_text(encoding="utf-8")
+        """As artel takes it from the tokenizer."""
+        return template_of(self.tokenizer(), "auto") if self.has_tool_use else _file(self.name)
 
     @property
     def special(self) -> list[str]:
@@ -83,7 +91,8 @@ class Family:
         hf.eos_token = self.end_token or self.end
         hf.bos_token = self.begin
         hf.add_tokens(list(THINK))
-        hf.chat_template = self.template
+        own = _file(self.name)
+        hf.chat_template = {"default": own, "tool_use": _file(f"{self.name}_tool_use")} if self.has_tool_use else own
         return Tokenizer(hf, self.name)
 
     def learned(self, messages: Sequence[Message]) -> list[str]:
@@ -101,11 +110,28 @@ class Family:
                     replace(call, id=self.call_id(call, called + at)) for at, call in enumerate(message.tool_calls)
                 ]
                 called += len(calls)
-                turns.append(self.calls(self.trim(message.content), calls))
-                continue
-            follows = None if is_last else messages[number + 1].role
-            turns.append(self._spoken(message, is_last, number > question) + self.ends.get(follows, self.end))
+                answers = [later for later in messages[number:] if later.role == "assistant" and not later.tool_calls]
+                turns.append(self._called(message, calls, number > question, answers))
+            else:
+                follows = None if is_last else messages[number + 1].role
+                turns.append(self._spoken(message, is_last, number > question) + self.ends.get(follows, self.end))
+        turns[-1] += self.open_end
         return turns
+
+    def _called(
+        self, message: Message, calls: Sequence[ToolCall], answers_last: bool, answers: Sequence[Message]
+    ) -> str:
+        assert self.calls is not None
+        thought, content = message.thought, message.content
+        before = ""
+        if thought and self.thinking is None:
+            content = tagged(thought, content)
+        elif thought and self.call_thought is not None:
+            before = self.call_thought(thought, answers)
+        elif thought and answers_last:
+            assert self.thinking is not None
+            before = self.thinking(thought, "", answers_last)
+        return before + self.calls(self.trim(content), calls)
 
     def _spoken(self, message: Message, is_last: bool, answers_last: bool) -> str:
         if not message.thought:
@@ -113,6 +139,10 @@ class Family:
         if self.thinking is None:
             return self.trim(tagged(message.thought, message.content))
         return self.thinking(message.thought, self.trim(message.content), answers_last)
+
+
+def _file(name: str) -> str:
+    return (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 @cache
@@ -204,8 +234,12 @@ def _llama4_calls(content: str, calls: Sequence[ToolCall]) -> str:
     return f"<|python_start|>{content}<|python_end|>{written}<|eot|>"
 
 
+_GIGACHAT3_END = "<|message_sep|>\n\n"
+"""One token, with its line feeds."""
+
+
 def _gigachat3_calls(content: str, calls: Sequence[ToolCall]) -> str:
-    return f"{content}<|message_sep|>\n\nfunction call<|role_sep|>\n{_object(calls[0])}<|message_sep|>"
+    return f"{content}{_GIGACHAT3_END}function call<|role_sep|>\n{_object(calls[0])}{_GIGACHAT3_END}"
 
 
 def _kimi_calls(content: str, calls: Sequence[ToolCall]) -> str:
@@ -215,7 +249,13 @@ def _kimi_calls(content: str, calls: Sequence[ToolCall]) -> str:
     return f"{content}<|tool_calls_section_begin|>{written}<|tool_calls_section_end|><|im_end|>"
 
 
-_LEFT_OUT = {"spoken call": "leaves out what the assistant says"}
+def _kimi_thought(thought: str, answers: Sequence[Message]) -> str:
+    """Left out once an answer follows; one with a thought follows the generation prompt, before which it is kept."""
+    return f"<think>{thought}</think>" if not answers or (len(answers) == 1 and answers[0].thought) else ""
+
+
+_LEFT_OUT = dict.fromkeys(("spoken call", "call thoughts"), "leaves out what the assistant says")
+_UNTHOUGHT = "what the assistant thinks"
 _ONE_CALL = {"parallel": "leaves out calls of tools"}
 _ALTERNATE = {"questions": "must alternate", "answers": "must alternate", "first": "must alternate"}
 _CHATML = ("<|im_start|>",)
@@ -226,6 +266,9 @@ _DEEPSEEK = ("<｜User｜>", "<｜Assistant｜>", "<｜tool▁calls▁begin｜>"
 _MISTRAL = ("[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
             "[/TOOL_RESULTS]", "[TOOL_CONTENT]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]")  # fmt: skip
 _GRANITE = ("<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>")
+_KIMI = ("<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>", "<|tool_calls_section_begin|>",
+         "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
+         "<|tool_calls_section_end|>")  # fmt: skip
 
 FAMILIES = {family.name: family for family in (
     Family("llama3", "<|eot_id|>", _LLAMA_3, begin="<|begin_of_text|>", trim=str.strip,
@@ -264,28 +307,35 @@ FAMILIES = {family.name: family for family in (
            calls=_deepseek_calls, describes=False),
     Family("deepseek_r1", "<｜end▁of▁sentence｜>", _DEEPSEEK, begin="<｜begin▁of▁sentence｜>",
            thinking=lambda thought, content, last: f"{thought}\n</think>\n\n{content}" if last else content,
-           calls=_deepseek_calls, describes=False),
+           calls=_deepseek_calls, call_thought=lambda *_: "", describes=False, refuses={"call thoughts": _UNTHOUGHT}),
     Family("gpt_oss", "<|return|>", ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>"),
            ends={"user": "", "assistant": ""}, thinking=_gpt_oss,
-           plain=lambda content, *_: f"<|channel|>final<|message|>{content}", calls=_gpt_oss_calls, refuses=_ONE_CALL),
+           plain=lambda content, *_: f"<|channel|>final<|message|>{content}", calls=_gpt_oss_calls,
+           call_thought=lambda thought, answers: "" if answers else
+           f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant",
+           refuses=_ONE_CALL | _LEFT_OUT | {"call thoughts": "Cannot pass both content and thinking"}),
     Family("granite3", "<|end_of_text|>", _GRANITE,
            calls=lambda _, calls: f"<|tool_call|>[{', '.join(map(_object, calls))}]<|end_of_text|>", refuses=_LEFT_OUT),
     Family("granite4", "<|end_of_text|>", _GRANITE, calls=_in_tags("<|end_of_text|>")),
     Family("smollm3", "<|im_end|>", _CHATML, trim=without_line_feeds),
     Family("gigachat", "<|message_sep|>", ("<|role_sep|>",), begin="<s>", end_token="</s>", refuses=_ALTERNATE),
-    Family("gigachat3", "<|message_sep|>", ("<|role_sep|>",), begin="<s>", end_token="</s>",
+    Family("gigachat3", _GIGACHAT3_END, ("<|role_sep|>\n",), begin="<s>", end_token="</s>", open_end="</s>",
            calls=_gigachat3_calls, refuses=_ONE_CALL),
     Family("yandexgpt5", "</s>", ("[SEP]",), begin="<s>", learns="last",
            refuses={"system": "leaves out what the system says", "answers": "leaves out what the assistant says",
-                    "thought": "what the assistant thinks", "thoughts": "what the assistant thinks"}),
+                    "thought": _UNTHOUGHT, "thoughts": _UNTHOUGHT}),
     Family("saiga_llama3", "<|eot_id|>", _LLAMA_3, begin="<|begin_of_text|>", trim=str.strip),
     Family("saiga_mistral", "</s>", begin="<s>"),
     Family("command_r", "<|END_OF_TURN_TOKEN|>", ("<|START_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>",
            "<|SYSTEM_TOKEN|>"), begin="<BOS_TOKEN>", trim=str.strip, refuses=_ALTERNATE),
     Family("olmo2", "<|endoftext|>", begin="<|endoftext|>"),
     Family("falcon3", "<|endoftext|>", ("<|user|>", "<|assistant|>", "<|system|>")),
-    Family("kimi_k2", "<|im_end|>", ("<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>",
-           "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
-           "<|tool_calls_section_end|>"), calls=_kimi_calls,
+    Family("kimi_k2", "<|im_end|>", _KIMI, calls=_kimi_calls,
            call_id=lambda call, number: f"functions.{call.name}:{number}"),
+    Family("kimi_k2_thinking", "<|im_end|>", _KIMI, calls=_kimi_calls,
+           call_id=lambda call, number: f"functions.{call.name}:{number}",
+           thinking=lambda thought, content, last: f"<think>{thought}</think>{content}" if last else content,
+           call_thought=_kimi_thought),
+    Family("hermes2_pro", "<|im_end|>", _CHATML, begin="<s>", has_tool_use=True,
+           calls=lambda _, calls: _in_tags("<|im_end|>")("", calls), refuses=_LEFT_OUT),
 )}  # fmt: skip

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 from artel.objectives.conversation.frame import (
@@ -39,10 +40,17 @@ from artel.objectives.conversation.frame import (
 )
 from artel.text import Message, ToolCall, Tools
 from artel.tokens import Tokenizer
-from artel.tokens.tokenizer.chat_template import TemplateRefuses, added_tokens, render, turn_end
+from artel.tokens.tokenizer.chat_template import (
+    TemplateRefuses,
+    added_tokens,
+    marks_before_calls,
+    render,
+    turn_end,
+)
 from artel.tokens.tokenizer.template_tools import ToolStyle, tool_style
 
 _OPEN_TAG = "<think>\n"
+_A_CALL = (ToolCall("f", {"a": "b"}),)
 _FRAMES = 10_000
 """Kept at most: calls of many tools make many shapes of conversations."""
 
@@ -59,6 +67,7 @@ class Turns:
         self._any_token = _any_of(self._added)
         self._stop_token = _any_of(token for token, number in self._added.items() if number in ends.ids)
         self._stop = _any_of([*(token for token, number in self._added.items() if number in ends.ids), *ends.texts])
+        self._closing_marks = {*tokenizer.control_tokens} - marks_before_calls(tokenizer, template)
         self._thought_field = self._find_thought_field()
 
     @cached_property
@@ -108,7 +117,7 @@ class Turns:
         if not after_prompt:
             return self._render(fields, tools)
         text = self._render(fields[:-1], tools, add_generation_prompt=True)
-        return text + _answer(text, messages[-1].thought, messages[-1].content)
+        return text + self._answer(text, messages[-1].thought, messages[-1].content)
 
     def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> str:
         """The prompt of the next answer: the conversation so far and the opening of its turn. Raises Unfit."""
@@ -131,15 +140,45 @@ class Turns:
 
     def _find_thought_field(self) -> str | None:
         """The field that the template reads a thought from: its own, or the content; None if it writes no thoughts."""
-        for field in ("reasoning_content", "thinking", "content"):
-            message = {
-                "role": "assistant",
-                "content": mark_for(1, "c"),
-                **_thought_fields(field, mark_for(1, "t"), mark_for(1, "c")),
-            }
+        for field, calls in product(("reasoning_content", "thinking", "content"), ((), _A_CALL)):
             with suppress(Unfit):
-                if mark_for(1, "t") in self._render([{"role": "user", "content": mark_for(0, "c")}, message], ()):
+                if mark_for(1, "t") in self._with_thought(field, calls):
                     return field
+        return None
+
+    def _with_thought(self, field: str, calls: tuple[ToolCall, ...]) -> str:
+        """A conversation of marks that ends with a thought, with or without calls after it. Raises Unfit."""
+        asked, answer = Message("user", mark_for(0, "c")), Message("assistant", mark_for(1, "c"), tool_calls=calls)
+        style = self._style([answer], ())
+        fields = [style.fields(message) for message in style.linked([asked, answer])]
+        fields[1] |= _thought_fields(field, mark_for(1, "t"), answer.content)
+        return self._render(fields, ())
+
+    def _answer(self, prompt: str, thought: str, content: str) -> str:
+        """What the model writes after a generation prompt. Raises Unfit where nothing tells how it writes a thought."""
+        if not thought:
+            return content
+        if prompt.rstrip().endswith("<think>"):
+            return f"{thought}\n</think>\n\n{content}"
+        if self._thought_marks is None:
+            raise Unfit("the chat template leaves out what the assistant thinks")
+        before, after = self._thought_marks
+        return f"{before}{thought}{after}{content}"
+
+    @cached_property
+    def _thought_marks(self) -> tuple[str, str] | None:
+        """What the template writes before a thought and after it where a call follows; None if it leaves it out there.
+
+        Kimi K2 Thinking leaves out that of a last answer, which the model writes all the same.
+        """
+        if self._thought_field is None:
+            return None
+        with suppress(Unfit):
+            before, _, after = self._with_thought(self._thought_field, _A_CALL).partition(mark_for(1, "t"))
+            between, has_content, _ = after.partition(mark_for(1, "c"))
+            prompt = self.prompt([Message("user", mark_for(0, "c"))])
+            if has_content and before.startswith(prompt):
+                return before[len(prompt) :], between
         return None
 
     def _frame(self, messages: Sequence[Message], tools: Tools) -> Frame:
@@ -148,7 +187,8 @@ class Turns:
         fields = [self._template_fields(message, style) for message in marked]
         text = self._render(fields, tools)
         last = marked[-1]
-        after_prompt = last.role == "assistant" and (last.content not in text or last.thought not in text)
+        is_answer = last.role == "assistant" and not last.tool_calls
+        after_prompt = is_answer and (last.content not in text or last.thought not in text)
         if after_prompt:
             text = self._text(marked, after_prompt, tools)
         slots, after = slots_of(text)
@@ -178,7 +218,7 @@ class Turns:
             # What closes a turn is what follows it both here and where the conversation ends with it.
             closing = follows[: self._closing_length(follows, at_end)]
             frame.rests[number] = follows[len(closing) :]
-            frame.closed[number] = self._is_end(closing) if messages[number].tool_calls else bool(closing)
+            frame.closed[number] = self._is_end(closing)
             start = text.index(mark_of(slots[first])) - len(opening) + length
             kind = self._difference(
                 fields[:number], text, alone, start, text.rindex(mark_of(slots[end - 1])), number, tools
@@ -191,9 +231,8 @@ class Turns:
         return replace(frame, open_end=open_end, difference=differences[0] if differences else None)
 
     def _is_end(self, closing: str) -> bool:
-        """Whether what follows the last argument of a call has an end of the turn in it, not of the call alone."""
-        ends_in_control = any(closing.endswith(token) for token in self._tokenizer.control_tokens)
-        return ends_in_control or self._stop.search(closing) is not None
+        """Whether what closes a turn has an end of it, not only of a call or of what is said before one."""
+        return closing.endswith(tuple(self._closing_marks)) or self._stop.search(closing) is not None
 
     def _prompt_length(self, before: list[dict[str, Any]], opening: str, tools: Tools) -> int:
         """How much of the text before an assistant's content its generation prompt has already."""
@@ -245,11 +284,15 @@ class Turns:
         common = self._common(follows, at_end)
         if stop := self._stop.search(common):
             return stop.end()
-        written = len(common.rstrip())
+        written = self._token_end(common, len(common.rstrip()))
         # No mark is written at the end of a conversation. Within one the next role may be what generation stops at.
         space = len(follows[written:]) - len(follows[written:].lstrip())
         stop = self._stop_token.match(follows, written + space)
         return stop.end() if stop else written
+
+    def _token_end(self, text: str, at: int) -> int:
+        """The place itself, or the end of the token that it lies within: some end with line feeds."""
+        return next((token.end() for token in self._any_token.finditer(text) if token.start() < at < token.end()), at)
 
     def _common(self, one: str, other: str) -> str:
         """What both texts begin with; a token is common as a whole, or not at all."""
@@ -344,12 +387,3 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
 def _thought_fields(field: str, thought: str, content: str) -> dict[str, str]:
     """A thought as a template reads it from `field`; within the content it stands in tags."""
     return {field: thought if field != "content" else f"{_OPEN_TAG}{thought}\n</think>\n\n{content}"}
-
-
-def _answer(prompt: str, thought: str, content: str) -> str:
-    """What the model writes after a generation prompt. Raises Unfit where the prompt has no place for a thought."""
-    if not thought:
-        return content
-    if not prompt.rstrip().endswith("<think>"):
-        raise Unfit("the chat template leaves out what the assistant thinks")
-    return f"{thought}\n</think>\n\n{content}"

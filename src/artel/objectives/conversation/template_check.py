@@ -8,7 +8,7 @@ out the thoughts of earlier turns, and their models were trained so.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from artel.errors import InputError
 from artel.objectives.conversation.frame import Difference
 from artel.printable import in_lines
 from artel.tokens import StoreSplit, Tokenizer
-from artel.tokens.tokenizer.chat_template import TemplateRefuses, TurnEnd, render
+from artel.tokens.tokenizer.chat_template import TemplateRefuses, TurnEnd, marks_before_calls, render
 
 _SHOWN = 100
 """Characters of a template's line in a message."""
@@ -129,8 +129,8 @@ def difference_notes(differences: Iterable[tuple[str, Difference | None]]) -> li
     ]
 
 
-def end_notes(ends: TurnEnd, tokenizer: Tokenizer, model: str | None) -> Iterator[str]:
-    """Sentences about ends of turns that other programs than artel do not know of.
+def end_notes(ends: TurnEnd, tokenizer: Tokenizer, template: str, model: str | None) -> Iterator[str]:
+    """Sentences about ends of turns that other programs than artel do not know of, and ends that cut calls off.
 
     Args:
         model: the folder of the pretrained model, if there is one.
@@ -141,17 +141,30 @@ def end_notes(ends: TurnEnd, tokenizer: Tokenizer, model: str | None) -> Iterato
             "there, and programs that stop at tokens do not"
         )
     file = Path(model or "", "generation_config.json")
-    if model is None or not file.is_file():
-        return
+    known = _saved_ends(file) if model is not None and file.is_file() else set()
+    inner = {*tokenizer.hf.convert_tokens_to_ids(sorted(marks_before_calls(tokenizer, template)))}
+    if cutting := sorted(inner & (ends.ids | known)):
+        yield (
+            f"generation stops at {_named(tokenizer, cutting)}, and the chat template writes it between what an answer "
+            "says and what it then calls: the call would not be written; let the tokenizer's eos_token, and "
+            "eos_token_id in generation_config.json, be what ends the whole turn"
+        )
+    elif known and not ends.ids & known:
+        yield (
+            f"{file} ends a text at {' or '.join(map(str, sorted(known)))}, and the chat template a turn at "
+            f"{_named(tokenizer, sorted(ends.ids))}: artel stops at both; for other programs write eos_token_id: "
+            f"{sorted(ends.ids | known)} into RUN/model/generation_config.json"
+        )
+
+
+def _saved_ends(file: Path) -> set[int]:
+    """The end tokens in a generation_config.json; none where it cannot be read, which the check of the model says."""
     try:
         saved = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
     except (OSError, ValueError, AttributeError):
-        return  # said by the check of the model
-    known = set(saved) if isinstance(saved, list) else {saved}
-    if saved is not None and not ends.ids & known:
-        numbers = sorted(ends.ids | known)
-        yield (
-            f"{file} ends a text at {saved}, and the chat template a turn at "
-            f"{' or '.join(tokenizer.hf.convert_ids_to_tokens(sorted(ends.ids)))}: artel stops at both; for other "
-            f"programs write eos_token_id: {numbers} into RUN/model/generation_config.json"
-        )
+        return set()
+    return {number for number in (saved if isinstance(saved, list) else [saved]) if isinstance(number, int)}
+
+
+def _named(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    return " or ".join(map(repr, tokenizer.hf.convert_ids_to_tokens(ids)))

@@ -6,10 +6,15 @@
     <TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>                                Nemotron, When2Call
     [TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]   [TOOL_CALLS]f[ARGS]{"a": 1}           Mistral
     <|python_tag|>{"name": "f", "parameters": {"a": 1}}                                        Llama 3
+    <|python_start|>I look.<|python_end|>{"name": "f", "parameters": {"a": 1}}                 Llama 4
+    <|python_start|>[f(a=1)]<|python_end|>                                                     Llama 4
     <|tool_call|>[{"name": "f", "arguments": {"a": 1}}]                                        Granite 3
     <|tool_call>call:f{a:1,b:<|"|>c<|"|>}<tool_call|>                                          Gemma 4
     <|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>      Kimi K2, in a section
     <|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>          gpt-oss
+    <｜tool▁call▁begin｜>function<｜tool▁sep｜>f … ```json {"a": 1} ```<｜tool▁call▁end｜>       DeepSeek, in a section
+    <|message_sep|>function call<|role_sep|>{"name": "f", "arguments": {"a": 1}}               GigaChat 3
+    <|function_call|>{"name": "f", "arguments": {"a": 1}}                                      GigaChat 3.1
     {"name": "f", "parameters": {"a": 1}}   [f(a=1)]                                           Llama 3 and 4, ToolACE
 
 Those of the last line have no mark: a whole text is taken for a call if it calls tools that were offered. A call that
@@ -44,6 +49,10 @@ class Form:
     """Empty if everything up to the end of the text belongs to the calls."""
     calls: Callable[[str, Tools], list[ToolCall]]
     """Those of the text between the marks. Raises BadRecord, ValueError."""
+    said: Callable[[str], str] = lambda text: ""
+    """What of that text is no call, but said."""
+    ends_turn: bool = False
+    """Whether nothing of the turn follows the mark that closes its calls."""
 
 
 # What stands between the marks
@@ -124,6 +133,37 @@ def _llama(text: str, tools: Tools) -> list[ToolCall]:
     return calls
 
 
+_PYTHON_END = "<|python_end|>"
+
+
+def _llama_4(text: str, tools: Tools) -> list[ToolCall]:
+    """Calls after the end of the block, which the template writes around what is said, or within the block."""
+    inside, _, after = text.partition(_PYTHON_END)
+    body = (after if after.strip() else inside).strip()
+    try:
+        return _llama(body, tools)
+    except (BadRecord, ValueError):
+        return _pythonic(body, tools)
+
+
+def _said_in_block(text: str) -> str:
+    inside, _, after = text.partition(_PYTHON_END)
+    return inside if after.strip() else ""
+
+
+_MESSAGE_END = "<|message_sep|>"
+
+
+def _gigachat(text: str, tools: Tools) -> list[ToolCall]:
+    """The call between the end of what is said and its own; none where nothing follows the first."""
+    if not text.strip():
+        return []
+    header, found, call = text.partition("<|role_sep|>")
+    if header.strip() != "function call" or not found:
+        raise ValueError("no call")
+    return list(calls_of(call))
+
+
 _DEEPSEEK_CALL = re.compile(
     r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(.+?)(?:<｜tool▁sep｜>|\n```json\n)(.*?)(?:\n```)?<｜tool▁call▁end｜>",
     re.DOTALL,
@@ -184,12 +224,15 @@ FORMS = (
     Form("<TOOLCALL>", "</TOOLCALL>", lambda text, tools: list(calls_of(text))),
     Form("[TOOL_CALLS]", "", _mistral),
     Form("<|python_tag|>", "", _llama),
+    Form("<|python_start|>", "", _llama_4, _said_in_block),
     Form("<|tool_call|>", "", lambda text, tools: list(calls_of(text))),
     Form("<|tool_call>", "<tool_call|>", _gemma),
     Form("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", _kimi),
     Form("<|channel|>commentary to=functions.", "<|call|>", _gpt_oss),
     Form(" to=functions.", "<|call|>", _gpt_oss),
     Form("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", _deepseek),
+    Form(_MESSAGE_END, _MESSAGE_END, _gigachat, ends_turn=True),
+    Form("<|function_call|>", _MESSAGE_END, lambda text, tools: list(calls_of(text)), ends_turn=True),
 )
 
 
@@ -226,6 +269,8 @@ def _pythonic(text: str, tools: Tools) -> list[ToolCall]:
                 raise ValueError("an argument without a name")
             arguments[key.strip()] = json_or_literal(value)
         calls.append(ToolCall(name.strip(), arguments))
+    if not calls:
+        raise ValueError("no call")
     return calls
 
 

@@ -23,6 +23,8 @@ class CallReader:
     tools: Tools = ()
     calls: list[ToolCall] = field(default_factory=list)
     """Those that are whole."""
+    is_over: bool = False
+    """Whether the turn ends with them: what comes after it is dropped."""
     _held: str = ""
     _inside: Form | None = None
     _begun: bool = False
@@ -30,6 +32,8 @@ class CallReader:
 
     def add(self, text: str) -> str:
         """The text that is no call, as far as that is certain."""
+        if self.is_over:
+            return ""
         self._held += text
         if not self._begun and self._inside is None:
             if self._may_be_unmarked():
@@ -48,7 +52,7 @@ class CallReader:
             if not found:
                 return shown
             shown += self._closed(body, found)
-            self._held = after
+            self._held = "" if self.is_over else after
         kept = max(_unfinished(self._held, form.opens) for form in FORMS)
         shown += self._held[: len(self._held) - kept]
         self._held = self._held[len(self._held) - kept :]
@@ -68,7 +72,7 @@ class CallReader:
         return self._held
 
     def _closed(self, body: str, closing: str) -> str:
-        """Take the calls of a body; the text that it is if it has none."""
+        """Take the calls of a body; what it says besides, or the text that it is if it has none."""
         form = self._inside
         assert form is not None
         self._inside = None
@@ -76,7 +80,8 @@ class CallReader:
             self.calls += form.calls(body, self.tools)
         except (BadRecord, ValueError, SyntaxError, RecursionError):
             return form.opens + body + closing
-        return ""
+        self.is_over = form.ends_turn and bool(closing)
+        return form.said(body)
 
     def _next_mark(self) -> tuple[Form | None, int]:
         found = [(at, form) for form in FORMS if (at := self._held.find(form.opens)) >= 0]

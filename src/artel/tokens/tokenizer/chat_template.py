@@ -99,16 +99,12 @@ _LARGEST_FILE = 2**20
 def template_of(tokenizer: Tokenizer, setting: str, where: str = "chat.template") -> str:
     """The template for the setting `chat.template`: auto, chatml, plain, or a Jinja file.
 
-    auto is the tokenizer's own template; without one it is chatml if the tokenizer has ChatML's tokens, else plain.
-    Raises InputError where the file is missing or no Jinja.
+    auto is the tokenizer's own template, of several that for tools where tools are given; without one it is chatml if
+    the tokenizer has ChatML's tokens, else plain. Raises InputError where the file is missing or no Jinja.
     """
     if setting in ("chatml", "plain"):
         return CHATML if setting == "chatml" else PLAIN
-    if setting == "auto":
-        template = _own(tokenizer, where)
-        _check(template, where, "the tokenizer's chat template")
-        return template
-    return read_template(setting, where)
+    return _own(tokenizer, where) if setting == "auto" else read_template(setting, where)
 
 
 def read_template(file: str, where: str = "chat.template", *, trial_seconds: int = TRIAL_SECONDS) -> str:
@@ -211,7 +207,8 @@ def turn_end(tokenizer: Tokenizer, template: str) -> TurnEnd:
     its id (<|im_end|>, <|eot_id|>, <end_of_turn>). Without one the text that follows ends it: `<|im_end|>` in letters,
     or the heading of the next turn. What stands at the end of a conversation decides: gpt-oss ends the last answer by
     <|return|>, and with the <|end|> of earlier ones it also ends its thoughts. Where nothing stands there, the next
-    turn's beginning ends an answer (GLM's <|user|>).
+    turn's beginning ends an answer (GLM's <|user|>). A token after which the answer may go on with a call is no end:
+    GigaChat 3 puts <|message_sep|> there, and ends an answer by the end token.
     """
     added = added_tokens(tokenizer)
     ids, texts = {tokenizer.end_id}, []
@@ -225,7 +222,22 @@ def turn_end(tokenizer: Tokenizer, template: str) -> TurnEnd:
         if follows:
             break
     ids |= _ends_of_calls(tokenizer, template)
-    return TurnEnd(frozenset(ids), tuple(dict.fromkeys(texts)))
+    ids -= {added[token] for token in marks_before_calls(tokenizer, template)}
+    return TurnEnd(frozenset({tokenizer.end_id, *ids}), tuple(dict.fromkeys(texts)))
+
+
+def marks_before_calls(tokenizer: Tokenizer, template: str) -> set[str]:
+    """The control tokens between what an answer says and what it calls then, in one turn."""
+    conversation: list[dict[str, Any]] = [
+        {"role": "user", "content": _ASKED},
+        {"role": "assistant", "content": _SAID, "tool_calls": [_CALL]},
+    ]
+    try:
+        text = render(tokenizer, template, conversation, False)
+    except TemplateRefuses:
+        return set()
+    between, calls, _ = text.partition(_SAID)[2].partition(_ANSWERED)
+    return {token for token in tokenizer.control_tokens if calls and token in between}
 
 
 def added_tokens(tokenizer: Tokenizer) -> dict[str, int]:
@@ -236,16 +248,33 @@ def added_tokens(tokenizer: Tokenizer) -> dict[str, int]:
 
 def _own(tokenizer: Tokenizer, where: str) -> str:
     own = tokenizer.hf.chat_template
-    if isinstance(own, dict):  # several, by purpose: tool use, documents
-        if "default" not in own:
-            what = f"the tokenizer has the templates {', '.join(own)}, and none is the default"
-            raise InputError.at(where, what, "write chatml, or the path of a Jinja file")
-        own = own["default"]
-    if own and not isinstance(own, str):
-        raise InputError.at(where, f"the tokenizer's chat template is {str(own)[:100]}, no text", "write chatml")
-    if own:
-        return own
-    return CHATML if set(CHATML_TOKENS) <= added_tokens(tokenizer).keys() else PLAIN
+    templates = own if isinstance(own, dict) else {"default": own}  # several, by purpose: tool use, documents
+    if "default" not in templates:
+        what = f"the tokenizer has the templates {', '.join(templates)}, and none is the default"
+        raise InputError.at(where, what, "write chatml, or the path of a Jinja file")
+    default = templates["default"] or (CHATML if set(CHATML_TOKENS) <= added_tokens(tokenizer).keys() else PLAIN)
+    _check_own(default, where, "the tokenizer's chat template")
+    if "tool_use" not in templates:
+        return str(default)
+    _check_own(templates["tool_use"], where, "the tokenizer's chat template for tools (tool_use)")
+    return _by_tools(default, templates["tool_use"])
+
+
+def _check_own(template: Any, where: str, name: str) -> None:
+    if not isinstance(template, str):
+        raise InputError.at(where, f"{name} is {str(template)[:100]}, no text", "write chatml")
+    _check(template, where, name)
+
+
+def _by_tools(default: str, tool_use: str) -> str:
+    """One template that writes as `tool_use` where tools are given, as transformers chooses, else as `default`.
+
+    A conversation that calls without them is for `tool_use` too: `default` leaves calls out. `default` stands first, so
+    that its lines keep their numbers. The plus signs keep Jinja from taking white space off the two templates.
+    """
+    default, tool_use = (re.sub(r"(\r\n|\r|\n)\Z", "", template) for template in (default, tool_use))
+    is_plain = "not (tools or messages | selectattr('tool_calls') | list)"
+    return f"{{% if {is_plain} +%}}{default}{{%+ else %}}{{% set tools = tools or [] +%}}{tool_use}{{%+ endif %}}"
 
 
 # Shows output that grows faster than its contents.
@@ -290,7 +319,8 @@ def _broken(text: str, tokens: set[str], mark: str) -> str:
     return mark.join([*pieces, text[at:]])
 
 
-_ASKED, _ANSWERED, _NEXT = "\ue000", "\ue001", "\ue002"
+_ASKED, _ANSWERED, _NEXT, _SAID = "\ue000", "\ue001", "\ue002", "\ue003"
+_CALL = {"id": "callcall1", "type": "function", "function": {"name": "f", "arguments": {"a": _ANSWERED}}}
 
 
 def _tails(tokenizer: Tokenizer, template: str) -> Iterator[str]:
@@ -310,10 +340,9 @@ def _tails(tokenizer: Tokenizer, template: str) -> Iterator[str]:
 def _ends_of_calls(tokenizer: Tokenizer, template: str) -> set[int]:
     """The tokens that end a turn with a call: gpt-oss's <|call|>, GLM's <|observation|>; none if it writes no calls."""
     control = tokenizer.control_tokens
-    call = {"id": "callcall1", "type": "function", "function": {"name": "f", "arguments": {"a": _ANSWERED}}}
     conversation: list[dict[str, Any]] = [
         {"role": "user", "content": _ASKED},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "assistant", "content": "", "tool_calls": [_CALL]},
         {"role": "tool", "content": _NEXT, "tool_call_id": "callcall1", "name": "f"},
     ]
     for length in (2, 3):
