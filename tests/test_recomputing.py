@@ -94,6 +94,26 @@ def test_dropout_is_on_in_these_tests():
     assert abs(step(model.eval())[0] - loss) > 1e-6
 
 
+@pytest.mark.parametrize("how", MODES)
+def test_several_passes_under_one_autocast(how):
+    """As of groups of rows of one length: the second finds the weights rounded already, the backward pass does not."""
+    model = build(AutoModelForCausalLM, MODELS["gpt2 without dropout"][1])
+    recompute(model, how)
+    ids = torch.arange(64).reshape(2, 32) % 47 + 3
+    with torch.autocast("cpu", torch.bfloat16):
+        first, second = (model(input_ids=rows).logits.float() for rows in ids.split(1))
+    (first.square().mean() + second.mean()).backward()
+    recomputed = [parameter.grad.clone() for parameter in model.parameters()]
+    recompute(model, "none")
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        first, second = (model(input_ids=rows).logits.float() for rows in ids.split(1))
+    (first.square().mean() + second.mean()).backward()
+    for gradient, parameter in zip(recomputed, model.parameters(), strict=True):
+        # bf16 has eight bits: gradients of both passes are added before or after they are rounded.
+        torch.testing.assert_close(gradient, parameter.grad, rtol=0, atol=0.02 * float(parameter.grad.abs().max()))
+
+
 def test_chosen_again_it_is_otherwise_and_none_takes_it_back():
     model = build(AutoModelForCausalLM, LLAMA)
     before = step(model)[2]

@@ -92,6 +92,10 @@ def _recomputing(plain: Callable[..., Any], how: Recompute) -> Callable[..., Any
     def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return plain(layer, *args, **kwargs)
+        if how == "selective" and not torch.compiler.is_compiling():
+            # Autocast keeps the rounded weights of an earlier forward pass, and the backward pass would round them
+            # where this one did not: PyTorch compares the operators of both.
+            torch.clear_autocast_cache()
         output = checkpoint(partial(plain, layer, **kwargs), *args, use_reentrant=False, **options)
         if not torch.compiler.is_compiling():
             forget_rounded((*args, *kwargs.values()))  # these are kept, and rounded once more in the backward pass
