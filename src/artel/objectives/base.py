@@ -287,12 +287,16 @@ class Objective(ABC):
     def check(self, model: PreTrainedModel) -> None:  # noqa: B027  # most objectives fit every model of their class
         """Raise InputError if a model cannot compute this loss; called before it is compiled or parallelized."""
 
-    def plan_for(self, build: Callable[[], PreTrainedModel], device: str) -> None:  # noqa: B027  # most ask no model
+    planned_device: str | None = None
+    """The type of the device that a plan is made for; None outside of plans."""
+
+    def plan_for(self, build: Callable[[], PreTrainedModel], device: str) -> None:
         """In a plan, in place of `check`: lay batches out as for a model on a device of this type.
 
         `build` gives it on the meta device, with the attention that it trains with. What `check` tries with its
         weights is taken to succeed.
         """
+        self.planned_device = device
 
     def fit_statistics(self, part: StoreSplit) -> None:  # noqa: B027  # most objectives need none
         """Take from the training split what the loss needs (shares of classes), before the first batch."""

@@ -64,13 +64,16 @@ class GroupedRows:
     """int64 (rows,): where each row, in the order that it came in, begins in the groups, flattened and joined."""
 
 
-def group_count(rows: int, run: RunConfig) -> int:
-    """How many groups so many rows are computed in. The stages of a pipeline expect one shape: one group."""
+def group_count(rows: int, run: RunConfig, device: str | None = None) -> int:
+    """How many groups so many rows are computed in. The stages of a pipeline expect one shape: one group.
+
+    `device` is the type of a device that is planned for; by default it is the one that is here.
+    """
     import torch
 
     if run.parallel.pipeline > 1:
         return 1
-    tokens = _GROUP_TOKENS["cuda" if torch.cuda.is_available() else "cpu"]
+    tokens = _GROUP_TOKENS[device or ("cuda" if torch.cuda.is_available() else "cpu")]
     return -(-rows // max(_FEWEST_ROWS, tokens // run.data.block))
 
 

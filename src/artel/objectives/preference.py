@@ -101,6 +101,7 @@ class PreferenceOptimization(Objective):
     def plan_for(self, build: Callable[[], PreTrainedModel], device: str) -> None:
         from artel.models.shared_prefix import can_share_prefixes
 
+        super().plan_for(build, device)
         self._shares_prompts = can_share_prefixes(build(), device)
 
     def command(self, run: str, samples: Samples | None) -> str:

@@ -167,7 +167,7 @@ class Rerank(Objective):
             pairs += [self._writer.row(query, document) for document in documents]
             pairs += [(rows.ids[row, :1], np.zeros(1, dtype=np.int64))] * (columns - len(documents))
         ids, types = zip(*pairs, strict=True)
-        count = group_count(len(ids), self.run)
+        count = group_count(len(ids), self.run, self.planned_device)
         grouped = group_rows(ids, count, self.tokenizer.pad_id, types if self._writer.has_types else None)
         tensors = {"there": torch.from_numpy(there), "labels": torch.from_numpy(labels.astype(np.float32))}
         learned = there[:, : self._learned]

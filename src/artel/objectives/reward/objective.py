@@ -178,7 +178,7 @@ class Reward(Objective):
             side if is_there else rows.ids[number // 2, :1]
             for number, (side, is_there) in enumerate(zip(sides, there.flat, strict=True))
         ]
-        grouped = group_rows(sides, group_count(len(sides), self.run), self.tokenizer.pad_id)
+        grouped = group_rows(sides, group_count(len(sides), self.run, self.planned_device), self.tokenizer.pad_id)
         margins = rows.numbers[:, _MARGIN].astype("<i8").view("<f8").astype(np.float32)
         return Batch(
             grouped.tensors | {"there": torch.from_numpy(there), "margins": torch.from_numpy(margins)},

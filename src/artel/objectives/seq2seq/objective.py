@@ -197,7 +197,7 @@ class SequenceToSequence(Objective):
         split = rows.numbers[:, _INPUT]
         count = len(rows.ids)
         inputs = [rows.ids[row, : split[row]] for row in range(count)]
-        grouped = group_rows(inputs, group_count(count, self.run), self.tokenizer.pad_id)
+        grouped = group_rows(inputs, group_count(count, self.run, self.planned_device), self.tokenizer.pad_id)
         order = np.argsort(grouped.tensors["places"].numpy())
         outputs = [rows.ids[row, split[row] : rows.lengths[row]] for row in order]
         targets = stacked(outputs, IGNORED)
