@@ -175,10 +175,9 @@ def objectives(folder: Path) -> Cells:
 
 
 def sections_of(folder: Path, name: str) -> dict[str, Any]:
-    """The sections of the run file of an objective."""
+    """The sections of the run file of an objective; `run_file` has its own in place of some."""
     tree = yaml.safe_load(objective_run(folder / f"{name}.yaml", name).read_text())
-    kept = ("data", "tokenizer", "model", "objective", "masked", "span_qa", "preference")
-    sections = {key: tree[key] for key in kept if key in tree}
+    sections = {key: section for key, section in tree.items() if key != "run"}
     return sections | {"data": {"packing": "concatenate", **sections["data"]}}
 
 

@@ -58,6 +58,15 @@ def test_a_run_is_prepared_whose_labels_its_records_have_decided(tmp_path):
     assert planned_data(run).store is not None
 
 
+def test_a_plan_groups_rows_as_the_device_that_it_is_made_for(tmp_path):
+    """Not as this machine: rows for a GPU would be sixteen times as many groups, which plans trace one by one."""
+    run = load_run(str(label_run(tmp_path / "run.yaml", ROWS["single"](40), data={"block": 64})))
+    prepare(run)
+    data = planned_data(run)
+    counts = {device: len(data.laid_out_for(lambda: None, device).batch(256).groups) for device in ("cpu", "cuda")}
+    assert counts == {"cpu": 16, "cuda": 1}
+
+
 def test_whole_numbers_are_labels_in_their_order(tmp_path):
     rows = [{"text": row["text"], "label": number % 12} for number, row in enumerate(one_label(60))]
     decided = prepared(tmp_path / "run.yaml", rows).run.classification
@@ -84,6 +93,7 @@ def test_whole_numbers_are_labels_in_their_order(tmp_path):
      (one_label(40), {"classification": {"labels": [True, False]}}, "write labels in quotes"),
      (one_label(40), {"data": {"block": 6}}, "leaves no room"),
      (one_label(40), {"classification": {"labels": ["x"]}}, "fewer than two labels"),
+     (ROWS["number"](40), {"classification": {"kind": "number", "labels": ["a", "b"]}}, "write kind: single, or multi"),
      (one_label(40), {"classification": {"kind": "multi", "labels": []}}, "labels: is empty"),
      (one_label(40), {"data": {"validation": {"fraction": 0.2, "by": "chapter"}}}, "only plain texts have chapters")],
 )  # fmt: skip
@@ -138,24 +148,25 @@ def test_a_text_with_several_rows_stays_on_one_side(tmp_path):
 
 def test_bad_rows_are_told_by_line_and_the_ledger_adds_up(tmp_path):
     rows = [*one_label(100), {"text": "a riddle", "label": "unheard"}, {"text": " ", "label": "law"},
-            {"text": "two", "label": ["law", "food"]}, {"text": "word " * 400, "label": "law"}]  # fmt: skip
+            {"text": "two", "label": ["law", "food"]}, {"text": "word " * 400, "label": "law"},
+            {"text": "none", "label": []}]  # fmt: skip
     labels = ["sport", "food", "law"]
     section = {"kind": "single", "labels": labels, "too_long": "drop"}
     data = {"max_bad": 0.1, "block": 200}
     made = prepared(tmp_path / "run.yaml", rows, classification=section, data=data)
     ledger = made.ledger()
-    assert ledger["documents"] == {"read": 104, "kept": 100, "dropped": {
-        "empty": 1, "longer_than_block": 1, "several_labels": 1, "unknown_label": 1}}  # fmt: skip
+    assert ledger["documents"] == {"read": 105, "kept": 100, "dropped": {
+        "empty": 1, "longer_than_block": 1, "no_label": 1, "several_labels": 1, "unknown_label": 1}}  # fmt: skip
     lines = [json.loads(line) for line in (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()]
     assert {(line["origin"].rpartition(":")[2], line["reason"]) for line in lines} == {
-        ("101", "unknown_label"), ("102", "empty"), ("103", "several_labels")}  # fmt: skip
+        ("101", "unknown_label"), ("102", "empty"), ("103", "several_labels"), ("105", "no_label")}  # fmt: skip
     (unknown,) = (line["detail"] for line in lines if line["reason"] == "unknown_label")
     assert unknown.startswith("the label 'unheard' is none of the run's (sport, food, law); mend it")
     section["too_long"] = "truncate"
     cut = prepared(tmp_path / "cut.yaml", rows, classification=section, data=data)
     assert cut.ledger()["changed"] == {"truncated": 1}
     assert max(len(cut.open().train.sample(number).ids) for number in range(cut.open().train.samples)) == 200
-    with pytest.raises(InputError, match="3 of 104 records"):
+    with pytest.raises(InputError, match="4 of 105 records"):
         prepared(tmp_path / "strict.yaml", rows, classification=section)
 
 
@@ -235,7 +246,7 @@ def test_thresholds_decide_which_labels_a_text_has():
     for answer in answers:
         above = {label for label, probability in answer["probabilities"].items() if probability > thresholds[label]}
         assert set(answer["labels"]) == above
-    file.write_bytes(orjson.dumps({"food": 0.0, "law": 1.0, "sport": 1.0}))
+    file.write_bytes(orjson.dumps({"food": 0, "law": 1, "sport": 1.0}))
     assert [answer["labels"] for answer in artel.open(folder).classify(TEXTS[:2])] == [["food"], ["food"]]
     file.write_text("[]")
     with pytest.raises(InputError, match="holds no thresholds"):

@@ -12,10 +12,12 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from artel.config import TokenizerTraining, load_run
+from artel.config.schema.distill import HiddenStatesConfig
 from artel.models.attention_switch import use_for_training
 from artel.models.logits_loss import PositionLogits, loss_of_logits
 from artel.objectives import objective_of
 from artel.objectives.distill.divergence import divergence, in_classes
+from artel.objectives.distill.hidden_states import hidden_loss
 from artel.parallel import World
 from artel.preparing import prepare
 from artel.tokens import evaluation_rows, load_tokenizer, micro_batches, train_tokenizer
@@ -83,6 +85,15 @@ def test_the_likeliest_ids_and_all_others_as_one_class(kind):
         assert (of_classes <= whole + 1e-12).all()
         before = of_classes
     assert torch.allclose(before, whole)
+
+
+def test_the_first_layers_of_a_deeper_student_are_drawn_towards_the_teachers_first():
+    torch.manual_seed(0)
+    first, last = torch.randn(2, 1, 5, 8)
+    config = HiddenStatesConfig(layers="even")
+    for student in ([first, first, last, last], [first, first, first, first, last, last]):
+        assert hidden_loss([first, last], student, torch.arange(5), config) == 0
+    assert hidden_loss([first, last], [last, last, first, first], torch.arange(5), config) > 1
 
 
 def test_a_loss_of_logits_in_chunks_is_that_of_whole_logits():
@@ -314,6 +325,18 @@ def test_what_does_not_go_together_is_refused_before_text_is_read(tmp_path, chan
     assert done.returncode == 2
     assert said in done.stderr
     assert not (tmp_path / "stores").exists()
+
+
+@pytest.mark.parametrize(
+    ("case", "on", "said"),
+    [("distill", "chat", "chat learns from conversations, and the sources yield text"),
+     ("distill_beside", "causal", "causal learns from text, and the sources yield conversations"),
+     ("distill_beside", "masked", "masked learns from text, and the sources yield conversations")],
+)  # fmt: skip
+def test_sources_that_what_is_taught_does_not_learn_from_are_refused(tmp_path, case, on, said):
+    done = artel("config", "check", objective_run(tmp_path / "run.yaml", case), f"distill.on={on}")
+    assert done.returncode == 2
+    assert f"distill.on: {said}" in done.stderr
 
 
 def test_hidden_states_of_another_width_are_refused(tmp_path):

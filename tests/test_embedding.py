@@ -8,10 +8,12 @@ import pytest
 import torch
 import yaml
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
+from transformers import BertConfig
 
 import artel as api
 from artel.config import EmbeddingConfig, RunConfig, TokenizerTraining
 from artel.errors import InputError
+from artel.objectives.embedding.folder import folder_files, read_folder
 from artel.objectives.embedding.losses import MatchKeys, Texts, loss_sum, match_keys
 from artel.objectives.embedding.matches import HASH, choose
 from artel.objectives.embedding.objective import Embedding
@@ -233,6 +235,43 @@ def test_sentence_transformers_gives_the_same_vectors(trained):
     assert np.abs(foreign.embed(texts, kind="query") - ours.embed(texts, kind="query")).max() == 0.0
 
 
+def st_folder(folder, file, **changes):
+    """The files of sentence-transformers with prompts, and `changes` in one of them."""
+    config = EmbeddingConfig.model_validate({"prompts": {"query": "q: "}})
+    for name, content in folder_files(config, SIZE, 32).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        values = json.loads(content)
+        (folder / name).write_text(json.dumps(values | changes if name == file else values))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "said"),
+    [
+        ("1_Pooling/config.json", {"include_prompt": False}, "1_Pooling: include_prompt: false leaves the prompt"),
+        ("sentence_bert_config.json", {"do_lower_case": True}, "sentence_bert_config.json: do_lower_case: true makes"),
+    ],
+)
+def test_a_folder_that_reads_texts_in_another_way_is_refused(tmp_path, file, changes, said):
+    folder = st_folder(tmp_path, file, **changes)
+    with pytest.raises(InputError, match=r"use (it|the model) as it is") as error:
+        read_folder(str(folder))
+    assert said in str(error.value)
+    # The same vectors: there is no prompt, and a tokenizer that makes texts lower case itself.
+    (folder / "config_sentence_transformers.json").unlink()
+    (folder / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    assert read_folder(str(folder))["embedding"]["pooling"] == "mean"
+
+
+def test_beginnings_longer_than_the_vectors_of_a_folder_are_refused_before_text_is_read(tmp_path):
+    BertConfig(hidden_size=32, num_attention_heads=2).save_pretrained(tmp_path)
+    tree = {"objective": "embedding", "model": {"from": str(tmp_path)}, "embedding": {"matryoshka": [768, 256, 16]}}
+    (problem,) = Embedding.problems(RunConfig.model_validate(tree))
+    assert (problem.where, problem.fix) == ("embedding.matryoshka", "write [32, 16]")
+    tree["embedding"]["matryoshka"] = [32, 16]
+    assert not Embedding.problems(RunConfig.model_validate(tree))
+
+
 def test_the_commands_know_it(trained):
     done = artel("generate", trained, "--prompt", "What is one?", "--json")
     assert done.returncode == 0, done.stderr
@@ -252,6 +291,7 @@ def test_the_commands_know_it(trained):
         ({"train": {"batch": 1}}, "write 32 or more"),
         ({"embedding": {"loss": "triplet", "symmetric": False, "negatives": 0}}, "write 1 or more"),
         ({"validate": {"prompts": ["a"]}}, "validate.prompts"),
+        ({"validate": {"blocks": 2}}, "validate.blocks: 2 is less than the"),
         ({"embedding": {"matryoshka": [64]}}, "64 is more than the 32 numbers"),
         ({"embedding": {"loss": "cosine", "symmetric": False}}, "it has no score"),
     ],
@@ -299,3 +339,16 @@ def test_mined_negatives_are_near_and_no_positives(trained, tmp_path):
     scored.write_text('{"sentence1": "a", "sentence2": "b", "score": 1}')
     done = artel("data", "mine", trained, scored, "other.jsonl")
     assert (done.returncode, "is a pair with a score" in done.stderr) == (2, True)
+
+
+def test_rows_that_mining_cannot_use_are_told(trained, tmp_path):
+    rows = [json.dumps({"query": f"What is {number}?", "pos": [f"{number} is here"]}) for number in range(200)]
+    rows[6] = '{"query": "What is"'
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join([*rows, rows[0]]))
+    done = artel("data", "mine", trained, data, "out.jsonl", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "201 documents read, 199 kept, 1 bad json, 1 duplicate dropped" in done.stderr
+    assert f"{data}:7: " in done.stderr
+    result = json.loads(done.stdout)
+    assert (result["queries"], result["rejected"]) == (199, 1)

@@ -3,23 +3,31 @@
 import json
 import os
 import random
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from artel.config import TokenizerTraining, load_run
-from artel.objectives import objective_of
+from artel.objectives import objective_of, objective_type
 from artel.tokens import train_tokenizer
 from support import WORKERS
-from support.objectives import OBJECTIVES, objective_run
+from support.objectives import KINDS, OBJECTIVES, objective_run
 from support.runs import DEEPSPEED, artel, kill, largest_difference, losses, start, torchrun, wait_for_step
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from parity import run_file, sections_of
 
 CASES = WORKERS / "train_cases.py"
 
 
 @pytest.mark.processes
-def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
+@pytest.mark.parametrize(
+    "names", [pytest.param(OBJECTIVES, id="objectives"), pytest.param(KINDS, id="kinds", marks=pytest.mark.long)]
+)
+def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path, names):
     """Global batch 16 on 1 and 2 processes, accumulation 1 and 4, samples of unequal length: 1e-5 relative.
 
     With accumulation on two processes these share the weights too.
@@ -31,13 +39,13 @@ def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
                 "optimizer": "sgd", "learning_rate": 0.05, "batch": 16, "steps": 5,
                 "micro_batch": 16 // processes // accumulation},
                 parallel={"data": "fsdp" if (processes, accumulation) == (2, 4) else "auto"})
-            for name in OBJECTIVES for accumulation in (1, 4)
+            for name in names for accumulation in (1, 4)
         ]  # fmt: skip
         done = torchrun(processes, CASES, *files)
         assert done.returncode == 0, done.stderr[-3000:]
         for file in files:
             results[file.stem] = losses(file.with_suffix(""))
-    for name in OBJECTIVES:
+    for name in names:
         reference = results[f"1-{name}-1"]
         assert len(reference) == 5
         for other, figures in results.items():
@@ -78,7 +86,7 @@ def test_each_says_its_own_loss(tmp_path):
     """In words, on the line with which a run starts; none for the cross-entropy of tokens."""
     tokenizer = train_tokenizer(iter(["one two"] * 50), TokenizerTraining(vocab=262), encoder=True)
     words = {}
-    for name in OBJECTIVES:
+    for name in (*OBJECTIVES, *KINDS):
         decided = {"classification.labels": ["one", "two"]} if "label" in name else {}
         run = load_run(str(objective_run(tmp_path / f"{name}.yaml", name)), decided)
         words[name] = objective_of(run, tokenizer).loss_in_words
@@ -88,6 +96,18 @@ def test_each_says_its_own_loss(tmp_path):
     assert words["embedding"] == "in-batch negatives of the whole global batch, both ways, at 32, 16 numbers"
     assert words["distill"] == "forward_kl of the teacher's 8 likeliest ids at temperature 2, 0.5 cross-entropy"
     assert words["kto"] == "kto, beta 0.1"
+    assert words["number"] == "squared error"
+    assert words["listwise"] == "cross-entropy of the document that matches, among those of its query"
+
+
+def test_the_table_of_layouts_has_every_objective_as_it_is_here(tmp_path):
+    """The run files of benchmarks/parity.py --tables objectives."""
+    for name in OBJECTIVES:
+        here = load_run(str(objective_run(tmp_path / f"{name}.yaml", name)))
+        there = load_run(str(run_file(tmp_path, f"{name}-2", 2, sections_of(tmp_path, name), {"data": "fsdp"})))
+        assert there.parallel.data == "fsdp"
+        assert objective_type(there).settings(there) == objective_type(here).settings(here), name
+        assert (there.objective, there.data.sources) == (here.objective, here.data.sources)
 
 
 # Two of them in every run; the others differ in nothing that a kill could meet, and take half a minute each.

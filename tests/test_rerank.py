@@ -109,6 +109,13 @@ def test_what_is_drawn_depends_on_seed_epoch_and_sample_alone(tokenizer, tmp_pat
     } >= orders
 
 
+def test_a_split_without_samples_has_nothing_to_draw(tokenizer, tmp_path):
+    """As of a run with data.validation: 0."""
+    objective = ranking(tokenizer)
+    stored(objective, tmp_path / "store")
+    assert len(objective.dataset(TokenStore(tmp_path / "store").validation)) == 0
+
+
 def test_what_a_record_names_itself_is_not_drawn_for_it(tokenizer, tmp_path):
     """Negatives that were mined are documents of the same corpus."""
     part = stored(ranking(tokenizer), tmp_path / "store")

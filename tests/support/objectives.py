@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import yaml
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 from artel.config import TokenizerTraining
 from artel.tokens import train_tokenizer
@@ -54,6 +54,26 @@ OBJECTIVES = {
     "distill_beside": {"objective": "distill", "model": "llama", "tokenizer": {"train": None}, "data": {"block": 96},
                        "distill": {"on": "chat", "loss": "js", "beta": 0.3, "top_k": None,
                                    "hidden": {"layers": "even"}}},
+}  # fmt: skip
+# Other losses and samples of the same objectives.
+KINDS = {
+    "number": {"objective": "classification", "model": "roberta", "tokenizer": {"train": {"vocab": 300}},
+               "classification": {"kind": "number"}, "data": {"block": 200}},
+    "one_label": {"objective": "classification", "model": "roberta", "tokenizer": {"train": {"vocab": 300}},
+                  "data": {"block": 200}},
+    "bilou": {"objective": "tokens", "model": "bert", "tokenizer": {"train": {"vocab": 380}},
+              "tokens": {"scheme": "bilou"},
+              "data": {"block": 48, "sources": [{"format": "dummy", "kind": "entities", "documents": 200}]}},
+    "words": {"objective": "tokens", "model": "bert", "tokenizer": {"train": {"vocab": 300}}, "data": {"block": 32}},
+    "cosine": {"objective": "embedding", "model": "bert", "tokenizer": {"train": {"vocab": 300}},
+               "embedding": {"loss": "cosine"}, "data": {"block": 24}},
+    "listwise": {"objective": "rerank", "model": "bert", "data": {"block": 48}, "tokenizer": {"train": {"vocab": 300}},
+                 "rerank": {"loss": "listwise", "negatives": 3, "candidates": 6},
+                 "config": {"initializer_range": 0.2}},  # of scores that are nearly alike the gradient is rounding
+    "scored": {"objective": "rerank", "model": "bert", "data": {"block": 48}, "tokenizer": {"train": {"vocab": 300}},
+               "rerank": {"negatives": 3, "candidates": 6}},
+    "distill_masked": {"objective": "distill", "model": "bert", "tokenizer": {"train": None}, "data": {"block": 48},
+                       "distill": {"on": "masked", "loss": "reverse_kl", "top_k": None}},
 }  # fmt: skip
 OFF = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
 SMALL_T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
@@ -102,6 +122,29 @@ def labels(folder):
     return {**written(folder / "labels.jsonl", rows, "labels"), "second": "other"}
 
 
+def one_label(folder):
+    """The same, each without its second text."""
+    return {**labels(folder), "second": ""}
+
+
+def numbers(folder):
+    """A source of texts of unequal length with a number: how often a word stands in them."""
+    rows = [json.loads(line) for line in Path(several_labels(folder)["path"]).read_text().splitlines()]
+    rows = [{"text": row["text"], "label": row["text"].split().count("one") / 4} for row in rows]
+    return written(folder / "numbers.jsonl", rows, "labels")
+
+
+def tagged_words(folder):
+    """A source of sentences of unequal length with a tag for each word, by its length."""
+    chance = random.Random(0)
+    words = "one two three four five six seven eight nine well-known".split()
+    rows = []
+    for number in range(200):
+        chosen = [*chance.choices(words, k=chance.randint(1, 12)), str(number)]
+        rows.append({"tokens": chosen, "upos": ["ABCDEFGHIJ"[len(word) - 1] for word in chosen]})
+    return {**written(folder / "words.jsonl", rows, "entities"), "kind": "words"}
+
+
 def several_labels(folder):
     """A source of texts with none to three labels: the words that stand in them."""
     chance = random.Random(0)
@@ -132,6 +175,15 @@ def ranked(folder):
         row = {"query": f"Where is number {number}?", "positive": f"The number {number} is here, " * (1 + number % 3)}
         rows.append(row | ({"negative": f"No {number} is there."} if number % 4 == 0 else {}))
     return written(folder / "matches.jsonl", rows, "matches")
+
+
+def scored(folder):
+    """The same; of every third its document has a score, and stands alone."""
+    rows = [json.loads(line) for line in Path(ranked(folder)["path"]).read_text().splitlines()]
+    for number, row in enumerate(rows):
+        if number % 3 == 0:
+            rows[number] = {"query": row["query"], "document": row["positive"], "score": number % 5 / 4}
+    return written(folder / "scored.jsonl", rows, "matches")
 
 
 def matches(folder, scored=False):
@@ -174,6 +226,18 @@ def teacher(folder):
     return str(path)
 
 
+def masked_teacher(folder):
+    """The same for hidden tokens."""
+    path = folder / "masked-teacher"
+    if not path.exists():
+        tokenizer = train_tokenizer(iter(["a text of few words"] * 50), TokenizerTraining(vocab=270), encoder=True)
+        tokenizer.save(path)
+        torch.manual_seed(0)
+        config = BertConfig(**ENCODER, vocab_size=tokenizer.vocabulary, initializer_range=0.2)
+        BertForMaskedLM(config).save_pretrained(path)
+    return str(path)
+
+
 def written(file, rows, kind):
     if not file.exists():
         file.write_text("\n".join(map(json.dumps, rows)))
@@ -184,18 +248,22 @@ MADE = {"seq2seq": rewritten, "translation": rewritten,
         "distill_beside": conversations,
         "chat": conversations, "dpo": preferences, "kto": preferences, "labels_of_pairs": labels,
         "several_labels": several_labels, "reward": judgements, "rerank": ranked, "embedding": matches,
-        "triplet": matches, "cosent": partial(matches, scored=True)}  # fmt: skip
+        "triplet": matches, "cosent": partial(matches, scored=True), "number": numbers, "one_label": one_label,
+        "words": tagged_words, "cosine": partial(matches, scored=True), "listwise": ranked,
+        "scored": scored}  # fmt: skip
+TEACHERS = {"distill": teacher, "distill_beside": teacher, "distill_masked": masked_teacher}
 
 
 def objective_run(path, name, *, dropout=False, **changes):
-    """A run file of an objective with a tiny model."""
-    case = dict(OBJECTIVES[name])
+    """A run file of an objective, or a kind of one, with a tiny model."""
+    case = dict({**OBJECTIVES, **KINDS}[name])
     model_type = case.pop("model")
     more = DROPOUT.get(model_type, {}) if dropout else NO_DROPOUT[model_type]
+    more = {**more, **case.pop("config", {})}
     if name in MADE:
         case["data"] = {**case["data"], "sources": [MADE[name](path.parent)]}
-    if "distill" in case:
-        case["distill"] = {**case["distill"], "teacher": teacher(path.parent)}
+    if name in TEACHERS:
+        case["distill"] = {**case["distill"], "teacher": TEACHERS[name](path.parent)}
     run = write_run(path, **merged(case, changes))
     tree = yaml.safe_load(run.read_text())
     sizes = SIZES.get(model_type, ENCODER)

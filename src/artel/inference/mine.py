@@ -6,7 +6,7 @@ may well answer it, and the data do not say so (Moreira et al. 2024, "NV-Retriev
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from artel.config import DataConfig
 from artel.errors import InputError
 from artel.inference.open import OpenedModel
 from artel.storage import check_new, write_file
-from artel.text import Ledger, Match, read_documents
+from artel.text import Document, Ledger, Match, describe_drops, read_documents
 
 _AT_ONCE = 1 << 24
 """Cosines that are held at a time."""
@@ -36,6 +36,8 @@ class Mined:
     negatives: int
     without: int
     """Queries for which no document was left."""
+    rejected: int
+    """Records of the data and the corpus that cannot be used."""
 
 
 def mine(
@@ -64,10 +66,13 @@ def mine(
         what = f"learned {opened.objective.run.objective}, which gives texts no vectors"
         raise InputError.at(opened.name, what, "give a model of objective embedding, or of sentence-transformers")
     check_new(out)
-    matches = _merged(data)
+    of_data, of_corpus = Ledger(), Ledger()
+    matches = _merged(data, of_data)
     texts = dict.fromkeys(text for positives, known in matches.values() for text in [*positives, *known])
     if corpus is not None:
-        texts |= dict.fromkeys(_texts(corpus))
+        texts |= dict.fromkeys(_texts(corpus, of_corpus))
+    for ledger in (of_data, of_corpus):
+        _tell_dropped(ledger, tell)
     documents = list(texts)
     places = {text: place for place, text in enumerate(documents)}
     corpus_vectors = _vectors(opened, documents, "document", tell)
@@ -87,13 +92,13 @@ def mine(
         count, without = count + len(found), without + (not found)
         lines.append(orjson.dumps({"query": query, "pos": positives, "neg": [*known, *found]}))
     write_file(out, b"\n".join(lines) + b"\n")
-    return Mined(len(matches), len(documents), count, without)
+    return Mined(len(matches), len(documents), count, without, of_data.rejected + of_corpus.rejected)
 
 
-def _merged(data: str) -> dict[str, tuple[list[str], list[str]]]:
+def _merged(data: str, ledger: Ledger) -> dict[str, tuple[list[str], list[str]]]:
     """query -> (its positives, its negatives in the data), of all matches of a query."""
     merged: dict[str, tuple[list[str], list[str]]] = {}
-    for document in _documents({"path": data, "format": "matches"}):
+    for document in _documents({"path": data, "format": "matches"}, ledger):
         match = document.record.fields
         assert isinstance(match, Match)
         if match.score is not None:
@@ -105,13 +110,22 @@ def _merged(data: str) -> dict[str, tuple[list[str], list[str]]]:
     return merged
 
 
-def _texts(path: str) -> list[str]:
-    return [document.record.text for document in _documents({"path": path, "document": "line"})]
+def _texts(path: str, ledger: Ledger) -> list[str]:
+    return [document.record.text for document in _documents({"path": path, "document": "line"}, ledger)]
 
 
-def _documents(source: dict[str, Any]) -> Any:
-    data = {"sources": [source], "validation": 0.0}
-    return read_documents(DataConfig.model_validate(data), Ledger())
+def _documents(source: dict[str, Any], ledger: Ledger) -> Iterator[Document]:
+    data = DataConfig.model_validate({"sources": [source], "validation": 0.0})
+    return read_documents(data, ledger)
+
+
+def _tell_dropped(ledger: Ledger, tell: Callable[[str], None]) -> None:
+    """Say how much of what was read is not used, and of what cannot be used (the first 1,000) where it stands."""
+    total = ledger.total
+    if dropped := describe_drops(total.dropped):
+        tell(f"{total.read:,} documents read, {total.kept:,} kept, {dropped} dropped")
+    for rejected in ledger.listed:
+        tell(f"{rejected.origin}: {rejected.detail}")
 
 
 def _vectors(opened: OpenedModel, texts: list[str], kind: str, tell: Callable[[str], None]) -> np.ndarray:

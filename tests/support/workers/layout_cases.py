@@ -27,7 +27,8 @@ def run_files(rank: int, world: int) -> list[str | None]:
         said: list[str] = []
         start = time.monotonic()
         try:
-            train(run, prepare(run, lambda _: None), processes, said.append)
+            prepared = prepare(run, lambda _: None)
+            train(prepared.run, prepared, processes, said.append)
             messages.append(None)
         except ArtelError as error:
             messages.append(str(error))

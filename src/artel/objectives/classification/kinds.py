@@ -135,8 +135,9 @@ class SingleLabel(Kind):
 
     def numbers(self, fields: Labeled) -> tuple[int, ...]:
         if len(fields.labels) != 1:
-            what = f"has {len(fields.labels)} labels, and each text of this run has one"
-            raise Unfit("several_labels", f"{what}; mend it, or write classification.kind: multi")
+            reason, count = ("several_labels", len(fields.labels)) if fields.labels else ("no_label", "no")
+            what = f"has {count} label{'s' * (len(fields.labels) > 1)}, and each text of this run has one"
+            raise Unfit(reason, f"{what}; mend it, or write classification.kind: multi")
         return (self._number_of(fields.labels[0]),)
 
     def target(self, numbers: np.ndarray) -> np.ndarray:

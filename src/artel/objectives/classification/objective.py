@@ -115,6 +115,10 @@ class Classification(Objective):
             problems.append(Problem("data.block", what, f"write {_SHORTEST_BLOCK} or more"))
         if config.kind == "multi" and not config.labels:
             problems.append(Problem("classification.labels", "is empty", "write the labels, or auto"))
+        if config.kind == "number" and config.labels not in ("auto", []):
+            what = f"has {len(config.labels)} labels, and kind: number gives each text a number"
+            fix = "leave them out; or write kind: single, or multi"
+            problems.append(Problem("classification.labels", what, fix))
         if config.kind in ("single", "auto") and config.labels != "auto" and len(config.labels) < 2:
             problems.append(Problem("classification.labels", "has fewer than two labels", "write all of them, or auto"))
         return problems
@@ -194,7 +198,7 @@ class Classification(Objective):
         lengths = np.where(rows.valid, rows.lengths, 1)
         ids = [row[:length] for row, length in zip(rows.ids, lengths, strict=True)]
         types = self._types(lengths, rows.numbers[:, _BEGINS])
-        grouped = group_rows(ids, group_count(len(ids), self.run), self.tokenizer.pad_id, types)
+        grouped = group_rows(ids, group_count(len(ids), self.run, self.planned_device), self.tokenizer.pad_id, types)
         target = np.ascontiguousarray(self._kind.target(rows.numbers[:, _TARGET:]))
         tensors = {"target": torch.from_numpy(target), "valid": torch.from_numpy(rows.valid)}
         return Batch(
@@ -335,7 +339,7 @@ def _checked_labels(counts: Counter[str], texts: int, kind: str) -> list[str]:
 def _read_thresholds(file: Path) -> dict[str, Any]:
     try:
         thresholds = orjson.loads(file.read_bytes())
-        if not isinstance(thresholds, dict) or not all(isinstance(value, float) for value in thresholds.values()):
+        if not isinstance(thresholds, dict) or not all(type(value) in (int, float) for value in thresholds.values()):
             raise ValueError("it is no object of numbers")
     except ValueError as error:
         raise InputError.at(

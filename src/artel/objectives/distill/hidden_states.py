@@ -43,7 +43,8 @@ def hidden_loss(
     """The sum over the positions, float32 (), of the mean over the matched layers."""
     pairs = [(len(teacher) - 1, len(student) - 1)]
     if config.layers == "even":
-        pairs = [(round((layer + 1) * len(teacher) / len(student)) - 1, layer) for layer in range(len(student))]
+        along = [round((layer + 1) * len(teacher) / len(student)) - 1 for layer in range(len(student))]
+        pairs = [(max(0, theirs), own) for own, theirs in enumerate(along)]  # -1: a student of twice the layers
     losses = []
     for theirs, own in pairs:
         expected = teacher[theirs].flatten(0, 1)[places].float()

@@ -113,7 +113,7 @@ class Distillation(Objective):
 
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
-        problems = [*super().problems(run), *teacher_problems(run)]
+        problems = [*super().problems(run), *cls._source_problems(run), *teacher_problems(run)]
         config, parallel = run.distill, run.parallel
         online = config.top_k is None
         if config.hidden is not None and not online:
@@ -129,6 +129,16 @@ class Distillation(Objective):
                 if size > 1
             ]
         return problems
+
+    @classmethod
+    def _source_problems(cls, run: RunConfig) -> list[Problem]:
+        """Sources of a kind that distillation learns from, and the objective that `distill.on` names does not."""
+        kinds = dict.fromkeys(source.yields for source in run.data.sources)
+        wrong = [kind for kind in kinds if kind in Distill.learns_from and kind not in cls.taught.learns_from]
+        if run.distill.on == "auto" or not wrong:
+            return []
+        what = f"{run.distill.on} learns from {cls.taught.learns_from[0]}, and the sources yield {wrong[0]}"
+        return [Problem("distill.on", what, "write auto, which goes by the sources; or give other sources")]
 
     # The teacher
 

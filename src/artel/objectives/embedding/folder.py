@@ -16,6 +16,7 @@ from artel.models.text_vectors import folder_of
 
 _MODULES = "modules.json"
 _POOLING = "1_Pooling"
+_READING = "sentence_bert_config.json"
 _MODES = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}
 _OTHER_MODES = ("max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens")
 _ALL_MODES = [f"pooling_mode_{name}" for name in (*_MODES.values(), *_OTHER_MODES)]
@@ -48,7 +49,7 @@ def folder_files(config: EmbeddingConfig, size: int, block: int) -> dict[str, by
     files = {
         _MODULES: modules,
         f"{_POOLING}/config.json": pooling,
-        "sentence_bert_config.json": {"max_seq_length": block, "do_lower_case": False},
+        _READING: {"max_seq_length": block, "do_lower_case": False},
         "config_sentence_transformers.json": about,
     }
     return {name: json.dumps(content, indent=2, ensure_ascii=False).encode() for name, content in files.items()}
@@ -72,16 +73,21 @@ def read_folder(folder: str) -> dict[str, Any]:
         what = f"pools by {' and '.join(modes) or 'nothing'}"
         raise InputError.at(str(path / str(modules[1]["path"])), what, f"artel pools by one of {', '.join(_MODES)}")
     about, tokenizer = (_read(path / f"{name}.json") for name in ("config_sentence_transformers", "tokenizer_config"))
-    longest = _read(path / "sentence_bert_config.json").get("max_seq_length") or tokenizer.get("model_max_length")
-    prompts = about.get("prompts") or {}
+    reading = _read(path / _READING)
+    if reading.get("do_lower_case") and not tokenizer.get("do_lower_case"):
+        what = "do_lower_case: true makes texts lower case before a tokenizer that keeps their case"
+        raise InputError.at(str(path / _READING), what, "artel gives it the text as it is; use the model as it is")
+    longest = reading.get("max_seq_length") or tokenizer.get("model_max_length")
+    said = about.get("prompts") or {}
+    prompts = {"query": said.get("query") or "", "document": said.get("document") or said.get("passage") or ""}
+    if pooling.get("include_prompt") is False and any(prompts.values()):
+        what = "include_prompt: false leaves the prompt before a text out of its vector"
+        raise InputError.at(str(path / str(modules[1]["path"])), what, "artel pools both; use it as it is")
     values: dict[str, Any] = {
         "embedding": {
             "pooling": known[modes[0]],
             "normalize": "Normalize" in kinds,
-            "prompts": {
-                "query": prompts.get("query") or "",
-                "document": prompts.get("document") or prompts.get("passage") or "",
-            },
+            "prompts": prompts,
         }
     }
     if isinstance(longest, int) and longest < _NO_LIMIT:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from artel.config import RunConfig
+from artel.config import ModelConfig, RunConfig
 from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
 from artel.models.text_vectors import pools_texts
@@ -122,7 +123,7 @@ class Embedding(Objective):
             if pooling != config.pooling:
                 what = f"{config.pooling}, and {run.model.from_} was trained with {pooling}"
                 problems.append(Problem("embedding.pooling", what, f"write pooling: {pooling}"))
-        return problems
+        return problems + _longer_than(_size_in_folder(run.model), config.matryoshka)
 
     @classmethod
     def claims(cls, architecture: str, folder: str) -> bool:
@@ -146,10 +147,8 @@ class Embedding(Objective):
     def check(self, model: PreTrainedModel) -> None:
         """Texts share rows from now on, if the model keeps them apart."""
         size = model.config.get_text_config().hidden_size
-        beyond = [dimension for dimension in self._config.matryoshka if dimension > size]
-        if beyond:
-            what = f"{beyond[0]} is more than the {size} numbers of a vector of this model"
-            raise InputError.at("embedding.matryoshka", what, f"write {size} or less")
+        if problems := _longer_than(size, self._config.matryoshka):
+            raise InputError(problems)
         self.outputs = tuple(map(str, range(size)))
         self._causal = sees_before_alone(model)
         self._packs = keeps_texts_apart(model, causal=self._causal)
@@ -160,6 +159,13 @@ class Embedding(Objective):
         return self._reader.samples(documents)
 
     def dataset(self, part: StoreSplit) -> WholeSamples:
+        """Raises InputError where validation would see no match whole."""
+        most, numbers = self.run.validate_.blocks, part.numbers()
+        if most is not None and len(numbers) and numbers[0, ROLE]:
+            first = int((numbers[:, DOCUMENT] == numbers[0, DOCUMENT]).sum())
+            if most < first:
+                what = f"{most} is less than the {first} texts of the first match: of none would all vectors be there"
+                raise InputError.at("validate.blocks", what, f"write {first} or more, or leave it out for all texts")
         return WholeSamples(part)
 
     # samples -> batch -> loss
@@ -184,7 +190,7 @@ class Embedding(Objective):
         tensors = {"keys": torch.from_numpy(keys)}
         if self._packs:
             return Batch(tensors | packed_rows(texts), len(valid), tokens)
-        grouped = group_rows(texts, group_count(fewest, self.run), self.tokenizer.pad_id)
+        grouped = group_rows(texts, group_count(fewest, self.run, self.planned_device), self.tokenizer.pad_id)
         return Batch(tensors | grouped.tensors, len(valid), tokens, grouped.groups)
 
     def _single_texts(self, rows: Rows, keep: Sequence[int] | np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
@@ -315,3 +321,26 @@ class Embedding(Objective):
 
     def usage(self) -> str:
         return usage(self._config, [_EXAMPLE, "Anna is in the forest."])
+
+
+def _size_in_folder(model: ModelConfig) -> int | None:
+    """The size of the vectors of a model in a folder; None of one that is elsewhere, or wrong in other ways."""
+    if model.from_ is None or not Path(model.from_, "config.json").is_file():
+        return None
+    from artel.models.loading.model_folder import read_config
+
+    try:
+        config, _ = read_config(model.from_, runs_code=model.runs_code)
+    except InputError:  # said when the model is checked
+        return None
+    size: int | None = getattr(config.get_text_config(), "hidden_size", None)
+    return size
+
+
+def _longer_than(size: int | None, matryoshka: list[int]) -> list[Problem]:
+    """Why a model with vectors of `size` numbers cannot have these beginnings of them."""
+    if size is None or all(length <= size for length in matryoshka):
+        return []
+    fitting = sorted({min(length, size) for length in matryoshka}, reverse=True)
+    what = f"{matryoshka[0]} is more than the {size} numbers of a vector of this model"
+    return [Problem("embedding.matryoshka", what, f"write {fitting}")]

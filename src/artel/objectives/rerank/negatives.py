@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import xxhash
 
-from artel.objectives.rerank.pairs import DOCUMENT, DOCUMENT_FLAG, HAS_SCORE, QUERY
+from artel.objectives.rerank.pairs import COLUMNS, DOCUMENT, DOCUMENT_FLAG, HAS_SCORE, QUERY
 from artel.tokens import StoreSplit
 from artel.tokens.sampling.order import splitmix64
 
@@ -22,7 +22,7 @@ class DrawnNegatives:
     """The documents of a split, to be drawn from."""
 
     def __init__(self, split: StoreSplit, seed: int) -> None:
-        numbers = split.numbers()
+        numbers = split.numbers().reshape(-1, COLUMNS)  # a split without samples has no columns
         self._split, self._seed = split, seed
         self._queries, self._documents = np.asarray(numbers[:, QUERY]), np.asarray(numbers[:, DOCUMENT])
         self._scored = np.asarray(numbers[:, HAS_SCORE])

@@ -18,7 +18,7 @@ from artel.objectives.tokens.answers import entities_in, found_in, judged_tags, 
 from artel.objectives.tokens.labels import TagSet, is_of_words, labels_of
 from artel.objectives.tokens.scores import Scores
 from artel.objectives.tokens.usage import bilou_usage, bio_usage, pipeline_usage, word_usage
-from artel.objectives.tokens.windows import DOCUMENT, NO_WORD, Windows
+from artel.objectives.tokens.windows import DOCUMENT, NO_WORD, Windows, words_of_spans
 from artel.text import Document, Dropped, Record, Rejected
 from artel.text.formats.tagged.spans import ENTITIES, WORDS
 from artel.text.tags import OUTSIDE, split_tag
@@ -159,7 +159,7 @@ class Tokens(Objective):
         assert rows.flags is not None
         lengths = np.where(rows.valid, rows.lengths, 1)
         ids = [row[:length] for row, length in zip(rows.ids, lengths, strict=True)]
-        grouped = group_rows(ids, group_count(len(ids), self.run), self.tokenizer.pad_id)
+        grouped = group_rows(ids, group_count(len(ids), self.run, self.planned_device), self.tokenizer.pad_id)
         flags = np.where(rows.valid[:, None], rows.flags, NO_WORD).astype(np.int64)[:, : lengths.max()]
         row, column = np.nonzero(flags != NO_WORD)
         targets = flags[row, column] - 1
@@ -212,7 +212,8 @@ class Tokens(Objective):
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
         """Of names precision, recall and f1 over whole documents; `accuracy` is the share of words with the right tag.
 
-        Where each word has a tag, that of the data's words, by the first of the pieces that artel makes of one.
+        Where each word has a tag, that of the data's words, by the first of the pieces that artel makes of one. A word
+        of which no piece is left, since it stands with another in one of artel's, is neither learned nor judged.
         """
         loss, scores = totals["loss"] / totals["targets"], self._scores(outputs, part)
         if self.tags.of_words:
@@ -237,17 +238,17 @@ class Tokens(Objective):
             if len(ids) < len(source["starts"]):
                 continue
             names = self.tags.names(ids)
+            starts, ends, spans = source["starts"], source["ends"], source["spans"]
             if self.tags.of_words:
-                pairs = [
-                    (label, names[word])
-                    for start, _, label in source["spans"]
-                    if (word := int(np.searchsorted(source["starts"], start))) < len(names)
-                ]
+                words = zip(spans, words_of_spans(starts, ends, spans), strict=True)
+                pairs = [(label, names[first]) for (*_, label), (first, stop) in words if first < stop]
                 scores.add_tags([gold for gold, _ in pairs], [found for _, found in pairs])
             else:
-                found = found_in(names, source["starts"], source["ends"], of_words=False)
-                spans = [(source["starts"][first], source["ends"][end - 1], label) for first, end, label in found]
-                scores.add(((start, end, label) for start, end, label in source["spans"]), spans)
+                found = found_in(names, starts, ends, of_words=False)
+                scores.add(
+                    ((start, end, label) for start, end, label in spans),
+                    [(starts[first], ends[end - 1], label) for first, end, label in found],
+                )
         return scores
 
     # answers

@@ -9,7 +9,7 @@ one where most stands around it.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,10 +38,6 @@ class Words:
     starts: np.ndarray
     ends: np.ndarray
 
-    def covering(self, start: int, end: int) -> tuple[int, int]:
-        """The first word with characters in [start, end), and the word after the last."""
-        return int(np.searchsorted(self.ends, start, side="right")), int(np.searchsorted(self.starts, end, side="left"))
-
 
 def words_of(text: str, encoded: Encoded) -> Words:
     """The words of a text by its tokens, whose offsets may include white space around them."""
@@ -64,6 +60,19 @@ def words_of(text: str, encoded: Encoded) -> Words:
     last = np.append(first[1:], len(tokens))[: len(first)] - 1
     ends = np.maximum.accumulate(ends)[last]
     return Words(tokens[first], starts[first], np.array([with_marks(text, end) for end in ends.tolist()], ends.dtype))
+
+
+def words_of_spans(
+    starts: Sequence[int] | np.ndarray, ends: Sequence[int] | np.ndarray, spans: Sequence[Span]
+) -> list[tuple[int, int]]:
+    """(first, word after the last) of each span: the words with characters in it, but for those of the span before.
+
+    `starts` and `ends` are the words' characters; spans are in order. Where no word is left the two are the same.
+    """
+    first = np.searchsorted(ends, [start for start, _, _ in spans], side="right")
+    stop = np.searchsorted(starts, [end for _, end, _ in spans], side="left")
+    first[1:] = np.maximum(first[1:], stop[:-1])
+    return list(zip(first.tolist(), stop.tolist(), strict=True))
 
 
 def _is_letter(character: str) -> bool:
@@ -123,22 +132,20 @@ class Windows:
             source = {"text": text, "spans": flat, "starts": words.starts.tolist(), "ends": words.ends.tolist()}
         return DocumentSamples(samples, source, {name: count for name, count in counted.items() if count})
 
-    def _flags(self, words: Words, spans: Iterable[Span], tokens: int) -> tuple[np.ndarray, int]:
+    def _flags(self, words: Words, spans: Sequence[Span], tokens: int) -> tuple[np.ndarray, int]:
         """(the flags of all tokens; how many spans begin or end within a word, and are learned by whole words).
 
         A span with none but words of another is not learned, and is counted too.
         """
         outside = self._tags.outside
         tags = np.full(len(words.tokens), self._unlabeled if outside is None else outside + 1, self._flag_type)
-        free, cut = 0, 0
-        for start, end, label in spans:
-            first, stop = words.covering(start, end)
+        cut = 0
+        found = words_of_spans(words.starts, words.ends, spans)
+        for (start, end, label), (first, stop) in zip(spans, found, strict=True):
             is_whole = first < stop and words.starts[first] == start and words.ends[stop - 1] == end
-            first = max(first, free)
             cut += not is_whole
             if first < stop:
                 tags[first:stop] = [number + 1 for number in self._tags.ids_of(label, stop - first)]
-                free = stop
         flags = np.full(tokens, NO_WORD, self._flag_type)
         flags[words.tokens] = tags
         return flags, cut
@@ -146,16 +153,17 @@ class Windows:
     def _windows(self, ids: np.ndarray, words: np.ndarray, flags: np.ndarray, stride: int) -> Iterator[Sample]:
         starts = window_starts(len(ids), self._room, stride)
         owners = window_of_words(words, np.array(starts), self._room, len(ids))
+        bounds = np.searchsorted(owners, np.arange(len(starts) + 1))  # words come in order
         before, after = self.frame.before, self.frame.after
         none = [np.full(len(special), NO_WORD, self._flag_type) for special in (before, after)]
         for number, first in enumerate(starts):
-            window = slice(first, min(first + self._room, len(ids)))
-            own = np.full_like(flags, NO_WORD)
-            mine = words[owners == number]
-            own[mine] = flags[mine]
+            window = ids[first : first + self._room]
+            own = np.full(len(window), NO_WORD, self._flag_type)
+            mine = words[bounds[number] : bounds[number + 1]]
+            own[mine - first] = flags[mine]
             yield Sample(
-                np.concatenate([before, ids[window], after]).astype(np.int64),
-                np.concatenate([none[0], own[window], none[1]]),
+                np.concatenate([before, window, after]).astype(np.int64),
+                np.concatenate([none[0], own, none[1]]),
                 (0, first),  # the store counts the documents
             )
 
@@ -167,13 +175,11 @@ def window_of_words(words: np.ndarray, starts: np.ndarray, room: int, tokens: in
     """
     if len(starts) == 1:
         return np.zeros(len(words), dtype=np.int64)
-    far = np.int64(2**62)
     ends = np.minimum(starts + room, tokens)
-    left = np.where(starts == 0, far, words[:, None] - starts)
-    right = np.where(ends == tokens, far, ends - 1 - words[:, None])
-    inside = (words[:, None] >= starts) & (words[:, None] < ends)
-    around: np.ndarray = np.where(inside, np.minimum(left, right), -1).argmax(axis=1)
-    return around
+    # Of the windows whose right side is the shorter the last has most around a word, of the others the first.
+    others = np.searchsorted(starts + ends, 2 * words + 1, side="right").clip(1, len(starts) - 1)
+    is_later = words - starts[others] > ends[others - 1] - 1 - words
+    return others - 1 + is_later
 
 
 def without_overlaps(spans: Iterable[Span], *, innermost: bool) -> list[Span]:
