@@ -308,7 +308,7 @@ def test_what_becomes_of_a_model_from_scratch():
         ("model_name_or_path: m\ntemplate: qwen\ninfer_backend: vllm\n", "nothing is trained"),
         ("model: m\nmodel_class: llm\ntrain_dataset: a.yaml\n", "version 1, which is not read"),
         ("model: {_component_: torchtune.models.llama3.llama3_8b}\nprompt: Hi\n", "trains nothing"),
-        ("kd_loss: {_component_: torchtune.modules.loss.ForwardKLLoss}\n", "distils a model"),
+        ("kd_loss: {_component_: torchtune.modules.loss.ForwardKLLoss}\n", "objective: distill and distill.teacher"),
         ("model: {_component_: a.b}\noptimizer: {lr: '${rate}'}\n", r"optimizer\.lr: \$\{rate\} cannot"),
         ("base_model: m\ndatasets: [\n", r"old:3: is not valid YAML"),
         ("base_model: m\nlearning_rate: fast\nnum_epochs: 0\ndatasets: [{path: a, type: b}]\n",

@@ -119,7 +119,7 @@ _LEAVE = {
     "activation_offloading": "activations that are kept stay on the device",
     "layer_offloading": "layers stay on the device; write parallel.offload: cpu",
     "model_quantization_config": "a model whose files are quantized is read as they say",
-    "lora_target_parameters": "adapters are for linear layers: write their names in model.lora.target",
+    "lora_target_parameters": "write model.lora.target: [auto, experts] for experts that one tensor holds",
     "loraplus_lr_ratio": "both matrices of an adapter have one learning rate",
     "relora": "adapters stay until the end of the run",
     "plugins": "axolotl's plugins do not run here; kernels and losses are artel's own",

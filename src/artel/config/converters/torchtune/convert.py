@@ -53,7 +53,7 @@ def _reason_to_refuse(old: YamlKeys) -> tuple[str, str]:
     for key in old.given():
         section = key.partition(".")[0]
         if section in ("teacher_model", "kd_loss"):
-            return key, f"distils a model, which artel does not; its objectives are {known}"
+            return key, "distils, which is not carried over: write objective: distill and distill.teacher yourself"
         if section in ("reward_functions", "policy_model", "reward_and_value_model", "grpo_samples", "orchestration"):
             return key, f"is for reinforcement learning, which artel does not do; its objectives are {known}"
         if section == "quantizer" and not old.below("optimizer"):
