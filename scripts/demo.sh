@@ -2,7 +2,7 @@
 # artel's main job on a novel that comes with it: text to tokens, a tokenizer, a model, a report. Two cores, no network.
 #   make demo                "Moby-Dick"
 #   make demo LANGUAGE=ru    «Преступление и наказание»
-# Every line that begins with artel is a command you can give yourself; `artel recipes cat demo` shows the run file.
+# Every line that begins with artel is a command you can give yourself after `source .venv/bin/activate`; `artel recipes cat demo` shows the run file.
 set -euo pipefail
 export HF_HUB_OFFLINE=1 ARTEL_CACHE="${ARTEL_CACHE:-$PWD/runs/.cache}"
 mkdir -p runs
@@ -18,6 +18,7 @@ ru*)
     echo; echo "== Отчёт: кривые, что она писала, откуда взят текст"
     artel report runs/demo-ru --html runs/demo-ru.html --language ru
     echo; echo "Модель лежит в runs/demo-ru/model: её открывает AutoModelForCausalLM.from_pretrained. То же со своим текстом:"
+    echo "    source .venv/bin/activate   # здесь лежит команда artel"
     echo "    artel new run.yaml --text novel.txt --learn write --from scratch --time 15min && artel train run.yaml"
     ;;
 *)
@@ -30,6 +31,7 @@ ru*)
     echo; echo "== The report: curves, what it wrote meanwhile, where the text went"
     artel report runs/demo --html runs/demo.html
     echo; echo "The model is in runs/demo/model: AutoModelForCausalLM.from_pretrained opens it. The same with a text of your own:"
+    echo "    source .venv/bin/activate   # artel is installed there"
     echo "    artel new run.yaml --text novel.txt --learn write --from scratch --time 15min && artel train run.yaml"
     ;;
 esac

@@ -2,7 +2,7 @@
 
 import os
 import re
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 import pytest
 import yaml
@@ -14,6 +14,7 @@ from artel.config import (
     dump_run,
     load_run,
     recipe_names,
+    recipe_text,
     result_differences,
     run_from,
 )
@@ -136,6 +137,15 @@ def test_only_keys_that_shape_the_result_count_as_differences():
     other = load_run("novel-small", Overrides.parse(["train.learning_rate=1", "data.block=99"]))
     assert result_differences(before, same) == []
     assert [line.split(":")[0] for line in result_differences(before, other)] == ["data.block", "train.learning_rate"]
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_header_of_a_recipe_says_what_for_what_it_needs_what_it_reached_and_how(name):
+    header = list(takewhile(lambda line: line.startswith("#"), recipe_text(name).splitlines()))
+    assert header[0].startswith(f"# {name}: ")
+    assert any(line.startswith("# Needs") for line in header)
+    assert any(line.startswith("# Reached") for line in header)
+    assert any(line.startswith(f"#   artel train {name}") for line in header)
 
 
 @pytest.mark.parametrize("name", recipe_names())

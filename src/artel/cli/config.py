@@ -41,11 +41,11 @@ def check(name: RunName, overrides: OverrideWords = None, as_json: AsJson = Fals
     check_run(run)
     for note in notes_on_text(run):
         tell(note)
-    tell(f"{name}: nothing is wrong; every key of the run:")
     if as_json:
         print_json(hide_secrets(run.model_dump(mode="json", by_alias=True)))
     else:
         show(dump_run(run), end="")
+    tell(f"{name}: nothing is wrong")
 
 
 @app.command("explain")
