@@ -1,5 +1,6 @@
 """The report in Chromium: values in the page, hover, zoom, switches, a phone; --live while a run trains and dies."""
 
+import base64
 import json
 import re
 import signal
@@ -108,6 +109,9 @@ def test_the_switches(opened):
     assert wait_for(opened, f"{PLOT}.layout.yaxis.type") == "log"
     click("#log-y")
     click("input[name=axis][value=step]")
+    click("#log-x")
+    assert wait_for(opened, f"{PLOT}.layout.xaxis.type") == "log"
+    click("#log-x")
     count = wait_for(opened, f"{PLOT}.data.length")
     opened.execute_script(
         "const s = document.getElementById('smoothing'); s.value = 0.9; s.dispatchEvent(new Event('input'))"
@@ -173,6 +177,30 @@ def test_nothing_is_wider_than_a_phone(opened, page):
         assert opened.execute_script("return document.documentElement.scrollWidth") <= 390
     finally:
         opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_in_print_it_is_light_and_without_switches(opened):
+    opened.execute_script("document.querySelector('input[name=theme][value=dark]').click()")
+    try:
+        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        opened.execute_script("window.dispatchEvent(new Event('beforeprint'))")
+        colors = opened.execute_script("return getComputedStyle(document.body).backgroundColor")
+        assert sum(map(int, re.findall(r"\d+", colors)[:3])) > 600
+        assert opened.execute_script("return getComputedStyle(document.querySelector('.controls')).display") == "none"
+        pdf = opened.execute_cdp_cmd("Page.printToPDF", {})["data"]
+        assert base64.b64decode(pdf).startswith(b"%PDF")
+    finally:
+        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_the_russian_page_draws_in_russian(browser, run, tmp_path):
+    file = tmp_path / "ru.html"
+    assert artel("report", run, "--html", file, "--language", "ru").returncode == 0
+    browser.get(file.as_uri())
+    names = wait_for(browser, f"{PLOT}.data.map((trace) => trace.name)")
+    assert {"обучение", "проверка", "перезапуск"} <= set(names)
+    assert re.fullmatch("[а-я ]+", wait_for(browser, f"{PLOT}.layout.xaxis.title.text"))
+    assert errors(browser) == []
 
 
 def test_texts_of_the_run_are_texts(opened):

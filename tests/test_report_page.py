@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -11,7 +12,7 @@ from selectolax.lexbor import LexborHTMLParser
 
 from artel.cli.main import main
 from artel.config import load_run
-from artel.reports.page import LANGUAGES, Language, Page
+from artel.reports.page import LANGUAGES, Language, Page, language
 from artel.reports.page.run_file import differences, set_keys
 from artel.reports.run_data import read_run
 from artel.reports.several import read_runs
@@ -213,6 +214,15 @@ def test_both_languages_have_the_same_words():
     assert english.keys() == russian.keys()
     for name, text in english.items():
         assert set(re.findall(r"\{\w+\}", text)) == set(re.findall(r"\{\w+\}", russian[name])), name
+
+
+def test_every_reason_for_which_a_document_is_dropped_has_a_russian_name():
+    package = Path(language.__file__).parents[2]
+    source = "\n".join(file.read_text() for file in package.rglob("*.py"))
+    reasons = set(re.findall(r"""\b(?:BadRecord|Dropped)\(\s*"([a-z_]+)\"""", source))
+    assert {"longer_than_block", "bad_json"} <= reasons
+    russian, words = Language("ru"), [reason.replace("_", " ") for reason in sorted(reasons)]
+    assert [word for word in words if russian.phrase(word) == word] == []
 
 
 @pytest.mark.parametrize(
