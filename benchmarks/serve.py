@@ -142,6 +142,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--servers", nargs="+", default=["artel", "transformers", "transformers, batching"])
+    parser.add_argument("--llama-cpp", nargs=2, metavar=("LLAMA_SERVER", "GGUF"), help="the server 'llama.cpp'")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
@@ -164,6 +165,11 @@ def main() -> None:
         "transformers": (hf, folder),
         "transformers, batching": ([*hf, *sized], folder),
     }
+    if options.llama_cpp:
+        program, gguf = options.llama_cpp
+        slots = str(max(options.clients))
+        context = str(max(options.clients) * 512)  # of all slots; a conversation here has some 100 tokens
+        commands["llama.cpp"] = ([program, "--model", gguf, "--parallel", slots, "--ctx-size", context], "model")
     rows = []
     for _ in range(options.rounds):
         for name in options.servers:
