@@ -11,18 +11,21 @@ from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 from transformers import BertConfig
 
 import artel as api
-from artel.config import EmbeddingConfig, RunConfig, TokenizerTraining
+from artel.config import EmbeddingConfig, RunConfig, TokenizerTraining, load_run
 from artel.errors import InputError
+from artel.objectives import objective_of
 from artel.objectives.embedding.folder import folder_files, read_folder
 from artel.objectives.embedding.losses import MatchKeys, Texts, loss_sum, match_keys
-from artel.objectives.embedding.matches import HASH, choose
+from artel.objectives.embedding.matches import DOCUMENT, HASH, choose
 from artel.objectives.embedding.objective import Embedding
 from artel.objectives.embedding.retrieval import nearest, retrieval_figures
 from artel.objectives.embedding.usage import usage
 from artel.objectives.statistics import spearman
+from artel.preparing import prepare
 from artel.text import Document, Match, Record
 from artel.tokens import train_tokenizer
 from artel.tokens.sampling.batches import training_rows
+from artel.training.evaluation import Validation
 from support.objectives import objective_run
 from support.runs import artel
 
@@ -291,7 +294,6 @@ def test_the_commands_know_it(trained):
         ({"train": {"batch": 1}}, "write 32 or more"),
         ({"embedding": {"loss": "triplet", "symmetric": False, "negatives": 0}}, "write 1 or more"),
         ({"validate": {"prompts": ["a"]}}, "validate.prompts"),
-        ({"validate": {"blocks": 2}}, "validate.blocks: 2 is less than the"),
         ({"embedding": {"matryoshka": [64]}}, "64 is more than the 32 numbers"),
         ({"embedding": {"loss": "cosine", "symmetric": False}}, "it has no score"),
     ],
@@ -300,6 +302,15 @@ def test_what_does_not_fit_is_refused(tmp_path, changes, said):
     done = artel("train", changed(objective_run(tmp_path / "run.yaml", "embedding"), changes))
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
+
+
+def test_a_validation_has_the_texts_of_one_match_at_least(tmp_path):
+    """Of fewer not all vectors would be there, and their loss would be 0."""
+    prepared = prepare(load_run(str(objective_run(tmp_path / "run.yaml", "embedding"))))
+    validation = Validation(objective_of(prepared.run, prepared.tokenizer()), prepared.open().validation)
+    documents = validation.part.numbers()[:, DOCUMENT]
+    assert validation.count(1) == (documents == documents[0]).sum() > 1
+    assert validation.count(None) == len(documents)
 
 
 def test_an_unknown_kind_is_refused(trained):

@@ -276,6 +276,10 @@ class Objective(ABC):
     def check_store(self, store: TokenStore) -> None:  # noqa: B027  # most objectives learn of every sample
         """Raise InputError if a run learns nothing from its store, or not what it must; called before it is used."""
 
+    def least_evaluated(self, part: StoreSplit) -> int:
+        """How many samples a validation has at least: fewer have no figures."""
+        return 1
+
     def notes(self, documents: Iterable[Document]) -> list[str]:
         """Sentences for the user: what is learned of a run's first documents, where it is not what one expects."""
         return []

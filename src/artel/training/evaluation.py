@@ -55,8 +55,9 @@ class Validation:
         return self.samples.samples_in(read) if isinstance(self.samples, PackedSamples) else read
 
     def count(self, most: int | None) -> int:
-        """How many samples are evaluated where at most so many shall be."""
-        return min(len(self.samples), most or len(self.samples))
+        """How many samples are evaluated where at most so many shall be, and as many as figures need."""
+        least = self._objective.least_evaluated(self.part)
+        return min(len(self.samples), max(least, most or len(self.samples)))
 
     def evaluate(
         self,

@@ -172,6 +172,7 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
         with places.take(), Patience(limits.seconds) as patience:
 
             def work() -> dict[str, Any]:
+                patience.check()
                 with patience.stopping(served.opened.model):
                     return task()
 
@@ -226,9 +227,11 @@ async def _after(first: str, events: AsyncGenerator[str, None]) -> AsyncIterator
 async def _in_time(work: Coroutine[Any, Any, Result], seconds: float) -> Result:
     """What the work gives. Raises ApiError, and stops it, after so many seconds."""
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(seconds) as limit:
             return await work
     except TimeoutError:
+        if not limit.expired():
+            raise
         raise out_of_time(seconds) from None
 
 

@@ -28,15 +28,16 @@ class Patience:
     def is_over(self) -> bool:
         return time.monotonic() >= self._until
 
+    def check(self) -> None:
+        """Raise ApiError where it is over."""
+        if self.is_over():
+            raise out_of_time(self._seconds)
+
     @contextmanager
     def stopping(self, model: PreTrainedModel) -> Iterator[None]:
         """Within the block no forward pass of the model begins when it is over: it raises ApiError."""
 
-        def check(*_: object) -> None:
-            if self.is_over():
-                raise out_of_time(self._seconds)
-
-        hook = model.get_input_embeddings().register_forward_pre_hook(check)
+        hook = model.get_input_embeddings().register_forward_pre_hook(lambda *_: self.check())
         try:
             yield
         finally:

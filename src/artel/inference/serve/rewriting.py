@@ -80,6 +80,7 @@ class Rewriting:
         """The parts of all texts. Raises ApiError."""
         loop = asyncio.get_running_loop()
         parts: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        is_read = True
 
         def put(part: dict[str, Any] | None) -> None:
             loop.call_soon_threadsafe(parts.put_nowait, part)
@@ -87,14 +88,18 @@ class Rewriting:
         def write() -> None:
             try:
                 for index, one in enumerate(self._asked):
-                    self._write(index, one, put)
+                    if is_read:
+                        self._write(index, one, put)
             finally:
                 put(None)
 
         writing = asyncio.ensure_future(self._served.work(write))
-        while (part := await parts.get()) is not None:
-            yield part
-        await writing
+        try:
+            while (part := await parts.get()) is not None:
+                yield part
+            await writing
+        finally:
+            is_read = False  # no text is begun for a client that has gone
 
     def _write(self, index: int, asked: dict[str, Any], put: Callable[[dict[str, Any]], None]) -> None:
         """Give the parts of one text. Raises ApiError."""

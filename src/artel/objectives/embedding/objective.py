@@ -159,14 +159,11 @@ class Embedding(Objective):
         return self._reader.samples(documents)
 
     def dataset(self, part: StoreSplit) -> WholeSamples:
-        """Raises InputError where validation would see no match whole."""
-        most, numbers = self.run.validate_.blocks, part.numbers()
-        if most is not None and len(numbers) and numbers[0, ROLE]:
-            first = int((numbers[:, DOCUMENT] == numbers[0, DOCUMENT]).sum())
-            if most < first:
-                what = f"{most} is less than the {first} texts of the first match: of none would all vectors be there"
-                raise InputError.at("validate.blocks", what, f"write {first} or more, or leave it out for all texts")
         return WholeSamples(part)
+
+    def least_evaluated(self, part: StoreSplit) -> int:
+        numbers = part.numbers()
+        return int((numbers[:, DOCUMENT] == numbers[0, DOCUMENT]).sum()) if len(numbers) else 0
 
     # samples -> batch -> loss
 

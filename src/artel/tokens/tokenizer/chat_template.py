@@ -227,17 +227,21 @@ def turn_end(tokenizer: Tokenizer, template: str) -> TurnEnd:
 
 
 def marks_before_calls(tokenizer: Tokenizer, template: str) -> set[str]:
-    """The control tokens between what an answer says and what it calls then, in one turn."""
+    """The added tokens between what an answer says and what it calls then, where both are one turn."""
     conversation: list[dict[str, Any]] = [
         {"role": "user", "content": _ASKED},
         {"role": "assistant", "content": _SAID, "tool_calls": [_CALL]},
     ]
     try:
         text = render(tokenizer, template, conversation, False)
+        question, prompt = (render(tokenizer, template, conversation[:1], begun) for begun in (False, True))
     except TemplateRefuses:
         return set()
     between, calls, _ = text.partition(_SAID)[2].partition(_ANSWERED)
-    return {token for token in tokenizer.control_tokens if calls and token in between}
+    heading = prompt.removeprefix(question).strip()
+    if heading and heading in between:
+        return set()  # the call is a turn of its own, and what stands before it ends the first one
+    return {token for token in added_tokens(tokenizer) if calls and token in between}
 
 
 def added_tokens(tokenizer: Tokenizer) -> dict[str, int]:
