@@ -225,7 +225,8 @@ def test_a_run_learns_and_says_what_is_found(trained):
 
 @pytest.mark.slow
 def test_sentence_transformers_gives_the_same_vectors(trained):
-    sentence_transformers = pytest.importorskip("sentence_transformers")
+    import sentence_transformers  # takes seconds
+
     texts = ["What is one?", "two is what it is, and it is longer", "the answer"]
     theirs = sentence_transformers.SentenceTransformer(str(trained / "model"), device="cpu")
     ours = api.open(trained)
