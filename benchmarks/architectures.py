@@ -283,7 +283,7 @@ def _difference(objective: str, folder: Path, trained: Any) -> tuple[float, list
     opened = getattr(transformers, named).from_pretrained(folder).eval()
     inputs = {"use_cache": False} if objective in ("causal", "images") else {}
     ids = torch.randint(10, 250, (2, BLOCK), generator=torch.Generator().manual_seed(1))
-    if objective == "span_qa" and (separator := trained.config.sep_token_id) is not None:
+    if objective == "span_qa" and (separator := getattr(trained.config, "sep_token_id", None)) is not None:
         ids[ids == separator] = 9
         ids[:, [8, 9, -1]] = separator  # as a question, its context and the end have: longformer counts them
     trained.eval()

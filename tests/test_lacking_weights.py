@@ -211,3 +211,15 @@ def test_a_tokenizer_with_more_tokens_than_embeddings(folder, tokenizer):
         InputError, match=f"2 tokens that its model has no embedding for, from 'elephant' on .id {rows}"
     ):
         opened_with("elephant", "giraffe", special=False)
+
+
+def test_weights_that_a_constructor_keeps_off_the_meta_device_are_drawn_and_read(tokenizer, tmp_path):
+    """XLNet makes its attention's by torch.FloatTensor(sizes): memory as it was found was trained further."""
+    sizes = {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64}
+    config = ModelConfig(config={"model_type": "xlnet", **sizes})
+    model = build_model(ModelRequest(config, CAUSAL, {}, 32, 0), tokenizer).model
+    assert 0.015 < model.transformer.layer[1].rel_attn.q.std() < 0.025
+    model.save_pretrained(tmp_path)
+    tokenizer.save(tmp_path)
+    again = load_model(ModelRequest(ModelConfig.model_validate({"from": str(tmp_path)}), CAUSAL, {}), tokenizer)
+    assert all(value.equal(again.state_dict()[name]) for name, value in model.state_dict().items())

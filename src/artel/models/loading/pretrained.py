@@ -34,6 +34,7 @@ from artel.models.loading.multimodal.language_part import (
     whole_of,
 )
 from artel.models.loading.multimodal.plan import plan_part, plan_whole
+from artel.models.loading.on_meta import build_on_meta
 from artel.models.loading.request import BuiltModel, ModelRequest
 from artel.models.loading.safetensors_files import TensorFiles, check_shapes, find_files
 from artel.models.loading.structure import pretrained_config, without_weights
@@ -271,8 +272,8 @@ def _plan(
 
 
 def _untied(config: PreTrainedConfig, model_type: Any) -> PreTrainedModel:
-    with torch.device("meta"), no_tie_weights():
-        return model_type._from_config(copy.deepcopy(config), dtype=torch.float32)
+    with no_tie_weights():
+        return build_on_meta(model_type, config, dtype=torch.float32)
 
 
 def _tie(model: PreTrainedModel, files: TensorFiles, plan: LoadingPlan) -> None:

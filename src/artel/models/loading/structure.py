@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -19,6 +17,7 @@ from artel.models.loading.heads import check_head, model_class, own_classes
 from artel.models.loading.model_config import configuration
 from artel.models.loading.model_folder import cannot_load, check_folder, read_config
 from artel.models.loading.multimodal.language_part import find_language_part, set_whole, takes_images
+from artel.models.loading.on_meta import build_on_meta
 from artel.models.loading.request import ModelRequest
 from artel.tokens import Tokenizer
 
@@ -119,8 +118,7 @@ def without_weights(
     text = config.sub_configs.get("text_config")
     if text is not None and kind.config_class == text:
         config = config.get_text_config()
-    with torch.device("meta"):
-        return kind._from_config(copy.deepcopy(config))
+    return build_on_meta(kind, config)
 
 
 def pretrained_config(request: ModelRequest) -> tuple[PreTrainedConfig, list[str]]:

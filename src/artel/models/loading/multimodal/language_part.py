@@ -29,6 +29,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from artel.errors import InputError
 from artel.models.evaluating import evaluating
+from artel.models.loading.on_meta import build_on_meta
 
 _MADE: dict[type[PreTrainedConfig], type[PreTrainedModel]] = {}
 """The classes of the language parts of this process, by their configurations' class."""
@@ -235,9 +236,8 @@ def _check_names(part: PreTrainedModel, whole: Whole) -> None:
 
 
 def _untied(kind: Any, config: PreTrainedConfig) -> PreTrainedModel:
-    with torch.device("meta"), no_tie_weights():
-        model: PreTrainedModel = kind._from_config(copy.deepcopy(config), dtype=torch.float32)
-    return model
+    with no_tie_weights():
+        return build_on_meta(kind, config, dtype=torch.float32)
 
 
 def _renamed(name: str, prefixes: tuple[tuple[str, str], ...], outside: str | None = None) -> str:
