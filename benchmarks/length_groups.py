@@ -20,7 +20,7 @@ import numpy as np
 
 from artel.config import run_from
 from artel.objectives import Batch, Objective, objective_of
-from artel.objectives.length_groups import group_count, group_rows
+from artel.objectives.length_groups import group_rows
 from artel.preparing import prepare
 from artel.tokens import Samples, micro_batches
 
@@ -70,7 +70,7 @@ def _prepared(folder: str, model: str, data: Path, block: int) -> tuple[Objectiv
 def _count(objective: Objective, samples: Samples, what: str, size: int) -> None:
     tokens, whole, grouped = 0, 0, 0
     for ids in _micro_batches(objective, samples, size):
-        groups = group_rows(ids, group_count(len(ids), objective.run), 0).groups
+        groups = group_rows(ids, objective.group_count(len(ids)), 0).groups
         tokens += sum(map(len, ids))
         whole += group_rows(ids, 1, 0).groups[0].positions
         grouped += sum(group.positions for group in groups)

@@ -126,8 +126,8 @@ SCHEMA = {
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_schema_holds_for_a_model_that_knows_no_json(client, seed):
-    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
-    response = answer(client, response_format=wanted, temperature=1, seed=seed, max_tokens=200)
+    response_format = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
+    response = answer(client, response_format=response_format, temperature=1, seed=seed, max_tokens=200)
     assert response["choices"][0]["finish_reason"] == "stop"
     jsonschema.validate(json.loads(texts(response)[0]), SCHEMA)
 

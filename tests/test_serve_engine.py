@@ -171,11 +171,11 @@ def test_a_tokenizer_and_a_model_of_unequal_sizes(tmp_path, more):
     if more == "tokens":
         tokenizer.hf.add_tokens([f"<|mark {number}|>" for number in range(70)], special_tokens=True)
     schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
-    wanted = {"type": "json_schema", "json_schema": {"schema": schema | {"additionalProperties": False}}}
+    response_format = {"type": "json_schema", "json_schema": {"schema": schema | {"additionalProperties": False}}}
     with served_model(saved(tmp_path / "tiny", model, tokenizer)) as served, client_of(served) as client:
         for sampled in ({"temperature": 1, "seed": 0}, {"temperature": 1, "seed": 1}):
             assert answer(client, logit_bias={str(known - 1): 1}, **sampled)["usage"]["completion_tokens"] > 0
-            made = texts(answer(client, response_format=wanted, max_tokens=200, **sampled))[0]
+            made = texts(answer(client, response_format=response_format, max_tokens=200, **sampled))[0]
             assert json.loads(made)["a"] in ("x", "y")
         response = client.post("/v1/chat/completions", json=QUESTION | {"logit_bias": {str(known): 1}})
         assert error_of(response) == (400, "logit_bias", None)

@@ -99,10 +99,10 @@ def test_an_end_that_also_stands_before_calls_is_told(tmp_path):
     model.mkdir()
     mark, end = FAMILIES["gigachat3"].tokenizer().hf.convert_tokens_to_ids(["<|message_sep|>\n\n", "</s>"])
     run = run.model_copy(update={"model": run.model.model_copy(update={"from_": str(model)})})
-    for saved, told in ((end, 0), ([end, mark], 1)):
+    for saved, count in ((end, 0), ([end, mark], 1)):
         (model / "generation_config.json").write_text(json.dumps({"eos_token_id": saved}))
         notes = notes_on_text(run)
-        assert len(notes) == told, notes
+        assert len(notes) == count, notes
     assert "'<|message_sep|>\\n\\n'" in notes[0]
     assert "the call would not be written" in notes[0]
 

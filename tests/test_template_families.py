@@ -184,8 +184,8 @@ def test_of_several_templates_the_one_is_taken_that_transformers_takes(templates
         tokenizer.hf.chat_template = dict(zip(("default", "tool_use"), templates, strict=True))
     own, template = tokenizer.hf.chat_template, template_of(tokenizer, "auto")
     for asks in (False, True):
-        wanted = tokenizer.hf.apply_chat_template(USER_ASKS, tools=tools, tokenize=False, add_generation_prompt=asks)
-        assert render(tokenizer, template, USER_ASKS, asks, tools) == wanted
+        expected = tokenizer.hf.apply_chat_template(USER_ASKS, tools=tools, tokenize=False, add_generation_prompt=asks)
+        assert render(tokenizer, template, USER_ASKS, asks, tools) == expected
     assert tokenizer.hf.chat_template is own
 
 

@@ -71,8 +71,8 @@ def mine(
     texts = dict.fromkeys(text for positives, known in matches.values() for text in [*positives, *known])
     if corpus is not None:
         texts |= dict.fromkeys(_texts(corpus, of_corpus))
-    for ledger in (of_data, of_corpus):
-        _tell_dropped(ledger, tell)
+    for path, ledger in ((data, of_data), (corpus, of_corpus)):
+        _tell_dropped(str(path), ledger, tell)
     documents = list(texts)
     places = {text: place for place, text in enumerate(documents)}
     corpus_vectors = _vectors(opened, documents, "document", tell)
@@ -119,11 +119,11 @@ def _documents(source: dict[str, Any], ledger: Ledger) -> Iterator[Document]:
     return read_documents(data, ledger)
 
 
-def _tell_dropped(ledger: Ledger, tell: Callable[[str], None]) -> None:
+def _tell_dropped(path: str, ledger: Ledger, tell: Callable[[str], None]) -> None:
     """Say how much of what was read is not used, and of what cannot be used (the first 1,000) where it stands."""
     total = ledger.total
     if dropped := describe_drops(total.dropped):
-        tell(f"{total.read:,} documents read, {total.kept:,} kept, {dropped} dropped")
+        tell(f"{path}: {total.read:,} documents read, {total.kept:,} kept, {dropped} dropped")
     for rejected in ledger.listed:
         tell(f"{rejected.origin}: {rejected.detail}")
 

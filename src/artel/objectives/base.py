@@ -15,6 +15,7 @@ from artel.config import ModelConfig, RunConfig
 from artel.errors import Problem
 from artel.models.text_vectors import pools_texts
 from artel.objectives.batch import Batch, DocumentSamples
+from artel.objectives.length_groups import group_count
 from artel.objectives.replies import Beginning, Reading, Reply, Writing
 from artel.objectives.teachers import KeptOutputs, Teacher, TeacherCall
 from artel.objectives.usage import in_python
@@ -291,7 +292,7 @@ class Objective(ABC):
     def check(self, model: PreTrainedModel) -> None:  # noqa: B027  # most objectives fit every model of their class
         """Raise InputError if a model cannot compute this loss; called before it is compiled or parallelized."""
 
-    planned_device: str | None = None
+    _planned_device: str | None = None
     """The type of the device that a plan is made for; None outside of plans."""
 
     def plan_for(self, build: Callable[[], PreTrainedModel], device: str) -> None:
@@ -300,7 +301,11 @@ class Objective(ABC):
         `build` gives it on the meta device, with the attention that it trains with. What `check` tries with its
         weights is taken to succeed.
         """
-        self.planned_device = device
+        self._planned_device = device
+
+    def group_count(self, rows: int) -> int:
+        """How many groups of similar length so many rows are computed in (`length_groups`), here or as planned."""
+        return group_count(rows, self.run, self._planned_device)
 
     def fit_statistics(self, part: StoreSplit) -> None:  # noqa: B027  # most objectives need none
         """Take from the training split what the loss needs (shares of classes), before the first batch."""

@@ -39,7 +39,7 @@ def hand_over(name: str, options: ServerOptions) -> None:
 
 
 def _ignored(limits: Limits) -> list[str]:
-    """Options that the user wrote and vLLM's server has nothing like."""
+    """Limits other than the usual ones, of which vLLM's server has none."""
     usual = Limits()
     written = {
         "--queue": limits.queue != usual.queue,
@@ -74,7 +74,7 @@ def vllm_arguments(name: str, options: ServerOptions) -> list[str]:
         arguments += [f"{label}={adapter.folder}" for label, adapter in adapters.items()]
     arguments += ["--host", options.host, "--port", str(options.port), "--dtype", _DTYPES[options.precision]]
     arguments += ["--max-num-seqs", str(options.limits.requests or USUAL)]
-    arguments += ["--allowed-origins", json.dumps(options.origins)]  # of any page, if it is not told
+    arguments += ["--allowed-origins", json.dumps(options.origins)]  # by default vLLM answers pages of any origin
     if options.context is not None:
         arguments += ["--max-model-len", str(options.context)]
     return arguments

@@ -22,7 +22,7 @@ from artel.objectives.base import Better, Objective
 from artel.objectives.batch import Batch, DocumentSamples
 from artel.objectives.classification.framing import Framing
 from artel.objectives.classification.kinds import KINDS, THRESHOLDS, Kind, Undecided, Unfit
-from artel.objectives.length_groups import group_count, group_rows, logits_of_rows, row_logits
+from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
 from artel.objectives.replies import Reading, Reply
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Labeled, Record, Rejected
@@ -198,7 +198,7 @@ class Classification(Objective):
         lengths = np.where(rows.valid, rows.lengths, 1)
         ids = [row[:length] for row, length in zip(rows.ids, lengths, strict=True)]
         types = self._types(lengths, rows.numbers[:, _BEGINS])
-        grouped = group_rows(ids, group_count(len(ids), self.run, self.planned_device), self.tokenizer.pad_id, types)
+        grouped = group_rows(ids, self.group_count(len(ids)), self.tokenizer.pad_id, types)
         target = np.ascontiguousarray(self._kind.target(rows.numbers[:, _TARGET:]))
         tensors = {"target": torch.from_numpy(target), "valid": torch.from_numpy(rows.valid)}
         return Batch(

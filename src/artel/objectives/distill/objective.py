@@ -27,7 +27,15 @@ from artel.objectives.base import Better, Objective
 from artel.objectives.batch import Batch
 from artel.objectives.causal import Causal
 from artel.objectives.chat import Chat
-from artel.objectives.distill.teacher import KEY, check_widths, teacher_model, teacher_problems, tokenizer_problems
+from artel.objectives.distill.teacher import (
+    KEY,
+    check_widths,
+    layout_problems,
+    source_problems,
+    teacher_model,
+    teacher_problems,
+    tokenizer_problems,
+)
 from artel.objectives.masked import Masked
 from artel.objectives.per_token import inputs_of, with_balance
 from artel.objectives.teachers import KeptOutputs, Teacher, TeacherCall
@@ -113,32 +121,8 @@ class Distillation(Objective):
 
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
-        problems = [*super().problems(run), *cls._source_problems(run), *teacher_problems(run)]
-        config, parallel = run.distill, run.parallel
-        online = config.top_k is None
-        if config.hidden is not None and not online:
-            what = "hidden states are not kept: the teacher must be in memory beside the student"
-            problems.append(Problem("distill.hidden", what, "write distill.top_k: null with it"))
-        if online:
-            problems += [
-                Problem(key, f"{what}, and with distill.top_k null the teacher needs it whole", "write 1, or a top_k")
-                for key, size, what in (
-                    ("parallel.pipeline", parallel.pipeline, "no stage has the model"),
-                    ("parallel.context", parallel.context, "no process has the sequence"),
-                )
-                if size > 1
-            ]
-        return problems
-
-    @classmethod
-    def _source_problems(cls, run: RunConfig) -> list[Problem]:
-        """Sources of a kind that distillation learns from, and the objective that `distill.on` names does not."""
-        kinds = dict.fromkeys(source.yields for source in run.data.sources)
-        wrong = [kind for kind in kinds if kind in Distill.learns_from and kind not in cls.taught.learns_from]
-        if run.distill.on == "auto" or not wrong:
-            return []
-        what = f"{run.distill.on} learns from {cls.taught.learns_from[0]}, and the sources yield {wrong[0]}"
-        return [Problem("distill.on", what, "write auto, which goes by the sources; or give other sources")]
+        sources = source_problems(run, Distill.learns_from, cls.taught.learns_from)
+        return [*super().problems(run), *sources, *teacher_problems(run), *layout_problems(run)]
 
     # The teacher
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,32 @@ def teacher_problems(run: RunConfig) -> list[Problem]:
     elif model.is_dir():
         problems += _tokenizer_problems(run, model)
     return problems
+
+
+def source_problems(run: RunConfig, known: Collection[str], taught: Sequence[str]) -> list[Problem]:
+    """Sources of a kind that distillation knows (`known`), and the objective that `distill.on` names does not learn."""
+    wrong = [source.yields for source in run.data.sources if source.yields in known and source.yields not in taught]
+    if run.distill.on == "auto" or not wrong:
+        return []
+    what = f"{run.distill.on} learns from {taught[0]}, and the sources yield {wrong[0]}"
+    return [Problem("distill.on", what, "write auto, which goes by the sources; or give other sources")]
+
+
+def layout_problems(run: RunConfig) -> list[Problem]:
+    """What needs the teacher in memory beside the student, or cannot have it there."""
+    if run.distill.top_k is not None:
+        if run.distill.hidden is None:
+            return []
+        what = "hidden states are not kept: the teacher must be in memory beside the student"
+        return [Problem("distill.hidden", what, "write distill.top_k: null with it")]
+    return [
+        Problem(key, f"{what}, and with distill.top_k null the teacher needs it whole", "write 1, or a top_k")
+        for key, size, what in (
+            ("parallel.pipeline", run.parallel.pipeline, "no stage has the model"),
+            ("parallel.context", run.parallel.context, "no process has the sequence"),
+        )
+        if size > 1
+    ]
 
 
 def _tokenizer_problems(run: RunConfig, model: Path) -> list[Problem]:

@@ -48,7 +48,7 @@ from artel.objectives.embedding.rows import (
 )
 from artel.objectives.embedding.usage import usage
 from artel.objectives.embedding.validated import ValidatedTexts
-from artel.objectives.length_groups import group_count, group_rows
+from artel.objectives.length_groups import group_rows
 from artel.objectives.replies import Reading, Reply
 from artel.text import Document, Rejected
 from artel.tokens import Rows, Samples, StoreSplit, Tokenizer, WholeSamples
@@ -187,7 +187,7 @@ class Embedding(Objective):
         tensors = {"keys": torch.from_numpy(keys)}
         if self._packs:
             return Batch(tensors | packed_rows(texts), len(valid), tokens)
-        grouped = group_rows(texts, group_count(fewest, self.run, self.planned_device), self.tokenizer.pad_id)
+        grouped = group_rows(texts, self.group_count(fewest), self.tokenizer.pad_id)
         return Batch(tensors | grouped.tensors, len(valid), tokens, grouped.groups)
 
     def _single_texts(self, rows: Rows, keep: Sequence[int] | np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:

@@ -19,7 +19,7 @@ from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
 from artel.objectives.base import Better, Objective
 from artel.objectives.batch import Batch, DocumentSamples
-from artel.objectives.length_groups import group_count, group_rows, logits_of_rows, row_logits
+from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
 from artel.objectives.replies import Reading, Reply
 from artel.objectives.rerank.negatives import DrawnNegatives
 from artel.objectives.rerank.pairs import COLUMNS, HAS_SCORE, QUERY, PairWriter, parts_of, scores_in
@@ -167,7 +167,7 @@ class Rerank(Objective):
             pairs += [self._writer.row(query, document) for document in documents]
             pairs += [(rows.ids[row, :1], np.zeros(1, dtype=np.int64))] * (columns - len(documents))
         ids, types = zip(*pairs, strict=True)
-        count = group_count(len(ids), self.run, self.planned_device)
+        count = self.group_count(len(ids))
         grouped = group_rows(ids, count, self.tokenizer.pad_id, types if self._writer.has_types else None)
         tensors = {"there": torch.from_numpy(there), "labels": torch.from_numpy(labels.astype(np.float32))}
         learned = there[:, : self._learned]

@@ -25,7 +25,7 @@ from artel.objectives.base import Better, Objective
 from artel.objectives.batch import Batch, DocumentSamples
 from artel.objectives.chat import Chat, template_file, template_problems
 from artel.objectives.conversation.frame import Unfit
-from artel.objectives.length_groups import group_count, group_rows, logits_of_rows, row_logits
+from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
 from artel.objectives.replies import Reading, Reply
 from artel.objectives.reward.conversations import ConversationReader, Prompt
 from artel.objectives.scoring.calibration import calibration_bins, calibration_error
@@ -178,7 +178,7 @@ class Reward(Objective):
             side if is_there else rows.ids[number // 2, :1]
             for number, (side, is_there) in enumerate(zip(sides, there.flat, strict=True))
         ]
-        grouped = group_rows(sides, group_count(len(sides), self.run, self.planned_device), self.tokenizer.pad_id)
+        grouped = group_rows(sides, self.group_count(len(sides)), self.tokenizer.pad_id)
         margins = rows.numbers[:, _MARGIN].astype("<i8").view("<f8").astype(np.float32)
         return Batch(
             grouped.tensors | {"there": torch.from_numpy(there), "margins": torch.from_numpy(margins)},

@@ -19,7 +19,7 @@ from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
 from artel.objectives.base import Better, Objective
 from artel.objectives.batch import Batch, DocumentSamples
-from artel.objectives.length_groups import group_count, group_inputs, group_rows
+from artel.objectives.length_groups import group_inputs, group_rows
 from artel.objectives.per_token import SUMS, token_metrics
 from artel.objectives.replies import Reading, Reply
 from artel.objectives.seq2seq.chrf import chrf
@@ -197,7 +197,7 @@ class SequenceToSequence(Objective):
         split = rows.numbers[:, _INPUT]
         count = len(rows.ids)
         inputs = [rows.ids[row, : split[row]] for row in range(count)]
-        grouped = group_rows(inputs, group_count(count, self.run, self.planned_device), self.tokenizer.pad_id)
+        grouped = group_rows(inputs, self.group_count(count), self.tokenizer.pad_id)
         order = np.argsort(grouped.tensors["places"].numpy())
         outputs = [rows.ids[row, split[row] : rows.lengths[row]] for row in order]
         targets = stacked(outputs, IGNORED)

@@ -12,7 +12,7 @@ from artel.errors import Problem
 from artel.models.targets import IGNORED
 from artel.objectives.base import Better, Objective
 from artel.objectives.batch import Batch, DocumentSamples
-from artel.objectives.length_groups import group_count, group_inputs, group_rows
+from artel.objectives.length_groups import group_inputs, group_rows
 from artel.objectives.replies import Reading, Reply
 from artel.objectives.tokens.answers import entities_in, found_in, judged_tags, marked, predicted_tags
 from artel.objectives.tokens.labels import TagSet, is_of_words, labels_of
@@ -159,7 +159,7 @@ class Tokens(Objective):
         assert rows.flags is not None
         lengths = np.where(rows.valid, rows.lengths, 1)
         ids = [row[:length] for row, length in zip(rows.ids, lengths, strict=True)]
-        grouped = group_rows(ids, group_count(len(ids), self.run, self.planned_device), self.tokenizer.pad_id)
+        grouped = group_rows(ids, self.group_count(len(ids)), self.tokenizer.pad_id)
         flags = np.where(rows.valid[:, None], rows.flags, NO_WORD).astype(np.int64)[:, : lengths.max()]
         row, column = np.nonzero(flags != NO_WORD)
         targets = flags[row, column] - 1
