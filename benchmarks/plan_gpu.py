@@ -78,6 +78,10 @@ CASES = (
     Case("llama 300M", "none", "lora", "chat", train=COMPILED),
     Case("qwen3-moe", "none", "adamw", train=COMPILED),
     Case("roberta-large", "none", "adamw", "masked", train=COMPILED),
+    Case("llama 300M", "full", "adamw", "chat", data=PACKED),
+    Case("roberta-large", "none", "adamw", "embedding"),
+    Case("gpt2 124M", "none", "adamw", "distill"),
+    Case("t5-base", "none", "adamw", "seq2seq", train=COMPILED),
 )
 
 
@@ -128,6 +132,12 @@ def run_file(case: Case) -> Path:
         data["block"] = 512
     if case.objective in ("chat", "preference"):
         data["sources"] = [{"path": f"{case.objective}.jsonl", "format": case.objective}]
+    if case.objective == "embedding":
+        data["sources"], data["block"] = [{"path": "matches.jsonl", "format": "matches"}], 256
+        tree["tokenizer"] = {"train": {"vocab": 1500}}
+    if case.objective == "distill":
+        tree["distill"] = {"teacher": "runs/base/model"}
+        tree["tokenizer"] = {"train": None}
     if case.objective == "seq2seq":
         data["sources"], data["block"] = [{"path": "pairs.jsonl", "format": "pairs"}], 512
         tree["seq2seq"] = {"target": 128}
@@ -156,8 +166,8 @@ def run_file(case: Case) -> Path:
 
 
 def write_inputs() -> None:
-    """Texts, conversations, preferences and pairs of made-up words."""
-    if Path("pairs.jsonl").exists():
+    """Texts, conversations, preferences, pairs and matches of made-up words."""
+    if Path("matches.jsonl").exists():
         return
     draw = random.Random(0)
     syllables = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"]
@@ -171,6 +181,7 @@ def write_inputs() -> None:
         Path("chat.jsonl").open("w") as chat,
         Path("preference.jsonl").open("w") as preference,
         Path("pairs.jsonl").open("w") as pairs,
+        Path("matches.jsonl").open("w") as matches,
     ):
         for _ in range(200):
             question, answers = words(5, 80), [words(50, 300) for _ in range(2)]
@@ -178,7 +189,9 @@ def write_inputs() -> None:
             chat.write(json.dumps({"messages": messages}) + "\n")
             pair = {"prompt": question, "chosen": answers[0], "rejected": answers[1]}
             preference.write(json.dumps(pair) + "\n")
-            pairs.write(json.dumps({"input": words(50, 150), "output": words(10, 40)}) + "\n")
+            pair = {"input": words(50, 150), "output": words(10, 40)}
+            pairs.write(json.dumps(pair) + "\n")
+            matches.write(json.dumps({"query": pair["output"], "pos": [pair["input"]]}) + "\n")
 
 
 def make_base() -> None:
