@@ -142,26 +142,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--servers", nargs="+", default=["artel", "transformers", "transformers, batching"])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of transformers; artel takes a GPU")
     parser.add_argument("--llama-cpp", nargs=2, metavar=("LLAMA_SERVER", "GGUF"), help="the server 'llama.cpp'")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     folder = str(Path(options.folder).resolve())
     scripts = Path(sys.executable).parent
-    hf = [
-        str(scripts / "transformers"),
-        "serve",
-        folder,
-        "--host",
-        "127.0.0.1",
-        "--device",
-        "cpu",
-        "--dtype",
-        "float32",
-    ]
+    dtype = "float32" if options.device == "cpu" else "bfloat16"
+    hf = [str(scripts / "transformers"), "serve", folder, "--host", "127.0.0.1"]
+    hf += ["--device", options.device, "--dtype", dtype]
     sized = ["--continuous-batching", "--cb-num-blocks", "256", "--cb-block-size", "32", "--cb-max-batch-tokens", "512"]
     commands = {
-        "artel": ([str(scripts / "artel"), "serve", folder], Path(folder).name),
+        "artel": ([sys.executable, "-m", "artel", "serve", folder], Path(folder).name),
         "transformers": (hf, folder),
         "transformers, batching": ([*hf, *sized], folder),
     }

@@ -283,7 +283,13 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path, compiled):
     assert difference < 1e-6
 
 
-def test_a_micro_batch_is_found_that_fits_the_memory(tmp_path):
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """A micro-batch that another test found, with other memory, is not remembered here."""
+    monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_micro_batch_is_found_that_fits_the_memory(tmp_path, own_cache):
     """Of 15 % of the card, 10 % are kept free: the largest micro-batch does not fit, and a smaller one is found."""
     model = {"model_type": "gpt2", "n_layer": 8, "n_embd": 512, "n_head": 8,
              "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}  # fmt: skip
@@ -299,7 +305,7 @@ def test_a_micro_batch_is_found_that_fits_the_memory(tmp_path):
     assert losses(tmp_path / "run").keys() == {1, 2}
 
 
-def test_memory_that_runs_out_in_a_step_costs_a_smaller_micro_batch(tmp_path):
+def test_memory_that_runs_out_in_a_step_costs_a_smaller_micro_batch(tmp_path, own_cache):
     model = {"model_type": "gpt2", "n_layer": 8, "n_embd": 512, "n_head": 8,
              "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}  # fmt: skip
     train = {"steps": 3, "batch": 256, "micro_batch": "auto", "compile": "off", "activation_checkpointing": "none"}
