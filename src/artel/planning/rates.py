@@ -22,7 +22,7 @@ from artel.models.flops import device_name
 from artel.storage import cache_folder, write_file
 
 _FILE = "hardware.json"
-_VERSION = 1
+_VERSION = 2
 
 Points = Sequence[tuple[float, float]]
 
