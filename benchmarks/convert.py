@@ -1,6 +1,7 @@
 """What `artel config convert` makes of public configurations: python benchmarks/convert.py FOLDER > convert.md
 
-FOLDER has repositories as OWNER/NAME/PATH, and commits.json with the commit of each. Of each file that trains:
+FOLDER has repositories as OWNER/NAME/PATH, and commits.json with the commit of each (convert_folder.py). Of each file
+that trains:
 - each key is counted: carried over, carried over with a difference that is told, not carried over, in need of nothing;
 - what is printed must be a run file;
 - numbers that are read from the file a second time, by the few lines below, must be those of the run file (wrong),
@@ -353,7 +354,8 @@ def print_report(
     rows: dict[str, list[Row]], refused: dict[str, Counter[str]], others: int, commits: dict[str, str]
 ) -> None:
     print("# `artel config convert` on public configurations\n")
-    print("Made by `python benchmarks/convert.py FOLDER`, which says what the columns are. FOLDER holds files of:\n")
+    print("Made by `python benchmarks/convert.py FOLDER`, which says what the columns are. FOLDER was filled by")
+    print("`python benchmarks/convert_folder.py FOLDER CLONE…` from clones of these repositories:\n")
     print("| repository | commit |\n|---|---|")
     for repository, commit in commits.items():
         print(f"| {repository} | {commit} |")

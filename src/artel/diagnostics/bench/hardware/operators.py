@@ -57,7 +57,7 @@ ON_GPU = Sizes(
     vocabulary=32_768,
     messages=(2**20, 2**24, 2**28),
 )
-"""What a GPU is busy with for longer than its start takes: on an H200 the largest product of a CPU's sizes took 0.04 ms,
+"""What keeps a GPU busy for longer than its start takes: on an H200 the largest product of a CPU's sizes took 0.04 ms,
 and showed half of the rate that PyTorch reaches there."""
 
 
