@@ -11,6 +11,7 @@ from artel.models.attention_switch import use_for_training
 from artel.models.compile import repeated_layers
 from artel.planning.plan.compiled_layers import SavedAsCompiled, save_as_compiled
 from artel.planning.plan.cuda_autocast import cuda_autocast
+from artel.planning.plan.live_bytes import ACTIVATIONS, LiveBytes, bytes_by_kind
 
 SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 384,
          "vocab_size": 100, "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
@@ -92,6 +93,35 @@ def test_what_was_let_go_has_its_shape_in_the_backward_pass():
     save_as_compiled(model)
     model(input_ids=torch.zeros(2, 8, dtype=torch.int64)).last_hidden_state.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_lives_between_two_products_alone_is_never_written_by_compiled_layers(compiled):
+    """x @ x, then exp and tanh, then a product that reads the tanh: of exp's result there is no memory."""
+    x = torch.ones(64, 64)
+    with LiveBytes(compiled=compiled) as live:
+        product = x @ x
+        between = product.exp()
+        product = between.tanh()
+        del between
+        product = product @ x
+    del product
+    assert bytes_by_kind(live.events)[ACTIVATIONS] == (2 if compiled else 3) * x.nbytes
+
+
+def test_what_compiled_layers_recompute_takes_no_memory_in_their_forward_pass():
+    """A layer's activation is dropped at its end: before, a plan held it until then."""
+    torch.manual_seed(0)
+    sizes = []
+    for tell in (True, False):
+        model = AutoModel.from_config(CONFIGS[2]).train()
+        live = LiveBytes(compiled=True)
+        save_as_compiled(model, live.never_written if tell else lambda _: None)
+        with torch.autocast("cpu", torch.bfloat16), cuda_autocast(), live:
+            output = model(input_ids=torch.zeros(4, 96, dtype=torch.int64)).last_hidden_state
+        sizes.append(bytes_by_kind(live.events)[ACTIVATIONS])
+        assert output.requires_grad
+    assert sizes[0] < 0.9 * sizes[1]
 
 
 def test_cudas_autocast_computes_powers_in_float32():

@@ -22,17 +22,20 @@ from artel.models.activation_checkpointing import is_product
 from artel.models.compile import repeated_layers
 
 
-def save_as_compiled(model: nn.Module) -> None:
-    """Make the repeated layers save what compiled ones would. Dropped tensors lose their values: for FakeTensors."""
+def save_as_compiled(model: nn.Module, on_drop: Callable[[torch.Tensor], None] = lambda _: None) -> None:
+    """Make the repeated layers save what compiled ones would. Dropped tensors lose their values: for FakeTensors.
+
+    `on_drop` is told each: a compiled layer has none of them in memory after the kernel that computes it.
+    """
     for layer in repeated_layers(model):
-        layer.forward = _as_compiled(layer.forward)
+        layer.forward = _as_compiled(layer.forward, on_drop)
 
 
-def _as_compiled(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _as_compiled(plain: Callable[..., Any], on_drop: Callable[[torch.Tensor], None]) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return plain(*args, **kwargs)
-        with SavedAsCompiled((args, kwargs)):
+        with SavedAsCompiled((args, kwargs), on_drop):
             return plain(*args, **kwargs)
 
     return forward
@@ -77,9 +80,10 @@ class SavedAsCompiled(TorchDispatchMode):
     A tensor is dropped if no product reads or returns it, and its sources that are not saved yet are no larger.
     """
 
-    def __init__(self, inputs: Any) -> None:
-        """`inputs`: the layer's arguments, in any nesting."""
+    def __init__(self, inputs: Any, on_drop: Callable[[torch.Tensor], None] = lambda _: None) -> None:
+        """`inputs`: the layer's arguments, in any nesting. `on_drop` is told each tensor that is dropped."""
         super().__init__()
+        self._on_drop = on_drop
         self._hooks = saved_tensors_hooks(self._pack, _unpack)
         self._nodes: dict[int, _Node] = {}
         self._saved: list[weakref.ref[_SavedTensor]] = []  # autograd holds this object for as long as it holds them
@@ -144,7 +148,8 @@ class SavedAsCompiled(TorchDispatchMode):
         chosen = [(saved, tensor, sources) for saved, tensor, sources in dropped if sources is not None]
         added = _bytes(source for _, _, sources in chosen for source in sources)
         if added < _bytes(tensor for _, tensor, _ in chosen):  # the compiler never saves more than eager layers do
-            for saved, _, sources in chosen:
+            for saved, tensor, sources in chosen:
+                self._on_drop(tensor)
                 saved.tensor, saved.sources = None, sources
         self._nodes.clear()
 

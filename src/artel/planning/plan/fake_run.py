@@ -74,7 +74,7 @@ def trace_steps(
     `on_gpu`: logits are held in chunks as large as on a GPU, its autocast is imitated, and where nothing is computed
     again so is what compiled layers keep. The operators are those of a CPU all the same.
     """
-    live = LiveBytes(gloo=not on_gpu)
+    live = LiveBytes(gloo=not on_gpu, compiled=on_gpu and compiled)
     trace = Trace(live)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     use_for_training(model, encoders=run.parallel.context > 1)
@@ -93,7 +93,7 @@ def trace_steps(
         gc.collect()  # whole weights that are sharded now
         recompute(model, how)
         if on_gpu and compiled and how == "none":
-            save_as_compiled(model)
+            save_as_compiled(model, live.never_written)
         with fake, live, loss.logits_held_as_on("cuda" if on_gpu else "cpu"), _autocast_of(on_gpu):
             live.name(model.parameters(), WEIGHTS)
             live.name(model.buffers(), COMMUNICATION)

@@ -2,6 +2,9 @@
 
 A storage is counted from the operator that made it until it dies. Its kind comes from the code that made it, unless
 its owner is known afterwards: a parameter, its gradient, the optimizer's state.
+
+Compiled layers have no storages for what lives between two matrix products alone: TorchInductor's kernels compute the
+elementwise operators between them without writing down what lies between.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
+from artel.models.activation_checkpointing import is_product
 from artel.planning.plan.gloo_copies import copied_bytes
 from artel.planning.plan.known_values import known_result, with_values
 
@@ -52,13 +56,16 @@ class Storage:
 class LiveBytes(TorchDispatchMode):
     """Records the storages that come and go while it is active. It lies above FakeTensorMode, or stands alone."""
 
-    def __init__(self, *, gloo: bool = False) -> None:
-        """`gloo`: what gloo would copy is recorded too."""
+    def __init__(self, *, gloo: bool = False, compiled: bool = False) -> None:
+        """`gloo`: what gloo would copy is recorded too. `compiled`: the layers are, and their kernels are fused."""
         super().__init__()
-        self._gloo = gloo
+        self._gloo, self._compiled = gloo, compiled
+        self._products = 0
         self.events: list[tuple[Storage, bool]] = []
         """Each storage as it comes (True) and as it goes (False)."""
         self._live: dict[int, tuple[Storage, weakref.ref[Any]]] = {}
+        self._made_after: dict[int, int] = {}
+        """How many products there had been when an elementwise operator made a storage that is live."""
         self._resize: Callable[..., Any] = torch.UntypedStorage.resize_
 
     def __enter__(self) -> LiveBytes:
@@ -81,8 +88,13 @@ class LiveBytes(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it becomes operators on this rank's part, and these come here
         result = run_with_static_shapes(func, args, kwargs or {})
+        is_a_product = self._compiled and is_product(func)
+        self._products += is_a_product
         for tensor in tree_iter(result):
             if isinstance(tensor, torch.Tensor):
+                key = tensor.untyped_storage()._cdata
+                if self._compiled and not is_a_product and key not in self._live:
+                    self._made_after[key] = self._products
                 self._add(tensor.untyped_storage(), _kind_of_caller())
         if self._gloo:
             copy = Storage(copied_bytes(func, args, result), COMMUNICATION)
@@ -97,6 +109,12 @@ class LiveBytes(TorchDispatchMode):
             local = getattr(tensor, "_local_tensor", tensor)
             self._add(local.untyped_storage(), kind)
             self._live[local.untyped_storage()._cdata][0].kind = kind
+
+    def never_written(self, tensor: torch.Tensor) -> None:
+        """Say that the memory of a tensor takes no room, as compiled layers compute it in their kernels."""
+        record, _ = self._live.get(tensor.untyped_storage()._cdata, (None, None))
+        if record is not None:
+            record.size = 0
 
     def keep_only(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
         """Say that of this kind nothing but these tensors lives on. PyTorch holds what the `fake` group gathered."""
@@ -115,6 +133,8 @@ class LiveBytes(TorchDispatchMode):
     def _drop(self, key: int, _: Any = None) -> None:
         if key in self._live:
             record, _ = self._live.pop(key)
+            if self._made_after.pop(key, -1) == self._products and record.kind == ACTIVATIONS:
+                record.size = 0  # a fused kernel never wrote it down
             self.events.append((record, False))
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
