@@ -250,6 +250,8 @@ def with_shards(rank, world):
             layout = pipelined(model, made["chat"], rank, world, schedule, shard_out, mode=mode, **sizes)
             whole = batches_of(made["chat"], 6)
             mine = [whole[2 * number + layout.dp_rank] for number in range(3)]
+            layout.probe_memory(mine[0])
+            layout.forget_failed_pass()  # as after every trial of a micro-batch
             case = f"{config.model_type} {mode} {schedule}"
             cases[case] = difference(layout, reference, mine, False, whole)
     return cases

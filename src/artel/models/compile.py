@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 
 from artel.models.choice import Choice
 from artel.models.cpu.build import library, uninterrupted_compilers
-from artel.models.failed_pass import forget_failed_pass
 
 OFF = "off"
 _MIN_STEPS = 1000  # for which compiling on a CPU pays
@@ -114,8 +113,8 @@ def _warm_up(options: dict[str, Any]) -> None:
         threading.Thread(target=run, args=(task,), daemon=True).start()
 
 
-def try_compiled(model: PreTrainedModel, step: Callable[[], object]) -> str | None:
-    """Run `step`, forward and backward, which compiles the layers. If that fails, run it without compiling.
+def try_compiled(model: PreTrainedModel, step: Callable[[], object], forget: Callable[[], object]) -> str | None:
+    """Run `step`, forward and backward, which compiles the layers. If that fails, `forget` it, and run it without.
 
     Returns why the layers could not be compiled, or None. An error that comes without compiling too is raised.
     """
@@ -127,7 +126,7 @@ def try_compiled(model: PreTrainedModel, step: Callable[[], object]) -> str | No
     else:
         return None
     _COMPILED.discard(model)
-    forget_failed_pass(model)
+    forget()
     for layer in repeated_layers(model):
         layer._compiled_call_impl = None
         if isinstance(layer, FSDPModule):

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from artel.models.device import autocast_dtype
+from artel.models.failed_pass import forget_failed_pass
 from artel.models.profiler_ranges import profiler_range
 from artel.objectives import Batch, Objective
 from artel.parallel.grad_norm import norm_here
@@ -88,6 +89,9 @@ class Strategy:
     @property
     def can_probe_memory(self) -> bool:
         return True
+
+    def forget_failed_pass(self) -> None:
+        forget_failed_pass(self.model)
 
     def all_reduce_sum(self, numbers: list[float]) -> list[float]:
         if self._world.size == 1:

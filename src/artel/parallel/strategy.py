@@ -98,6 +98,10 @@ class ParallelStrategy(Protocol):
         """True when `probe_memory` shows what memory a micro-batch takes."""
         ...
 
+    def forget_failed_pass(self) -> None:
+        """After an error within `run` or `probe_memory`: drop gradients, and what is remembered of the pass."""
+        ...
+
     def all_reduce_sum(self, numbers: list[float]) -> list[float]:
         """The sum of each number over all ranks, on the host, without waiting for the device."""
         ...

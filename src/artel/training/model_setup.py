@@ -23,7 +23,6 @@ from artel.models.choice import Choice
 from artel.models.compile import OFF, compile_choice, compile_layers
 from artel.models.device import pick_precision
 from artel.models.experts import compute_experts_in_autocast
-from artel.models.failed_pass import forget_failed_pass
 from artel.models.float8 import use_float8
 from artel.models.loading.build import base_dtype, build_model, must_load_whole
 from artel.models.loading.materialize import WeightLoader, materialize
@@ -280,7 +279,7 @@ def _fit(
                 raise refusal from error
             raise
         finally:
-            forget_failed_pass(strategy.model)
+            strategy.forget_failed_pass()
 
     return find_micro_batch(
         attempt,

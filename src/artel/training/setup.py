@@ -202,7 +202,9 @@ def _compile(run: Run) -> None:
     run.tell("compiling the layers")
     run.trackers.busy("compiling")
     batch = local_batches(run, run.step)[0]
-    failure = try_compiled(run.strategy.model, lambda: run.strategy.probe_memory(batch))
+    failure = try_compiled(
+        run.strategy.model, lambda: run.strategy.probe_memory(batch), run.strategy.forget_failed_pass
+    )
     if failure is not None:
         run.tell(f"the layers cannot be compiled, so they run as they are: {failure}")
 

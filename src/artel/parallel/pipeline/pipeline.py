@@ -33,6 +33,7 @@ from torch.distributed.pipelining import (
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from artel.models.failed_pass import forget_failed_pass
 from artel.models.half_base import hidden_dtype
 from artel.models.profiler_ranges import profiler_range
 from artel.models.router_aux_loss import attach_loss, router_aux_loss_of
@@ -100,6 +101,9 @@ class PipelineParallel(Strategy):
     @property
     def can_generate(self) -> bool:
         return False
+
+    def forget_failed_pass(self) -> None:
+        forget_failed_pass(self.model, self._stages)
 
     def run(self, batches: list[Batch], targets: float, loss_scale: torch.Tensor | None = None) -> torch.Tensor:
         self._scale = self._loss_multiplier(targets) * (1.0 if loss_scale is None else loss_scale)

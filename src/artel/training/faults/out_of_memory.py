@@ -15,7 +15,6 @@ import torch
 
 from artel.errors import ArtelError, OutOfMemory, WorkError
 from artel.models.activation_checkpointing import recompute
-from artel.models.failed_pass import forget_failed_pass
 from artel.training.memory.micro_batch import MicroBatchPlan, is_out_of_memory, next_smaller
 from artel.training.run import Run
 
@@ -48,7 +47,7 @@ def use_less_memory(run: Run) -> None:
         run.memory_limit.lower(smaller)
         what = f"out of memory on process {run.world.rank} with micro-batches of {before.size}"
         raise OutOfMemory.at(where, what, f"the same command resumes with {_in_words(smaller)}")
-    forget_failed_pass(run.strategy.model)
+    run.strategy.forget_failed_pass()
     if smaller.recompute != before.recompute:
         if recompute(run.strategy.model, smaller.recompute).startswith("none"):
             raise _nothing_smaller(where, "and this model cannot compute its layers twice")
