@@ -143,7 +143,7 @@ def test_figures_of_retrieval_by_hand():
     query[0, [3, 5]] = [0.9, 0.8]  # its documents come first and third
     query[0, 4] = 0.85
     query[1, 0], query[1, 7] = 0.9, 0.5  # its own text is nearest, then its document
-    figures = retrieval_figures(query, corpus, [np.array([3, 5]), np.array([7])], {1: 0})
+    figures = retrieval_figures(query, corpus, [{3: 1.0, 5: 1.0}, {7: 1.0}], {1: 0})
     assert figures["recall_at_1"] == pytest.approx((0.5 + 1) / 2)
     assert figures["recall_at_5"] == 1.0
     assert figures["mrr_at_10"] == 1.0

@@ -234,11 +234,12 @@ def preferences(folder: Path) -> None:
 
 
 def matches(folder: Path) -> None:
-    """Queries with a document that matches."""
+    """Queries with a document that matches, and more texts beside them."""
     rows = [
         {"query": f"Where is number {number}?", "positive": f"The number {number} is here."} for number in range(120)
     ]
     (folder / "matches.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "texts.txt").write_text("".join(f"The number {number} is there.\n" for number in range(40)))
 
 
 def names(folder: Path) -> None:

@@ -74,6 +74,7 @@ OBJECTIVES = (
             ),
             Step('artel generate runs/embed-ru --prompt "Where is Anna?" --json', says="embedding"),
             Step("artel evaluate runs/embed-ru", says="ndcg"),
+            Step("artel evaluate runs/embed-ru --data matches.jsonl --corpus texts.txt", says="queries"),
             Step("artel data mine runs/embed-ru matches.jsonl hard.jsonl --negatives 4", leaves="hard.jsonl"),
             Step(
                 "artel train embed-ru data.sources.0.path=train.json model.from=FOLDER",

@@ -356,31 +356,37 @@ class Model:
         data: str | os.PathLike[str] | None = None,
         overrides: Mapping[str, Any] | None = None,
         *,
+        corpus: str | os.PathLike[str] | None = None,
         tell: Tell = tell,
     ) -> EvaluationResult:
-        """The objective's figures: on the validation part of the model's run, or on `data`.
+        """The objective's figures: on the validation part of the model's run, on `data`, or on a `corpus`.
 
         Args:
             data: a file, folder or glob, all of it; or a run file, whose validation part it is then.
             overrides: values for dotted keys of the run that is evaluated: `{"data.block": 256}`.
+            corpus: of embeddings: a file or glob of texts, among which the queries of `data` are to find their
+                documents; or a folder in BEIR's format, with its own queries.
             tell: is called with each message for people, a line of text.
 
         Returns:
             `figures` by name (`loss` in nats a target token, `bits_per_byte`, `accuracy` 0 to 1 …), `documents`,
-            `samples`, `tokens`, `seconds`.
+            `samples` (on a corpus its queries), `tokens` (on a corpus None), `seconds`.
 
         Raises InputError where there is nothing to evaluate on, or the data is for another objective.
         """
-        from artel.inference import evaluate
+        from artel.inference import evaluate, evaluate_on_corpus
         from artel.launching import check_worker, choose_interface_of_process
         from artel.launching.quiet_libraries import quiet_libraries
         from artel.parallel import join_world
 
         quiet_libraries()
+        path = None if data is None else os.fspath(data)
+        if corpus is not None:
+            return evaluate_on_corpus(self._opened, os.fspath(corpus), path, tell)
         check_worker()
         choose_interface_of_process()
         with join_world(None) as world:
-            return evaluate(self._opened, None if data is None else os.fspath(data), overrides or {}, world, tell)
+            return evaluate(self._opened, path, overrides or {}, world, tell)
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.model.parameters())

@@ -27,14 +27,25 @@ def evaluate(
     predictions: Annotated[
         Path | None, typer.Option(help="Questions: write the answers here, in SQuAD's or NQ's official format.")
     ] = None,
+    corpus: Annotated[
+        str | None,
+        typer.Option(
+            help="Embeddings: find what answers the queries of --data among these texts too, a file or glob; or among "
+            "those of a folder in BEIR's format, by its own queries."
+        ),
+    ] = None,
     tasks: Annotated[
-        str, typer.Option(help="Tasks of lm-evaluation-harness instead, or YAML files: lambada_openai,my.yaml.")
+        str,
+        typer.Option(
+            help="Tasks of lm-evaluation-harness instead, or YAML files: lambada_openai,my.yaml. For embeddings and "
+            "rerankers, tasks of MTEB: NFCorpus."
+        ),
     ] = "",
     task_folder: Annotated[str | None, typer.Option(help="Folder with task files of your own.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Examples of each task at most.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate models by their objective's figures: on their run's validation part, or on any source.
+    """Evaluate models by their objective's figures: on their run's validation part, or on any source or corpus.
 
     Example: artel evaluate runs/tolstoy runs/tolstoy-finetune --data novel.txt
     """
@@ -45,10 +56,9 @@ def evaluate(
     from artel.config import Overrides
     from artel.errors import InputError
     from artel.inference import evaluate as evaluate_model
-    from artel.inference import open_model
+    from artel.inference import evaluate_on_corpus, open_model
     from artel.launching import check_worker, choose_interface_of_process
     from artel.parallel import join_world
-    from artel.reports.details import detail_lines, read_details
     from artel.storage import check_new
 
     if not models:
@@ -60,12 +70,22 @@ def evaluate(
     if tasks:
         _run_tasks(models, tasks.split(","), task_folder, limit, as_json)
         return
+    if corpus is not None:
+        results = [evaluate_on_corpus(open_model(name), corpus, data, tell) for name in models]
+        _show(results, as_json)
+        return
     check_worker()
     choose_interface_of_process()
     with join_world(None) as world:
         results = [evaluate_model(open_model(name), data, Overrides.parse(words), world, tell) for name in models]
         if predictions is not None and world.first:
             _write_predictions(results[0], predictions)
+    _show(results, as_json)
+
+
+def _show(results: list[EvaluationResult], as_json: bool) -> None:
+    from artel.reports.details import detail_lines, read_details
+
     tell(*_table(results))
     for result in results:
         if result.details:
@@ -94,9 +114,7 @@ def _table(results: list[EvaluationResult]) -> list[str]:
     ]
     widths = [max(len(row[at]) for row in rows) for at in range(len(columns) + 1)]
     lines = ["  ".join([f"{row[0]:<{widths[0]}}", *map(str.rjust, row[1:], widths[1:])]) for row in rows]
-    first = results[0]
-    lines.append(f"{first.documents:,} documents, {first.samples:,} samples, {first.tokens:,} tokens")
-    return lines
+    return [*lines, results[0].size]
 
 
 def _run_tasks(models: list[str], tasks: list[str], folder: str | None, limit: int | None, as_json: bool) -> None:

@@ -1,6 +1,7 @@
 """Using a trained model: evaluate, generate, export, report."""
 
 from artel.inference.chat import ChatSession, ChatSettings
+from artel.inference.corpus import evaluate_on_corpus
 from artel.inference.evaluate import EvaluationResult, evaluate
 from artel.inference.export.export import Exported, export, export_for_deepspeed
 from artel.inference.harness import run_tasks
@@ -13,6 +14,7 @@ __all__ = [
     "Exported",
     "OpenedModel",
     "evaluate",
+    "evaluate_on_corpus",
     "export",
     "export_for_deepspeed",
     "open_model",

@@ -42,12 +42,20 @@ class EvaluationResult:
     figures: dict[str, float]
     samples: int
     documents: int
-    tokens: int
+    tokens: int | None
+    """None on a corpus, where `samples` are queries."""
     seconds: float
     details: dict[str, Any] = field(default_factory=dict)
     """What the figures leave out: tables by label, a confusion matrix (`Objective.details`)."""
     predictions: Any = None
     """For questions: the content of the official predictions file of their format."""
+
+    @property
+    def size(self) -> str:
+        """Of the data, in words."""
+        if self.tokens is None:
+            return f"{self.documents:,} documents, {self.samples:,} queries"
+        return f"{self.documents:,} documents, {self.samples:,} samples, {self.tokens:,} tokens"
 
     def to_json(self) -> dict[str, Any]:
         names = ("model", "objective", "figures", "samples", "documents", "tokens", "seconds")
@@ -55,8 +63,7 @@ class EvaluationResult:
 
     def _repr_html_(self) -> str:
         rows = [(name.replace("_", " "), f"{value:,.4f}") for name, value in self.figures.items()]
-        size = f"{self.documents:,} documents, {self.samples:,} samples, {self.tokens:,} tokens"
-        return html_table(rows, caption=f"{self.model}: {size}")
+        return html_table(rows, caption=f"{self.model}: {self.size}")
 
 
 def evaluate(

@@ -26,7 +26,8 @@ def lookup_figures(found: ValidatedTexts, vectors: np.ndarray, config: Embedding
         cosines = np.array([directions[query] @ directions[document] for query, document in pairs])
         return {"spearman": spearman(cosines, np.array([found.scores[query] for query, _ in pairs]))}
     queries, relevant, left_out = found.questions()
-    return retrieval_figures(directions[queries], directions[found.documents], relevant, left_out)
+    judged = [dict.fromkeys(each.tolist(), 1.0) for each in relevant]
+    return retrieval_figures(directions[queries], directions[found.documents], judged, left_out)
 
 
 def shorter_figures(found: ValidatedTexts, config: EmbeddingConfig) -> list[dict[str, Any]]:
