@@ -3,6 +3,7 @@
 import json
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,9 +42,21 @@ LLAMA |= {"num_attention_heads": 4}
 MOE = LLAMA | {"model_type": "qwen3_moe", "moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}
 
 
+T5 = {"model_type": "t5", "d_model": 64, "d_kv": 32, "d_ff": 128, "num_heads": 2, "dropout_rate": 0}
+BART = {"model_type": "bart", "d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "dropout": 0}
+BART |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+WRITERS = {"t5", "bart"}
+
+
 def planned(config, parallel=None, **train):
     """(run, its data, its model)."""
-    run = run_from(merged(TINY, {"model": {"config": config}, "parallel": parallel or {}, "train": train}), {}, {})
+    changes = {"model": {"config": config}, "parallel": parallel or {}, "train": train}
+    if config["model_type"] in WRITERS:
+        rows = [json.dumps({"input": f"count to {number}", "output": "one two"}) + "\n" for number in range(200)]
+        Path("pairs.jsonl").write_text("".join(rows))
+        source = {"path": "pairs.jsonl", "format": "pairs"}
+        changes |= {"objective": "seq2seq", "data": {"sources": [source], "block": 32}}
+    run = run_from(merged(TINY, changes), {}, {})
     data = planned_data(run)
     return run, data, ModelOutline.of(run, data.objective, data.tokenizer)
 
@@ -51,7 +64,7 @@ def planned(config, parallel=None, **train):
 def traced(config, world_size=1, parallel=None, layers=None, rank=0, how="none", **train):
     run, data, outline = planned(config, parallel, **train)
     world = World(rank, world_size, 0, torch.device("cpu"), world_size)
-    return trace_steps(run, outline.build(layers), data.objective, [data.batch(4)] * 2, world, how, "fp32")
+    return trace_steps(run, outline.build("fp32", layers), data.objective, [data.batch(4)] * 2, world, how, "fp32")
 
 
 def peaks(trace):
@@ -115,11 +128,13 @@ SHARDS = (4, {"data": "fsdp"})
     [
         pytest.param(GPT2 | {"n_layer": 9}, "none", (1, {}), marks=pytest.mark.slow),
         pytest.param(GPT2 | {"n_layer": 9}, "full", (1, {}), marks=pytest.mark.slow),
+        pytest.param(T5 | {"num_layers": 9}, "none", (1, {}), marks=pytest.mark.slow),
+        pytest.param(BART | {"encoder_layers": 9, "decoder_layers": 9}, "none", (1, {}), marks=pytest.mark.long),
         pytest.param(MOE | NINE, "none", (1, {}), marks=pytest.mark.long),
         pytest.param(LLAMA | NINE | {"hidden_size": 256}, "full", SHARDS, marks=pytest.mark.long),
         pytest.param(MOE | NINE | {"moe_intermediate_size": 256}, "none", SHARDS, marks=pytest.mark.long),
     ],
-    ids=["gpt2", "gpt2 recomputed", "experts", "shards recomputed", "experts in shards"],
+    ids=["gpt2", "gpt2 recomputed", "t5", "bart", "experts", "shards recomputed", "experts in shards"],
 )
 def test_a_few_layers_tell_of_all(config, how, layout):
     outline = planned(config)[2]

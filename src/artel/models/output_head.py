@@ -35,7 +35,7 @@ def output_head(model: PreTrainedModel) -> nn.Linear | None:
 def trust_output_head(model: PreTrainedModel) -> None:
     """Take the model's output head without a test: a model that is traced for a plan has no numbers to test with."""
     head = model.get_output_embeddings()
-    _HEADS[model] = head if type(head) in _PLAIN else None
+    _HEADS[model] = head if type(head) in _PLAIN and not _is_biased_later(model, head) else None
 
 
 @contextmanager
@@ -48,12 +48,17 @@ def hidden_states_as_logits(head: nn.Linear | None) -> Iterator[None]:
         yield
 
 
+def _is_biased_later(model: PreTrainedModel, head: nn.Linear) -> bool:
+    """Whether a buffer as wide as the vocabulary is added to the logits (BART's final_logits_bias): not to states."""
+    return any(buffer.shape[-1:] == head.weight.shape[:1] for buffer in model.buffers())
+
+
 def _tested_head(model: PreTrainedModel) -> nn.Linear | None:
     head = model.get_output_embeddings()
     if type(head) not in _PLAIN:  # quantized, adapted, or of the model's own making
         return None
-    if any(buffer.shape[-1:] == head.weight.shape[:1] for buffer in model.buffers()):
-        return None  # is added to the logits (BART's final_logits_bias), and does not fit hidden states
+    if _is_biased_later(model, head):
+        return None
     try:
         with evaluating(model):
             # Large values too: a bound (Gemma 2's tanh) changes little in the small logits of an untrained model.

@@ -90,16 +90,29 @@ class ModelOutline:
         numbers have all kinds `rounds` times, and differ by whole rounds of them, and by `group`, so that each stage
         has as many.
         """
-        kinds = [_kind(layer, self.whole.config, number) for number, layer in enumerate(repeated_layers(self.whole))]
-        if len(kinds) != self.layers or self.layers <= _FEW:
+        kinds = self._kinds()
+        if len(kinds) != self.layers or len(repeated_layers(self.whole)) <= _FEW:
             return None
         first, period = _recurring(kinds)
         period *= group
         fewest = first + (self.layers - first) % period + rounds * period
         return (fewest, fewest + period) if fewest + period < self.layers else None
 
+    def _kinds(self) -> list[tuple[Any, ...]]:
+        """The kind of each layer; of an encoder and a decoder with equally many, of the pairs of their layers."""
+        config, layers = self.whole.config, repeated_layers(self.whole)
+        if (
+            config.is_encoder_decoder
+            and len(layers) == 2 * self.layers == 2 * config.get_text_config(decoder=True).num_hidden_layers
+        ):
+            pairs = zip(layers[: self.layers], layers[self.layers :], strict=True)
+            return [tuple(_kind(layer, config, number) for layer in pair) for number, pair in enumerate(pairs)]
+        return [_kind(layer, config, number) for number, layer in enumerate(layers)]
+
 
 _FEW = 6
+_DEPTHS = ("num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
+"""What configurations of an encoder and a decoder call their numbers of layers."""
 
 
 def _kind(layer: torch.nn.Module, config: Any, number: int) -> tuple[Any, ...]:
@@ -128,3 +141,6 @@ def _shorten(config: Any, layers: int, fewer: int) -> None:
         if isinstance(value, list) and len(value) == layers:
             setattr(text, key, value[:fewer])
     text.num_hidden_layers = fewer
+    for name in _DEPTHS if config.is_encoder_decoder else ():
+        if getattr(text, name, None) == layers:
+            setattr(text, name, fewer)
