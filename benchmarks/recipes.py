@@ -37,6 +37,7 @@ HERE = {
     ],
 }  # fmt: skip
 NOT_HERE = {
+    "classify-ru": "begins from a model of the hub",
     "chat-lora": "begins from a model of the hub, of 0.6 billion parameters",
     "chat-qlora": "begins from a model of the hub, of 8 billion parameters",
     "distill-small": "learns from the model of another recipe, novel-small",
