@@ -9,9 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from artel.errors import Interrupted, WorkError
-from artel.preparing.claim import claim, identity
+from artel.preparing.claim import claim
 from artel.reports.run_data import read_run
+from artel.reports.status import RankStatus, SignsOfLife, status_of
 from artel.training.faults.rank_status import rank_status
+from artel.training.rank_file import start_status
 from artel.training.run_folder import RunFolder
 from support.runs import artel, metrics, write_run
 
@@ -60,7 +62,7 @@ def process(tmp_path):
     folder = RunFolder(tmp_path / "run")
     claim(folder.path)
     world = SimpleNamespace(rank=0, size=1, first=True, device=torch.device("cpu"), barrier=lambda: None)
-    return SimpleNamespace(folder=folder, folder_identity=identity(folder.path), world=world, step=7)
+    return SimpleNamespace(folder=folder, world=world, step=7)
 
 
 def written(process) -> dict:
@@ -79,7 +81,9 @@ def written(process) -> dict:
 )
 def test_how_a_process_ends_is_written(process, error, state, message):
     raises = nullcontext() if error is None else pytest.raises(type(error))
-    with raises, rank_status(process):
+    with raises, rank_status(process.folder, process.world) as status:
+        assert written(process)["step"] == 0  # while the model is loaded
+        status.follow(process)
         assert (written(process)["state"], written(process)["pid"]) == ("running", os.getpid())
         process.step = 9
         if error is not None:
@@ -87,18 +91,46 @@ def test_how_a_process_ends_is_written(process, error, state, message):
     assert (written(process)["state"], written(process)["message"], written(process)["step"]) == (state, message, 9)
 
 
+@pytest.mark.parametrize("error", [None, WorkError.at("text", "is gone", "look")])
+def test_a_run_that_is_started_again_is_at_work_before_its_first_step(process, error):
+    """What an earlier start left would say that it is dead, or has failed: of a process that is gone."""
+    with pytest.raises(RuntimeError), rank_status(process.folder, process.world):
+        raise RuntimeError("earlier")
+    assert status_now(process) == ("failed", "RuntimeError: earlier")
+    raises = nullcontext() if error is None else pytest.raises(WorkError)
+    with raises, start_status(process.folder):
+        assert status_now(process) == ("running", "")
+        if error is not None:
+            raise error
+    assert status_now(process) == (("running", "") if error is None else ("failed", "text: is gone; look"))
+
+
+def test_a_start_writes_nothing_over_a_run_that_is_complete(process):
+    process.folder.result.write_text("{}")
+    process.folder.model.mkdir()
+    with start_status(process.folder):
+        pass
+    assert not process.folder.ranks.exists()
+
+
+def status_now(process) -> tuple[str, str]:
+    """The state of the run, and why it failed, as `artel watch` and the report tell it."""
+    status = status_of([RankStatus.read(written(process))], SignsOfLife(), complete=False, step=0, begun=True)
+    return status.state, status.message
+
+
 def test_files_of_ranks_that_are_no_more_are_removed(process):
     process.folder.ranks.mkdir()
     (process.folder.ranks / "rank-00001.json").write_text("{}")
     (process.folder.ranks / "notes.txt").write_text("theirs")
-    with rank_status(process):
+    with rank_status(process.folder, process.world):
         pass
     assert sorted(file.name for file in process.folder.ranks.iterdir()) == ["notes.txt", "rank-00000.json"]
 
 
 @pytest.mark.parametrize("made_anew", [False, True])
 def test_nothing_is_written_where_the_folder_is_gone_or_another(process, made_anew):
-    with rank_status(process):
+    with rank_status(process.folder, process.world):
         shutil.rmtree(process.folder.path)
         if made_anew:
             claim(process.folder.path)

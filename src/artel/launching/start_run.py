@@ -36,6 +36,7 @@ from artel.launching.worker import end_with_launcher, is_worker, raising_lost_ot
 from artel.preparing import as_begun, prepare
 from artel.storage import check_cache, lock
 from artel.storage.locks import holders
+from artel.training.rank_file import start_status
 from artel.training.run_folder import RunFolder, is_done
 
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ def start_run(
             folder.claim()
             announce(f"{folder.path}: checking the run, its model and its texts")
             _wait_for_earlier_processes(folder, announce)
-            run = _lead(run, folder, options, processes, hosts, announce)
+            with start_status(folder):
+                run = _lead(run, folder, options, processes, hosts, announce)
         else:
             run = _as_begun(prepare(run, announce).run)
         if not options.restart and is_done(run):  # with --restart the leader is emptying the folder

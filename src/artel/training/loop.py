@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ from artel.training.planned import CompareWithPlan
 from artel.training.prefetch import Prefetcher, computed_positions, gc_between_steps
 from artel.training.profile import Profile
 from artel.training.run import Run
+from artel.training.run_folder import RunFolder
 from artel.training.setup import open_run
 from artel.training.tasks.callback import EvaluateTasks
 
@@ -56,16 +59,23 @@ def train(
     Interrupted when asked to stop.
     """
     signals = StopOnSignal()
-    with retained_host_memory(world.device):  # micro-batches are tried in the memory that steps have
-        run, validation = open_run(config, prepared, world, tell, callbacks, clock)
-    guard, profile = Guard(run), Profile(run)
-    # The order matters: metrics are logged before a validation, and both come before a save. The profile is last, so
-    # that it sees each step together with what callbacks do after it.
-    validate, samples, measure = Validate(guard, validation), ShowSamples(), MeasureEnd(guard, validation)
-    callbacks = [*callbacks, Log(guard), validate, samples, EvaluateTasks(guard), measure, Save(guard)]
-    callbacks += [CompareWithPlan(run), signals, profile]
-    try:
-        with rank_status(run):
+    folder = RunFolder(Path(config.run))
+    if world.first:
+        folder.claim()
+    with ExitStack() as at_end:
+        at_end.callback(signals.close)
+        with rank_status(folder, world) as status:
+            with retained_host_memory(world.device):  # micro-batches are tried in the memory that steps have
+                run, validation = open_run(config, prepared, world, tell, callbacks, clock)
+            status.follow(run)
+            guard, profile = Guard(run), Profile(run)
+            for close in (run.trackers.close, run.saver.close, profile.close):  # the last is called first
+                at_end.callback(close)
+            # The order matters: metrics are logged before a validation, and both come before a save. The profile is
+            # last, so that it sees each step together with what callbacks do after it.
+            validate, samples, measure = Validate(guard, validation), ShowSamples(), MeasureEnd(guard, validation)
+            callbacks = [*callbacks, Log(guard), validate, samples, EvaluateTasks(guard), measure, Save(guard)]
+            callbacks += [CompareWithPlan(run), signals, profile]
             with (
                 watchdog(run),
                 retained_host_memory(world.device),
@@ -99,11 +109,6 @@ def train(
             result = finish(run)
         close_trackers(run, make_report)  # only now does the run's folder say that it is complete
         return result
-    finally:
-        profile.close()
-        run.saver.close()
-        run.trackers.close()
-        signals.close()
 
 
 def synchronize(run: Run, batches: list[Batch], stop: bool) -> None:
