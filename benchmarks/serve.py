@@ -4,8 +4,9 @@
 
 Each client asks again as soon as it is answered, by OpenAI's client, streaming; servers take turns. For each server and
 number of clients: tokens a second of all clients, tokens for each second of the processor that the server had (which
-other work on the machine changes less), the median and the 95th percentile of the time to the first token, what was
-answered and what was not, and the most memory that the server had.
+other work on the machine changes less), the median and the 5th percentile of the rate of an answer (its tokens after
+the first over the seconds from the first to the last), the median and the 95th percentile of the time to the first
+token, what was answered and what was not, and the most memory that the server had.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ import openai
 
 TOPICS = "the sea, bread, a river, winter, Paris, a clock, horses, iron, music, the moon, a garden, tea".split(", ")
 TOKENS = 48
+COLUMNS = (
+    *("server", "clients", "tokens/s", "tokens/s of the processor", "tokens/s of an answer, median", "5 %"),
+    *("first token, median, s", "95 %", "requests", "memory, GiB"),
+)
 
 
 @dataclass
@@ -43,16 +48,26 @@ class Figures:
     processor: float = 0.0
     """Seconds that the server had of it."""
     first: list[float] = field(default_factory=list)
+    """Seconds to the first token of each answer."""
+    rates: list[float] = field(default_factory=list)
+    """Tokens a second of each answer, by those that came in the time that is measured."""
     statuses: Counter[str] = field(default_factory=Counter)
 
     def row(self, server: str, clients: int, memory: float) -> str:
-        first = sorted(self.first)
-        p95 = first[min(len(first) - 1, int(0.95 * len(first)))] if first else float("nan")
-        p50 = statistics.median(first) if first else float("nan")
         statuses = ", ".join(f"{count} {status}" for status, count in sorted(self.statuses.items()))
-        rate, per_second = self.tokens / self.seconds, self.tokens / self.processor
-        figures = f"{rate:,.1f} | {per_second:,.1f} | {p50:.2f} | {p95:.2f} | {statuses} | {memory:.2f}"
+        total, per_second = self.tokens / self.seconds, self.tokens / self.processor
+        answer = f"{median(self.rates):,.1f} | {percentile(self.rates, 0.05):,.1f}"
+        first = f"{median(self.first):.2f} | {percentile(self.first, 0.95):.2f}"
+        figures = f"{total:,.1f} | {per_second:,.1f} | {answer} | {first} | {statuses} | {memory:.2f}"
         return f"| {server} | {clients} | {figures} |"
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(values) if values else float("nan")
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
 
 
 async def client(api: openai.AsyncOpenAI, model: str, number: int, end: float, figures: Figures) -> None:
@@ -61,22 +76,31 @@ async def client(api: openai.AsyncOpenAI, model: str, number: int, end: float, f
         topic = TOPICS[(number + turn) % len(TOPICS)]
         turn += 1
         messages = [{"role": "user", "content": f"Write a few lines about {topic}. {'Be exact. ' * (number % 5)}"}]
-        began, seen = time.perf_counter(), 0
+        began = time.perf_counter()
+        seen: list[float] = []  # when each token came
         try:
             stream = await api.chat.completions.create(
                 model=model, messages=messages, max_tokens=TOKENS, temperature=0, stream=True
             )
             async for part in stream:
                 if part.choices and part.choices[0].delta.content:
-                    if not seen:
-                        figures.first.append(time.perf_counter() - began)
-                    seen += 1
-                    figures.tokens += time.perf_counter() < end
+                    seen.append(time.perf_counter())
+                    if len(seen) == 1:
+                        figures.first.append(seen[0] - began)
+                    figures.tokens += seen[-1] < end
+            figures.rates += rate_of([moment for moment in seen if moment < end])
             figures.statuses["answered" if seen else "empty"] += 1
         except openai.APIStatusError as error:
             figures.statuses[str(error.status_code)] += 1
         except openai.APIError as error:
             figures.statuses[type(error).__name__] += 1
+
+
+def rate_of(moments: list[float]) -> list[float]:
+    """The rate of an answer whose tokens came at these moments; none of one that was too short."""
+    if len(moments) < 2 or moments[-1] == moments[0]:
+        return []
+    return [(len(moments) - 1) / (moments[-1] - moments[0])]
 
 
 async def load(url: str, model: str, clients: int, seconds: float, process: subprocess.Popen) -> Figures:
@@ -176,9 +200,8 @@ def main() -> None:
                     rows.append(figures.row(name, clients, memory_gib(process)))
                     print(rows[-1], flush=True)
     if options.out:
-        rates = "tokens/s | tokens/s of the processor"
-        head = f"| server | clients | {rates} | first token, median, s | 95 % | requests | memory, GiB |"
-        options.out.write_text("\n".join([head, "|---|---|---|---|---|---|---|---|", *rows]) + "\n")
+        head = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+        options.out.write_text("\n".join([*head, *rows]) + "\n")
 
 
 if __name__ == "__main__":

@@ -235,6 +235,14 @@ def test_a_conversation_has_its_earlier_messages(with_marks):
             model.chat(wrong)
 
 
+def test_a_conversation_gives_no_advice_of_transformers(trained, monkeypatch, caplog):
+    model = artel.open(trained.folder)
+    transformers.logging.warning_once.cache_clear()  # each is given once a process
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    assert model.chat("The", max_new_tokens=3, tell=silent) != ""
+    assert caplog.messages == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["masked", "restoring", "span_qa", "tokens", "reward", "rerank", "chat", "dpo"])
 def test_each_objective_says_what_it_cannot(name):

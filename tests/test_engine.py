@@ -246,6 +246,18 @@ def test_slots_that_memory_does_not_suffice_for_leave_the_cache_as_it_was(tokeni
             torch.testing.assert_close(row, model(torch.tensor([ids])).logits[0, -1], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("pad_id", range(9))
+def test_the_trial_of_slots_has_no_padding_token(pad_id):
+    """At an end of a row transformers takes it for padding, and warns that there is no mask."""
+    model, ends = made(GPT2Config(**GPT2, pad_token_id=pad_id)), set()
+    model.register_forward_pre_hook(
+        lambda _, inputs, named: ends.update(named["input_ids"][:, [0, -1]].flatten().tolist()), with_kwargs=True
+    )
+    SlotModel(model, CONTEXT).close()
+    assert len(ends) > 2
+    assert pad_id not in ends
+
+
 def test_packed_layers_multiply_as_before_and_are_undone():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(48, 96), nn.ReLU(), nn.Linear(96, 7, bias=False))

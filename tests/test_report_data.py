@@ -110,6 +110,22 @@ def test_everything_that_is_wrong_is_said_together(tmp_path):
     assert "config.yaml: is damaged" in told
 
 
+@pytest.mark.parametrize("lines", [2, 5000])
+def test_a_file_without_a_line_of_a_run_is_said_in_one_message(metrics, lines):
+    metrics.write_text("x\n" * lines)
+    with pytest.raises(InputError) as error:
+        read_run(metrics.parent)
+    (problem,) = error.value.problems
+    assert problem.where == str(metrics)
+    assert problem.what.startswith(f"is no metrics.jsonl of a run: {lines:,} lines cannot be read, the first: ")
+    metrics.write_text("x\n")
+    with pytest.raises(InputError, match=r"metrics.jsonl:1: is no line of a run"):
+        read_run(metrics.parent)
+    metrics.write_text("x\n" * 3 + training(1))
+    with pytest.raises(InputError, match=r"metrics.jsonl:3: is no line of a run"):
+        read_run(metrics.parent)
+
+
 def test_what_a_kill_tore_is_left_out_of_every_file(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(training(1) + '{"ste')
     (tmp_path / "samples.jsonl").write_text('{"step": 1, "prompt": "a", "text": "b"}\n{"step"')

@@ -19,11 +19,18 @@ FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 # The search box lies in a shadow root.
-RESULTS = """
+BOX = """
 const boxes = [...document.querySelectorAll("div")].filter(each => each.shadowRoot);
 const box = boxes.find(each => each.shadowRoot.querySelector("input"));
-return box ? [...box.shadowRoot.querySelectorAll("a")].map(each => each.href) : [];
+const links = box ? [...box.shadowRoot.querySelectorAll("a")] : [];
 """
+HAS_BOX = f"{BOX} return box != null;"
+RESULTS = f"{BOX} return links.map(each => each.href);"
+RESULT = f"{BOX} return links.find(each => each.href.includes(arguments[0]));"
+SEARCHED = [
+    ("index.html", "mean average precision", "metrics.html"),
+    ("ru/index.html", "токенизатор", "ru/tutorials/novel.html"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -66,21 +73,28 @@ def browser(tmp_path):
     opened.quit()
 
 
-def finds(browser, words, page):
+def be_a_phone(browser):
+    phone = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+
+
+def finds(browser, words, page, opener="button.md-search__button"):
     """True once the search box lists a page for some words; the list changes with each letter."""
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.wait import WebDriverWait
 
     wait = WebDriverWait(browser, PATIENCE)
-    button = wait.until(lambda shown: shown.find_element(By.CSS_SELECTOR, "button.md-search__button"))
+    button = wait.until(lambda shown: shown.find_element(By.CSS_SELECTOR, opener))
     wait.until(lambda _: button.is_displayed())
+    wait.until(lambda shown: shown.execute_script(HAS_BOX))
+    asked = "return document.getElementById('__search').checked"  # a second click would take it back
     opened = (
         "return document.activeElement.shadowRoot != null && document.activeElement.shadowRoot.activeElement != null"
     )
 
     def open_box(shown):
-        if not shown.execute_script(opened):
+        if not shown.execute_script(asked):
             button.click()
         return shown.execute_script(opened)
 
@@ -89,16 +103,33 @@ def finds(browser, words, page):
     return wait.until(lambda shown: any(page in link for link in shown.execute_script(RESULTS)))
 
 
-@pytest.mark.parametrize(
-    ("page", "words", "found"),
-    [
-        ("index.html", "mean average precision", "metrics.html"),
-        ("ru/index.html", "токенизатор", "ru/tutorials/novel.html"),
-    ],
-)
+def opens(browser, page):
+    """Click a page that the search box lists; true once the browser is there."""
+    from selenium.common.exceptions import StaleElementReferenceException
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    wait = WebDriverWait(browser, PATIENCE, ignored_exceptions=[StaleElementReferenceException])
+
+    def click(shown):
+        shown.execute_script(RESULT, page).click()
+        return True
+
+    wait.until(click)
+    return wait.until(lambda shown: page in shown.current_url)
+
+
+@pytest.mark.parametrize(("page", "words", "found"), SEARCHED)
 def test_search_finds_pages(browser, address, page, words, found):
     browser.get(f"{address}/{page}")
     assert finds(browser, words, found)
+
+
+@pytest.mark.parametrize(("page", "words", "found"), SEARCHED)
+def test_a_phone_finds_pages_and_opens_them(browser, address, page, words, found):
+    be_a_phone(browser)
+    browser.get(f"{address}/{page}")
+    assert finds(browser, words, found, "label[for=__search]")
+    assert opens(browser, found)
 
 
 def test_search_works_where_the_site_is_opened_as_a_file(browser, site):
@@ -108,7 +139,6 @@ def test_search_works_where_the_site_is_opened_as_a_file(browser, site):
 
 @pytest.mark.parametrize("page", ["index.html", "ru/index.html", "plan.html", "run-file.html", "reference/verbs.html"])
 def test_a_phone_reads_a_page_without_scrolling_sideways(browser, address, page):
-    phone = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    be_a_phone(browser)
     browser.get(f"{address}/{page}")
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 390

@@ -16,7 +16,7 @@ from artel.reports.progress import seconds_left, steps_per_second
 from artel.reports.run_data import read_run
 from artel.reports.watch import screen, watch
 from support.runs import artel, start, wait_for_step, write_run
-from support.waiting import LIMIT
+from support.waiting import LIMIT, wait_until
 
 
 def make_run(folder: Path, state: str, *, ranks: int = 1, steps: int = 30, of: int = 100, age: float = -1000.0) -> Path:
@@ -106,9 +106,11 @@ def test_a_folder_that_is_no_run_is_refused(monkeypatch, capfd):
 
 @pytest.mark.processes
 def test_it_follows_a_run_to_its_end(tmp_path):
+    """Begun while the run checks itself and loads its model."""
     run = write_run(tmp_path / "run.yaml", train={"steps": 400})
     training = start("train", str(run))
-    wait_for_step(training, tmp_path / "run", 1)
+    first = tmp_path / "run" / "ranks" / "rank-00000.json"
+    wait_until(lambda: first.exists() or training.poll() is not None, lambda: "the run's start")
     watching = artel("watch", "run", "--json")
     training.communicate(timeout=LIMIT)
     assert watching.returncode == 0, watching.stderr

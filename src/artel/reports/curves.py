@@ -98,11 +98,20 @@ class CurveReader:
         except OSError as error:
             raise InputError.at(str(self._path), f"cannot be read: {error.strerror}", "it must be a file") from None
         if self._lines.problems:
-            raise InputError(
-                Problem(f"{self._path}:{line}", f"is no line of a run: {what}", "remove the line")
-                for line, what in self._lines.problems
-            )
+            raise InputError(self._problems())
         return self._curves(torn)
+
+    def _problems(self) -> list[Problem]:
+        """Each line that no run writes; of a file of several such lines and no other, the file."""
+        lines = self._lines
+        if lines.lines > 1 and not lines.has_good:
+            _, what = lines.problems[0]
+            told = f"is no metrics.jsonl of a run: {lines.lines:,} lines cannot be read, the first: {what}"
+            return [Problem(str(self._path), told, "restore it from a copy, or remove it")]
+        return [
+            Problem(f"{self._path}:{line}", f"is no line of a run: {what}", "remove the line")
+            for line, what in lines.problems
+        ]
 
     def _read_on(self) -> bool:
         """Read what was added; whether the last line is torn."""

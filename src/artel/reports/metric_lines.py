@@ -49,6 +49,11 @@ class Lines:
     tasks: dict[str, Any] = field(default_factory=dict)
     """The newest line with the figures of tasks."""
 
+    @property
+    def has_good(self) -> bool:
+        """Whether a line was read that a run writes."""
+        return bool(self.training or self.validation or self.tasks)
+
     def add(self, later: Lines) -> None:
         """Add what follows in the file."""
         self.problems += [(self.lines + line, what) for line, what in later.problems]

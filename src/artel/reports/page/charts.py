@@ -15,7 +15,7 @@ from artel.reports.run_data import RunData
 
 # The order of plots: validation metrics stand between the loss and these.
 _TRAINING = ("learning_rate", "gradient_norm", "tokens_per_second", "mfu", "memory_gib")
-_SHARES = ("mfu", "budget_used")
+_SHARES = ("mfu", "budget_used", "filler")
 _MARKED = ("loss", "gradient_norm")
 _ROWS = 14
 """Of a curve in the table below its plot."""

@@ -10,6 +10,10 @@ from artel.reports.page.views import table
 from artel.reports.run_data import RunData
 
 
+_OWN_ROWS = ("averages", "Rank of the first document that matches")
+"""Tables whose rows artel names itself; in others the texts are those of the data."""
+
+
 def details_view(run: RunData, words: Language) -> dict[str, Any] | None:
     """What the template of the section shows of a run; None where there is nothing."""
     details = read_details(run.validation)
@@ -27,6 +31,8 @@ def _tables(details: Details, words: Language) -> Any:
         columns = columns_of(rows)
         numbers = {at for at, name in enumerate(columns) if any(is_number(row.get(name)) for row in rows)}
         cells = [[_cell(row.get(name, ""), words) for name in columns] for row in rows]
+        if title in _OWN_ROWS:
+            cells = [[words.phrase(first), *others] for first, *others in cells]
         yield {"title": words.phrase(title), "table": table([words.label(name) for name in columns], cells, numbers)}
 
 

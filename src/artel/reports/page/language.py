@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from importlib.resources import files
 from typing import Any
 
@@ -10,6 +11,7 @@ import orjson
 
 LANGUAGES = ("en", "ru")
 _NARROW_SPACE = "\u202f"
+_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?%?")
 
 
 class Language:
@@ -20,14 +22,32 @@ class Language:
         content = files("artel.reports.page").joinpath("words", f"{name}.json").read_bytes()
         words = orjson.loads(content)
         self._phrases: dict[str, str] = words.pop("phrases")
+        self._sentences = [(_pattern(text), own) for text, own in self._phrases.items() if "{" in text]
         self.words: dict[str, str] = words
 
     def __getitem__(self, word: str) -> str:
         return self.words[word]
 
     def phrase(self, text: str) -> str:
-        """A fixed English phrase of a run's files (a reason of the ledger, a kind of the profile) in this language."""
-        return self._phrases.get(text, text)
+        """An English phrase of a run's files (a reason or a note of the ledger, what was chosen) in this language.
+
+        `{name}` in a phrase of words/LANGUAGE.json stands for any text, which stays as it is, or for a number;
+        `{more}` for a phrase, or several between commas. What has no phrase stays English.
+        """
+        if text in self._phrases:
+            return self._phrases[text]
+        for pattern, own in self._sentences:
+            if match := pattern.fullmatch(text):
+                return own.format(**{name: self._filled(name, part) for name, part in match.groupdict().items()})
+        return text
+
+    def _filled(self, name: str, part: str) -> str:
+        if _NUMBER.fullmatch(part):
+            return self.percent(float(part[:-1]) / 100, 2) if part.endswith("%") else self._localized(part)
+        if name != "more":
+            return part
+        whole = self.phrase(part)
+        return ", ".join(map(self.phrase, part.split(", "))) if whole == part else whole
 
     def label(self, metric: str) -> str:
         """The name of a metric as people read it."""
@@ -86,3 +106,8 @@ class Language:
         table: dict[int, Any] = {ord(","): _NARROW_SPACE, ord("."): ","}
         text = text.translate(table)
         return text.replace("-", "\u2212", 1) if text.startswith("-") else text
+
+
+def _pattern(phrase: str) -> re.Pattern[str]:
+    """What the phrases match that have something in the place of each `{name}`."""
+    return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+?)", re.escape(phrase)), re.DOTALL)

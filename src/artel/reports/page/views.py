@@ -48,7 +48,7 @@ def view(run: RunData, number: int, name: str, color: str, words: Language) -> d
         "ranks": _ranks(run, words),
         "config": yaml.safe_dump(run.config, allow_unicode=True, sort_keys=False) if run.config else "",
         "set_keys": _keys(set_keys(run.config), words),
-        "chosen": _keys(run.starts[-1].chosen if run.starts else {}, words),
+        "chosen": _keys(_said(run.starts[-1].chosen if run.starts else {}, words), words),
         "commands": _commands(run),
         "environment": _environment(run, words),
         "starts": table(
@@ -88,7 +88,7 @@ def _about(run: RunData, words: Language) -> str:
     start = run.starts[-1] if run.starts else None
     parts = [run.objective]
     if start is not None:
-        parts += [str(start.chosen.get("model", "")), str(start.environment.get("device", ""))]
+        parts += [words.phrase(str(start.chosen.get("model", ""))), str(start.environment.get("device", ""))]
         if start.processes > 1:
             parts.append(words["processes"].format(count=words.integer(start.processes)))
     return " · ".join(part for part in parts if part)
@@ -177,7 +177,7 @@ def ledger_view(run: RunData, number: int, words: Language) -> dict[str, Any] | 
             dropped=words.integer(sum(documents.get("dropped", {}).values())),
         ),
         "sets": table(columns, rows, set(range(1, len(columns)))),
-        "notes": [str(note) for note in ledger.get("notes", [])],
+        "notes": [words.phrase(str(note)) for note in ledger.get("notes", [])],
         "rejected": table(
             [words["origin"], words["reason"], words["about_it"]],
             [[line["origin"], words.phrase(line["reason"].replace("_", " ")), line["detail"]] for line in rejected],
@@ -262,7 +262,8 @@ def plan_table(run: RunData, words: Language) -> Table | None:
         _planned("tokens", plan.get("tokens"), newest.get("tokens") if done else None, words),
     ]
     for name in ("micro_batch", "activation_checkpointing", "precision"):
-        rows.append([words[f"plan_{name}"], str(plan.get(name, "")), str(chosen.get(f"train.{name}", "")), ""])
+        planned, used = (words.phrase(str(value)) for value in (plan.get(name, ""), chosen.get(f"train.{name}", "")))
+        rows.append([words[f"plan_{name}"], planned, used, ""])
     columns = ["", words["planned"], words["measured"], words["difference"]]
     return table(columns, [row for row in rows if row[1] or row[2]], {1, 2, 3})
 
@@ -271,7 +272,9 @@ def _planned(name: str, planned: Any, measured: Any, words: Language) -> list[st
     """A row of the plan; `planned` is a number, or a middle with its bounds."""
 
     def written(value: float) -> str:
-        return words.duration(value * 3600) if name == "hours" else words.number(value)
+        if name == "hours":
+            return words.duration(value * 3600)
+        return words.integer(value) if name in ("steps", "tokens") else words.number(value)
 
     middle = planned.get("mid") if isinstance(planned, dict) else planned
     text = "" if middle is None else written(middle)
@@ -303,11 +306,16 @@ def _keys(values: dict[str, Any], words: Language) -> Table:
     return table([words["key"], words["value"]], rows, code=True)
 
 
+def _said(values: dict[str, Any], words: Language) -> dict[str, Any]:
+    """The values with what is said in English in the reader's language."""
+    return {key: words.phrase(value) if isinstance(value, str) else value for key, value in values.items()}
+
+
 def _environment(run: RunData, words: Language) -> Table:
     if not run.starts:
         return table([], [])
     start = run.starts[-1]
-    rows = [[name, str(value)] for name, value in {**start.environment, "processes": start.processes}.items()]
+    rows = [[words.phrase(name), str(value)] for name, value in {**start.environment, "processes": start.processes}.items()]
     return table([words["key"], words["value"]], rows, code=True)
 
 
