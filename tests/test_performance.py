@@ -195,6 +195,14 @@ def test_gradients_hide_behind_computing_on_a_gpu_and_those_of_tensor_parallelis
     assert step_time(buckets, node).seconds.mid == pytest.approx(10 * one)  # nothing to hide behind
 
 
+def test_a_gpu_waits_for_its_host_where_operations_are_small(node: Hardware) -> None:
+    """A thousand products that take nothing take the time in which the host starts them; large ones hide it."""
+    small = {Operation(PRODUCT, "aten.mm", "bf16", "nn", 10**6): 1000}
+    large = {Operation(PRODUCT, "aten.mm", "bf16", "nn", 10**12): 1000}
+    assert step_time(small, node).seconds.mid == pytest.approx(1000 * 1e-5)
+    assert step_time(large, node).by_kind["launches"] == 0.0
+
+
 def test_the_bubble_of_each_schedule() -> None:
     assert pipeline_bubble("1f1b", 4, 12) == pipeline_bubble("gpipe", 4, 12) == 3 / 12
     assert pipeline_bubble("interleaved", 4, 12) == 3 / 24

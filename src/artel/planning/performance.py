@@ -8,6 +8,8 @@ from data sheets and from the share of them that others have measured:
     all else      bytes over memory bandwidth x `_MEMORY_SHARE`
     collectives   latency of each hop + bytes that pass a link over the bandwidth that NCCL gives it (alpha-beta)
 
+On a GPU a step is no shorter than the host takes to start its operations (`_LAUNCH`): small models wait for it.
+
 Collectives of data parallelism (gradients, weights of FSDP) run beside computation on a GPU: only what is longer than
 it, and the first and last of them, count. Those of tensor, context and expert parallelism are waited for. On a CPU the
 cores that would compute do the communication, so all of it counts.
@@ -60,6 +62,10 @@ _OTHER_LINK_SHARE = 0.75
 _RING_LATENCY = 6.6e-6
 _HOP_LATENCY, _NETWORK_HOP_LATENCY = 0.6e-6, 2.7e-6
 
+# Seconds that the host takes to start an operation on a GPU. PyTorch's smallest products and elementwise operators took
+# 16 to 18 microseconds on an H200, the wait for their end included (benchmarks/NOTES.md); most of that is the start.
+_LAUNCH = 1e-5
+
 
 @dataclass(frozen=True, slots=True)
 class Range:
@@ -83,7 +89,8 @@ class StepTime:
 
     seconds: Range
     by_kind: dict[str, float]
-    """Of the middle of the range; `waiting` is a pipeline's bubble, communication what no computation hides."""
+    """Of the middle of the range; `waiting` is a pipeline's bubble, communication what no computation hides, and
+    `launches` what a GPU waits for its host to start operations."""
     source: str
 
     def tokens_per_second(self, tokens: int) -> Range:
@@ -128,6 +135,10 @@ def step_time(
         else:
             by_kind[operation.kind] += count * seconds
     computing = sum(by_kind.values())
+    if hardware.device != "cpu":
+        started = _LAUNCH * sum(count for operation, count in operations.items() if operation.kind != COLLECTIVE)
+        by_kind["launches"] = max(0.0, started - computing)
+        computing += by_kind["launches"]
     by_kind[COLLECTIVE] += max(hidden - computing, min(2 * longest_hidden, hidden))
     total = sum(by_kind.values())
     by_kind["waiting"] = bubble * total
