@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def blocks(name):
-    return re.findall(r"```(?:bash|yaml)\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
+    """The commands and run files of a page. A Russian page asks for its reports in Russian, and is alike otherwise."""
+    text = re.sub(r"(?m)^(artel report .*) --language ru$", r"\1", (ROOT / name).read_text(encoding="utf-8"))
+    return re.findall(r"```(?:bash|yaml)\n(.*?)```", text, re.DOTALL)
 
 
 def headings(name):

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from selectolax.lexbor import LexborHTMLParser
 
 from artel.cli.main import main
 from artel.config import load_run
+from artel.registry import OBJECTIVES
 from artel.reports.page import LANGUAGES, Language, Page, language
 from artel.reports.page.run_file import differences, set_keys
 from artel.reports.run_data import read_run
@@ -39,6 +41,13 @@ PROFILE = {
     ],
     "operators": [{"name": "aten::mm", "kind": "matrix products", "milliseconds": 60.0, "percent": 75, "calls": 4}],
 }
+DETAILS = {
+    "step": 40,
+    "tables": {
+        "labels": [{"label": "micro", "precision": 0.5, "support": 4}],
+        "averages": [{"label": "micro", "precision": 0.5, "support": 4}],
+    },
+}
 PLAN = {
     "tokens_per_second": {"low": 800.0, "mid": 1000.0, "high": 1300.0},
     "per_rank_gib": {"reserved": 2.0},
@@ -56,7 +65,13 @@ def start(step, **chosen):
         "time": f"2026-01-01T0{step % 10}:00:00+00:00",
         "processes": 2,
         "environment": ENVIRONMENT,
-        "chosen": {"model": "gpt2, 39,296 parameters", "train.micro_batch": 8, "train.steps": 40, **chosen},
+        "chosen": {
+            "model": "gpt2, 39,296 parameters",
+            "train.micro_batch": 8,
+            "train.steps": 40,
+            "train.compile": "off",
+            **chosen,
+        },
     }
 
 
@@ -204,9 +219,57 @@ def test_it_is_in_russian_too(run):
     tree = LexborHTMLParser(html)
     assert tree.css_first("html").attributes["lang"] == "ru"
     tiles = dict(zip(texts(tree, ".tile .label"), texts(tree, ".tile .figure"), strict=True))
-    assert (tiles["потери на проверке"], tiles["токены"]) == ("2,900", "40 000")
+    assert (tiles["потери на валидации"], tiles["токены"]) == ("2,900", "40 000")
     assert "матричные произведения" in texts(tree, "#time td")
     assert data_of(html)["separators"] == ",\u202f"
+    assert texts(tree, ".about") == ["causal · gpt2, параметров: 39 296 · A processor · процессов: 2"]
+    rows = [texts(row, "td") for row in tree.css("#file tbody tr, #repeat tbody tr")]
+    keys = {row[0]: row[1] for row in rows}
+    assert (keys["model"], keys["train.compile"]) == ("gpt2, параметров: 39 296", "нет")
+    assert (keys["узлы"], keys["устройство"], keys["процессы"]) == ("1", "A processor", "2")
+    plan = {cells[0]: cells[1:] for cells in (texts(row, "td") for row in tree.css("#plan tbody tr"))}
+    assert plan["шаги"][0] == "40"
+
+
+def test_tables_of_a_validation_are_in_russian_where_artel_names_them(run, tmp_path):
+    folder = Path(shutil.copytree(run, tmp_path / "named", symlinks=True))
+    (folder / "validation.json").write_text(json.dumps(DETAILS))
+    tree = LexborHTMLParser(Page("ru").html([read_run(folder)]))
+    assert texts(tree, "#details h4") == ["метки", "средние"]
+    assert texts(tree, "#details th")[:3] == ["метка", "точность (precision)", "в данных"]
+    rows = [texts(row, "td")[0] for row in tree.css("#details tbody tr")]
+    assert rows == ["micro", "по всем (micro)"]  # the first is a label of the data
+
+
+@pytest.mark.parametrize(
+    ("english", "russian"),
+    [
+        ("llama, 1,441,792 parameters", "llama, параметров: 1\u202f441\u202f792"),
+        ("none (mamba does not support it)", "нет (mamba этого не умеет)"),
+        ("cross-entropy of the label (focal, gamma 2, weighed by label)",
+         "кросс-энтропия метки (focal, gamma 2, с весами меток)"),
+        ("in-batch negatives of the whole global batch, both ways, at 768, 64 numbers",
+         "негативы из всего глобального батча, в обе стороны, по 768, 64 чисел"),
+        ("1 of 400 records (0.25%) cannot be used; it is listed in rejected.jsonl of the run's folder, the first: "
+         "a.txt:1: not {json}",
+         "Не удалось использовать 1 запись из 400 (0,25 %); она названа в rejected.jsonl в папке запуска: a.txt:1: "
+         "not {json}"),
+        ("a sentence of a tool {x}", "a sentence of a tool {x}"),
+    ],
+)  # fmt: skip
+def test_phrases_of_a_runs_files_are_told_in_russian(english, russian):
+    assert (Language("ru").phrase(english), Language("en").phrase(english)) == (russian, english)
+
+
+def test_every_metric_of_an_objective_has_a_russian_name():
+    russian = Language("ru")
+    metrics = {metric for name in OBJECTIVES.names for metric in OBJECTIVES[name].better}
+    plain = [
+        metric
+        for metric in metrics
+        if metric not in russian.words and russian.label(metric) == metric.replace("_", " ")
+    ]
+    assert plain == []
 
 
 def test_both_languages_have_the_same_words():
@@ -214,6 +277,9 @@ def test_both_languages_have_the_same_words():
     assert english.keys() == russian.keys()
     for name, text in english.items():
         assert set(re.findall(r"\{\w+\}", text)) == set(re.findall(r"\{\w+\}", russian[name])), name
+    for file in Path(language.__file__).parent.joinpath("words").glob("*.json"):
+        for phrase, own in json.loads(file.read_text(encoding="utf-8"))["phrases"].items():
+            assert set(re.findall(r"\{\w+\}", phrase)) == set(re.findall(r"\{\w+\}", own)), phrase
 
 
 def test_every_reason_for_which_a_document_is_dropped_has_a_russian_name():

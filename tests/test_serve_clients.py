@@ -13,6 +13,7 @@ import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from shutil import which
 from urllib.parse import urlsplit
 
 import openai
@@ -147,6 +148,18 @@ def test_the_program_of_the_page_gets_an_answer(server, page):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+@pytest.mark.skipif(which("curl") is None, reason="curl is not installed")
+@pytest.mark.parametrize("page", ["docs/serve.md", "docs/ru/serve.md"])
+def test_the_curl_of_the_page_gets_an_answer(server, page):
+    (command,) = re.findall(r"```bash\n(curl .*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    for printed, here in (("http://127.0.0.1:8000", server.url), ("KEY", "secret"), ("chat-lora", "tiny")):
+        assert printed in command
+        command = command.replace(printed, here)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["choices"][0]["message"]["role"] == "assistant"
 
 
 @pytest.mark.parametrize("stream", ["true", "false"])

@@ -111,8 +111,10 @@ def opens(browser, page):
     wait = WebDriverWait(browser, PATIENCE, ignored_exceptions=[StaleElementReferenceException])
 
     def click(shown):
-        shown.execute_script(RESULT, page).click()
-        return True
+        link = shown.execute_script(RESULT, page)
+        if link is not None:
+            link.click()
+        return link
 
     wait.until(click)
     return wait.until(lambda shown: page in shown.current_url)

@@ -12,6 +12,7 @@ README = (
             Step("artel train novel-small data.sources.0.path=novel.txt", SMALL_GPT2, leaves="runs/novel-small/model"),
             Step("artel report runs/novel-small", says="loss"),
             Step("artel report runs/novel-small --html report.html", leaves="report.html"),
+            Step("artel report runs/novel-small --html report.html --language ru", leaves="report.html"),
             Step(
                 'artel generate runs/novel-small --prompt "Все счастливые семьи" --max-new-tokens 150',
                 says="Все счастливые семьи",

@@ -315,7 +315,8 @@ def _environment(run: RunData, words: Language) -> Table:
     if not run.starts:
         return table([], [])
     start = run.starts[-1]
-    rows = [[words.phrase(name), str(value)] for name, value in {**start.environment, "processes": start.processes}.items()]
+    values = {**start.environment, "processes": start.processes}
+    rows = [[words.phrase(name), str(value)] for name, value in values.items()]
     return table([words["key"], words["value"]], rows, code=True)
 
 
