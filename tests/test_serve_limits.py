@@ -89,6 +89,7 @@ def test_a_foreign_page_cannot_reach_a_server_of_this_machine(client):
         assert client.get("/v1/models", headers={"host": host}).status_code == 200
     simple = client.post("/v1/completions", content=b'{"prompt": "x"}', headers={"content-type": "text/plain"})
     assert simple.status_code == 422  # what a page may send without asking is no request
+    assert "Content-Type: application/json" in simple.json()["error"]["message"]
     assert "access-control-allow-origin" not in client.get("/v1/models", headers={"origin": "http://a.example"}).headers
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from artel.config import RunConfig
 from artel.errors import InputError, WorkError
-from artel.objectives import Objective, objective_of
+from artel.objectives import Objective, objective_of, objective_type
 from artel.preparing.lists import keep_list
 from artel.preparing.progress import Progress, Tell, reporting
 from artel.preparing.run_tokenizer import run_tokenizer
@@ -58,8 +58,8 @@ def make_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check)
 
     def read_texts() -> Selection:
         tokenizer = run_tokenizer(workspace, tell, lambda file: keep_list(run, file))
-        if tokenizer.spacing_is_lost:
-            tell("this tokenizer loses the spaces of a text (tokenizer.train.pattern: whitespace)")
+        if tokenizer.spacing_is_lost and objective_type(run).generates:
+            tell("this tokenizer loses the spaces of a text, and so will the model (tokenizer.train.pattern: whitespace)")
         if run.data.dedup.lines != "none" and Tasks(workspace).unfinished("text"):
             run_tasks("lines", "looking for repeated lines")
             find_earlier_lines(workspace)

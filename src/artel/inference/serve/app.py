@@ -310,6 +310,9 @@ def _add_errors(app: FastAPI) -> None:
         if problems[0]["type"] == "json_invalid":
             return ApiError(400, "the body is no JSON").response()
         where = [".".join(str(part) for part in problem["loc"][1:]) for problem in problems]
+        if not where[0]:  # a page of another site could send such bodies without asking (CORS): they are not read
+            what = "the body must be a JSON object, with the header Content-Type: application/json"
+            return ApiError(422, what, None, "invalid_request").response()
         messages = [
             _unknown_key(place, request.scope["endpoint"]) if problem["type"] == "extra_forbidden" else problem["msg"]
             for place, problem in zip(where, problems, strict=True)
