@@ -198,7 +198,7 @@ def test_the_russian_page_draws_in_russian(browser, run, tmp_path):
     assert artel("report", run, "--html", file, "--language", "ru").returncode == 0
     browser.get(file.as_uri())
     names = wait_for(browser, f"{PLOT}.data.map((trace) => trace.name)")
-    assert {"обучение", "проверка", "перезапуск"} <= set(names)
+    assert {"обучение", "валидация", "перезапуск"} <= set(names)
     assert re.fullmatch("[а-я ]+", wait_for(browser, f"{PLOT}.layout.xaxis.title.text"))
     assert errors(browser) == []
 

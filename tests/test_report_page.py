@@ -226,7 +226,7 @@ def test_it_is_in_russian_too(run):
     rows = [texts(row, "td") for row in tree.css("#file tbody tr, #repeat tbody tr")]
     keys = {row[0]: row[1] for row in rows}
     assert (keys["model"], keys["train.compile"]) == ("gpt2, параметров: 39 296", "нет")
-    assert (keys["узлы"], keys["устройство"], keys["процессы"]) == ("1", "A processor", "2")
+    assert (keys["хосты"], keys["устройство"], keys["процессы"]) == ("1", "A processor", "2")
     plan = {cells[0]: cells[1:] for cells in (texts(row, "td") for row in tree.css("#plan tbody tr"))}
     assert plan["шаги"][0] == "40"
 

@@ -153,7 +153,7 @@ def test_the_program_of_the_page_gets_an_answer(server, page):
 @pytest.mark.skipif(which("curl") is None, reason="curl is not installed")
 @pytest.mark.parametrize("page", ["docs/serve.md", "docs/ru/serve.md"])
 def test_the_curl_of_the_page_gets_an_answer(server, page):
-    (command,) = re.findall(r"```bash\n(curl .*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    (command,) = re.findall(r"```sh\n(curl .*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     for printed, here in (("http://127.0.0.1:8000", server.url), ("KEY", "secret"), ("chat-lora", "tiny")):
         assert printed in command
         command = command.replace(printed, here)

@@ -12,7 +12,6 @@ README = (
             Step("artel train novel-small data.sources.0.path=novel.txt", SMALL_GPT2, leaves="runs/novel-small/model"),
             Step("artel report runs/novel-small", says="loss"),
             Step("artel report runs/novel-small --html report.html", leaves="report.html"),
-            Step("artel report runs/novel-small --html report.html --language ru", leaves="report.html"),
             Step(
                 'artel generate runs/novel-small --prompt "Все счастливые семьи" --max-new-tokens 150',
                 says="Все счастливые семьи",
@@ -24,6 +23,7 @@ README = (
             ),
             Step("artel new run.yaml --text novel.txt --learn write --from scratch --time 15min", leaves="run.yaml"),
             Step("artel train run.yaml", f"model.config.model_type=gpt2 {SMALL_GPT2}", leaves="runs/run/model"),
+            Step("artel report runs/novel-small --html report.html --language ru", leaves="report.html"),
         ),
         needs=(inputs.novel(),),
     ),

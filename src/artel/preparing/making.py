@@ -59,7 +59,7 @@ def make_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check)
     def read_texts() -> Selection:
         tokenizer = run_tokenizer(workspace, tell, lambda file: keep_list(run, file))
         if tokenizer.spacing_is_lost and objective_type(run).generates:
-            tell("this tokenizer loses the spaces of a text, and so will the model (tokenizer.train.pattern: whitespace)")
+            tell("the tokenizer loses the spaces of a text, as will the model (tokenizer.train.pattern: whitespace)")
         if run.data.dedup.lines != "none" and Tasks(workspace).unfinished("text"):
             run_tasks("lines", "looking for repeated lines")
             find_earlier_lines(workspace)

@@ -9,7 +9,6 @@ from artel.reports.page.language import Language
 from artel.reports.page.views import table
 from artel.reports.run_data import RunData
 
-
 _OWN_ROWS = ("averages", "Rank of the first document that matches")
 """Tables whose rows artel names itself; in others the texts are those of the data."""
 
