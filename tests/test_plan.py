@@ -326,6 +326,17 @@ def test_a_part_of_a_large_text_tells_its_length(tmp_path):
     assert estimated.tokens == pytest.approx(part.tokens, rel=0.1)
 
 
+@pytest.mark.slow
+def test_the_speed_of_padded_rows_is_that_of_their_texts():
+    """As training says it: without what fills the rows. So it is the tokens of the run over its time."""
+    plan = make_plan(planned(T5 | {"num_layers": 2})[0], find_hardware("h100-80gb:1"))
+    assert plan.length.computed_tokens(plan.micro_batch) > 1.01 * plan.length.tokens
+    seconds = 3600 * plan.forecast.hours.mid
+    assert plan.tokens_per_second.mid == pytest.approx(plan.length.tokens / seconds, rel=1e-6)
+    assert plan.to_json()["tokens_per_second"]["mid"] == plan.tokens_per_second.mid
+    assert plan.forecast.tokens_per_second == plan.tokens_per_second
+
+
 def test_rows_of_several_lengths_are_computed_with_their_padding():
     length = PlannedLength(10, 1000.0, None, "", np.array([10, 30]))
     assert length.computed_tokens(1) == pytest.approx(1000, rel=0.05)

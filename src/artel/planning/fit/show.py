@@ -62,7 +62,7 @@ def _entry(group: str, advised: Advised, line: CommandLine) -> dict[str, Any]:
         **{key: planned[key] for key in kept},
         "per_rank_gib": planned["per_rank_gib"],
         "host_gib": planned["host_gib"],
-        "tokens_per_second": None if plan.step is None else asdict(plan.step.tokens_per_second(plan.tokens)),
+        "tokens_per_second": None if plan.tokens_per_second is None else asdict(plan.tokens_per_second),
     }
 
 
@@ -91,8 +91,8 @@ def _entries(advised: Sequence[Advised], command: Callable[[Advised], str]) -> l
 def _figures(advised: Advised) -> str:
     plan = advised.plan
     speed = "speed unknown"
-    if plan.step is not None:
-        speed = f"{plan.step.tokens_per_second(plan.tokens).mid:,.0f} tokens/s"
+    if plan.tokens_per_second is not None:
+        speed = f"{plan.tokens_per_second.mid:,.0f} tokens/s"
     figures = f"{plan.verdict}: {plan.fullest.reserved / 2**30:.1f} GiB on the fullest rank, {speed}"
     if advised.offloads:
         unknown = "if each host has" if plan.host_room is None else "with"

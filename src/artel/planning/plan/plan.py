@@ -74,6 +74,16 @@ class Plan:
     """Of one accelerator (of the machine, on a CPU) for an hour, as the user gave it."""
 
     @property
+    def tokens_per_second(self) -> Range | None:
+        """Of the text: what fills a row up to the longest of its micro-batch is computed and is none of it."""
+        if self.step is None:
+            return None
+        computed = self.step.tokens_per_second(self.tokens)
+        if self.length is None:
+            return computed
+        return computed.scaled(self.length.tokens / self.length.computed_tokens(self.micro_batch))
+
+    @property
     def forecast(self) -> Forecast | None:
         """What the whole run takes; None where its speed or its length is not known."""
         if self.step is None or (self.length is None and self.budget is None):
@@ -84,7 +94,8 @@ class Plan:
             hours = (self.budget or 0.0) / 3600
             return forecast_of_time(self.step, self.tokens, Range(hours, hours, hours), self.hardware, price)
         computed = self.length.computed_tokens(self.micro_batch)
-        return forecast(self.step, self.tokens, computed, self.hardware, price)
+        whole = forecast(self.step, self.tokens, computed, self.hardware, price)
+        return replace(whole, tokens_per_second=self.tokens_per_second or whole.tokens_per_second)
 
     @property
     def fullest(self) -> RankMemory:
@@ -126,7 +137,7 @@ class Plan:
             "precision": self.precision,
             "per_rank_gib": per_rank
             | {"allocated": round(rank.allocated / GIB, 3), "reserved": round(rank.reserved / GIB, 3)},
-            "tokens_per_second": None if self.step is None else asdict(self.step.tokens_per_second(self.tokens)),
+            "tokens_per_second": None if self.tokens_per_second is None else asdict(self.tokens_per_second),
             "steps": None if self.length is None else self.length.steps,
             "tokens": None if self.length is None else round(self.length.tokens),
             "hours": total.get("hours"),

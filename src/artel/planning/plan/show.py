@@ -52,14 +52,14 @@ def in_brief(plan: Plan) -> list[str]:
 
 
 def _speed(plan: Plan) -> str:
-    if plan.step is None and plan.hardware.shares_memory:
+    step, tokens = plan.step, plan.tokens_per_second
+    if step is not None and tokens is not None:
+        return f"{tokens.mid:,.0f} tokens/s ({tokens.low:,.0f} to {tokens.high:,.0f}), by {step.source}"
+    if plan.hardware.shares_memory:
         return "not planned: artel bench hardware measures this machine once"
-    if plan.step is None and not plan.hardware.has_rates:
+    if not plan.hardware.has_rates:
         return f"unknown: {plan.hardware.name} is not in the table of accelerators"
-    if plan.step is None:
-        return "unknown: transfers of parallel.offload are not planned"
-    tokens = plan.step.tokens_per_second(plan.tokens)
-    return f"{tokens.mid:,.0f} tokens/s ({tokens.low:,.0f} to {tokens.high:,.0f}), by {plan.step.source}"
+    return "unknown: transfers of parallel.offload are not planned"
 
 
 def _time(plan: Plan) -> str:
