@@ -130,6 +130,9 @@ def test_the_command_finds_documents_among_the_texts_of_a_file(models, tmp_path)
 
 def test_documents_that_are_judged_and_missing_are_never_found_and_told(tmp_path):
     said = []
+    empty = beir(tmp_path / "empty", documents=DOCUMENTS | {"without": " "}, judged={"q0": {"d0": 1}})
+    assert len(read_beir(empty, said.append).documents) == 30
+    assert "1 documents without words are left out" in said.pop()
     judged = {"q0": {"d0": 1, "gone": 1}, "q1": {"d1": 0}}
     corpus = read_beir(beir(tmp_path / "numbers", judged=judged, split="dev"), said.append)
     assert corpus.judged == [{0: 1.0, 30: 1.0}]
@@ -139,7 +142,7 @@ def test_documents_that_are_judged_and_missing_are_never_found_and_told(tmp_path
 
 def test_bad_lines_of_a_folder_are_named_all_at_once(tmp_path):
     folder = beir(tmp_path / "numbers")
-    bad = [("corpus.jsonl", "{"), ("corpus.jsonl", '{"_id": "e", "text": " "}'),
+    bad = [("corpus.jsonl", "{"), ("corpus.jsonl", '{"_id": 7, "text": "a"}'),
            ("queries.jsonl", '{"_id": 3, "text": "a"}'), ("qrels/test.tsv", "q9\td1\t1"),
            ("qrels/test.tsv", "q1 d1 1")]  # fmt: skip
     for name, line in bad:

@@ -26,10 +26,10 @@ def training(tmp_path):
         pytest.skip("a host name of one's own needs root")
     run = write_run(tmp_path / "run.yaml", train={"steps": 100_000})
     command = [*APART, sys.executable, "-c", ON_HOST, sys.executable, "-m", "artel", "train", run]
-    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     yield process
     process.kill()
-    process.communicate()
+    process.wait()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from artel.preparing.claim import claim
 from artel.reports.run_data import read_run
 from artel.reports.status import RankStatus, SignsOfLife, status_of
 from artel.training.faults.rank_status import rank_status
-from artel.training.rank_file import start_status
+from artel.training.rank_file import mark_start, start_status
 from artel.training.run_folder import RunFolder
 from support.runs import artel, metrics, write_run
 
@@ -76,7 +77,7 @@ def written(process) -> dict:
         (Interrupted.at("", "stopped"), "stopped", ""),
         (WorkError.at("step 7", "is bad", "look"), "failed", "step 7: is bad; look"),
         (RuntimeError("odd"), "failed", "RuntimeError: odd"),
-        (KeyboardInterrupt(), "failed", "KeyboardInterrupt: "),
+        (KeyboardInterrupt(), "stopped", ""),
     ],
 )
 def test_how_a_process_ends_is_written(process, error, state, message):
@@ -91,26 +92,50 @@ def test_how_a_process_ends_is_written(process, error, state, message):
     assert (written(process)["state"], written(process)["message"], written(process)["step"]) == (state, message, 9)
 
 
-@pytest.mark.parametrize("error", [None, WorkError.at("text", "is gone", "look")])
-def test_a_run_that_is_started_again_is_at_work_before_its_first_step(process, error):
-    """What an earlier start left would say that it is dead, or has failed: of a process that is gone."""
+@pytest.mark.parametrize(
+    ("error", "then"),
+    [
+        (None, ("running", "")),
+        (WorkError.at("text", "is gone", "look"), ("failed", "text: is gone; look")),
+        (KeyboardInterrupt(), ("stopped", "")),
+    ],
+)
+def test_a_run_that_is_started_again_is_at_work_before_its_first_step(process, error, then):
+    """What an earlier start left says that it failed, and of its second rank that it lives: no process is there."""
     with pytest.raises(RuntimeError), rank_status(process.folder, process.world):
         raise RuntimeError("earlier")
+    (process.folder.ranks / "rank-00001.json").write_text("{}")
     assert status_now(process) == ("failed", "RuntimeError: earlier")
-    raises = nullcontext() if error is None else pytest.raises(WorkError)
-    with raises, start_status(process.folder):
+    with nullcontext() if error is None else pytest.raises(type(error)), start_status(process.folder, restart=False):
         assert status_now(process) == ("running", "")
+        assert [file.name for file in process.folder.ranks.iterdir()] == ["rank-00000.json"]
         if error is not None:
             raise error
-    assert status_now(process) == (("running", "") if error is None else ("failed", "text: is gone; look"))
+    assert status_now(process) == then
 
 
-def test_a_start_writes_nothing_over_a_run_that_is_complete(process):
+def test_a_start_that_was_killed_is_dead(process):
+    """Its process is gone, though it said that it would not write again for long."""
+    mark_start(process.folder)
+    line = written(process) | {"pid": 2**22 + 1, "time": time.time() - 60}
+    status = status_of([RankStatus.read(line)], SignsOfLife(), complete=False, step=0, begun=True)
+    assert status.state == "dead"
+
+
+def test_what_a_rank_wrote_of_its_end_stays(process):
+    starting, training = start_status(process.folder, restart=False), rank_status(process.folder, process.world)
+    with pytest.raises(WorkError), starting, training:
+        raise WorkError.at("step 7", "is bad", "look")
+    assert status_now(process) == ("failed", "step 7: is bad; look")
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_start_writes_over_a_run_that_is_complete_only_to_restart_it(process, restart):
     process.folder.result.write_text("{}")
     process.folder.model.mkdir()
-    with start_status(process.folder):
+    with start_status(process.folder, restart=restart):
         pass
-    assert not process.folder.ranks.exists()
+    assert process.folder.ranks.exists() == restart
 
 
 def status_now(process) -> tuple[str, str]:

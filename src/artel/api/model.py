@@ -381,6 +381,8 @@ class Model:
 
         quiet_libraries()
         path = None if data is None else os.fspath(data)
+        if corpus is not None and overrides:
+            raise InputError.at("overrides", "have no meaning on a corpus", "leave them out")
         if corpus is not None:
             return evaluate_on_corpus(self._opened, os.fspath(corpus), path, tell)
         check_worker()

@@ -67,20 +67,39 @@ def evaluate(
         raise InputError.at("--predictions", "is a file for one model", "name one")
     if predictions is not None:
         check_new(predictions, "--predictions")
+    _check_together(words, data, predictions, corpus, tasks)
     if tasks:
         _run_tasks(models, tasks.split(","), task_folder, limit, as_json)
         return
+    check_worker()
     if corpus is not None:
         results = [evaluate_on_corpus(open_model(name), corpus, data, tell) for name in models]
         _show(results, as_json)
         return
-    check_worker()
     choose_interface_of_process()
     with join_world(None) as world:
         results = [evaluate_model(open_model(name), data, Overrides.parse(words), world, tell) for name in models]
         if predictions is not None and world.first:
             _write_predictions(results[0], predictions)
     _show(results, as_json)
+
+
+def _check_together(
+    overrides: list[str], data: str | None, predictions: Path | None, corpus: str | None, tasks: str
+) -> None:
+    """Raise InputError for what a corpus, or tasks, do not heed."""
+    from artel.errors import InputError, Problem
+
+    heeds = "--tasks" if tasks else "--corpus" if corpus is not None else ""
+    given = {
+        "overrides": overrides,
+        "--predictions": predictions,
+        "--data": data if tasks else None,
+        "--corpus": corpus if tasks else None,
+    }
+    problems = [Problem(key, f"has no meaning with {heeds}", "leave it out") for key, value in given.items() if value]
+    if heeds and problems:
+        raise InputError(problems)
 
 
 def _show(results: list[EvaluationResult], as_json: bool) -> None:

@@ -81,8 +81,8 @@ def _read_matches(corpus: str, data: str | None, tell: Tell) -> Corpus:
 def read_beir(folder: Path, tell: Tell) -> Corpus:
     """A folder in BEIR's format; of its judgements those of test, else dev, validation, train.
 
-    A document is its title and its text. Queries that no document answers are left out, and a document with a query's
-    own id is not looked for, as BEIR does it. Raises InputError with what is wrong in each line.
+    A document is its title and its text, and has words. Queries that no document answers are left out, and a document
+    with a query's own id is not looked for, as BEIR does it. Raises InputError with the first 20 lines that are wrong.
     """
     file = next((file for name in _SPLITS if (file := folder / "qrels" / f"{name}.tsv").is_file()), None)
     missing = [name for name in ("corpus.jsonl", "queries.jsonl") if not (folder / name).is_file()]
@@ -92,11 +92,16 @@ def read_beir(folder: Path, tell: Tell) -> Corpus:
         fix = "a folder in BEIR's format has corpus.jsonl, queries.jsonl and qrels/test.tsv"
         raise InputError.at(str(folder), f"has no {', '.join(missing)}", fix)
     problems: list[Problem] = []
-    documents = dict(_texts(folder / "corpus.jsonl", ("title", "text"), problems))
-    queries = dict(_texts(folder / "queries.jsonl", ("text",), problems))
+    read = dict(_texts(folder / "corpus.jsonl", ("title", "text"), problems))
+    documents = {name: text for name, text in read.items() if text}
+    queries = {name: text for name, text in _texts(folder / "queries.jsonl", ("text",), problems) if text}
     judgements = list(_judgements(file, queries, problems))
+    if not documents and not problems:
+        problems.append(Problem(str(folder / "corpus.jsonl"), "has no document with words", "give it texts"))
     if problems:
         raise InputError(problems[:_SHOWN])
+    if without := len(read) - len(documents):
+        tell(f"{folder / 'corpus.jsonl'}: {without:,} documents without words are left out")
     places = {name: place for place, name in enumerate(documents)}
     by_query: dict[str, Judgements] = {}
     for query, document, score in judgements:
@@ -125,11 +130,7 @@ def _texts(file: Path, names: tuple[str, ...], problems: list[Problem]) -> Itera
         if not isinstance(name, str) or not all(isinstance(field, str) for field in fields) or "text" not in row:
             problems.append(Problem(where, "has no `_id` and `text` that are strings", 'write {"_id": …, "text": …}'))
             continue
-        text = " ".join(filter(None, fields)).strip()
-        if not text:
-            problems.append(Problem(where, f"{name} has no words", "give it a text, or leave the line out"))
-            continue
-        yield name, text
+        yield name, " ".join(filter(None, fields)).strip()
 
 
 def _judgements(file: Path, queries: dict[str, Any], problems: list[Problem]) -> Iterator[tuple[str, str, float]]:

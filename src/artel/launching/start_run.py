@@ -36,7 +36,7 @@ from artel.launching.worker import end_with_launcher, is_worker, raising_lost_ot
 from artel.preparing import as_begun, prepare
 from artel.storage import check_cache, lock
 from artel.storage.locks import holders
-from artel.training.rank_file import start_status
+from artel.training.rank_file import mark_start, start_status
 from artel.training.run_folder import RunFolder, is_done
 
 if TYPE_CHECKING:
@@ -115,19 +115,22 @@ def start_run(
             folder.claim()
             announce(f"{folder.path}: checking the run, its model and its texts")
             _wait_for_earlier_processes(folder, announce)
-            with start_status(folder):
+        with start_status(folder, restart=options.restart) if leads else nullcontext():
+            if leads:
                 run = _lead(run, folder, options, processes, hosts, announce)
-        else:
-            run = _as_begun(prepare(run, announce).run)
-        if not options.restart and is_done(run):  # with --restart the leader is emptying the folder
-            announce(f"{folder.path} is complete, its model is in {folder.model}; --restart starts over")
-            return folder.read_result()
-        if meeting is None:
-            return _train_in_this_process(run, callbacks, announce)
-        os.environ[LED] = str(os.getpid())
-        with file.named() as name:
-            launch(["train", name, *overrides.words], processes, meeting, folder, announce)
-        return folder.read_result() if leads else {}
+            else:
+                run = _as_begun(prepare(run, announce).run)
+            if not options.restart and is_done(run):  # with --restart the leader is emptying the folder
+                announce(f"{folder.path} is complete, its model is in {folder.model}; --restart starts over")
+                return folder.read_result()
+            if leads:
+                mark_start(folder)  # --restart has emptied the folder; or a complete run is made longer
+            if meeting is None:
+                return _train_in_this_process(run, callbacks, announce)
+            os.environ[LED] = str(os.getpid())
+            with file.named() as name:
+                launch(["train", name, *overrides.words], processes, meeting, folder, announce)
+            return folder.read_result() if leads else {}
 
 
 def _read_environment(options: StartOptions) -> None:

@@ -22,7 +22,8 @@ from artel.models.flops import device_name
 from artel.storage import cache_folder, write_file
 
 _FILE = "hardware.json"
-_VERSION = 2
+_VERSIONS = {"cpu": 1, "cuda": 2}
+"""Of what is measured, by the type of the device."""
 
 Points = Sequence[tuple[float, float]]
 
@@ -53,7 +54,7 @@ class Rates:
 def about_here(device: torch.device) -> dict[str, Any]:
     """What a measurement depends on: it holds for no other device or version of PyTorch."""
     name = processor() if device.type == "cpu" else device_name(device)
-    return {"version": _VERSION, "device": name, "torch": torch.__version__}
+    return {"version": _VERSIONS.get(device.type, 1), "device": name, "torch": torch.__version__}
 
 
 def save_rates(about: dict[str, Any], rates: Sequence[Rates]) -> Path:

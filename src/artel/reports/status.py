@@ -84,10 +84,10 @@ class SignsOfLife:
         return watch - seen if moved else max(by_clock, watch - seen)
 
     def is_dead(self, rank: RankStatus) -> bool:
-        """True where it gave no sign for three intervals; for one, where its process is gone from this host."""
+        """True where it gave no sign for three intervals; for seconds, where its process is gone from this host."""
         silence = self.silence(rank)
         gone = rank.host == socket.gethostname() and not _is_there(rank.pid)
-        return silence > (rank.every + 1 if gone else 3 * rank.every + _SLACK)
+        return silence > (min(rank.every, _SLACK) + 1 if gone else 3 * rank.every + _SLACK)
 
 
 def status_of(ranks: list[RankStatus], signs: SignsOfLife, *, complete: bool, step: int, begun: bool) -> Status:

@@ -58,11 +58,11 @@ def train(
     Raises InputError before the first step, or where `train.budget` is too short, WorkError when the work fails,
     Interrupted when asked to stop.
     """
-    signals = StopOnSignal()
     folder = RunFolder(Path(config.run))
     if world.first:
         folder.claim()
     with ExitStack() as at_end:
+        signals = StopOnSignal()
         at_end.callback(signals.close)
         with rank_status(folder, world) as status:
             with retained_host_memory(world.device):  # micro-batches are tried in the memory that steps have

@@ -85,8 +85,6 @@ def _open_run(
     folder = RunFolder(Path(config.run))
     store, tokenizer = prepared.open(), prepared.tokenizer()
     objective = objective_of(config, tokenizer)
-    if world.first:
-        folder.claim()
     samples, validation = objective.dataset(store.train), Validation(objective, store.validation)
     check_blocks(samples, store.train, validation, config)
     objective.fit_statistics(store.train)

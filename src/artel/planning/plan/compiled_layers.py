@@ -35,8 +35,10 @@ def _as_compiled(plain: Callable[..., Any], on_drop: Callable[[torch.Tensor], No
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return plain(*args, **kwargs)
-        with SavedAsCompiled((args, kwargs), on_drop):
-            return plain(*args, **kwargs)
+        with SavedAsCompiled((args, kwargs), on_drop) as saved:
+            output = plain(*args, **kwargs)
+            saved.hands_on(output)
+            return output
 
     return forward
 
@@ -84,6 +86,7 @@ class SavedAsCompiled(TorchDispatchMode):
         """`inputs`: the layer's arguments, in any nesting. `on_drop` is told each tensor that is dropped."""
         super().__init__()
         self._on_drop = on_drop
+        self._handed_on: set[int] = set()
         self._hooks = saved_tensors_hooks(self._pack, _unpack)
         self._nodes: dict[int, _Node] = {}
         self._saved: list[weakref.ref[_SavedTensor]] = []  # autograd holds this object for as long as it holds them
@@ -101,6 +104,10 @@ class SavedAsCompiled(TorchDispatchMode):
         self._hooks.__exit__(*error)
         super().__exit__(*error)
         self._drop_recomputable()
+
+    def hands_on(self, output: Any) -> None:
+        """Say what the layer returns, in any nesting: it is in memory, whether the layer saves it or not."""
+        self._handed_on = {_storage_id(tensor) for tensor in _tensors(output)}
 
     def saved_tensors(self) -> list[torch.Tensor]:
         """After the call: what is held for the backward pass."""
@@ -149,7 +156,8 @@ class SavedAsCompiled(TorchDispatchMode):
         added = _bytes(source for _, _, sources in chosen for source in sources)
         if added < _bytes(tensor for _, tensor, _ in chosen):  # the compiler never saves more than eager layers do
             for saved, tensor, sources in chosen:
-                self._on_drop(tensor)
+                if _storage_id(tensor) not in self._handed_on:
+                    self._on_drop(tensor)
                 saved.tensor, saved.sources = None, sources
         self._nodes.clear()
 

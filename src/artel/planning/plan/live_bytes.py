@@ -4,11 +4,13 @@ A storage is counted from the operator that made it until it dies. Its kind come
 its owner is known afterwards: a parameter, its gradient, the optimizer's state.
 
 Compiled layers have no storages for what lives between two matrix products alone: TorchInductor's kernels compute the
-elementwise operators between them without writing down what lies between.
+elementwise operators between them without writing down what lies between. That is taken to hold of the whole model,
+but not of lookups and sorts; of what lies outside of its layers little is as large as theirs.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable
@@ -43,6 +45,9 @@ _KIND_OF_FILE = {
     "/torch/distributed/distributed_c10d": COMMUNICATION,
     "/transformers/models/": ACTIVATIONS,
 }
+
+_WRITTEN = re.compile("embedding|index|scatter|gather|sort|topk")
+"""Operators whose results no kernel keeps to itself."""
 
 
 @dataclass(slots=True)
@@ -93,7 +98,7 @@ class LiveBytes(TorchDispatchMode):
         for tensor in tree_iter(result):
             if isinstance(tensor, torch.Tensor):
                 key = tensor.untyped_storage()._cdata
-                if self._compiled and not is_a_product and key not in self._live:
+                if self._compiled and not is_a_product and key not in self._live and not _WRITTEN.search(func.name()):
                     self._made_after[key] = self._products
                 self._add(tensor.untyped_storage(), _kind_of_caller())
         if self._gloo:

@@ -75,7 +75,8 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> Range | None:
-        """Of the text: what fills a row up to the longest of its micro-batch is computed and is none of it."""
+        """Of the text: what fills a row up to the longest of its micro-batch is computed and is none of it. Where the
+        length of the run is not known, all of them."""
         if self.step is None:
             return None
         computed = self.step.tokens_per_second(self.tokens)
