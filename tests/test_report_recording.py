@@ -106,7 +106,7 @@ def test_a_run_that_is_started_again_is_at_work_before_its_first_step(process, e
         raise RuntimeError("earlier")
     (process.folder.ranks / "rank-00001.json").write_text("{}")
     assert status_now(process) == ("failed", "RuntimeError: earlier")
-    with nullcontext() if error is None else pytest.raises(type(error)), start_status(process.folder, restart=False):
+    with nullcontext() if error is None else pytest.raises(type(error)), start_status(process.folder):
         assert status_now(process) == ("running", "")
         assert [file.name for file in process.folder.ranks.iterdir()] == ["rank-00000.json"]
         if error is not None:
@@ -123,19 +123,19 @@ def test_a_start_that_was_killed_is_dead(process):
 
 
 def test_what_a_rank_wrote_of_its_end_stays(process):
-    starting, training = start_status(process.folder, restart=False), rank_status(process.folder, process.world)
+    starting, training = start_status(process.folder), rank_status(process.folder, process.world)
     with pytest.raises(WorkError), starting, training:
         raise WorkError.at("step 7", "is bad", "look")
     assert status_now(process) == ("failed", "step 7: is bad; look")
 
 
-@pytest.mark.parametrize("restart", [False, True])
-def test_a_start_writes_over_a_run_that_is_complete_only_to_restart_it(process, restart):
+def test_a_start_writes_nothing_over_a_run_that_is_complete(process):
+    """It may be refused."""
     process.folder.result.write_text("{}")
     process.folder.model.mkdir()
-    with start_status(process.folder, restart=restart):
-        pass
-    assert process.folder.ranks.exists() == restart
+    with pytest.raises(WorkError), start_status(process.folder):
+        raise WorkError.at("model", "is the user's", "move it")
+    assert not process.folder.ranks.exists()
 
 
 def status_now(process) -> tuple[str, str]:

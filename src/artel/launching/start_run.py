@@ -115,7 +115,7 @@ def start_run(
             folder.claim()
             announce(f"{folder.path}: checking the run, its model and its texts")
             _wait_for_earlier_processes(folder, announce)
-        with start_status(folder, restart=options.restart) if leads else nullcontext():
+        with start_status(folder) if leads else nullcontext():
             if leads:
                 run = _lead(run, folder, options, processes, hosts, announce)
             else:
@@ -124,7 +124,7 @@ def start_run(
                 announce(f"{folder.path} is complete, its model is in {folder.model}; --restart starts over")
                 return folder.read_result()
             if leads:
-                mark_start(folder)  # --restart has emptied the folder; or a complete run is made longer
+                mark_start(folder)  # --restart has emptied the folder, or a complete run is made longer
             if meeting is None:
                 return _train_in_this_process(run, callbacks, announce)
             os.environ[LED] = str(os.getpid())

@@ -79,13 +79,13 @@ def mark_start(folder: RunFolder, state: str = "running", message: str = "") -> 
 
 
 @contextmanager
-def start_status(folder: RunFolder, *, restart: bool) -> Iterator[None]:
+def start_status(folder: RunFolder) -> Iterator[None]:
     """While a run is checked, prepared and launched, its first rank's file says that it is at work.
 
-    The processes that train write over it. A run that is complete is left as it is, unless it is to `restart`;
-    `mark_start` is called when it is known that it goes on. An error is written where no process has taken over.
+    The processes that train write over it. A run that is complete is left as it is until it is known that it goes on,
+    which `mark_start` then says. An error is written where no process has taken over.
     """
-    if restart or not folder.is_complete:
+    if not folder.is_complete:
         mark_start(folder)
     try:
         yield
