@@ -3,13 +3,12 @@
 import json
 import os
 import shutil
-import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
-from artel.errors import Interrupted, WorkError
+from artel.errors import InputError, Interrupted, WorkError
 from artel.preparing.claim import claim
 from artel.reports.run_data import read_run
 from artel.reports.status import RankStatus, SignsOfLife, status_of
@@ -114,10 +113,22 @@ def test_a_run_that_is_started_again_is_at_work_before_its_first_step(process, e
     assert status_now(process) == then
 
 
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_start_that_is_refused_leaves_what_was_there(process, earlier):
+    if earlier:
+        with pytest.raises(RuntimeError), rank_status(process.folder, process.world):
+            raise RuntimeError("earlier")
+    with pytest.raises(InputError), start_status(process.folder):
+        raise InputError.at("model.from", "is nowhere", "look")
+    assert process.folder.ranks.exists() == earlier
+    if earlier:
+        assert status_now(process) == ("failed", "RuntimeError: earlier")
+
+
 def test_a_start_that_was_killed_is_dead(process):
     """Its process is gone, though it said that it would not write again for long."""
     mark_start(process.folder)
-    line = written(process) | {"pid": 2**22 + 1, "time": time.time() - 60}
+    line = written(process) | {"pid": 2**22 + 1, "time": 0.0}
     status = status_of([RankStatus.read(line)], SignsOfLife(), complete=False, step=0, begun=True)
     assert status.state == "dead"
 

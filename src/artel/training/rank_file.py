@@ -20,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from artel.errors import ArtelError, Interrupted
+from artel.errors import ArtelError, InputError, Interrupted
 from artel.host import process_memory
 from artel.training.run_folder import RunFolder
 
@@ -83,16 +83,32 @@ def start_status(folder: RunFolder) -> Iterator[None]:
     """While a run is checked, prepared and launched, its first rank's file says that it is at work.
 
     The processes that train write over it. A run that is complete is left as it is until it is known that it goes on,
-    which `mark_start` then says. An error is written where no process has taken over.
+    which `mark_start` then says. An error is written where no process has taken over; a run that is refused is left as
+    it was.
     """
+    file = rank_file(folder.ranks, 0)
+    before = file.read_bytes() if file.is_file() else None
     if not folder.is_complete:
         mark_start(folder)
     try:
         yield
+    except InputError:
+        if _is_of_this_start(folder):
+            _put_back(file, before)
+        raise
     except BaseException as error:
         if _is_of_this_start(folder):
             mark_start(folder, *how_it_ended(error))
         raise
+
+
+def _put_back(file: Path, content: bytes | None) -> None:
+    with suppress(OSError):
+        if content is not None:
+            file.write_bytes(content)
+            return
+        file.unlink()
+        file.parent.rmdir()  # unless there is more in it
 
 
 def _is_of_this_start(folder: RunFolder) -> bool:
