@@ -68,14 +68,14 @@ def test_what_is_advised_can_be_pasted_and_is_no_slower_than_what_was_asked(conf
 
 @pytest.mark.slow
 def test_the_run_as_it_is_stays_where_nothing_is_faster():
-    """Wide enough that the GPU does not wait for its host, which it would with lighter weights too."""
-    run = run_of(LLAMA | {"hidden_size": 2048, "intermediate_size": 8192}, train={"micro_batch": 64})
+    """Weights in bf16 are planned as another training: a model so small waits for its host with them too."""
+    run = run_of(LLAMA, train={"micro_batch": 64})
     own, advice, told = advised(run, find_hardware("h100-80gb:1"))
     assert advice.same[0].overrides == {}
     assert advice.same[0].plan is own
     traced = [line for line in told if ", offload," not in line]
-    assert len(traced) == len(advice.different) == 1  # of another training: the run as it is was planned already
-    assert "train.weights=bf16" in advice.different[0].words
+    assert len(traced) == 1  # of another training: the run as it is was planned already
+    assert advice.different == ()
 
 
 def test_layouts_are_those_that_the_checks_let_pass():
