@@ -48,7 +48,7 @@ def follow():
 
 
 def pages(report: subprocess.Popen) -> Iterator[str]:
-    """What a page that is open is told of the run: at first, and whenever that changes."""
+    """What an open page gets of the run: at first, and whenever that changes."""
     screen = Screen(report.stderr.fileno())
     screen.read_until(lambda text: "Ctrl-C ends it" in text)
     address = re.search(r"http://[\d.:]+/", screen.text)[0]
@@ -64,14 +64,14 @@ def test_a_run_of_another_host_is_followed_until_it_is_dead(training, follow):
     wait_for_step(training, Path("run"), 3)
     (rank,) = Path("run/ranks").glob("rank-*.json")
     assert json.loads(rank.read_bytes())["host"] == HOST != socket.gethostname()
-    watching, told = follow("watch", "run"), pages(follow("report", "run", "--live", "--port", "0"))
-    first = next(told)
+    watching, states = follow("watch", "run"), pages(follow("report", "run", "--live", "--port", "0"))
+    first = next(states)
     assert "state running" in first
     assert HOST in first
     assert watching.stderr.readline().startswith("run: running · step ")
 
     training.kill()
-    last = next(page for page in told if "state running" not in page)
+    last = next(page for page in states if "state running" not in page)
     assert "state dead" in last
     assert "No sign of life for" in last
     _, rest = watching.communicate(timeout=LIMIT)

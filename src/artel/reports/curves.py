@@ -106,8 +106,8 @@ class CurveReader:
         lines = self._lines
         if lines.lines > 1 and not lines.has_good:
             _, what = lines.problems[0]
-            told = f"is no metrics.jsonl of a run: {lines.lines:,} lines cannot be read, the first: {what}"
-            return [Problem(str(self._path), told, "restore it from a copy, or remove it")]
+            message = f"is no metrics.jsonl of a run: {lines.lines:,} lines cannot be read, the first: {what}"
+            return [Problem(str(self._path), message, "restore it from a copy, or remove it")]
         return [
             Problem(f"{self._path}:{line}", f"is no line of a run: {what}", "remove the line")
             for line, what in lines.problems

@@ -5,7 +5,7 @@ also on another host that shares the disk.
 
 Each process that trains writes its file every few seconds (`faults/rank_status.py`). Before that the process that
 starts the run writes the first one's once: it lives until the run ends, and another start of the same run may have left
-a file that says that the run died or failed.
+a file that says that the run died or failed. That such a start was killed its own host alone can tell.
 """
 
 from __future__ import annotations

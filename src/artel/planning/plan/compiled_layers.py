@@ -25,7 +25,7 @@ from artel.models.compile import repeated_layers
 def save_as_compiled(model: nn.Module, on_drop: Callable[[torch.Tensor], None] = lambda _: None) -> None:
     """Make the repeated layers save what compiled ones would. Dropped tensors lose their values: for FakeTensors.
 
-    `on_drop` is told each: a compiled layer has none of them in memory after the kernel that computes it.
+    `on_drop` is called with each: a compiled layer has none of them in memory after the kernel that computes it.
     """
     for layer in repeated_layers(model):
         layer.forward = _as_compiled(layer.forward, on_drop)
@@ -83,7 +83,7 @@ class SavedAsCompiled(TorchDispatchMode):
     """
 
     def __init__(self, inputs: Any, on_drop: Callable[[torch.Tensor], None] = lambda _: None) -> None:
-        """`inputs`: the layer's arguments, in any nesting. `on_drop` is told each tensor that is dropped."""
+        """`inputs`: the layer's arguments, in any nesting. `on_drop` is called with each tensor that is dropped."""
         super().__init__()
         self._on_drop = on_drop
         self._handed_on: set[int] = set()
