@@ -34,6 +34,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from architectures_page import IMAGES_TITLE, images_section, page
+
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "build/architectures.jsonl"
@@ -253,6 +255,9 @@ def _artel(objective: str, model_type: str, folder: Path) -> dict[str, Any]:
         if difference > TOLERANCE:
             words = f"opened with transformers its logits differ by {difference:.0e} of the largest"
             words += f"; opening it changes {', '.join(changed[:3])}" if changed else ""
+            trained.save_pretrained(folder / "plain")
+            if _difference(objective, folder / "plain", trained)[0] > TOLERANCE:
+                words += "; so does what its own save_pretrained writes"
             return {"verdict": "differs", "words": words, "difference": difference}
         if objective == "images":
             beside = _changed_beside(Path(run["model"]["from"]), Path(run["run"]) / "model")
@@ -351,103 +356,15 @@ def main() -> int:
     out = options.out or (None if options.only else ROOT / "docs/architectures.md")
     if out is not None:
         if options.heads == ["images"] and out.is_file():
-            rest, _, _ = out.read_text(encoding="utf-8").partition(f"\n{_IMAGES_TITLE}\n")
+            rest, _, _ = out.read_text(encoding="utf-8").partition(f"\n{IMAGES_TITLE}\n")
             out.write_text(f"{rest}\n{images_section(rows)}", encoding="utf-8")
         else:
-            out.write_text(page(rows), encoding="utf-8")
+            made = page(rows, entries=Counter(head for head, _ in entries()), tolerance=TOLERANCE)
+            out.write_text(made, encoding="utf-8")
         options.kept.unlink(missing_ok=True)
     print(dict(Counter(row["verdict"] for row in rows)))
     return int(any(row["verdict"] == "traceback" for row in rows))
 
 
-_NAMES = {"causal": "causal", "masked": "masked", "span_qa": "questions"}
-_ORDER = ("works", "refused", "differs", "traceback")
-
-
-_IMAGES_TITLE = "## Models that take images"
-
-
-def images_section(rows: list[dict[str, Any]]) -> str:
-    """The part of the page on models that take images."""
-    import transformers
-
-    counts = Counter(row["verdict"] for row in rows)
-    lines = [
-        _IMAGES_TITLE,
-        "",
-        f"Every entry of the mapping of AutoModelForImageTextToText of transformers {transformers.__version__}, saved"
-        " tiny; `model.from` trains its [language part](multimodal.md). The whole is opened and",
-        "compared as above, and every tensor beside the language part must be the original's to the bit. Made by"
-        " `python benchmarks/architectures.py --heads images`.",
-        "",
-        f"{len(rows)} entries: {', '.join(f'{counts[verdict]} {verdict}' for verdict in (*_ORDER, 'not made'))}."
-        " Not made: transformers has no tiny one of the defaults made small here.",
-        "",
-        "| architecture | artel |",
-        "|---|---|",
-    ]
-    for row in sorted(rows, key=lambda row: row["model_type"]):
-        words = f": {_cell(row['words'])}" if row.get("words") else ""
-        lines.append(f"| `{row['model_type']}` | {row['verdict']}{words} |")
-    return "\n".join([*lines, ""])
-
-
-def page(rows: list[dict[str, Any]]) -> str:
-    """The page of the table, in Markdown."""
-    import torch
-    import transformers
-
-    images = [row for row in rows if row["objective"] == "images"]
-    rows = [row for row in rows if row["objective"] != "images"]
-    lines = [
-        "# Architectures",
-        "",
-        f"Every entry of the three mappings of transformers {transformers.__version__} that artel trains, tiny, on a"
-        f" processor with PyTorch {torch.__version__.partition('+')[0]}:",
-        "three steps by `artel train`'s own loop; saved; opened with transformers, where its logits must be those of"
-        f" the model that was trained (to {TOLERANCE:.0e} of the largest);",
-        "then the run goes on from its checkpoint of step 2, and must end with the same weights to the bit. Beside it a"
-        " plain loop of PyTorch trains the same model (forward with labels, backward, step).",
-        "This page is made by `python benchmarks/architectures.py`.",
-        "",
-        "| head | entries | work | refused in words | differ | tracebacks | a plain loop trains | of these work |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for objective in _NAMES:
-        own = [row for row in rows if row["objective"] == objective]
-        if own:
-            counts = Counter(row["verdict"] for row in own)
-            trained = [row for row in own if row["peer"] == "trains"]
-            share = sum(row["verdict"] == "works" for row in trained) / max(1, len(trained))
-            figures = [len(own), *(counts[verdict] for verdict in _ORDER), len(trained), f"{share:.1%}"]
-            lines.append(f"| {_NAMES[objective]} | {' | '.join(map(str, figures))} |")
-    left = sum(1 for objective, _ in entries() if objective in _NAMES) - len(rows)
-    if left:
-        lines += ["", f"{left} further entries were not run: they are not in this table."]
-    lines += ["", "## What does not work", ""]
-    lines += ["| architecture | head | artel | a plain loop |", "|---|---|---|---|"]
-    for row in sorted(rows, key=lambda row: (row["model_type"], row["objective"])):
-        if row["verdict"] != "works":
-            cells = [f"`{row['model_type']}`", _NAMES[row["objective"]]]
-            cells += [f"{row['verdict']}: {_cell(row['words'])}", _cell(row["peer"])]
-            lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "## All", "", "A dash: transformers has no such head. †: a plain loop does not train it.", ""]
-    lines += [f"| architecture | {' | '.join(_NAMES.values())} |", "|---|---|---|---|"]
-    verdicts = {(row["model_type"], row["objective"]): row for row in rows}
-    for model_type in sorted({row["model_type"] for row in rows}):
-        found = [verdicts.get((model_type, objective)) for objective in _NAMES]
-        cells = ["–" if row is None else row["verdict"] + "†" * (row["peer"] != "trains") for row in found]
-        lines.append(f"| `{model_type}` | {' | '.join(cells)} |")
-    if images:
-        lines += ["", images_section(images).rstrip()]
-    return "\n".join([*lines, ""])
-
-
-def _cell(words: str) -> str:
-    """Words of a library within a table: no sign of Markdown among them."""
-    return words.replace("|", "/").replace("<", "&lt;").replace("`", "'")[:260]
-
-
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     sys.exit(main())

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, DogeConfig, Llama4TextConfig, Phi
 from artel.config import ModelConfig, TokenizerTraining
 from artel.inference import open_model
 from artel.models.attention_switch import use_for_training
+from artel.models.loading.build import build_model
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.structure import from_scratch
 from artel.tokens import train_tokenizer
@@ -23,6 +24,10 @@ TRAINED = {
     "modernbert-decoder": SIZES,
     "deepseek_v32": {**SIZES, **SPARSE},
 }
+
+
+def tokenizer():
+    return train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
 
 
 @pytest.mark.slow
@@ -68,13 +73,50 @@ def test_attention_that_says_more_by_its_masks_is_left_to_the_model(config):
 
 def test_ids_that_a_configuration_cannot_do_without():
     """modernbert-decoder takes no None for its special tokens; a tokenizer may have but an end."""
-    tokenizer = train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
-    tokenizer.hf.pad_token = tokenizer.hf.bos_token = None
+    bare = tokenizer()
+    bare.hf.pad_token = bare.hf.bos_token = None
 
     def config(model_type):
         values = ModelConfig(config={"model_type": model_type, **SIZES})
-        return from_scratch(ModelRequest(values, "AutoModelForCausalLM", block=8), tokenizer).config
+        return from_scratch(ModelRequest(values, "AutoModelForCausalLM", block=8), bare).config
 
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
-    assert [getattr(config("modernbert-decoder"), name) for name in names] == [tokenizer.end_id] * 5
+    assert [getattr(config("modernbert-decoder"), name) for name in names] == [bare.end_id] * 5
     assert config("llama").pad_token_id is None
+
+
+def training_model(values):
+    return build_model(ModelRequest(ModelConfig(config=values), "AutoModelForCausalLM", block=64), tokenizer()).model
+
+
+def test_a_pass_of_reformer_depends_on_the_seed_alone():
+    """transformers takes seeds from the operating system: a resumed run ended with other weights."""
+    sizes = {"hidden_size": 32, "attention_head_size": 16, "num_attention_heads": 2, "feed_forward_size": 64,
+             "axial_pos_embds": False, "is_decoder": True, "attn_layers": ["local", "lsh"], "num_buckets": 4,
+             "local_attn_chunk_length": 16, "lsh_attn_chunk_length": 16, "hidden_dropout_prob": 0.2}  # fmt: skip
+    model = training_model({"model_type": "reformer", **sizes}).train()
+    ids = torch.randint(3, 100, (2, 64), generator=torch.Generator().manual_seed(0))
+
+    def gradients(seed):
+        model.zero_grad()
+        torch.manual_seed(seed)
+        model(ids, labels=ids).loss.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    first, again, other = gradients(1), gradients(1), gradients(2)
+    torch.testing.assert_close(again, first, rtol=0, atol=0)
+    assert not all(map(torch.equal, other, first))
+
+
+def test_a_pass_of_big_bird_does_not_depend_on_the_rows_before_it():
+    """Short rows are computed with full attention; transformers keeps that for all that follows."""
+    sizes = SIZES | {"block_size": 4, "num_random_blocks": 1, "attention_type": "block_sparse", "is_decoder": False}
+    model = training_model({"model_type": "big_bird", **sizes}).train()
+    rows = torch.randint(3, 100, (2, 64), generator=torch.Generator().manual_seed(0))
+
+    def loss(length):
+        torch.manual_seed(1)
+        return model(rows[:, :length], labels=rows[:, :length]).loss
+
+    long, short = loss(64), loss(16)
+    assert (loss(16), loss(64), loss(64)) == (short, long, long)

@@ -18,6 +18,7 @@ from artel.models.loading.materialize import WeightSource, materialize
 from artel.models.loading.model_folder import is_quantized, read_config
 from artel.models.loading.multimodal.adapter import named_as_part
 from artel.models.loading.pretrained import load_pretrained, plan_pretrained
+from artel.models.loading.repeatable import make_repeatable
 from artel.models.loading.request import BuiltModel, ModelRequest
 from artel.models.loading.structure import from_scratch
 from artel.models.lora.adapters import (
@@ -101,6 +102,7 @@ def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = 
             if must_load_whole(config) is not None:
                 _bring_weights(built)
         check_positions(built.model, request.block)
+    make_repeatable(built.model)
     _choose_trainable(built, request)
     if not on_meta and built.weights is not None:
         _bring_weights(built)
