@@ -26,6 +26,7 @@ from transformers import (
     RobertaConfig,
 )
 
+from artel.models import log_probs
 from artel.models import loss as losses
 from artel.models.cross_entropy_grad import row_max
 from artel.models.targets import IGNORED
@@ -80,11 +81,17 @@ def test_log_probabilities_and_their_gradients_are_those_of_whole_logits(frozen,
     logits = F.linear(hidden.double(), weight.double(), None if shift is None else shift.double())
     expected = -F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
     gradients = torch.autograd.grad((expected * factors).sum(), inputs)
-    log_probs = losses.linear_log_probs(hidden, weight, shift, targets, chunk_bytes=size)
-    assert log_probs.dtype == torch.float32
-    torch.testing.assert_close(log_probs.double(), expected, rtol=1e-5, atol=1e-5)
-    for mine, theirs in zip(torch.autograd.grad((log_probs * factors).sum(), inputs), gradients, strict=True):
+    actual, entropies = log_probs.linear_log_probs(hidden, weight, shift, targets, chunk_bytes=size)
+    assert (actual.dtype, entropies.dtype, entropies.requires_grad) == (torch.float32, torch.float32, False)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(entropies.double(), entropy(logits), rtol=1e-5, atol=1e-5)
+    for mine, theirs in zip(torch.autograd.grad((actual * factors).sum(), inputs), gradients, strict=True):
         assert theirs.numel() == 0 or (mine - theirs).abs().max() <= 1e-5 * max(1.0, float(theirs.abs().max()))
+
+
+def entropy(logits):
+    log_probs = logits.detach().log_softmax(dim=-1)
+    return -(log_probs.exp() * log_probs).sum(dim=-1)
 
 
 @pytest.mark.parametrize("columns", [5, 128, 300, 512])
@@ -109,7 +116,7 @@ class ProductShapes(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("function", [losses.linear_cross_entropy, losses.linear_log_probs])
+@pytest.mark.parametrize("function", [losses.linear_cross_entropy, log_probs.linear_log_probs])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_in_bf16_on_a_cpu_products_come_in_few_shapes(function, compiled):
     """oneDNN compiles and keeps a kernel for each shape. The numbers are those of as many positions as there are."""
@@ -122,7 +129,7 @@ def test_in_bf16_on_a_cpu_products_come_in_few_shapes(function, compiled):
         targets = torch.randint(40, (count,), generator=random)
         with shapes:
             result = function(hidden, weight, None, targets, chunk_bytes=1, compiled=compiled)
-            result = result[0] if isinstance(result, tuple) else -result.sum()
+            result = result[0] if function is losses.linear_cross_entropy else -result[0].sum()
             actual = torch.autograd.grad(result, [hidden, weight])
         expected = F.cross_entropy(hidden.double() @ weight.double().T, targets, reduction="sum")
         assert abs(float(result.detach()) / float(expected.detach()) - 1) < 0.01
@@ -172,8 +179,8 @@ OPENED = [
 @pytest.mark.parametrize(("config", "opens"), OPENED, ids=lambda value: getattr(value, "model_type", None))
 def test_a_model_s_loss_and_gradients_are_those_of_its_logits(config, opens, monkeypatch):
     """And heads behind which something happens to logits are left shut."""
-    for name in ("linear_cross_entropy", "linear_log_probs"):
-        monkeypatch.setattr(losses, name, partial(getattr(losses, name), chunk_bytes=1))
+    for module, name in ((losses, "linear_cross_entropy"), (log_probs, "linear_log_probs")):
+        monkeypatch.setattr(module, name, partial(getattr(module, name), chunk_bytes=1))
     torch.manual_seed(0)
     encoder = config.model_type in ("bert", "roberta", "modernbert")
     model = (AutoModelForMaskedLM if encoder else AutoModelForCausalLM).from_config(config).eval()
@@ -196,9 +203,10 @@ def test_a_model_s_loss_and_gradients_are_those_of_its_logits(config, opens, mon
         assert torch.equal(guesses, likeliest if where is None else likeliest.flatten()[places])
         assert_gradients(model, gradients)
     model.zero_grad()
-    log_probs = losses.target_log_probs(model, {"input_ids": ids}, targets.flatten()[places], places)
-    (-log_probs.sum()).backward()
-    torch.testing.assert_close(-log_probs.sum(), expected, rtol=1e-5, atol=0)
+    each, entropies = log_probs.target_log_probs(model, {"input_ids": ids}, targets.flatten()[places], places)
+    (-each.sum()).backward()
+    torch.testing.assert_close(-each.sum(), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(entropies, entropy(logits.flatten(0, 1)[places]), rtol=1e-5, atol=1e-5)
     assert_gradients(model, gradients)
     assert torch.equal(model(input_ids=ids).logits, logits)  # the head is shut again
 

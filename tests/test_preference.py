@@ -210,8 +210,12 @@ def test_unpaired_answers_are_for_kto_alone(tokenizer, tmp_path):
     part = stored(objective, tmp_path / "store", unpaired)
     batch = batch_of(objective, part, reference)
     assert batch.targets == 4
-    sums = dict(zip(objective.sums, objective.evaluate_batch(policy, batch)[0].tolist(), strict=True))
+    with torch.no_grad():
+        numbers, outputs = objective.evaluate_batch(policy, batch)
+    sums = dict(zip(objective.sums, numbers.tolist(), strict=True))
     assert (sums["chosen"], sums["rejected"], sums["pairs"]) == (2, 2, 1)
+    figures = objective.metrics(sums, outputs[: part.samples].numpy(), part)
+    assert figures["entropy"] == pytest.approx(math.log(tokenizer.vocabulary), rel=0.02)  # it guesses
     fields = Preference((Message("user", "a"),), Message("assistant", "Good."), None)
     (made,) = preferring(tokenizer, tmp_path, "dpo").samples([Document(Record("a", "b.jsonl:3", "b", fields), "train")])
     assert isinstance(made, Rejected)

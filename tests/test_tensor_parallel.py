@@ -36,6 +36,7 @@ from artel.errors import InputError
 from artel.models.activation_checkpointing import recompute
 from artel.models.attention_switch import use_for_training
 from artel.models.compile import repeated_layers
+from artel.models.log_probs import target_log_probs
 from artel.models.lora.adapters import add_adapters
 from artel.models.loss import model_losses
 from artel.models.output_head import output_head
@@ -172,7 +173,23 @@ def on_two(rank, world):
         results[f"{name}, logits"] = logits_case(mesh, config, auto, length=12)
         results[f"{name}, logits of an odd length"] = logits_case(mesh, config, auto, length=11)
     results["bert, tokens"] = logits_case(mesh, MASKED["bert"], AutoModelForTokenClassification, length=12)
+    results["llama, log-probabilities"] = log_probs_case(mesh, CAUSAL["llama"])
     return results
+
+
+def log_probs_case(mesh, config):
+    """Log-probabilities, and entropies in place of the loss."""
+    reference, model = (build(config) for _ in range(2))
+    split_by_tensor(model, mesh, sequence=False)
+    ids, targets = batch()
+    places = torch.arange(targets.numel())
+    found = []
+    for each in (reference, model):
+        log_probs, entropies = target_log_probs(each, {"input_ids": ids}, targets.flatten().clamp(min=0), places)
+        log_probs.sum().backward()
+        found.append(entropies)
+    difference = float(((found[1] - found[0]) / found[0]).abs().max())
+    return {"loss": difference} | compare_gradients(reference, model)
 
 
 def logits_case(mesh, config, auto, length):

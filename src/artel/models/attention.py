@@ -34,8 +34,8 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from artel.models.cpu.attention import cpu_attention, repeat_heads, takes, takes_heads
-from artel.models.cpu.attention_dropout import dropout_attention, visible_rows
+from artel.models.cpu.attention import cpu_attention, repeat_heads, takes, takes_heads, trains_here
+from artel.models.cpu.attention_dropout import Padding, dropout_attention, padding_of
 from artel.models.cpu.documents import document_attention
 
 _FLEX_GRAPHS = 64
@@ -135,17 +135,26 @@ def attend(
         numbers = options.mask[:, 0, 0]
         if options.dropout > 0.0:
             if options.window is None and options.dropout < 1.0 and takes_heads(query, key, value):
-                return _attend_dropping(query, key, value, numbers, options)
+                return dropout_attention(
+                    query, key, value, numbers, causal=options.causal, dropout=options.dropout, scale=options.scale
+                )
             return _attend_documents(query, key, value, numbers, options)
         return document_attention(
             query, key, value, numbers, causal=options.causal, window=options.window, scale=options.scale
         )
     if query_ranges is None:
-        if 0.0 < options.dropout < 1.0 and options.window is None and takes_heads(query, key, value):
-            shown = _numbers_of(options.mask, query)
-            if shown is not None:
-                is_masked = options.mask is not None
-                return _attend_dropping(query, key, value, shown, options, of_keys=is_masked)
+        padding = _padding(query, key, value, options)
+        if padding is not None:
+            return dropout_attention(
+                query,
+                key,
+                value,
+                padding.keys,
+                causal=padding.causal,
+                dropout=options.dropout,
+                scale=options.scale,
+                every_query=options.mask is not None,
+            )
         positions = range(query.shape[2])
         return _attend_range(query, key, value, options.mask, options, positions, positions)
     outputs, start = [], 0
@@ -160,35 +169,26 @@ def attend(
     return torch.cat(outputs, dim=2)
 
 
-def _attend_dropping(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    numbers: torch.Tensor,
-    options: AttentionOptions,
-    *,
-    of_keys: bool = False,
-) -> torch.Tensor:
-    """`attend` within documents, with dropout, on a CPU. numbers (rows, length), 0 for padding; with `of_keys` those of
-    the keys that a mask shows to all queries.
+def _padding(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+) -> Padding | None:
+    """Which keys are shown, where `dropout_attention` is to compute it: there is dropout, or a mask of padding.
+
+    None otherwise, also for a mask that would have to be read while layers are compiled.
     """
-    causal = options.causal and not of_keys  # a mask replaces it
-    return dropout_attention(
-        query, key, value, numbers, causal=causal, dropout=options.dropout, scale=options.scale, every_query=of_keys
-    )
-
-
-def _numbers_of(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
-    """int64 (rows, length): 1 for the keys that all queries of a row see, 0 for others.
-
-    None for a mask of another kind, or one that would have to be read while layers are compiled.
-    """
-    if mask is None:
-        return torch.ones(query.shape[0], query.shape[2], dtype=torch.int64, device=query.device)
-    if torch.compiler.is_compiling() or mask.shape[2:] != (query.shape[2], query.shape[2]):
+    mask, drops = options.mask, options.dropout > 0.0
+    assert mask is None or isinstance(mask, torch.Tensor)
+    is_supported = takes_heads(query, key, value) if drops else trains_here(query, key, value)
+    if not is_supported or options.window is not None or options.dropout >= 1.0:
         return None
-    numbers = visible_rows(mask)
-    return None if numbers is None else numbers.expand(query.shape[0], -1)
+    rows, _, length, _ = query.shape
+    if mask is None:
+        keys = torch.ones(rows, length, dtype=torch.int64, device=query.device)
+        return Padding(keys, options.causal) if drops else None
+    if torch.compiler.is_compiling() or mask.shape[2:] != (length, length):
+        return None
+    padding = padding_of(mask, causal=options.causal)
+    return None if padding is None else padding._replace(keys=padding.keys.expand(rows, -1))
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # each batch has other lengths: each would compile anew

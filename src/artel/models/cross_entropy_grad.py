@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from artel.models.targets import IGNORED
 
+_ENTROPY_LOGITS = 2**22  # of which the float32 copies are in memory at a time
 _BLOCK = 128  # columns, in each of which the highest logit is found first on a CPU
 
 
@@ -90,6 +91,33 @@ def cross_entropy_with_grad(
     grad = exponentials.mul_((has_target / total)[:, None])
     grad.scatter_add_(1, columns, -is_local.to(grad.dtype)[:, None])
     return losses, guesses, grad.to(logits.dtype)
+
+
+def row_entropies(logits: torch.Tensor, shard: VocabularyShard | None) -> torch.Tensor:
+    """The entropy of softmax(logits) of each row in nats, float32 (count,), without gradient.
+
+    logits (count, ids); with `shard` they are those of its ids, and the entropy is that over the ids of all processes.
+    """
+    rows = max(1, _ENTROPY_LOGITS // logits.shape[1])
+    parts = [_moments(piece) for piece in logits.detach().split(rows)]
+    best, total, weighted = torch.cat(parts, dim=1)
+    if shard is not None:
+        highest, _ = shard.all_reduce_max(best, torch.zeros_like(best))
+        below = best - highest
+        total, weighted = shard.all_reduce_sum(total * below.exp(), (weighted + below * total) * below.exp())
+    return total.log() - weighted / total
+
+
+def _moments(logits: torch.Tensor) -> torch.Tensor:
+    """Of each row the highest logit, and of what all logits are above it, d <= 0, the sums of exp(d) and d exp(d).
+
+    Returns float32 (3, count).
+    """
+    scores = logits.float()
+    best = scores.amax(dim=1)
+    scores = (scores - best[:, None]).clamp_(min=-1e4)  # an id that cannot come has a logit of -inf: 0, not NaN
+    exponentials = scores.exp()
+    return torch.stack([best, exponentials.sum(dim=1), torch.linalg.vecdot(exponentials, scores)])
 
 
 def row_max(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

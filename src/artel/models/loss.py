@@ -30,7 +30,7 @@ from artel.models.choice import Choice
 from artel.models.compile import has_compiled_layers
 from artel.models.cpu.cross_entropy import add_transposed_product, can_take, cpu_cross_entropy_with_grad
 from artel.models.cpu.row_multiple import row_multiple
-from artel.models.cross_entropy_grad import VocabularyShard, cross_entropy_with_grad
+from artel.models.cross_entropy_grad import VocabularyShard, cross_entropy_with_grad, row_entropies
 from artel.models.device import autocast_is_on
 from artel.models.output_head import hidden_states_as_logits, output_head
 from artel.models.profiler_ranges import profiler_range
@@ -71,24 +71,6 @@ def model_losses(
     return loss, guesses if places is not None else guesses.view_as(targets)
 
 
-def target_log_probs(
-    model: PreTrainedModel, inputs: dict[str, Any], targets: torch.Tensor, places: torch.Tensor
-) -> torch.Tensor:
-    """Call `model` with `inputs`: the log-probability of each target in nats, float32 (count,).
-
-    targets int64 (count,); `places`, int64 (count,), are the positions in the flattened rows that predict them. A
-    position may predict several.
-    """
-    head = output_head(model)
-    with hidden_states_as_logits(head):
-        outputs = model(**inputs).logits
-    with profiler_range("artel: loss"):
-        outputs = outputs.flatten(0, 1)[places]
-        if head is None:
-            return -F.cross_entropy(outputs.float(), targets, reduction="none")
-        return linear_log_probs(outputs, head.weight, head.bias, targets, compiled=has_compiled_layers(model))
-
-
 def linear_cross_entropy(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -117,28 +99,6 @@ def linear_cross_entropy(
     return loss, guesses
 
 
-def linear_log_probs(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    targets: torch.Tensor,
-    *,
-    compiled: bool = False,
-    chunk_bytes: int | None = None,
-) -> torch.Tensor:
-    """The log-probability of each target in nats, float32 (count,): 0 where there is none.
-
-    Arguments are those of `linear_cross_entropy`. Its gradient is known but for one factor; here each position has a
-    factor of its own, which only the backward pass brings. With a frozen head the forward pass computes the gradient of
-    hidden for a factor of 1. Otherwise the backward pass computes the logits again, since the gradient of weight is a
-    sum over positions.
-    """
-    log_probs: torch.Tensor = _LinearLogProbs.apply(
-        *head_arguments(hidden, weight, bias, targets, compiled, chunk_bytes)
-    )
-    return log_probs
-
-
 @dataclass(frozen=True, slots=True)
 class Products:
     """How the head's products are computed."""
@@ -157,7 +117,7 @@ def head_arguments(
     compiled: bool,
     chunk_bytes: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, Products]:
-    """The arguments of the functions below; of DTensors the part that this process holds."""
+    """What `ChunkedHead` and the functions that use it take; of DTensors the part that this process holds."""
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if autocast_is_on(device) else hidden.dtype
     shard = None
@@ -200,48 +160,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
             raise RuntimeError("the backward pass of this loss runs once only, and it has run")
         grads, ctx.grads = ctx.grads, None
         return *(None if grad is None else grad.mul_(grad_output) for grad in grads), None, None
-
-
-class _LinearLogProbs(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        targets: torch.Tensor,
-        products: Products,
-    ) -> torch.Tensor:
-        needs_hidden, *needs_of_head = ctx.needs_input_grad[:3]
-        ctx.computes_again = any(needs_of_head)
-        log_probs = torch.empty(len(targets), device=hidden.device)
-        with torch.autocast(hidden.device.type, enabled=False):
-            head = ChunkedHead(hidden, weight, bias, products, (needs_hidden and not ctx.computes_again, False, False))
-            for chunk in head.chunks():
-                losses, _, grad_logits = head.losses(chunk, targets[chunk])
-                log_probs[chunk] = -losses
-                head.add(chunk, grad_logits)
-                del grad_logits
-            ctx.grad_hidden = head.gradients()[0]
-        if ctx.computes_again:
-            ctx.save_for_backward(hidden, weight, bias, targets)
-            ctx.products = products
-        return log_probs
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        factors = -grad_output[:, None]
-        if not ctx.computes_again:
-            return (ctx.grad_hidden * factors).to(ctx.grad_hidden.dtype), None, None, None, None
-        hidden, weight, bias, targets = ctx.saved_tensors
-        with torch.autocast(hidden.device.type, enabled=False):
-            head = ChunkedHead(hidden, weight, bias, ctx.products, ctx.needs_input_grad[:3])
-            for chunk in head.chunks():
-                _, _, grad_logits = head.losses(chunk, targets[chunk])
-                grad_logits[: len(factors[chunk])].mul_(factors[chunk])
-                head.add(chunk, grad_logits)
-                del grad_logits
-            return *head.gradients(), None, None
 
 
 class ChunkedHead:
@@ -295,15 +213,21 @@ class ChunkedHead:
         """The chunk with the positions that fill it up."""
         return slice(chunk.start, -(-chunk.stop // self._multiple) * self._multiple)
 
-    def losses(self, chunk: slice, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def losses(
+        self, chunk: slice, targets: torch.Tensor, entropies: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(loss of each position in nats, likeliest ids, gradient of their sum with respect to the logits).
 
-        The gradient also has rows for the positions that fill the chunk up: zeros.
+        The gradient also has rows for the positions that fill the chunk up: zeros. `entropies`, float32 (positions,),
+        takes the entropy of what is predicted at each position of the chunk, in nats.
         """
         inputs, count = self._inputs[self._filled(chunk)], len(targets)
         if missing := len(inputs) - count:
             targets = F.pad(targets, (0, missing), value=IGNORED)
-        losses, guesses, grad_logits = self._cross_entropy(F.linear(inputs, self._matrix, self._bias), targets)
+        logits = F.linear(inputs, self._matrix, self._bias)
+        if entropies is not None:
+            entropies[chunk] = row_entropies(logits[:count, : self._vocabulary], self._shard)
+        losses, guesses, grad_logits = self._cross_entropy(logits, targets)
         return losses[:count], guesses[:count], grad_logits
 
     def logits(self, chunk: slice) -> torch.Tensor:

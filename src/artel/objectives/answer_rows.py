@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -102,11 +102,22 @@ def _joined(rows: Sequence[Sequence[int]], arrays: Sequence[np.ndarray], length:
     return _stacked([np.concatenate([arrays[index] for index in row]) for row in rows], length, 0)
 
 
-def answer_sums(log_probs: torch.Tensor, members: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sums of the log-probabilities (count,) of each answer's tokens, and their numbers: (samples, answers) each."""
-    import torch.nn.functional as F
+class AnswerSums(NamedTuple):
+    """Sums over the tokens of each answer, (samples, answers) each."""
 
-    return F.pad(log_probs, (0, 1))[members].sum(dim=-1), (members < len(log_probs)).sum(dim=-1)
+    log_probs: torch.Tensor
+    counts: torch.Tensor
+    """The number of its tokens."""
+    entropies: torch.Tensor
+
+    @classmethod
+    def of(cls, log_probs: torch.Tensor, entropies: torch.Tensor, members: torch.Tensor) -> AnswerSums:
+        """From the numbers of each token, (count,), and `members`, as `answer_tensors` gives them."""
+        import torch.nn.functional as F
+
+        padding = len(log_probs)
+        log_probs, entropies = (F.pad(numbers, (0, 1))[members].sum(dim=-1) for numbers in (log_probs, entropies))
+        return cls(log_probs, (members < padding).sum(dim=-1), entropies)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import numpy as np
 from artel.config import RunConfig
 from artel.errors import Problem
 from artel.models.targets import IGNORED
-from artel.objectives.answer_rows import Answer, answer_sums, answer_tensors
+from artel.objectives.answer_rows import Answer, AnswerSums, answer_tensors
 from artel.objectives.base import Better, Objective
 from artel.objectives.batch import Batch, DocumentSamples
 from artel.objectives.chat import Chat, ConversationWriter, template_file, template_problems
@@ -50,7 +50,8 @@ class PreferenceOptimization(Objective):
     section = "preference"
     generates = True
     continues = False
-    sums = ("loss", "targets", "pairs", "right", "chosen", "chosen_reward", "rejected", "rejected_reward")
+    sums = ("loss", "targets", "pairs", "right", "chosen", "chosen_reward", "rejected", "rejected_reward",
+            "tokens", "entropy")  # fmt: skip
     outputs = ("chosen_logp", "rejected_logp", "other_logp")
     better: ClassVar[dict[str, Better]] = {
         "loss": "lower",
@@ -199,7 +200,7 @@ class PreferenceOptimization(Objective):
 
         there = batch.tensors["there"][:, _OTHER]
         of_another = f"{_OF_ANOTHER}input_ids" in batch.tensors
-        logps = self._logps(model, batch, _OF_ANOTHER if of_another else "")[0][:, -1]
+        logps = self._logps(model, batch, _OF_ANOTHER if of_another else "").log_probs[:, -1]
         ratios = (logps - batch.tensors["reference"][:, _OTHER])[there]
         return torch.stack([ratios.sum(), there.sum().float()])
 
@@ -209,12 +210,12 @@ class PreferenceOptimization(Objective):
 
     # The loss
 
-    def _logps(self, model: PreTrainedModel, batch: Batch, rows: str = "") -> tuple[torch.Tensor, torch.Tensor]:
-        """Sums of the log-probabilities of the answers' tokens and their counts, (samples, answers) each.
+    def _logps(self, model: PreTrainedModel, batch: Batch, rows: str = "") -> AnswerSums:
+        """What the model says of the answers.
 
         `rows` begins the names of the tensors: `_OF_ANOTHER` for the rows of answers to other prompts.
         """
-        from artel.models.loss import target_log_probs
+        from artel.models.log_probs import target_log_probs
         from artel.models.shared_prefix import shared_prefix_inputs
 
         tensors = {name[len(rows) :]: tensor for name, tensor in batch.tensors.items() if name.startswith(rows)}
@@ -222,16 +223,16 @@ class PreferenceOptimization(Objective):
         if "branches" in tensors:
             shared = (tensors[name] for name in ("documents", "branches", "positions"))
             inputs |= shared_prefix_inputs(model, *shared)
-        log_probs = target_log_probs(model, inputs, tensors["targets"], tensors["places"])
-        return answer_sums(log_probs, tensors["members"])
+        log_probs, entropies = target_log_probs(model, inputs, tensors["targets"], tensors["places"])
+        return AnswerSums.of(log_probs, entropies, tensors["members"])
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        logps, counts = self._logps(model, batch)
-        return self._sums(logps[:, :_OTHER], counts[:, :_OTHER], batch)
+        return self._sums(self._logps(model, batch), batch)
 
-    def _sums(self, logps: torch.Tensor, counts: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def _sums(self, answers: AnswerSums, batch: Batch) -> torch.Tensor:
         import torch
 
+        logps, counts, entropies = (each[:, :_OTHER] for each in answers)
         there = batch.tensors["there"][:, :_OTHER]
         reference = batch.tensors.get("reference")
         compared = logps if reference is None or not self.needs_reference else logps - reference[:, :_OTHER]
@@ -250,6 +251,8 @@ class PreferenceOptimization(Objective):
             detached[:, _CHOSEN][there[:, _CHOSEN]].sum(),
             there[:, _REJECTED].sum(),
             detached[:, _REJECTED][there[:, _REJECTED]].sum(),
+            counts[there].sum(),
+            entropies[there].sum(),
         ]
         return torch.stack([number.float() for number in sums])
 
@@ -290,12 +293,13 @@ class PreferenceOptimization(Objective):
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         import torch.nn.functional as F
 
-        logps, counts = self._logps(model, batch)
-        outputs = F.pad(logps, (0, len(self.outputs) - logps.shape[1]))
-        return self._sums(logps[:, :_OTHER], counts[:, :_OTHER], batch), outputs
+        answers = self._logps(model, batch)
+        outputs = F.pad(answers.log_probs, (0, len(self.outputs) - answers.log_probs.shape[1]))
+        return self._sums(answers, batch), outputs
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
-        """`accuracy`: pairs whose chosen answer has the higher reward; `margin`: mean reward, chosen less rejected."""
+        """`accuracy`: pairs whose chosen answer has the higher reward; `margin`: mean reward, chosen less rejected;
+        `entropy`: of what the model predicts at the answers' tokens, nats per token."""
 
         import torch
 
@@ -309,6 +313,8 @@ class PreferenceOptimization(Objective):
                 figures[f"{side}_reward"] = totals[f"{side}_reward"] / totals[side]
         if "chosen_reward" in figures and "rejected_reward" in figures:
             figures["margin"] = figures["chosen_reward"] - figures["rejected_reward"]
+        if totals["tokens"]:
+            figures["entropy"] = totals["entropy"] / totals["tokens"]
         return figures
 
     def _loss_of_part(self, logps: torch.Tensor, part: StoreSplit) -> float:

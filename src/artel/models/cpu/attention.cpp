@@ -1,5 +1,5 @@
 // Attention in bf16, with a causal mask or none, of documents that stand side by side in rows: the backward pass, and,
-// where weights are dropped, the forward pass too; see attention.py, documents.py and attention_dropout.py.
+// with dropout or padding, the forward pass too; see attention.py, documents.py and attention_dropout.py.
 //
 // The keys and values of a head stay in the cache while its queries pass, BLOCK at a time (Dao et al. 2022,
 // "FlashAttention", algorithm 4). Products of blocks are PyTorch's (oneDNN's brgemm: AMX, or AVX-512's bf16), summed in
@@ -195,6 +195,20 @@ std::unique_ptr<Buffers> buffers(int64_t even, int64_t size, std::atomic<bool>& 
   }
 }
 
+// For `seen` keys and a block of queries: from scores, float32 (keys, BLOCK), the weights in bf16, not yet divided by
+// their `sum` of each query. `begin` and `start` as in scores_backward.
+template <bool DROPS>
+void weights_forward(int64_t seen, const float* scores, const float* highest, Dropout dropout, uint32_t begin,
+                     int64_t start, float* sum, BFloat16* weights) {
+  for (int64_t place = 0; place < seen; ++place)
+    for (int64_t at = 0; at < BLOCK; ++at) {
+      const float weight = exponential(scores[place * BLOCK + at] - highest[at]);
+      const float kept = DROPS ? dropout.of(begin, uint32_t(start + at), uint32_t(place)) : 1.0f;
+      sum[at] += weight;
+      narrow(weight * kept, weights[place * BLOCK + at]);
+    }
+}
+
 // The output (rows, length, heads, size) of the weights that are not dropped, and the log-sum-exp of each query's scores.
 // False where memory is out.
 bool forward(const Shape& shape, const std::vector<Document>& documents, const BFloat16* query, Strides query_strides,
@@ -232,12 +246,8 @@ bool forward(const Shape& shape, const std::vector<Document>& documents, const B
             score = shape.causal && at < place - start ? -std::numeric_limits<float>::infinity() : score * shape.scale;
             highest[at] = std::max(highest[at], score);
           }
-        for (int64_t place = 0; place < seen; ++place)
-          for (int64_t at = 0; at < BLOCK; ++at) {
-            const float weight = exponential(scores[place * BLOCK + at] - highest[at]);
-            sum[at] += weight;
-            narrow(weight * dropout.of(begin, uint32_t(start + at), uint32_t(place)), weights[place * BLOCK + at]);
-          }
+        const auto weights_pass = dropout.is_on() ? weights_forward<true> : weights_forward<false>;
+        weights_pass(seen, scores.data(), highest, dropout, begin, start, sum, weights.data());
         interleave(weights.data(), BLOCK, seen, up_to_even(seen), BLOCK, interleaved.data());
         multiply(size, BLOCK, up_to_even(seen), transposed_values.data(), even, interleaved.data(), BLOCK,
                  result.data(), false);

@@ -1,14 +1,18 @@
-"""Attention on a CPU in bf16 with dropout of its weights, as BERT, RoBERTa and GPT-2 are trained: attention.cpp.
+"""Attention on a CPU in bf16 with dropout of its weights, as BERT, RoBERTa and GPT-2 are trained, or with padding:
+attention.cpp.
 
 PyTorch's kernel for CPUs knows no dropout. What it does instead multiplies in float32, draws a random number for each
 weight, and keeps three tensors of (rows, heads, length, length). Here a weight's fate is a hash of where it stands and
 of a seed that PyTorch's generator gives, so nothing is kept, and an activation that is computed again is the same.
+
+Padding comes to that kernel as a mask, which it adds to all scores; its gradients take two to four times as long as
+these, which leave padding out (benchmarks/NOTES.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -24,21 +28,34 @@ from artel.models.cpu.attention import (
 from artel.models.cpu.documents import Document, documents_of
 
 
-def visible_rows(mask: torch.Tensor) -> torch.Tensor | None:
-    """int64 (rows, length): 1 for the keys that a mask, bool (rows, 1, queries, keys), shows to all queries.
+class Padding(NamedTuple):
+    """What a mask of padding says."""
 
-    None if it shows each query other keys, or if in some row they do not stand side by side. A mask without values, of
-    a plan, is taken for padding.
+    keys: torch.Tensor
+    """int64 (rows, length): 1 for the keys that are shown, side by side in each row; 0 for padding."""
+    causal: bool
+    """Whether a query sees only those of them that do not come after it; they begin the row then."""
+
+
+def padding_of(mask: torch.Tensor, *, causal: bool) -> Padding | None:
+    """What a mask, bool (rows, 1, queries, keys) with as many queries as keys, says if it says no more than padding.
+
+    `causal`: it may hide from each query the keys after it, too. None for any other mask. A mask without values, of a
+    plan, is taken for padding.
     """
-    keys = mask[:, 0, 0]
+    keys = mask[:, 0, -1]  # the last query sees all that any query sees
     if isinstance(mask, FakeTensor):
-        return keys.long()
-    if mask.shape[1] != 1 or mask.dtype != torch.bool or not bool((mask == keys[:, None, None]).all()):
+        return Padding(keys.long(), causal)
+    if mask.shape[1] != 1 or mask.dtype != torch.bool:
         return None
     changes = (keys[:, 1:] != keys[:, :-1]).sum(dim=1)
-    if not bool(((changes <= 1) | ((changes == 2) & ~keys[:, 0])).all()):
+    if bool((mask == keys[:, None, None]).all()):
+        is_side_by_side = (changes <= 1) | ((changes == 2) & ~keys[:, 0])
+        return Padding(keys.long(), causal=False) if bool(is_side_by_side.all()) else None
+    if not causal or not bool((keys[:, 0] & (changes <= 1)).all()):
         return None
-    return keys.long()
+    is_causal = bool((mask == (keys[:, None, None] & torch.ones_like(mask[:1]).tril())).all())
+    return Padding(keys.long(), causal=True) if is_causal else None
 
 
 def dropout_attention(
@@ -55,12 +72,12 @@ def dropout_attention(
     """Attention of query (rows, heads, length, size) within documents, `dropout` of whose weights are dropped.
 
     key, value and numbers: as for `document_attention`. With `every_query` the numbers, of one document a row at most,
-    are those of the keys, and all queries of a row see it. Returns a tensor of query's shape. The seed is of PyTorch's
-    generator.
+    are those of the keys, and all queries of a row see it; with `causal` too, it begins the row, and a query sees no key
+    after itself. Returns a tensor of query's shape. The seed is of PyTorch's generator, where anything is dropped.
     """
     dtype = compute_dtype(query)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    seed = torch.randint(2**62, (1,))
+    seed = torch.randint(2**62, (1,)) if dropout else torch.zeros(1, dtype=torch.int64)
     heads = (query.to(dtype), key.to(dtype), value.to(dtype))
     return _attention(*heads, numbers, seed, causal, every_query, dropout, scale)[0]
 
