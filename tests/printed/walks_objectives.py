@@ -36,6 +36,23 @@ OBJECTIVES = (
         before=(f"artel train ruroberta-mlm 'data.sources.0.path=texts/*.txt' model.from=FOLDER {SHORT}",),
     ),
     Walk(
+        "names and vectors from a masked model",
+        (
+            Step(
+                "artel train ner-ru data.sources.0.path=names.jsonl model.from=runs/ruroberta-mlm/model",
+                SHORT,
+                leaves="runs/ner-ru/model",
+            ),
+            Step(
+                "artel train embed-ru data.sources.0.path=matches.jsonl model.from=runs/ruroberta-mlm/model",
+                f"{SHORT} embedding.matryoshka=[32,16]",
+                leaves="runs/embed-ru/model/modules.json",
+            ),
+        ),
+        needs=(inputs.names, inputs.matches, inputs.texts, inputs.roberta()),
+        before=(f"artel train ruroberta-mlm 'data.sources.0.path=texts/*.txt' model.from=FOLDER {SHORT}",),
+    ),
+    Walk(
         "rewards",
         (
             Step(
