@@ -7,6 +7,10 @@ seed, with the same steps, batches, order and initial weights: on the tokens alo
 distillation. Shown is the cross-entropy of the validation texts after the last step and at its best, in nats per token:
 the same figure of the same tokens for all. No student reads any other text than the teacher did. Beside it stand the
 size of the teacher's kept outputs and the time they took. --write writes benchmarks/distill.md.
+
+With --by-text the student has a tokenizer of its own, and what is written is a section of that page:
+
+    python benchmarks/distill.py --data ../shared/data/pile --by-text --seeds 1 --steps 150 --teacher-steps 250
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import yaml
 from safetensors import safe_open
 
 PAGE = Path(__file__).parent / "distill.md"
+BY_TEXT = "## A student with another tokenizer than its teacher"
 COMMON = {"model_type": "gpt2", "n_head": 4, "n_positions": 128, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
 TEACHER = {**COMMON, "n_layer": 4, "n_embd": 192}
 STUDENT = {**COMMON, "n_layer": 2, "n_embd": 112}
@@ -94,18 +99,21 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--alpha", type=float, default=0.3)
     parser.add_argument("--top-k", type=int, default=64)
-    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
+    parser.add_argument("--by-text", action="store_true", help="teacher and student have tokenizers of their own")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}, or its section")
     options = parser.parse_args()
     folder = Path(options.folder)
-    vocabulary = {"train": {"vocab": 2048}}
+    vocabulary = {"train": {"vocab": 4096, "pattern": "gpt4"} if options.by_text else {"vocab": 2048}}
     teacher = train(
         run_file(options, "teacher", options.teacher_steps, tokenizer=vocabulary, model={"config": TEACHER})
     )
+    own = {"train": {"vocab": 2048}} if options.by_text else {"from": str(folder / "teacher" / "model")}
     rows = []
     for seed in options.seeds:
-        student = {"seed": seed, "model": {"config": STUDENT}, "tokenizer": {"from": str(folder / "teacher" / "model")}}
+        student = {"seed": seed, "model": {"config": STUDENT}, "tokenizer": own}
         alone = train(run_file(options, f"alone-{seed}", options.steps, **student))
         settings = {name: getattr(options, name) for name in ("temperature", "alpha", "top_k")}
+        settings["tokenizer"] = "by_text" if options.by_text else "same"
         student |= {"objective": "distill", "distill": {**settings, "teacher": str(folder / "teacher")}}
         student["checkpoint"] = {"every": options.steps // 2, "keep": 1, "best": "cross_entropy"}
         taught = train(run_file(options, f"distilled-{seed}", options.steps, **student))
@@ -114,7 +122,9 @@ def main() -> None:
     page = report(options, teacher, rows)
     print(page)
     if options.write:
-        PAGE.write_text(page)
+        whole, heading, section = PAGE.read_text().partition(BY_TEXT)
+        parts = (whole, page) if options.by_text else (page, heading + section)
+        PAGE.write_text("\n\n".join(part.strip() for part in parts if part) + "\n")
     sys.exit(any(taught.last >= alone.last for _, alone, taught in rows))
 
 
@@ -128,15 +138,20 @@ def report(options: argparse.Namespace, teacher: Result, rows: list[tuple[int, R
         for seed, alone, taught in rows
     ]
     gains = [alone.last - taught.last for _, alone, taught in rows]
+    title = BY_TEXT if options.by_text else "# Distillation: a student of a quarter of its teacher's size"
+    ids = "2,048 ids (gpt2), the teacher's 4,096 (gpt4)" if options.by_text else "2,048 ids"
+    words = f"--by-text --seeds 1 --steps {options.steps} --teacher-steps {options.teacher_steps} --write"
     return "\n".join(
         [
-            "# Distillation: a student of a quarter of its teacher's size",
+            title,
             "",
-            f"`python benchmarks/distill.py --data ../shared/data/pile --write` at {commit}: GPT-2 models on the "
-            "sample of The Pile, blocks of 128 tokens, 16 a step, 2,048 ids.",
+            f"`python benchmarks/distill.py --data ../shared/data/pile {words if options.by_text else '--write'}` at "
+            f"{commit}: GPT-2 models on the sample of The Pile, blocks of 128 tokens, 16 a step, {ids}.",
             "",
             f"- teacher: {large:,} parameters, {options.teacher_steps} steps; validation cross-entropy "
-            f"{teacher.last:.4f} nats per token (at its best {teacher.best:.4f})",
+            f"{teacher.last:.4f} nats per token{' of its own' if options.by_text else ''} (at its best "
+            f"{teacher.best:.4f})",
+            *aligned(folder),
             f"- student: {small:,} parameters (1/{large / small:.1f}), {options.steps} steps; forward KL, temperature "
             f"{options.temperature:g}, alpha {options.alpha:g}, the {options.top_k} likeliest ids and the rest",
             "",
@@ -153,6 +168,14 @@ def report(options: argparse.Namespace, teacher: Result, rows: list[tuple[int, R
             *kept_outputs(folder, rows),
         ]
     )
+
+
+def aligned(folder: Path) -> list[str]:
+    """Which targets a teacher with another tokenizer teaches, as the run says it."""
+    notes = [
+        json.loads(file.read_text()).get("note") for file in (folder / "stores").glob("*.teachers/*/manifest.json")
+    ]
+    return [f"- {note}" for note in notes if note]
 
 
 def kept_outputs(folder: Path, rows: list[tuple[int, Result, Result]]) -> list[str]:

@@ -201,9 +201,10 @@ def test_shards_are_the_same_for_any_number_of_ranks():
 
 
 @pytest.mark.processes
-def test_killed_while_it_asks_the_teacher_it_asks_for_the_rest_alone(tmp_path):
+@pytest.mark.parametrize("case", ["distill", "distill_by_text"])
+def test_killed_while_it_asks_the_teacher_it_asks_for_the_rest_alone(tmp_path, case):
     """Finished shards are not computed again; what comes out is what an unbroken run has, also by two processes."""
-    run = objective_run(tmp_path / "run.yaml", "distill")
+    run = objective_run(tmp_path / "run.yaml", case)
     assert artel("prepare", run).returncode == 0
     process = start("train", run)
     stores = tmp_path / "stores"
@@ -226,7 +227,7 @@ def test_killed_while_it_asks_the_teacher_it_asks_for_the_rest_alone(tmp_path):
     # By two processes: the same outputs, and the same losses.
     aside = tmp_path / "of one"
     shutil.move(whole, aside)
-    other = objective_run(tmp_path / "other.yaml", "distill")
+    other = objective_run(tmp_path / "other.yaml", case)
     done = torchrun(2, WORKERS / "train_cases.py", other)
     assert done.returncode == 0, done.stderr[-3000:]
     for split in ("train", "validation"):
@@ -235,6 +236,7 @@ def test_killed_while_it_asks_the_teacher_it_asks_for_the_rest_alone(tmp_path):
         for number in range(0, len(one), 7):
             a, b = one.read(number), two.read(number)
             assert np.abs(a["log_probs"].astype(np.float32) - b["log_probs"].astype(np.float32)).max() < 0.02
+            assert np.array_equal(a.get("aligned"), b.get("aligned"))
     again = losses(other.with_suffix(""))
     assert max(abs(figures[step][0] - again[step][0]) for step in figures) < 1e-4
 

@@ -74,6 +74,9 @@ KINDS = {
                "rerank": {"negatives": 3, "candidates": 6}},
     "distill_masked": {"objective": "distill", "model": "bert", "tokenizer": {"train": None}, "data": {"block": 48},
                        "distill": {"on": "masked", "loss": "reverse_kl", "top_k": None}},
+    "distill_by_text": {"objective": "distill", "model": "llama", "tokenizer": {"train": {"vocab": 290}},
+                        "data": {"block": 48, "packing": "best_fit"},
+                        "distill": {"top_k": 8, "temperature": 2.0, "tokenizer": "by_text"}},
 }  # fmt: skip
 OFF = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
 SMALL_T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
@@ -251,7 +254,8 @@ MADE = {"seq2seq": rewritten, "translation": rewritten,
         "triplet": matches, "cosent": partial(matches, scored=True), "number": numbers, "one_label": one_label,
         "words": tagged_words, "cosine": partial(matches, scored=True), "listwise": ranked,
         "scored": scored}  # fmt: skip
-TEACHERS = {"distill": teacher, "distill_beside": teacher, "distill_masked": masked_teacher}
+TEACHERS = {"distill": teacher, "distill_beside": teacher, "distill_masked": masked_teacher,
+            "distill_by_text": teacher}  # fmt: skip
 
 
 def objective_run(path, name, *, dropout=False, **changes):

@@ -325,6 +325,13 @@ class Objective(ABC):
     def check_teacher(self, tokenizer: Tokenizer) -> None:  # noqa: B027  # if there is a `teacher`
         """Raise InputError if a teacher with this tokenizer cannot teach."""
 
+    def alignment_note(self, aligned: float) -> str:
+        """A sentence for the user on a teacher that reads the samples' text by its own tokenizer; empty for others.
+
+        `aligned`, 0 to 1: the share of targets that the teacher answered. Raises InputError if it is too small.
+        """
+        return ""
+
     def set_teacher(self, call: TeacherCall, config: PreTrainedConfig) -> None:  # noqa: B027  # if it stays in memory
         """How to call the teacher from now on, and what model it is."""
 
@@ -333,8 +340,8 @@ class Objective(ABC):
     ) -> tuple[torch.Tensor, np.ndarray, dict[str, np.ndarray]]:
         """What a teacher says of a batch, and is kept of that.
 
-        (Its cross-entropy, targets and right guesses, float64 (3,); targets of each row, int64 (rows,); arrays
-        (targets, …), the rows' one after another.)
+        (Its cross-entropy, targets that it answered and right guesses, float64 (3,); targets of each row, int64
+        (rows,); arrays (targets, …), the rows' one after another.)
         """
         raise NotImplementedError
 

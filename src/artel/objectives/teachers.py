@@ -25,6 +25,8 @@ class Teacher:
     stays in memory beside the model that is trained."""
     bytes_per_target: int = 0
     """Of the outputs that are kept."""
+    reads_text: bool = False
+    """True if it reads the text of the samples by its own tokenizer, on which its outputs then depend, too."""
 
 
 class KeptOutputs(Protocol):

@@ -23,6 +23,11 @@ class HiddenStatesConfig(Section):
 
 class DistillConfig(Section):
     teacher: Name | None = Field(default=None, description="The teacher: the folder of a run or a model, or a hub id.")
+    tokenizer: Literal["same", "by_text"] = Field(
+        default="same",
+        description="same: a teacher whose tokenizer is not the student's is refused. by_text: it reads the same text "
+        "by its own tokenizer, and teaches the targets that are its tokens, too; ids are mapped by their text.",
+    )
     on: Literal["auto", "causal", "chat", "masked"] = Field(
         default="auto",
         description="What it teaches, as the objective of that name learns it: causal (auto: of texts), chat (auto: of "

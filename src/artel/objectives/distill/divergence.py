@@ -33,6 +33,11 @@ def divergence(teacher: torch.Tensor, student: torch.Tensor, kind: str, beta: fl
     return beta * kl_divergence(teacher, mixture) + (1 - beta) * kl_divergence(student, mixture)
 
 
+def at_temperature(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Log-probabilities, float32 (count, vocabulary), of logits of that shape divided by the temperature."""
+    return (logits if temperature == 1 else logits / temperature).log_softmax(dim=1)
+
+
 def in_classes(log_probs: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Log-probabilities of some ids and of all others together, (count, k + 1), of those of all, (count, vocabulary).
 
@@ -40,3 +45,21 @@ def in_classes(log_probs: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """
     others = log_probs.scatter(1, ids, -torch.inf).logsumexp(dim=1, keepdim=True)
     return torch.cat([log_probs.gather(1, ids), others], dim=1)
+
+
+def mapped_classes(
+    log_probs: torch.Tensor, ids: torch.Tensor, vocabulary: int, top_k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A teacher's likeliest ids as a student's, int64 (count, k), and log-probabilities of these and of all others
+    together, (count, k + 1).
+
+    `log_probs` (count, teacher's vocabulary). `ids`, int64 (teacher's vocabulary,), are the student's that the
+    teacher's count as, of `vocabulary`; -1: as none, which is one of the others.
+    """
+    has_id = ids >= 0
+    probabilities = log_probs.exp()
+    shared = probabilities.new_zeros(len(log_probs), vocabulary).index_add(1, ids[has_id], probabilities[:, has_id])
+    likeliest = shared.topk(top_k, dim=1).indices
+    others = shared.scatter(1, likeliest, 0).sum(dim=1, keepdim=True)
+    others = others + probabilities[:, ~has_id].sum(dim=1, keepdim=True)
+    return likeliest, torch.cat([shared.gather(1, likeliest), others], dim=1).log()

@@ -4,7 +4,8 @@ The loss of a target is
 
     alpha x cross-entropy + (1 - alpha) x T² x divergence(teacher at T, student at T) + hidden.weight x hidden states
 
-where the divergence is one of `divergence.py`, and T, the temperature, divides the logits of both. T² keeps the
+and the cross-entropy alone where a teacher with another tokenizer has no such target (`by_text.py`).
+The divergence is one of `divergence.py`, and T, the temperature, divides the logits of both. T² keeps the
 gradient of the divergence as large as it is at T = 1 (Hinton et al. 2015, section 2).
 
 What is taught is what another objective learns: the next token of texts, the assistant's turns, hidden tokens. That
@@ -15,7 +16,6 @@ comes in does not matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -27,8 +27,10 @@ from artel.objectives.base import Better, Objective
 from artel.objectives.batch import Batch
 from artel.objectives.causal import Causal
 from artel.objectives.chat import Chat
+from artel.objectives.distill.by_text import TokenMap
 from artel.objectives.distill.teacher import (
     KEY,
+    by_text_problems,
     check_widths,
     layout_problems,
     source_problems,
@@ -46,10 +48,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from artel.models.logits_loss import PositionLogits
+    from artel.objectives.distill.outputs import Classes
 
-_LOWEST = -60_000.0
-"""The lowest log-probability that is kept: float16 ends at 65,504."""
 _BETTER: dict[str, Better] = {"cross_entropy": "lower", "divergence": "lower", "agreement": "higher"}
 
 
@@ -68,6 +68,7 @@ class Distillation(Objective):
         "divergence",
         "agreed",
         "taught",
+        "aligned",
         "hidden",
         "balance",
     )
@@ -82,6 +83,7 @@ class Distillation(Objective):
         self._vocabulary = tokenizer.vocabulary
         self._id_type = np.dtype(token_type(self._vocabulary))
         self._kept: dict[bool, KeptOutputs] = {}
+        self._token_map: TokenMap | None = None
         self._call_teacher: TeacherCall | None = None
         self._teacher_config: PreTrainedConfig | None = None
         top_k = run.distill.top_k
@@ -95,6 +97,7 @@ class Distillation(Objective):
     def loss_in_words(self) -> str:
         config = self._config
         of = "all ids" if config.top_k is None else f"the teacher's {config.top_k} likeliest ids"
+        of += " by their text" if config.tokenizer == "by_text" else ""
         hidden = ", hidden states" if config.hidden is not None else ""
         return f"{config.loss} of {of} at temperature {config.temperature:g}, {config.alpha:g} cross-entropy{hidden}"
 
@@ -122,7 +125,7 @@ class Distillation(Objective):
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
         sources = source_problems(run, Distill.learns_from, cls.taught.learns_from)
-        return [*super().problems(run), *sources, *teacher_problems(run), *layout_problems(run)]
+        return [*super().problems(run), *sources, *teacher_problems(run), *layout_problems(run), *by_text_problems(run)]
 
     # The teacher
 
@@ -140,12 +143,25 @@ class Distillation(Objective):
             "temperature": config.temperature,
         }
         bytes_per_target = config.top_k * self._id_type.itemsize + 2 * (config.top_k + 1)
-        return Teacher(teacher_model(run), settings, bytes_per_target)
+        if config.tokenizer == "same":
+            return Teacher(teacher_model(run), settings, bytes_per_target)
+        settings |= {"student_tokenizer": self.tokenizer.fingerprint}
+        return Teacher(teacher_model(run), settings, bytes_per_target + 1, reads_text=True)
 
     def check_teacher(self, tokenizer: Tokenizer) -> None:
-        problems = tokenizer_problems(self.tokenizer, tokenizer, KEY)
-        if problems:
-            raise InputError(problems)
+        if self._config.tokenizer == "same":
+            problems = tokenizer_problems(self.tokenizer, tokenizer, KEY)
+            if problems:
+                raise InputError(problems)
+        elif tokenizer.fingerprint != self.tokenizer.fingerprint:
+            self._token_map = TokenMap(self.tokenizer, tokenizer, packs_text=self.packs_text, key=KEY)
+
+    def alignment_note(self, aligned: float) -> str:
+        if self._config.tokenizer == "same":
+            return ""
+        if self._token_map is None:
+            return "distill.tokenizer: by_text changes nothing, since teacher and student have one tokenizer"
+        return self._token_map.note(aligned)
 
     def set_teacher(self, call: TeacherCall, config: PreTrainedConfig) -> None:
         self._call_teacher, self._teacher_config = call, config
@@ -161,37 +177,33 @@ class Distillation(Objective):
     def outputs_to_keep(
         self, model: PreTrainedModel, batch: Batch
     ) -> tuple[torch.Tensor, np.ndarray, dict[str, np.ndarray]]:
-        """`ids` (targets, k), the likeliest first, and `log_probs` float16 (targets, k + 1), at the temperature, of
-        these and of all others together.
+        """`ids` (targets, k), the student's, the likeliest first, and `log_probs` float16 (targets, k + 1), at the
+        temperature, of these and of all others together. Of a teacher with another tokenizer also `aligned`, bool
+        (targets,): whether the target is a token of the teacher, too; zeros are kept for the others.
         """
         import torch
 
-        from artel.models.logits_loss import PositionLogits
-        from artel.objectives.distill.divergence import in_classes
+        from artel.models.loading.structure import position_limit
+        from artel.objectives.distill.outputs import TeacherOutputs
 
-        labels, places = _targets(batch)
-        teacher = PositionLogits(model, self._inputs(model, batch), places)
-        top_k = self._config.top_k
-        assert top_k is not None
-        sums = torch.zeros(3, dtype=torch.float64)
-        ids, log_probs = [np.zeros((0, top_k), self._id_type)], [np.zeros((0, top_k + 1), np.float16)]
-        for chunk in teacher.chunks():
-            logits = teacher.read(chunk)[:, : self._vocabulary]
-            plain = torch.nn.functional.cross_entropy(logits, labels[chunk], reduction="sum")
-            likeliest = logits.topk(top_k, dim=1).indices
-            right = (likeliest[:, 0] == labels[chunk]).sum()
-            sums += torch.tensor([float(plain), len(logits), float(right)], dtype=torch.float64)
-            classes = in_classes(self._at_temperature(logits), likeliest).clamp(min=_LOWEST)
-            ids.append(likeliest.cpu().numpy().astype(self._id_type))
-            log_probs.append(classes.half().cpu().numpy())
+        assert self._config.top_k is not None
+        outputs = TeacherOutputs(self._config.top_k, self._config.temperature, self._vocabulary)
         counts = (batch.tensors["targets"] != IGNORED).sum(dim=1).cpu().numpy()
-        return sums, counts, {"ids": np.concatenate(ids), "log_probs": np.concatenate(log_probs)}
+        if self._token_map is None:
+            sums, kept = outputs.of_ids(model, self._inputs(model, batch), batch)
+            return sums, counts, kept
+        device = batch.tensors["input_ids"].device
+        reading = self._token_map.read(batch, position_limit(model), apart=self.apart).to(device)
+        ids = torch.from_numpy(self._token_map.ids).to(device)
+        sums, kept = outputs.by_text(model, self._inputs(model, reading.batch), reading, batch.targets, ids)
+        return sums, counts, kept
 
     # Batches
 
     def batch(self, rows: Rows) -> Batch:
         """What `taught` makes of the rows, and of what was kept `teacher_ids` int32 (rows, length, k) and
-        `teacher_log_probs` float16 (rows, length, k + 1), zeros where there is no target.
+        `teacher_log_probs` float16 (rows, length, k + 1), zeros where there is no target. `teacher_aligned`, bool
+        (rows, length), says where the teacher has one, if it is not everywhere.
         """
         import torch
 
@@ -203,6 +215,7 @@ class Distillation(Objective):
         top_k = self._config.top_k or 0
         ids = np.zeros((*targets.shape, top_k), dtype=np.int32)
         log_probs = np.zeros((*targets.shape, top_k + 1), dtype=np.float16)
+        aligned = np.zeros(targets.shape, dtype=bool)
         for row in np.flatnonzero(rows.valid):
             places = np.flatnonzero(targets[row] != IGNORED)
             of_sample = kept.read(int(rows.indices[row]))
@@ -210,15 +223,20 @@ class Distillation(Objective):
                 what = f"hold {len(of_sample['ids']):,} targets of a sample that has {len(places):,}"
                 raise WorkError.at(str(kept.folder), what, "remove the folder: the teacher answers again")
             ids[row, places], log_probs[row, places] = of_sample["ids"], of_sample["log_probs"]
+            aligned[row, places] = of_sample.get("aligned", True)
         more = {"teacher_ids": torch.from_numpy(ids), "teacher_log_probs": torch.from_numpy(log_probs)}
+        if self._config.tokenizer == "by_text":
+            more["teacher_aligned"] = torch.from_numpy(aligned)
         return Batch(batch.tensors | more, batch.targets, batch.tokens)
 
     # The loss
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        from artel.objectives.distill.outputs import kept_classes
+
         if self._call_teacher is not None:
             return self._call_teacher(lambda teacher: self._sums_beside(teacher, model, batch))
-        return with_balance(model, batch, lambda: self._sums(model, batch, _kept_classes(batch)))
+        return with_balance(model, batch, lambda: self._sums(model, batch, kept_classes(batch)))
 
     def _sums_beside(self, teacher: PreTrainedModel, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """The sums with the teacher in memory: it reads the batch first."""
@@ -226,64 +244,61 @@ class Distillation(Objective):
 
         from artel.models.logits_loss import PositionLogits
         from artel.objectives.distill.hidden_states import hidden_loss, recording
+        from artel.objectives.distill.outputs import all_classes, targets_of
 
-        _, places = _targets(batch)
-        hidden = self._config.hidden
+        _, places = targets_of(batch)
+        hidden, temperature = self._config.hidden, self._config.temperature
         if hidden is None:
             answers = PositionLogits(teacher, self._inputs(teacher, batch), places)
-            return with_balance(model, batch, lambda: self._sums(model, batch, self._all_classes(answers)))
+            classes = all_classes(answers, self._vocabulary, temperature)
+            return with_balance(model, batch, lambda: self._sums(model, batch, classes))
         with torch.no_grad(), recording(teacher) as theirs:
             answers = PositionLogits(teacher, self._inputs(teacher, batch), places)
+        classes = all_classes(answers, self._vocabulary, temperature)
         with recording(model) as own:
-            sums = with_balance(model, batch, lambda: self._sums(model, batch, self._all_classes(answers)))
+            sums = with_balance(model, batch, lambda: self._sums(model, batch, classes))
         matched = hidden_loss(theirs, own, places, hidden)
         at = self.sums.index("hidden")
         return torch.cat([sums[:1] + hidden.weight * matched, sums[1:at], matched.detach()[None], sums[at + 1 :]])
 
-    def _sums(self, model: PreTrainedModel, batch: Batch, classes: _Classes | None) -> torch.Tensor:
+    def _sums(self, model: PreTrainedModel, batch: Batch, classes: Classes | None) -> torch.Tensor:
         """`sums` but the last, float32; `classes` are the teacher's, None where it is not known."""
         import torch
         import torch.nn.functional as F
 
         from artel.models.logits_loss import loss_of_logits
-        from artel.objectives.distill.divergence import divergence
+        from artel.objectives.distill.divergence import at_temperature, divergence
+        from artel.objectives.distill.outputs import targets_of
 
         config = self._config
-        labels, places = _targets(batch)
+        labels, places = targets_of(batch)
+        aligned = batch.tensors.get("teacher_aligned")
+        is_aligned = None if aligned is None else aligned.flatten()[places]
 
         def of_chunk(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
-            plain = F.cross_entropy(logits, labels[chunk], reduction="sum")
+            plain = F.cross_entropy(logits, labels[chunk], reduction="none")
             guesses = logits.detach().argmax(dim=1)
             right = (guesses == labels[chunk]).sum()
             zero = plain.new_zeros(())
             if classes is None:
-                return torch.stack([plain, right.float(), plain.detach(), zero, zero])
-            student = self._at_temperature(logits[:, : self._vocabulary])
+                return torch.stack([plain.sum(), right.float(), plain.detach().sum(), zero, zero, zero])
+            student = at_temperature(logits[:, : self._vocabulary], config.temperature)
             teacher, first, student = classes(student, chunk)
-            apart = divergence(teacher, student, config.loss, config.beta).sum()
+            apart = divergence(teacher, student, config.loss, config.beta)
             loss = config.alpha * plain + (1 - config.alpha) * config.temperature**2 * apart
-            agreed = (guesses == first).sum()
-            return torch.stack([loss, right.float(), plain.detach(), apart.detach(), agreed.float()])
+            agreed = guesses == first
+            if is_aligned is not None:
+                loss = torch.where(is_aligned[chunk], loss, plain)
+                apart, agreed = apart * is_aligned[chunk], agreed & is_aligned[chunk]
+            count = plain.new_tensor(len(plain)) if is_aligned is None else is_aligned[chunk].sum()
+            figures = [plain.detach(), apart.detach(), agreed]
+            return torch.stack([loss.sum(), right.float(), *(each.sum().float() for each in figures), count.float()])
 
         inputs = self._inputs(model, batch)
-        loss, right, plain, apart, agreed = loss_of_logits(model, inputs, places, of_chunk, 5)
+        loss, right, plain, apart, agreed, count = loss_of_logits(model, inputs, places, of_chunk, 6)
         targets = torch.full_like(plain, batch.targets)
         taught = torch.zeros_like(targets) if classes is None else targets
-        return torch.stack([loss, targets, right, plain, apart, agreed, taught, torch.zeros_like(plain)])
-
-    def _all_classes(self, answers: PositionLogits) -> _Classes:
-        """Every id is a class."""
-
-        def classes(student: torch.Tensor, chunk: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            logits = answers.read(chunk)[:, : self._vocabulary]
-            return self._at_temperature(logits), logits.argmax(dim=1), student
-
-        return classes
-
-    def _at_temperature(self, logits: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities, float32."""
-        temperature = self._config.temperature
-        return (logits if temperature == 1 else logits / temperature).log_softmax(dim=1)
+        return torch.stack([loss, targets, right, plain, apart, agreed, taught, count, torch.zeros_like(plain)])
 
     def _inputs(self, model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
         more = {} if self.sees_ahead else {"use_cache": False}
@@ -294,15 +309,20 @@ class Distillation(Objective):
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
         """`cross_entropy` is that of the tokens, and perplexity, accuracy and bits per byte are of it, as `taught` has
         them. `divergence` is a mean per target at the temperature, without T²; `agreement` the share of targets whose
-        likeliest token is the teacher's. `loss` and these two are left out where no teacher is known.
+        likeliest token is the teacher's. `loss` and these two are left out where no teacher is known. Of a teacher with
+        another tokenizer both are of the targets that it has, too.
         """
         plain = super().metrics({**totals, "loss": totals["plain"]}, outputs, part)  # type: ignore[safe-super]
         plain = {("cross_entropy" if name == "loss" else name): figure for name, figure in plain.items()}
         if not totals["taught"]:
             return plain
-        means = {name: totals[name] / totals["targets"] for name in ("loss", "divergence", "agreed", "hidden")}
-        figures = {"loss": means["loss"], **plain, "divergence": means["divergence"], "agreement": means["agreed"]}
-        return figures if self._config.hidden is None else figures | {"hidden_loss": means["hidden"]}
+        figures = {"loss": totals["loss"] / totals["targets"], **plain}
+        if totals["aligned"]:
+            figures |= {"divergence": totals["divergence"] / totals["aligned"]}
+            figures |= {"agreement": totals["agreed"] / totals["aligned"]}
+        if self._config.hidden is not None:
+            figures |= {"hidden_loss": totals["hidden"] / totals["targets"]}
+        return figures
 
 
 class Distill(Distillation, Causal):
@@ -349,37 +369,9 @@ class DistillMasked(Distillation, Masked):
 
 
 _KINDS: tuple[type[Distillation], ...] = (Distill, DistillChat, DistillMasked)
-_Classes = Callable[["torch.Tensor", slice], "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"]
-"""(the student's log-probabilities of all ids, which positions) → the teacher's of each class, its first id, and the
-student's of each class."""
 
 
 def _means(run: RunConfig, name: str, taught: type[Objective]) -> bool:
     """Whether a run means distillation of an objective: by its name, or by the kind of its sources."""
     kinds = {source.yields for source in run.data.sources}
     return run.distill.on == name or (run.distill.on == "auto" and bool(kinds & set(taught.learns_from)))
-
-
-def _targets(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """The targets, int64 (count,), and the positions in the flattened rows that predict them, int64 (count,)."""
-    targets, places = batch.tensors["targets"].flatten(), batch.tensors.get("places")
-    if places is None:
-        places = (targets != IGNORED).nonzero()[:, 0]
-    return targets[places], places
-
-
-def _kept_classes(batch: Batch) -> _Classes | None:
-    """The ids that were kept, and all others together."""
-    if "teacher_ids" not in batch.tensors:
-        return None
-    from artel.objectives.distill.divergence import in_classes
-
-    _, places = _targets(batch)
-    ids = batch.tensors["teacher_ids"].flatten(0, 1)[places]
-    log_probs = batch.tensors["teacher_log_probs"].flatten(0, 1)[places]
-
-    def classes(student: torch.Tensor, chunk: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        here = ids[chunk].long()
-        return log_probs[chunk].float().log_softmax(dim=1), here[:, 0], in_classes(student, here)
-
-    return classes

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.tokens import Tokenizer, load_tokenizer
+from artel.tokens.tokenizer.token_texts import token_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -38,9 +39,10 @@ def teacher_problems(run: RunConfig) -> list[Problem]:
         problems.append(Problem(KEY, what, f"train it first: artel train {config.teacher}"))
     elif config.teacher.startswith((".", "/", "~")) and not model.is_dir():
         problems.append(Problem(KEY, f"there is no folder {config.teacher}", "give a run, a model folder or a hub id"))
-    elif run.tokenizer.train is not None:
+    elif run.tokenizer.train is not None and config.tokenizer == "same":
         what = "a tokenizer trained anew has other tokens than the teacher, whose distributions are over its own"
-        problems.append(Problem("tokenizer.train", what, "leave tokenizer out: the teacher's own is taken"))
+        fix = "leave tokenizer out: the teacher's own is taken; or write distill.tokenizer: by_text"
+        problems.append(Problem("tokenizer.train", what, fix))
     elif model.is_dir():
         problems += _tokenizer_problems(run, model)
     return problems
@@ -58,7 +60,7 @@ def source_problems(run: RunConfig, known: Collection[str], taught: Sequence[str
 def layout_problems(run: RunConfig) -> list[Problem]:
     """What needs the teacher in memory beside the student, or cannot have it there."""
     if run.distill.top_k is not None:
-        if run.distill.hidden is None:
+        if run.distill.hidden is None or run.distill.tokenizer == "by_text":
             return []
         what = "hidden states are not kept: the teacher must be in memory beside the student"
         return [Problem("distill.hidden", what, "write distill.top_k: null with it")]
@@ -72,9 +74,33 @@ def layout_problems(run: RunConfig) -> list[Problem]:
     ]
 
 
+def by_text_problems(run: RunConfig) -> list[Problem]:
+    """What a teacher with another tokenizer cannot teach."""
+    config = run.distill
+    if config.tokenizer == "same":
+        return []
+    problems = []
+    if config.on == "masked":
+        what = "masked hides the student's tokens, which a teacher with another tokenizer does not have"
+        problems.append(Problem("distill.on", what, "write distill.tokenizer: same, or teach causal or chat"))
+    elif config.top_k is None:
+        what = "null asks the teacher while the student trains, and one with another tokenizer is asked before"
+        problems.append(Problem("distill.top_k", what, "write 64, or distill.tokenizer: same"))
+    if config.hidden is not None:
+        what = "hidden states of other tokens cannot be compared"
+        problems.append(Problem("distill.hidden", what, "leave it out, or write distill.tokenizer: same"))
+    if run.tokenizer.train is not None and run.tokenizer.train.pattern == "whitespace":
+        what = "whitespace makes tokens that do not join to their text, by which distill.tokenizer: by_text goes"
+        problems.append(Problem("tokenizer.train.pattern", what, "write gpt2 or gpt4"))
+    return problems
+
+
 def _tokenizer_problems(run: RunConfig, model: Path) -> list[Problem]:
     """The student's own tokenizer, where the run names one that is here, held against the teacher's."""
     key, name = ("tokenizer.from", run.tokenizer.from_) if run.tokenizer.from_ else ("model.from", run.model.from_)
+    if run.distill.tokenizer == "by_text":
+        places = [(KEY, str(model)), *([(key, name)] if name is not None and Path(name).is_dir() else [])]
+        return [problem for place in places for problem in _text_problems(*place)]
     if name is None or run.data.from_store or not Path(name).is_dir() or Path(name).resolve() == model.resolve():
         return []
     try:
@@ -84,14 +110,24 @@ def _tokenizer_problems(run: RunConfig, model: Path) -> list[Problem]:
     return tokenizer_problems(student, teacher, key)
 
 
+def _text_problems(key: str, name: str) -> list[Problem]:
+    """Why the tokens of a tokenizer cannot be compared by their text."""
+    try:
+        token_texts(load_tokenizer(name, key), key)
+    except InputError as error:
+        return list(error.problems)
+    return []
+
+
 def tokenizer_problems(student: Tokenizer, teacher: Tokenizer, key: str) -> list[Problem]:
     """Why a teacher cannot teach a student: their tokens differ, and how."""
     if student.fingerprint == teacher.fingerprint:
         return []
     differs = _difference(student, teacher)
     fix = (
-        "take the teacher's tokenizer (leave tokenizer and model.from out), or a teacher that has the student's; "
-        "across tokenizers a student learns the teacher's texts: artel generate TEACHER --prompts FILE writes them"
+        "take the teacher's tokenizer (leave tokenizer and model.from out), or a teacher that has the student's; or "
+        "write distill.tokenizer: by_text, which teaches where both have the same tokens; or let the student learn the "
+        "teacher's texts: artel generate TEACHER --prompts FILE writes them"
     )
     return [Problem(key, f"the student's tokenizer is not the teacher's: {differs}", fix)]
 

@@ -68,9 +68,9 @@ def write_shard(
 
 
 def read_about(folder: Path, shard: Shard) -> dict[str, Any]:
-    """What `write_shard` was told about a shard."""
+    """What `write_shard` was told about a shard, and its `targets`."""
     with safe_open(folder / shard.name, framework="np") as file:
-        return orjson.loads((file.metadata() or {})["about"])
+        return {**orjson.loads((file.metadata() or {})["about"]), "targets": int(file.get_tensor(_COUNTS).sum())}
 
 
 def write_manifest(folder: Path, about: dict[str, Any], shards: list[Shard]) -> None:

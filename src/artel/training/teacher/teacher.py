@@ -27,7 +27,7 @@ from artel.objectives import Objective
 from artel.objectives.teachers import Teacher
 from artel.parallel import World
 from artel.storage import lock, write_file
-from artel.tokens import Samples, TokenStore, evaluation_rows
+from artel.tokens import Samples, TokenStore, evaluation_rows, load_tokenizer
 from artel.training.evaluation import News, micro_batch_size
 from artel.training.heartbeat import heartbeat
 from artel.training.teacher.kept import (
@@ -78,6 +78,9 @@ def set_teacher(
         objective.set_teacher(model.call, model.config)
         return
     folder = _kept_outputs(objective, teacher, config, store, world, note if resumes else None, tell)
+    alignment = read_manifest(folder).get("note")
+    if alignment:
+        tell(alignment)
     if world.first and not (resumes and note.is_file()):
         write_file(note, orjson.dumps({"outputs": str(folder)}))
     for name, is_validation in _SPLITS.items():
@@ -107,6 +110,8 @@ def _kept_outputs(
             "settings": teacher.settings,
             "precision": teacher_precision(config, world.device),
         }
+        if teacher.reads_text:
+            inputs["tokenizer"] = load_tokenizer(teacher.model, f"{objective.section}.teacher").fingerprint
         key = xxhash.xxh3_128_hexdigest(orjson.dumps(inputs, option=orjson.OPT_SORT_KEYS))
         folder = store.folder.resolve().with_name(f"{store.folder.name}.teachers") / key
         _mend(folder, tell)
@@ -197,7 +202,7 @@ def _compute(
             _round(objective, model, config, datasets, missing[start : start + world.size], world, parts)
         del model
         release_memory(world.device)
-        _on_first(world, lambda: _finish(folder, parts, shards, store, teacher, tell))
+        _on_first(world, lambda: _finish(objective, folder, parts, shards, store, teacher, tell))
     finally:
         if world.first:
             held.__exit__(None, None, None)
@@ -242,18 +247,30 @@ def _round(
     world.barrier()
 
 
-def _finish(folder: Path, parts: Path, shards: list[Shard], store: TokenStore, teacher: Teacher, tell: Tell) -> None:
+def _finish(
+    objective: Objective,
+    folder: Path,
+    parts: Path,
+    shards: list[Shard],
+    store: TokenStore,
+    teacher: Teacher,
+    tell: Tell,
+) -> None:
     """Give a folder with all shards its manifest and its name, and say what it holds."""
     about: dict[str, Any] = {"format": _FORMAT, "store": store.digest, "teacher": teacher.model}
     about |= {"settings": teacher.settings, "seconds": 0.0}
+    all_answered = all_targets = 0
     for name in _SPLITS:
         facts = [read_about(parts, shard) for shard in shards if shard.split == name]
-        loss, targets, right = np.sum([[0.0, 0.0, 0.0], *(each["sums"] for each in facts)], axis=0).tolist()
+        loss, answered, right = np.sum([[0.0, 0.0, 0.0], *(each["sums"] for each in facts)], axis=0).tolist()
+        targets = sum(each["targets"] for each in facts)
         about["seconds"] += sum(each["seconds"] for each in facts)
-        if targets:
-            figures = {"cross_entropy": loss / targets, "accuracy": right / targets}
-            about[name] = {"targets": int(targets), **figures}
-            tell(f"the teacher on {name}: cross-entropy {loss / targets:.4f}, accuracy {right / targets:.4f}")
+        all_answered, all_targets = all_answered + int(answered), all_targets + targets
+        if answered:
+            figures = {"cross_entropy": loss / answered, "accuracy": right / answered}
+            about[name] = {"targets": targets, "answered": int(answered), **figures}
+            tell(f"the teacher on {name}: cross-entropy {loss / answered:.4f}, accuracy {right / answered:.4f}")
+    about["note"] = objective.alignment_note(all_answered / max(1, all_targets))
     write_manifest(parts, about, shards)
     parts.rename(folder)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
