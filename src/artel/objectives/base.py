@@ -15,9 +15,10 @@ from artel.config import ModelConfig, RunConfig
 from artel.errors import Problem
 from artel.models.text_vectors import pools_texts
 from artel.objectives.batch import Batch, DocumentSamples
+from artel.objectives.global_batch import GlobalBatchHooks
 from artel.objectives.length_groups import group_count
 from artel.objectives.replies import Beginning, Reading, Reply, Writing
-from artel.objectives.teachers import KeptOutputs, Teacher, TeacherCall
+from artel.objectives.teachers import TeacherHooks
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Record, Rejected
 from artel.tokens import BalancedOrder, Order, Rows, Samples, StoreSplit, Tokenizer, TokenStore
@@ -36,7 +37,7 @@ _PROMPT_WORDS, _PROMPT_TOKENS = 4, 100
 """Of a prompt that is taken from the training text."""
 
 
-class Objective(ABC):
+class Objective(TeacherHooks, GlobalBatchHooks, ABC):
     """What is learned. Other rooms ask for what it declares here; they never compare its name."""
 
     auto_class: ClassVar[str]
@@ -225,7 +226,7 @@ class Objective(ABC):
         """Files that belong beside the model in its folder, by their paths there: other libraries read them."""
         return {}
 
-    def read_model_files(self, folder: Path) -> None:  # noqa: B027  # if there are such files
+    def read_model_files(self, folder: Path) -> None:  # if there are such files
         """Take what `model_files` wrote from the folder of a model that is opened. Raises InputError."""
 
     def calibration(self) -> dict[str, Any]:
@@ -274,7 +275,7 @@ class Objective(ABC):
         """What ends a turn of the assistant, in conversations; None for other texts."""
         return None
 
-    def check_store(self, store: TokenStore) -> None:  # noqa: B027  # most objectives learn of every sample
+    def check_store(self, store: TokenStore) -> None:  # most objectives learn of every sample
         """Raise InputError if a run learns nothing from its store, or not what it must; called before it is used."""
 
     def least_evaluated(self, part: StoreSplit) -> int:
@@ -289,7 +290,7 @@ class Objective(ABC):
         """The order of the training samples."""
         return Order(samples, self.run.seed)
 
-    def check(self, model: PreTrainedModel) -> None:  # noqa: B027  # most objectives fit every model of their class
+    def check(self, model: PreTrainedModel) -> None:  # most objectives fit every model of their class
         """Raise InputError if a model cannot compute this loss; called before it is compiled or parallelized."""
 
     _planned_device: str | None = None
@@ -307,78 +308,8 @@ class Objective(ABC):
         """How many groups of similar length so many rows are computed in (`length_groups`), here or as planned."""
         return group_count(rows, self.run, self._planned_device)
 
-    def fit_statistics(self, part: StoreSplit) -> None:  # noqa: B027  # most objectives need none
+    def fit_statistics(self, part: StoreSplit) -> None:  # most objectives need none
         """Take from the training split what the loss needs (shares of classes), before the first batch."""
-
-    needs_reference: bool = False
-    """True if the loss compares with the model before training. `evaluate_batch` then runs once over both splits,
-    before the first step, and `set_reference` is given its outputs."""
-
-    def set_reference(self, outputs: np.ndarray, *, validation: bool) -> None:  # noqa: B027  # if `needs_reference`
-        """The outputs (samples, len(outputs)) of the model before training, on the training or validation split."""
-
-    @property
-    def teacher(self) -> Teacher | None:
-        """The model that the loss learns from, if there is one."""
-        return None
-
-    def check_teacher(self, tokenizer: Tokenizer) -> None:  # noqa: B027  # if there is a `teacher`
-        """Raise InputError if a teacher with this tokenizer cannot teach."""
-
-    def alignment_note(self, aligned: float) -> str:
-        """A sentence for the user on a teacher that reads the samples' text by its own tokenizer; empty for others.
-
-        `aligned`, 0 to 1: the share of targets that the teacher answered. Raises InputError if it is too small.
-        """
-        return ""
-
-    def set_teacher(self, call: TeacherCall, config: PreTrainedConfig) -> None:  # noqa: B027  # if it stays in memory
-        """How to call the teacher from now on, and what model it is."""
-
-    def outputs_to_keep(
-        self, model: PreTrainedModel, batch: Batch
-    ) -> tuple[torch.Tensor, np.ndarray, dict[str, np.ndarray]]:
-        """What a teacher says of a batch, and is kept of that.
-
-        (Its cross-entropy, targets that it answered and right guesses, float64 (3,); targets of each row, int64
-        (rows,); arrays (targets, …), the rows' one after another.)
-        """
-        raise NotImplementedError
-
-    def set_kept(self, kept: KeptOutputs, *, validation: bool) -> None:  # noqa: B027  # if the `teacher` has settings
-        """The outputs that were kept for the training or validation split."""
-
-    needs_global_statistics: bool = False
-    """True if the loss depends on sums over the whole global batch."""
-
-    def batch_statistics(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """float32 (any,): sums over a micro-batch, without gradient; only if `needs_global_statistics`."""
-        raise NotImplementedError
-
-    def set_global_statistics(self, totals: list[float]) -> None:  # noqa: B027  # if `needs_global_statistics`
-        """The sums of `batch_statistics` over the global batch; called before its first `loss`."""
-
-    needs_global_outputs: bool = False
-    """True if the loss depends on what the model makes of all samples of the global batch: on vectors of texts, say.
-
-    A strategy then computes `batch_outputs` of each micro-batch of all ranks, `global_loss` of them together, and the
-    gradients of the weights from those of the outputs; `loss` is that of a micro-batch alone.
-    """
-
-    def batch_outputs(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """float32 (rows, size), with gradient: what `global_loss` is computed from."""
-        raise NotImplementedError
-
-    def output_keys(self, batch: Batch) -> torch.Tensor:
-        """int64 (any, columns): what `global_loss` must know of the samples beside their outputs."""
-        raise NotImplementedError
-
-    def global_loss(self, outputs: torch.Tensor, keys: torch.Tensor, part: slice) -> torch.Tensor:
-        """What `loss` returns, over the targets among the rows `part`, which are those of one micro-batch.
-
-        `outputs` and `keys` are those of all micro-batches of the global batch, one after another.
-        """
-        raise NotImplementedError
 
     @abstractmethod
     def batch(self, rows: Rows) -> Batch:

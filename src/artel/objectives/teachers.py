@@ -1,4 +1,4 @@
-"""A model that a loss learns from beside the data, and what it said of the samples."""
+"""Models that a loss learns from or compares with, beside the one that is trained, and what they said of samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import numpy as np
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from artel.objectives.batch import Batch
+    from artel.tokens import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +45,45 @@ class KeptOutputs(Protocol):
 
 TeacherCall = Callable[[Callable[["PreTrainedModel"], "torch.Tensor"]], "torch.Tensor"]
 """Calls a function with the teacher, whose weights are there as long as it runs; all ranks call it together."""
+
+
+class TeacherHooks:
+    """What an objective says of the models that its loss learns from, and is given of them. Most have none."""
+
+    needs_reference: bool = False
+    """True if the loss compares with the model before training. `evaluate_batch` then runs once over both splits,
+    before the first step, and `set_reference` is given its outputs."""
+
+    def set_reference(self, outputs: np.ndarray, *, validation: bool) -> None:  # if `needs_reference`
+        """The outputs (samples, len(outputs)) of the model before training, on the training or validation split."""
+
+    @property
+    def teacher(self) -> Teacher | None:
+        """The model that the loss learns from, if there is one."""
+        return None
+
+    def check_teacher(self, tokenizer: Tokenizer) -> None:  # if there is a `teacher`
+        """Raise InputError if a teacher with this tokenizer cannot teach."""
+
+    def alignment_note(self, aligned: float) -> str:
+        """A sentence for the user on a teacher that reads the samples' text by its own tokenizer; empty for others.
+
+        `aligned`, 0 to 1: the share of targets that the teacher answered. Raises InputError if it is too small.
+        """
+        return ""
+
+    def set_teacher(self, call: TeacherCall, config: PreTrainedConfig) -> None:  # if it stays in memory
+        """How to call the teacher from now on, and what model it is."""
+
+    def outputs_to_keep(
+        self, model: PreTrainedModel, batch: Batch
+    ) -> tuple[torch.Tensor, np.ndarray, dict[str, np.ndarray]]:
+        """What a teacher says of a batch, and is kept of that.
+
+        (Its cross-entropy, targets that it answered and right guesses, float64 (3,); targets of each row, int64
+        (rows,); arrays (targets, …), the rows' one after another.)
+        """
+        raise NotImplementedError
+
+    def set_kept(self, kept: KeptOutputs, *, validation: bool) -> None:  # if the `teacher` has settings
+        """The outputs that were kept for the training or validation split."""
