@@ -13,7 +13,14 @@ import yaml
 from artel.config import RunConfig, dump_run, load_run, run_from
 from artel.errors import InputError
 from artel.planning import check_run
-from artel.planning.budget.choose import choose, choose_for_plan, decide, fitting_block
+from artel.planning.budget.choose import (
+    check_before_text,
+    choose,
+    choose_for_plan,
+    decide,
+    fitting_block,
+    is_doubtful,
+)
 from artel.planning.budget.fits import Regularization, read_fits
 from artel.planning.budget.sizes import DEPTHS, Size
 from artel.planning.budget.speed import Point, Speed, fastest, within_reach
@@ -114,6 +121,48 @@ def test_a_budget_too_short_for_anything_says_the_shortest():
     assert problem.where == "train.budget"
     shortest = problem.fix.split()[1]
     assert not chosen(auto_run(shortest), rate=1e9).model.auto
+
+
+def test_on_the_fastest_machine_there_is_still_loading_and_saving():
+    with pytest.raises(InputError, match="loading, a validation and a save take 5 s"):
+        chosen(auto_run("1s"), rate=1e15)
+    assert not chosen(auto_run("5s"), rate=1e15).model.auto
+
+
+@pytest.mark.slow
+def test_a_budget_too_short_is_refused_before_the_text_is_prepared():
+    run = auto_run("1s", data={"store": "stores"})
+    assert is_doubtful(run, find_hardware("cpu"))
+    assert not is_doubtful(auto_run("10min"), find_hardware("cpu"))
+    assert not is_doubtful(run, find_hardware("h100-80gb:1"))
+    with pytest.raises(InputError, match="1s are too short: 50 steps of the smallest model"):
+        check_before_text(run, 1, 1)
+    assert not Path("stores").exists()
+
+
+def test_what_is_expected_is_in_bits_of_the_text_as_it_is_written():
+    """A novel of one byte a character has as many bits a character as the Russian one of the fits."""
+    run, fits = auto_run(), read_fits()
+    (russian, english), unknown = (
+        [decide(fitting_block(run, text), text, speed(), 1, 64 * GIB) for text in texts]
+        for texts in ([replace(NOVEL, bytes_per_character=size) for size in (fits.bytes_per_character, 1.0)], [NOVEL])
+    )
+    assert russian.run == english.run == unknown[0].run
+    assert english.expected.bits_per_byte == pytest.approx(fits.bytes_per_character * russian.expected.bits_per_byte)
+    assert unknown[0].expected.bits_per_byte is None
+    assert 0.8 < russian.expected.bits_per_byte < 1.4
+    assert any(f"expected: {english.expected.bits_per_byte:.3f} bits per byte" in line for line in english.lines)
+    assert not any(line.startswith("expected") for line in unknown[0].lines)
+
+
+def test_the_speed_of_the_choice_and_of_the_plan_are_both_named():
+    run = fitting_block(auto_run(), NOVEL)
+    choice = decide(run, NOVEL, replace(speed(), how="steps of two small models"), 1, 64 * GIB)
+    plan = make_plan(choice.run, find_hardware("h100-80gb:1"))
+    said = " ".join(describe(plan, choice.expected.beside_plan()).split())
+    assert "tokens/s in a test: steps of two small models, carried over to its size; a plan adds up" in said
+    assert f"{choice.expected.tokens_per_second:,.0f} tokens/s" in said
+    assert "the choice" not in describe(plan)
 
 
 @pytest.mark.parametrize(

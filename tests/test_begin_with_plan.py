@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from artel.config import load_run
+from artel.config.schema.quantities import read_seconds
+from artel.errors import InputError
 from artel.host import memory, swap
 from artel.launching.begin_with_plan import begin_with_plan
 from artel.parallel import World
+from artel.planning.rates import Rates, about_here, save_rates
 from artel.preparing import prepare
 from artel.training.loop import train
 from artel.training.memory.micro_batch import MicroBatchPlan
@@ -58,6 +61,25 @@ def test_a_run_of_a_moment_is_not_planned(tmp_path, monkeypatch):
     assert ended.returncode == 0, ended.stderr
     assert "plan" not in ended.stderr
     assert not (tmp_path / "run" / "plan.json").exists()
+
+
+@pytest.mark.long
+def test_a_budget_that_the_planned_steps_outlast_is_refused_with_the_shortest(tmp_path, monkeypatch):
+    """On a machine that was measured to be a million times slower than any."""
+    monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "cache"))
+    products = [f"product fp32 {layout}" for layout in ("nn", "nt", "tn")]
+    keys = [*products, "attention fp32 forward", "attention fp32 backward", "memory aten.add", "fused", "exponentials"]
+    save_rates(about_here(torch.device("cpu")), [Rates(1, {key: [(1000, 1.0)] for key in keys})])
+    run = load_run(str(write_run(tmp_path / "run.yaml", train={"steps": None, "budget": 60})))
+    prepared, said = prepare(run), []
+    RunFolder(tmp_path / "run").claim()
+    with pytest.raises(InputError, match=r"60s is too short: 4 steps take .* at least") as error:
+        begin_with_plan(run, prepared, 1, 1, False, said.append)
+    shortest = read_seconds(error.value.problems[0].fix.split()[1])
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert 60 < plan["shortest_budget_seconds"] <= shortest
+    assert "too short: 4 steps take" in said[-1]
+    begin_with_plan(run, prepared, 1, 1, True, said.append)
 
 
 @pytest.mark.slow

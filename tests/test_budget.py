@@ -169,6 +169,37 @@ def test_a_budget_that_is_too_short_is_an_error_with_what_it_takes_and_no_result
     assert trained(run, Machine(lambda now: 1.0))["steps"] > 2
 
 
+@pytest.mark.parametrize(
+    ("at", "says"),
+    [(0, "loading the model took 10 s"), (1, "loading the model and the first step took 10 s")],
+    ids=["loading", "the first step"],
+)
+def test_a_budget_that_is_over_before_the_second_step_is_refused_then(tmp_path: Path, at: int, says: str) -> None:
+    run, clock = budget_run(tmp_path, budget=5), Clock(at)
+    prepared = prepare(run, lambda _: None)
+    RunFolder(Path(run.run)).claim()
+    check_same_run(run, prepared)
+    with pytest.raises(InputError, match=f"5s is too short: {says}") as error:
+        train(run, prepared, ALONE, lambda _: None, [clock], clock.now)
+    assert clock.steps == at
+    assert error.value.problems[0].fix.startswith("write train.budget: ")
+    assert not RunFolder(Path(run.run)).checkpoints.exists()
+
+
+class Clock:
+    """`now` for `train`, and a callback: 0 when the run begins to load, and 10 seconds after so many steps."""
+
+    def __init__(self, at: int) -> None:
+        self._at, self._asked, self.steps = at, False, 0
+
+    def now(self) -> float:
+        begun, self._asked = self._asked, True
+        return 10.0 if begun and self.steps >= self._at else 0.0
+
+    def __call__(self, run: Run) -> None:
+        self.steps += 1
+
+
 @pytest.mark.processes
 @pytest.mark.ci
 def test_ranks_go_by_the_clock_of_the_first(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from artel.cli.main import main
 from artel.config import run_from
+from artel.config.schema.quantities import read_seconds
 from artel.errors import InputError
 from artel.host import Memory
 from artel.parallel.mesh import read_parallel_dims
@@ -131,6 +132,30 @@ def test_what_train_refuses_later_is_said_before(tmp_path):
             check_run(described(wrong), Start(1, 1))
     with pytest.raises(InputError, match=r"data\.from_store: nowhere"):
         check_run(run_from({**TINY, "data": {"from_store": "nowhere"}, "tokenizer": {}}, {}, {}))
+
+
+@pytest.mark.slow
+def test_a_budget_that_the_first_steps_outlast_is_refused_before_any_text_is_read():
+    """Of a GPT-2 on the fastest of machines; the budget that the message asks for, and room, is not."""
+    large = merged(config(n_layer=12, n_embd=768, n_head=12), {"data": {"block": 1024}})
+
+    def run(budget):
+        return described(merged(large, {"train": {"steps": None, "budget": budget, "batch": 4096}}))
+
+    (problem,) = problems_of(run("1s"))
+    assert problem.where.endswith("train.budget")
+    assert "1s is too short: 4 steps of 4,194,304 tokens take " in problem.what
+    shortest = problem.fix.split()[1]
+    assert read_seconds(shortest) > 60
+    assert problems_of(run(10 * read_seconds(shortest))) == []
+
+
+def problems_of(run):
+    try:
+        check_run(run, Start(1, 1))
+    except InputError as error:
+        return error.problems
+    return []
 
 
 def test_memory_is_said_of_no_layout_that_is_wrong_itself(tmp_path, capfd, monkeypatch):

@@ -55,6 +55,11 @@ PLAN = {
     "micro_batch": 8,
     "measured": {"tokens_per_second": 1100.0, "host_gib": 2.7},
 }
+CHOICE = {
+    "model": {"model_type": "gpt2"},
+    "expected": {"bits_per_byte": 2.0, "tokens_per_second": 1000.0, "minutes": 30.0},
+    "reached": {"bits_per_byte": 2.5, "tokens_per_second": 900.0, "minutes": HOSTILE},
+}
 ENVIRONMENT = {"hosts": 1, "device": "A processor", "torch": "2.13.0", "python": "3.11"}
 
 
@@ -101,6 +106,7 @@ def make_run(folder, *, steps=40, objective="causal", metric="perplexity", **cha
     rejected = [{"origin": f"a.txt:1{HOSTILE}", "reason": "not_json", "detail": HOSTILE, "set": "news"}]
     (folder / "rejected.jsonl").write_text(in_lines(rejected))
     (folder / "plan.json").write_text(json.dumps(PLAN))
+    (folder / "choice.json").write_text(json.dumps(CHOICE))
     (folder / "starts.jsonl").write_text(in_lines([start(0), start(15)]))
     bad = {"step": 17, "loss": None, "what": f"the loss is NaN {HOSTILE}", "did": "skip", "documents": ["a.txt:3"]}
     (folder / "bad_steps.jsonl").write_text(in_lines([bad]))
@@ -152,7 +158,13 @@ def test_the_figures_stand_in_the_page(page):
     ]  # fmt: skip
     assert next(texts(row, "td") for row in tree.css("#text tbody tr")) == ["news", "6", "4", "2", "0", "4,000", "0"]
     assert next(texts(row, "td") for row in tree.css("#time tbody tr")) == ["matrix products", "60.00", "75.0%"]
-    plan = {cells[0]: cells[1:] for cells in (texts(row, "td") for row in tree.css("#plan tbody tr"))}
+    rows = [texts(row, "td") for row in tree.css("#plan tbody tr")]
+    assert rows[-3:] == [
+        ["bits per byte of validation", "2.000", "2.500", "+25%"],
+        ["tokens/s", "1,000", "900.0", "\u221210%"],
+        ["time", "30 min", "", ""],
+    ]
+    plan = {cells[0]: cells[1:] for cells in rows[:-3]}
     assert plan["tokens/s"] == ["1,000 (800.0 to 1,300)", "1,100", "+10%"]
     assert plan["GiB of all processes"] == ["3.000", "2.700", "\u221210%"]
     assert plan["micro-batch"] == ["8", "8", ""]
@@ -228,6 +240,8 @@ def test_it_is_in_russian_too(run):
     assert (keys["хосты"], keys["устройство"], keys["процессы"]) == ("1", "A processor", "2")
     plan = {cells[0]: cells[1:] for cells in (texts(row, "td") for row in tree.css("#plan tbody tr"))}
     assert plan["шаги"][0] == "40"
+    assert plan["бит на байт на валидации"] == ["2,000", "2,500", "+25 %"]
+    assert texts(tree, "#file h3") == ["Настройки запуска", "Что выбрано при старте"]
 
 
 def test_tables_of_a_validation_are_in_russian_where_artel_names_them(run, tmp_path):

@@ -10,6 +10,7 @@ from artel.inference.show import ReadSamples
 from artel.objectives import objective_of
 from artel.planning import notes_on_text
 from artel.preparing import prepare
+from artel.reports.page import Language
 from artel.tokens import TokenStore
 from support.chat_templates import FAMILIES
 from support.reading import message, rows_of
@@ -74,6 +75,9 @@ def test_a_template_that_writes_a_history_otherwise_is_told(tmp_path, family, co
     (note,) = prepared.notes()
     assert f"first in {tmp_path}/a.jsonl:1, turn {turn} of the assistant" in note
     assert says in note
+    in_russian = Language("ru").phrase(note)
+    assert in_russian.startswith("Шаблон чата, диалогов: 1 из первых 1 (первый — ")
+    assert says not in in_russian
     assert notes_on_text(run) == [note]  # `artel config check` says it too
 
 
@@ -91,6 +95,7 @@ def test_ends_that_other_programs_do_not_know_are_told(tmp_path):
     (note,) = notes_on_text(run)
     assert "generation_config.json ends a text at 5" in note
     assert "<|im_end|>" in note
+    assert "generation_config.json заканчивает текст на 5, а" in Language("ru").phrase(note)
 
 
 def test_an_end_that_also_stands_before_calls_is_told(tmp_path):
@@ -105,6 +110,9 @@ def test_an_end_that_also_stands_before_calls_is_told(tmp_path):
         assert len(notes) == count, notes
     assert "'<|message_sep|>\\n\\n'" in notes[0]
     assert "the call would not be written" in notes[0]
+    in_russian = Language("ru").phrase(notes[0])
+    assert in_russian.startswith("Генерация останавливается на '<|message_sep|>\\n\\n'")
+    assert "call" not in in_russian
 
 
 def test_what_is_learned_is_counted_by_turns_and_their_ends(tmp_path):

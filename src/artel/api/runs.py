@@ -13,6 +13,7 @@ from artel.config.objects import RunLike, as_run_file
 from artel.notebooks import html_table
 
 if TYPE_CHECKING:
+    from artel.planning.budget.choose import Choice
     from artel.planning.plan import Plan
     from artel.preparing import Prepared
     from artel.training.callbacks import Callback
@@ -87,6 +88,8 @@ class RunPlan:
 
     plan: Plan
     """All figures: parameters, memory of each rank by kind (bytes), speed, hours, disk."""
+    choice: Choice | None = None
+    """Of the model, where the run has `model.auto`: the run with it, and what is expected."""
 
     @property
     def fits(self) -> bool:
@@ -105,12 +108,12 @@ class RunPlan:
 
     def to_json(self) -> dict[str, Any]:
         """The figures as plain values, as `artel plan --json` prints them; memory and disk in GiB."""
-        return self.plan.to_json()
+        return self.plan.to_json() | ({} if self.choice is None else {"choice": self.choice.to_json()})
 
     def __str__(self) -> str:
         from artel.planning.plan import describe
 
-        return describe(self.plan)
+        return describe(self.plan, None if self.choice is None else self.choice.expected.beside_plan())
 
     def _repr_html_(self) -> str:
         from artel.planning.plan import in_brief
@@ -162,4 +165,5 @@ def plan(
     from artel.launching.plan_run import PlanOptions, plan_run
 
     options = PlanOptions(hardware, nodes, nproc, host_memory, interconnect, price)
-    return RunPlan(plan_run(as_run_file(run), Overrides(overrides), options, tell).plan)
+    made = plan_run(as_run_file(run), Overrides(overrides), options, tell)
+    return RunPlan(made.plan, made.choice)

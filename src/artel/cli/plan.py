@@ -50,9 +50,9 @@ def plan(
     from artel.planning.fit import CommandLine, advice_json, advise, describe_advice
     from artel.planning.plan import describe, in_brief
 
-    planned, text = made.plan, made.text
+    planned, text, choice = made.plan, made.text, made.choice
     if not as_json:
-        show(describe(planned))
+        show(describe(planned, None if choice is None else choice.expected.beside_plan()))
     advice = None if text is None else advise(made.run, planned, text, nproc, tell)
     options = {"--host-memory": host_memory, "--interconnect": interconnect, "--price": price}
     line = CommandLine(name, changes, {option: str(value) for option, value in options.items() if value is not None})
@@ -60,6 +60,7 @@ def plan(
         print_json(
             planned.to_json()
             | {"summary": in_brief(planned)}
+            | ({} if choice is None else {"choice": choice.to_json()})
             | ({} if advice is None else {"advice": advice_json(advice, line)})
         )
     elif advice is not None:

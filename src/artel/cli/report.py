@@ -49,6 +49,7 @@ def report(
 def _in_terminal(folder: str) -> dict[str, Any]:
     from artel.reports.details import detail_lines, read_details
     from artel.reports.report import curve, read_curves
+    from artel.training.comparison import reached, read_choice
     from artel.training.run_folder import RunFolder
 
     curves = read_curves(RunFolder(Path(folder)).metrics, tell)
@@ -57,10 +58,14 @@ def _in_terminal(folder: str) -> dict[str, Any]:
         figures = curves.newest_validation.items()
         shown = " · ".join(f"{name} {'NaN' if value is None else f'{value:.4f}'}" for name, value in figures)
         tell(f"validation: {shown}")
+    choice = read_choice(RunFolder(Path(folder)))
+    if choice is not None and (comparison := reached(choice)) is not None:
+        tell(comparison)
     details = _details(RunFolder(Path(folder)).validation)
     tell(*detail_lines(read_details(details)))
     newest = {**curves.tasks_line, **curves.validation_line}
-    return {"steps": curves.step, **newest, **({"details": details} if details else {})}
+    more = {name: value for name, value in (("details", details), ("choice", choice)) if value}
+    return {"steps": curves.step, **newest, **more}
 
 
 def _details(file: Path) -> dict[str, Any]:

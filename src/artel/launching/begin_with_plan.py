@@ -6,6 +6,7 @@ search for a micro-batch starts from it, and after a minute what was measured is
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 from collections.abc import Callable
@@ -18,11 +19,13 @@ import xxhash
 
 import artel
 from artel.config import RunConfig, dump_run
+from artel.config.schema.quantities import duration
 from artel.errors import InputError
 from artel.host import memory, swap
 from artel.interpreter import python_of
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.storage import write_file
+from artel.training.budget import FEWEST_STEPS
 from artel.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -48,7 +51,8 @@ def begin_with_plan(
     """Plan a run before it begins, with `processes` on each of `nodes`.
 
     A run that is over in a minute or has DeepSpeed is not planned, and a start like the one before is not planned
-    again. Raises InputError where the plan exceeds the memory by more than its error, unless `force`.
+    again. Raises InputError where the plan exceeds the memory by more than its error, or its first steps outlast
+    `train.budget`, unless `force`.
     """
     folder = RunFolder(Path(run.run))
     key = _key(run, processes, nodes)
@@ -66,6 +70,7 @@ def begin_with_plan(
         announce(f"plan: {line}")
     if not force:
         _refuse(plan)
+        _refuse_budget(plan, run)
 
 
 def _plan(run: RunConfig, processes: int, nodes: int, announce: Callable[[str], None]) -> dict[str, Any] | None:
@@ -97,6 +102,16 @@ def _refuse(plan: dict[str, Any]) -> None:
         return
     fix = "take a smaller model, data.block or train.micro_batch, or share it: parallel.data=fsdp; --force tries it"
     raise InputError.at("train", "; ".join(plan["summary"][:2]), fix)
+
+
+def _refuse_budget(plan: dict[str, Any], run: RunConfig) -> None:
+    """Raise InputError where the fewest steps of a run on a budget outlast it, however wrong the plan is."""
+    shortest, budget = plan.get("shortest_budget_seconds"), run.train.budget
+    if shortest is None or budget is None or shortest <= budget:
+        return
+    least = duration(60 * math.ceil(shortest / 60))
+    what = f"{duration(budget)} is too short: {FEWEST_STEPS} steps take {least} at least; {plan['summary'][2]}"
+    raise InputError.at("train.budget", what, f"write {least} or more, a smaller train.batch, or a smaller model")
 
 
 def _is_short(run: RunConfig, prepared: Prepared) -> bool:

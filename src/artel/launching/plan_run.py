@@ -12,6 +12,7 @@ from artel.launching.read_run import checked_run
 from artel.preparing import settled
 
 if TYPE_CHECKING:
+    from artel.planning.budget.choose import Choice
     from artel.planning.plan import Plan, PlannedText
 
 
@@ -39,6 +40,8 @@ class PlannedRun:
     plan: Plan
     text: PlannedText | None
     """What was found out about its text, where advice needs it."""
+    choice: Choice | None
+    """Of its model, where it has `model.auto`."""
 
 
 def plan_run(
@@ -58,6 +61,7 @@ def plan_run(
     from artel.planning.hardware import find_hardware
     from artel.planning.plan import make_plan, planned_text, with_planned_packing
 
+    choice = None
     hardware = find_hardware(options.hardware, options.nodes, options.host_memory, options.interconnect)
     if run.model.auto:
         from artel.planning.budget.choose import CHOOSING, choose_for_plan
@@ -70,4 +74,4 @@ def plan_run(
     run = with_planned_packing(settled(run, announce))
     announce("tracing two steps")
     text = planned_text(run) if with_text else None
-    return PlannedRun(run, make_plan(run, hardware, options.nproc, options.price, text), text)
+    return PlannedRun(run, make_plan(run, hardware, options.nproc, options.price, text), text, choice)

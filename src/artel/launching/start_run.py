@@ -34,12 +34,13 @@ from artel.launching.read_run import SECRETS_NOTE, checked_run, has_secrets
 from artel.launching.started import check_worker, read_launcher
 from artel.launching.worker import end_with_launcher, is_worker, raising_lost_others
 from artel.preparing import as_begun, prepare
-from artel.storage import check_cache, lock
+from artel.storage import check_cache, lock, write_file
 from artel.storage.locks import holders
 from artel.training.rank_file import mark_start, start_status
 from artel.training.run_folder import RunFolder, is_done
 
 if TYPE_CHECKING:
+    from artel.planning.budget.choose import Choice
     from artel.preparing import Prepared
     from artel.training.callbacks import Callback
 
@@ -221,19 +222,26 @@ def _lead(
         announce(SECRETS_NOTE)
     began = time.monotonic()
     is_over = not restart and is_done(_as_begun(run))
+    if run.model.auto and not is_over:
+        _check_shortest(run, world, on_host, restart, announce)
     prepared = prepare(run, announce, verify=not is_over)
     run = prepared.run
     announce(prepared.summary())
     if run.train.budget is not None:
         announce(f"the text took {duration(time.monotonic() - began)}, which is not of train.budget")
+    choice = None
     if run.model.auto:
-        run = _with_choice(run, world, on_host, restart, announce)
+        run, choice = _with_choice(run, world, on_host, restart, announce)
     run = _with_packing(run, prepared, restart, announce)
     if not is_over:
         nodes = hosts.least if hosts.elastic else world // on_host
         begin_with_plan(run, prepared, on_host, nodes, options.force, announce)
+        if choice is not None and folder.plan.exists():
+            announce(f"plan: {choice.expected.beside_plan()}")
     if restart:  # only now: a mistake in the run file or the texts must not cost the earlier run
         _remove_earlier(run, folder)
+    if choice is not None:
+        write_file(folder.choice, json.dumps(choice.to_json(), indent=2).encode())
     check_same_run(run, prepared)
     remember(run, prepared)
     shutil.copyfile(prepared.folder / "ledger.json", folder.ledger)
@@ -263,14 +271,29 @@ def _with_packing(run: RunConfig, prepared: Prepared, restart: bool, announce: A
     return with_packing(run, choice.value)
 
 
-def _with_choice(run: RunConfig, world: int, on_host: int, restart: bool, announce: Announce) -> RunConfig:
-    """The run with a model in place of `model.auto`: the one that it began with, or one that is chosen now."""
+def _check_shortest(run: RunConfig, world: int, on_host: int, restart: bool, announce: Announce) -> None:
+    """Raise InputError, before a text is prepared, for a budget too short for the smallest model."""
+    from artel.planning.budget.choose import TRYING, check_before_text, is_doubtful
+    from artel.planning.hardware import find_hardware
+    from artel.preparing import is_prepared
+    from artel.training.same_run import with_earlier_choice
+
+    has_begun = not restart and with_earlier_choice(run) is not None
+    if not has_begun and is_doubtful(run, find_hardware()) and not is_prepared(run):
+        announce(TRYING)
+        check_before_text(run, world, on_host)
+
+
+def _with_choice(
+    run: RunConfig, world: int, on_host: int, restart: bool, announce: Announce
+) -> tuple[RunConfig, Choice | None]:
+    """The run with a model in place of `model.auto`, and the choice; None where the run began with an earlier one."""
     from artel.planning import Start, check_run
     from artel.planning.budget.choose import CHOOSING, choose
     from artel.planning.hardware import find_hardware
     from artel.training.same_run import with_earlier_choice
 
-    chosen = None if restart else with_earlier_choice(run)
+    chosen, choice = None if restart else with_earlier_choice(run), None
     if chosen is None:
         announce(CHOOSING)
         choice = choose(run, find_hardware(), world, on_host)
@@ -278,7 +301,7 @@ def _with_choice(run: RunConfig, world: int, on_host: int, restart: bool, announ
             announce(line)
         chosen = choice.run
     check_run(chosen, Start(world, on_host, texts=False))
-    return chosen
+    return chosen, choice
 
 
 def _remove_earlier(run: RunConfig, folder: RunFolder) -> None:

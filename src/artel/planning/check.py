@@ -27,6 +27,7 @@ from artel.objectives import objective_of, objective_type
 from artel.parallel import local_device
 from artel.parallel.mesh import ParallelDims, read_parallel_dims
 from artel.planning.budget.auto import auto_problems, smallest
+from artel.planning.budget.shortest import check_budget
 from artel.planning.memory import check_memory
 from artel.planning.outline import is_within_reach, outline_model, tokenizer_here
 from artel.preparing import check_claim, check_from_store, check_texts
@@ -98,7 +99,8 @@ def _problems(run: RunConfig, checks: Iterable[Check], doubtful: set[str]) -> li
 def _checks(run: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]:
     auto = auto_problems(run) if run.model.auto else []
     yield Check(("model", "objective", "parallel", "train"), lambda: _refuse(auto))
-    if run.model.auto:
+    is_chosen = run.model.auto
+    if is_chosen:
         run = smallest(run)  # which one is chosen only when the text is known
     train = run.train
     texts = ("data.sources", "data.validation", "data.max_document", "data.from_store", "data.store", "run")
@@ -133,6 +135,8 @@ def _checks(run: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]
     yield Check(model, outline)
     if start.here:
         yield Check(("parallel", "train", *model), lambda: _check_memory(run, outline, start))
+        if train.budget is not None and not is_chosen:
+            yield Check(("parallel", "train", *model), lambda: _check_budget(run, outline, start))
     yield Check(("parallel", "train", *model), lambda: _check_layout(run, auto_class, start))
 
 
@@ -180,6 +184,18 @@ def _check_memory(run: RunConfig, outline: Callable[[], PreTrainedModel | None],
         return
     if model is not None:
         check_memory(model, run, dims, start.on_host or dims.world_size)
+
+
+def _check_budget(run: RunConfig, outline: Callable[[], PreTrainedModel | None], start: Start) -> None:
+    """Raise InputError for a budget that the first steps outlast; a model that is wrong is said to be so elsewhere."""
+    if run.parallel.deepspeed is not None or start.world_size is None:
+        return
+    try:
+        model = outline()
+    except InputError:
+        return
+    if model is not None:
+        check_budget(run, model, start.world_size, start.on_host or start.world_size)
 
 
 def _dims(run: RunConfig, start: Start) -> ParallelDims | None:

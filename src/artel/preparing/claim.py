@@ -30,7 +30,7 @@ _LOCKS = (".lock", ".lock-processes")
 _FILES = (
     "config.yaml ledger.json rejected.jsonl contaminated.jsonl store.json metrics.jsonl samples.jsonl bad_steps.jsonl "
     "validation.json result.json before-training.safetensors plan.json micro_batches profile hangs starts.jsonl ranks "
-    "teacher.json tensorboard wandb tracker_runs.json .secret"
+    "choice.json teacher.json tensorboard wandb tracker_runs.json .secret"
 )
 NAMES = (*_FILES.split(), CHECKPOINTS, MODEL, *_LOCKS)
 _ELSEWHERE = "choose another folder (run=…), or move it away"

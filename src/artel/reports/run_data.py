@@ -86,6 +86,8 @@ class RunData:
     """The first 1,000 records that could not be used: origin, reason, detail, set."""
     plan: dict[str, Any] | None = None
     """What was planned, and under `measured` what was measured."""
+    choice: dict[str, Any] | None = None
+    """With `model.auto`, what the choice of the model expected, and what was `reached`."""
     result: dict[str, Any] | None = None
     validation: dict[str, Any] | None = None
     """What the figures of the newest validation leave out: its step, tables, matrices (`Objective.details`)."""
@@ -141,6 +143,7 @@ class RunReader:
             ledger=found.object(folder.ledger),
             rejected=list(found.lines(folder.path / "rejected.jsonl", _rejected, most=_MOST_REJECTED)),
             plan=found.object(folder.plan),
+            choice=found.object(folder.choice),
             result=found.object(folder.result),
             validation=found.object(folder.validation),
             profile=found.object(folder.profile / "table.json"),

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Mapping
 from statistics import median
 
+FEWEST_STEPS = 4
+"""Of a run on a budget: two tell the pace, and the one after them is taken only where there is time for another."""
 _NEWEST = 5  # steps whose median is the pace: one that was held up does not count, a slower machine soon does
 
 

@@ -16,6 +16,7 @@ from artel.models.loading.build import build_model
 from artel.models.loading.save import save_model
 from artel.storage import write_file
 from artel.training.checkpoint.format import Progress, checkpoint_path, full_weights, load_weights, read_progress
+from artel.training.comparison import note_reached
 from artel.training.optim.bf16_adamw import hold_in_bf16
 from artel.training.run import Run
 
@@ -62,6 +63,9 @@ def finish(run: Run) -> dict[str, Any]:
             kept=run.folder.foreign_in_model(),
             note=run.folder.note_model,
         )
+        comparison = note_reached(run.folder, run.config, result)
+        if comparison is not None:
+            run.tell(comparison)
         write_file(run.folder.result, orjson.dumps(result, option=orjson.OPT_INDENT_2))
     run.world.barrier()
     return result

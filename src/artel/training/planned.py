@@ -12,6 +12,7 @@ import torch
 from artel.host import process_memory
 from artel.models.flops import tokens_a_second
 from artel.storage import write_file
+from artel.training.comparison import compared
 from artel.training.memory.micro_batch import MicroBatchPlan
 from artel.training.run import Run
 from artel.training.run_folder import RunFolder
@@ -57,7 +58,7 @@ class CompareWithPlan:
         if plan is not None:
             measured = {"tokens_per_second": speed or None, **memory}
             write_file(run.folder.plan, orjson.dumps(plan | {"measured": measured}, option=orjson.OPT_INDENT_2))
-            run.tell(f"measured after step {run.step:,}: {_compared(plan, measured)}")
+            run.tell(f"measured after step {run.step:,}: {compared(_planned(plan), measured)}")
 
 
 def _memory(run: Run) -> dict[str, float]:
@@ -70,25 +71,13 @@ def _memory(run: Run) -> dict[str, float]:
     return {"host_gib": (private + shared) / 2**30}
 
 
-def _compared(plan: dict[str, Any], measured: dict[str, float | None]) -> str:
-    """Each figure beside the planned one, with the difference."""
-    planned_speed = (plan["tokens_per_second"] or {}).get("mid")
-    planned = {
-        "tokens_per_second": planned_speed,
+def _planned(plan: dict[str, Any]) -> dict[str, float | None]:
+    """The figures of a plan by the names of the measured ones."""
+    return {
+        "tokens_per_second": (plan["tokens_per_second"] or {}).get("mid"),
         "per_rank_gib": plan["per_rank_gib"]["reserved"] - plan["per_rank_gib"]["framework"],  # CUDA's context
         "host_gib": plan["host_gib"],
     }
-    units = {"tokens_per_second": "tokens/s", "per_rank_gib": "GiB of a rank", "host_gib": "GiB of all processes"}
-    parts = []
-    for name, value in measured.items():
-        if value is None:
-            continue
-        digits = 0 if name == "tokens_per_second" else 1
-        part = f"{value:,.{digits}f} {units[name]}"
-        if planned[name]:
-            part += f", planned {planned[name]:,.{digits}f} ({value / planned[name] - 1:+.0%})"
-        parts.append(part)
-    return "; ".join(parts)
 
 
 def _read(folder: RunFolder) -> dict[str, Any] | None:

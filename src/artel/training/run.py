@@ -15,7 +15,7 @@ from artel.errors import InputError
 from artel.objectives import Objective
 from artel.parallel import OptimizerProtocol, ParallelStrategy, World
 from artel.tokens import BalancedOrder, Order, Samples, Tokenizer
-from artel.training.budget import Budget
+from artel.training.budget import FEWEST_STEPS, Budget
 from artel.training.checkpoint.async_saver import Saver
 from artel.training.checkpoint.format import Progress
 from artel.training.checkpoint.items import CheckpointItems
@@ -160,6 +160,8 @@ class Run:
         progress, is_measured = self.progress, self.budget.is_measured
         begins = progress.share == 0.0
         self.budget_is_over = needed > self.budget.seconds and (is_measured or not begins)
+        if begins and not is_measured and seconds > self.budget.seconds:
+            raise self._over_at_once(seconds)
         if begins and self.budget_is_over:
             raise self._too_short(needed)
         if begins and not is_measured:
@@ -167,6 +169,14 @@ class Run:
         progress.share, progress.share_of = share, self.budget.seconds
         if progress.warmup is None and share >= (self.config.train.warmup.fraction or 0.0):
             progress.warmup = self.step
+
+    def _over_at_once(self, seconds: float) -> InputError:
+        """The budget is over before its end was measured: by loading alone, or by the first step too."""
+        begun = "loading the model" if self.step == 0 else "loading the model and the first step"
+        what = f"{duration(self.budget.seconds)} is too short: {begun} took {seconds:,.0f} s"
+        shortest = math.ceil(1.2 * (seconds + FEWEST_STEPS * self.progress.train_seconds))
+        fix = f"write train.budget: {duration(shortest)} or more, and what a validation and a save take"
+        return InputError.at("train.budget", what, fix)
 
     def _too_short(self, needed: float) -> InputError:
         parts = "loading the model, the first steps, and the last validation and save"

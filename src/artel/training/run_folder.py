@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from artel.preparing.claim import (
     identity,
     note_model,
 )
-from artel.storage import disk_errors, remove_leftovers
+from artel.storage import disk_errors, remove_leftovers, write_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,11 @@ class RunFolder:
     def plan(self) -> Path:
         """What `artel plan` said before the run began, and later what was measured."""
         return self.path / "plan.json"
+
+    @property
+    def choice(self) -> Path:
+        """What `model.auto` expected of the model that it chose, and once the run is done what was reached."""
+        return self.path / "choice.json"
 
     @property
     def profile(self) -> Path:
@@ -180,8 +186,8 @@ class RunFolder:
     def empty(self) -> None:
         """Remove what an earlier run wrote here, and nothing else that may lie in the folder, which is claimed.
 
-        `plan` stays: it is that of the run that begins now. Of `checkpoints` the checkpoints are removed, also where it
-        is a link to another disk; any other link alone is.
+        `plan` stays, without what was measured: it is that of the run that begins. Of `checkpoints` the checkpoints
+        are removed, also where it is a link to another disk; any other link alone is.
         Raises InputError where a user's files lie in `model`.
         """
         self.check_model_is_artels()
@@ -207,15 +213,23 @@ class RunFolder:
                 self.result,
                 self.before,
                 self.teacher,
-                self.plan,
+                self.choice,
             )
             for path in (*folders, *of_trackers, *files):
                 _remove(path)
+            _forget_measured(self.plan)
 
 
 def written_checkpoints(folder: Path) -> list[Path]:
     """The folders in `checkpoints` that have the name of a checkpoint, oldest first."""
     return sorted(path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{9,}", path.name) and path.is_dir())
+
+
+def _forget_measured(plan: Path) -> None:
+    with suppress(OSError, ValueError, AttributeError):  # no plan, or a damaged one
+        content = orjson.loads(plan.read_bytes())
+        if content.pop("measured", None) is not None:
+            write_file(plan, orjson.dumps(content, option=orjson.OPT_INDENT_2))
 
 
 def _remove(path: Path) -> None:

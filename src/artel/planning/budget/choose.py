@@ -7,7 +7,7 @@ lowest is chosen. Keys that the run file sets are kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from artel.errors import InputError, Problem
 from artel.planning.budget.auto import with_model
 from artel.planning.budget.fits import Fits, Regularization, read_fits
 from artel.planning.budget.sizes import DEPTHS, Size
-from artel.planning.budget.speed import Speed, measure_speed, plan_speed
+from artel.planning.budget.speed import Speed, measure_smallest, measure_speed, plan_speed
 from artel.planning.budget.text import BLOCKS, Text, text_of, with_block
 from artel.planning.hardware import Hardware
 from artel.planning.plan.batches import planned_data
@@ -25,11 +25,17 @@ from artel.planning.plan.plan import processes_on_host
 
 CHOOSING = "choosing the model: two small ones are tried, which takes about 15 s, longer beside other programs"
 """To be said before `choose`."""
+TRYING = "trying whether train.budget is long enough for the smallest model, which takes about 5 s"
+"""To be said before `check_before_text`."""
 
 _FEWEST_BLOCKS = 16
 """Of the training text."""
 _FEWEST_STEPS = 50
 """Below, the rates of warmup and decay make up all of the run."""
+_LEAST = 4.0
+"""Seconds: loading, the first steps, a validation and a save of a small model took 2 to 3 on two busy cores."""
+_DOUBTFUL = 120.0
+"""Seconds of a budget that may be too short: 50 steps of the smallest model took 62 on two busy cores."""
 _MOST_BATCH = 2**20  # tokens
 _LEAST_BATCH = 2048  # tokens, of which the runs of many passes were; fewer ended higher, at the same learning rates
 _IN_STEPS = 0.93
@@ -39,11 +45,43 @@ _BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
+class Expected:
+    """What the chosen run is to reach; RUN/choice.json keeps it, and beside it what was reached."""
+
+    bits_per_byte: float | None
+    """Of the validation part, by the fits; None where the bytes of a character are not known."""
+    tokens_per_second: float
+    """While steps are taken."""
+    seconds: float
+    """`train.budget`."""
+    source: str
+    """Where the speed is from, for people."""
+    how: str
+    """Of which models it is, for people."""
+
+    def beside_plan(self) -> str:
+        """Why the speed is not the one of the run's plan, which stands before this."""
+        counted = f"the choice of the model counted with {self.tokens_per_second:,.0f} tokens/s {self.source}"
+        return f"{counted}: {self.how}, carried over to its size; a plan adds up the model's own operations"
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     run: RunConfig
     """With what was chosen in place of `auto`."""
     lines: tuple[str, ...]
     """What was chosen and why, for people."""
+    expected: Expected
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of RUN/choice.json: the model that was chosen, and what is expected of it."""
+        expected = self.expected
+        figures = {"bits_per_byte": expected.bits_per_byte, "tokens_per_second": expected.tokens_per_second}
+        return {
+            "model": self.run.model.config,
+            "expected": figures | {"minutes": expected.seconds / 60},
+            "speed": expected.source,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +114,29 @@ def choose(run: RunConfig, hardware: Hardware, processes: int, on_host: int) -> 
     return decide(run, text, speed, processes, memory)
 
 
+def is_doubtful(run: RunConfig, hardware: Hardware) -> bool:
+    """Whether the budget may be too short for anything, so that it pays to look before a text is prepared."""
+    return hardware.shares_memory and run.train.budget is not None and run.train.budget < _DOUBTFUL
+
+
+def check_before_text(run: RunConfig, processes: int, on_host: int) -> None:
+    """Raise InputError, with the shortest budget, where a few steps of the smallest model say that it is too short.
+
+    It takes some seconds of CPUs, and no text beyond its first documents.
+    """
+    if "block" not in run.data.model_fields_set:
+        run = with_block(run, BLOCKS[-1])
+    _check_shortest(run, processes, measure_smallest(run, planned_data(run), processes, on_host))
+
+
 def decide(run: RunConfig, text: Text, speed: Speed, processes: int, memory: float) -> Choice:
     """The choice where the block, the speed and the memory of a process in bytes are known. Raises InputError."""
     fits = read_fits()
+    _check_shortest(run, processes, lambda tokens: speed.seconds(Size(DEPTHS[0]), tokens))
     options = list(_options(run, text, speed, processes, memory, fits))
-    if not options:
-        raise _too_short(run, speed, processes)
     best = min(options, key=lambda option: option.loss)
-    return Choice(_chosen(run, text, best, fits), tuple(_reasons(run, text, speed, options, best, fits)))
+    expected = _expected(run, text, speed, best, fits)
+    return Choice(_chosen(run, text, best, fits), tuple(_reasons(run, text, expected, options, best, fits)), expected)
 
 
 def choose_for_plan(run: RunConfig, hardware: Hardware, nproc: int | None) -> Choice:
@@ -156,14 +209,19 @@ def _seconds_for_steps(run: RunConfig) -> float:
     return _IN_STEPS * run.train.budget
 
 
-def _too_short(run: RunConfig, speed: Speed, processes: int) -> InputError:
-    """Says the shortest budget."""
-    batch = min(_batches(run, processes))
-    least = _FEWEST_STEPS * speed.seconds(Size(DEPTHS[0]), batch * run.data.block) / _IN_STEPS
-    shortest = math.ceil(least * 1.1)  # what is measured again may be a little slower
+def _check_shortest(run: RunConfig, processes: int, seconds: Callable[[int], float]) -> None:
+    """Raise InputError, with the shortest budget, where the smallest model has no time for the fewest steps.
+
+    `seconds` are those of a step of so many tokens.
+    """
+    fewest = min(seconds(batch * run.data.block) for batch in _batches(run, processes))
+    least = max(_LEAST, _FEWEST_STEPS * fewest / _IN_STEPS)
     assert run.train.budget is not None
-    what = f"{duration(run.train.budget)} are too short: {_FEWEST_STEPS} steps of the smallest model take {shortest} s"
-    return InputError.at("train.budget", what, f"write {shortest}s or more")
+    if least > run.train.budget:
+        shortest = math.ceil(least * 1.1)  # what is measured again may be a little slower
+        steps = f"{_FEWEST_STEPS} steps of the smallest model, loading, a validation and a save"
+        what = f"{duration(run.train.budget)} are too short: {steps} take {shortest} s"
+        raise InputError.at("train.budget", what, f"write {shortest}s or more")
 
 
 def _chosen(run: RunConfig, text: Text, option: _Option, fits: Fits) -> RunConfig:
@@ -180,11 +238,17 @@ def _chosen(run: RunConfig, text: Text, option: _Option, fits: Fits) -> RunConfi
     return with_model(run.model_copy(update={"train": train}), option.size)
 
 
+def _expected(run: RunConfig, text: Text, speed: Speed, best: _Option, fits: Fits) -> Expected:
+    assert run.train.budget is not None
+    letters = text.bytes_per_character
+    bits = None if letters is None else fits.bits_per_byte(best.loss, letters)
+    return Expected(bits, best.tokens / _seconds_for_steps(run), run.train.budget, speed.source, speed.how)
+
+
 def _reasons(
-    run: RunConfig, text: Text, speed: Speed, options: list[_Option], best: _Option, fits: Fits
+    run: RunConfig, text: Text, expected: Expected, options: list[_Option], best: _Option, fits: Fits
 ) -> Iterator[str]:
     """Why, in a few lines."""
-    assert run.train.budget is not None
     size, train = best.size, _chosen(run, text, best, fits).train
     rates = ", ".join(f"{key} {getattr(train, key):g}" for key in fits.rates.get(train.optimizer, ()))
     yield (
@@ -192,12 +256,13 @@ def _reasons(
         f"batches of {best.batch} × {run.data.block} tokens, {train.optimizer} ({rates}), "
         f"weight_decay {train.weight_decay:g}"
     )
-    tokens_per_second = best.tokens / _seconds_for_steps(run)
     yield (
-        f"{duration(run.train.budget)} are about {_count(best.tokens)} tokens ({tokens_per_second:,.0f} tokens/s "
-        f"{speed.source}): {best.tokens / text.tokens:,.1f} passes over the {_count(text.tokens)} tokens "
+        f"{duration(expected.seconds)} are about {_count(best.tokens)} tokens ({expected.tokens_per_second:,.0f} "
+        f"tokens/s {expected.source}): {best.tokens / text.tokens:,.1f} passes over the {_count(text.tokens)} tokens "
         f"of the text, by {text.note}"
     )
+    if expected.bits_per_byte is not None:
+        yield f"expected: {expected.bits_per_byte:.3f} bits per byte of validation, by fits of small runs on a novel"
     others: dict[int, list[float]] = {}
     for option in options:
         others.setdefault(option.size.depth, []).append(option.loss)

@@ -83,6 +83,8 @@ class Regularization:
 
 @dataclass(frozen=True, slots=True)
 class Fits:
+    bytes_per_character: float
+    """Of the text that the runs were made with, in UTF-8: a Russian novel."""
     floor: float
     """E, bits per byte."""
     size: PowerLaw
@@ -111,6 +113,14 @@ class Fits:
         """Its peak learning rate of the layers, by which their weights decay too."""
         return self.rates[self.optimizer]["muon_learning_rate"].at(tokens)
 
+    def bits_per_byte(self, loss: float, bytes_per_character: float) -> float:
+        """A loss by `loss` as that of a text whose characters take another number of bytes.
+
+        Bits per character are taken to be those of the novel that the runs were made with: "Moby-Dick" had 2.15 where
+        they say 2.16 (benchmarks/NOTES.md).
+        """
+        return loss * self.bytes_per_character / bytes_per_character
+
     def loss(
         self,
         regularization: Regularization,
@@ -136,6 +146,7 @@ def read_fits() -> Fits:
     }
     laws = {key: PowerLaw(**content[key]) for key in ("size", "data", "critical_batch")}
     return Fits(
+        bytes_per_character=content["bytes_per_character"],
         floor=content["floor"],
         size=laws["size"],
         data=laws["data"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -20,7 +20,7 @@ from artel.models.loading.build import build_model
 from artel.objectives import Batch
 from artel.parallel import World
 from artel.parallel.data_parallel import DataParallel
-from artel.planning.budget.sizes import Size
+from artel.planning.budget.sizes import DEPTHS, Size
 from artel.planning.hardware import Hardware
 from artel.planning.plan.batches import PlannedData
 from artel.planning.plan.plan import make_plan
@@ -62,6 +62,8 @@ class Speed:
     block: int
     source: str
     """For people: where it is from."""
+    how: str = ""
+    """For people: of which models it is."""
 
     def seconds(self, size: Size, tokens: int) -> float:
         """Seconds of a step of `tokens` tokens."""
@@ -91,7 +93,14 @@ def measure_speed(run: RunConfig, data: PlannedData, processes: int, on_host: in
     each = f"{processes} processes with " if processes > 1 else ""
     plural = "" if threads == 1 else "s"
     source = f"measured just now for {each}{threads} thread{plural}"
-    return Speed(small, large, data.tokenizer.vocabulary, run.data.block, source)
+    return Speed(small, large, data.tokenizer.vocabulary, run.data.block, source, "steps of two small models")
+
+
+def measure_smallest(run: RunConfig, data: PlannedData, processes: int, on_host: int) -> Callable[[int], float]:
+    """Measure the smallest model alone, which takes some seconds: tokens of a step -> seconds of the step."""
+    with _threads(run.train.threads or max(1, usable_cores() // on_host)):
+        point = _measure(run, data, Size(DEPTHS[0]), processes)
+    return lambda tokens: tokens * point.per_token + point.per_step
 
 
 def within_reach(point: Point, other: Point) -> Point:
@@ -176,7 +185,7 @@ def plan_speed(run: RunConfig, vocabulary: int, hardware: Hardware) -> Speed:
         what = "the model is chosen by a plan's speed, and transfers of offloaded weights are not planned"
         raise InputError.at("parallel.offload", what, "leave it out, or give the model's sizes")
     small, large = (_planned(run, size, vocabulary, hardware) for size in _PLANNED)
-    return Speed(small, large, vocabulary, run.data.block, f"by {hardware.source}")
+    return Speed(small, large, vocabulary, run.data.block, f"by {hardware.source}", "plans of two models")
 
 
 def _planned(run: RunConfig, size: Size, vocabulary: int, hardware: Hardware) -> Point:

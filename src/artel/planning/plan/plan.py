@@ -36,6 +36,7 @@ from artel.planning.plan.length import PlannedLength, planned_length
 from artel.planning.plan.models import ModelOutline
 from artel.planning.plan.rank_memory import CHECKPOINT, RankMemory, is_sharded, rank_memory
 from artel.planning.rates import read_rates
+from artel.training.budget import FEWEST_STEPS
 from artel.training.memory.micro_batch import enough_rows, sizes_to_try
 from artel.training.model_setup import check_layout
 
@@ -99,6 +100,11 @@ class Plan:
         return replace(whole, tokens_per_second=self.tokens_per_second or whole.tokens_per_second)
 
     @property
+    def shortest_budget(self) -> float | None:
+        """Seconds that the fewest steps of a run on a budget take at least; None without a budget or a known speed."""
+        return None if self.step is None or self.budget is None else FEWEST_STEPS * self.step.seconds.low
+
+    @property
     def fullest(self) -> RankMemory:
         return max(self.ranks, key=lambda rank: rank.reserved)
 
@@ -142,6 +148,7 @@ class Plan:
             "steps": None if self.length is None else self.length.steps,
             "tokens": None if self.length is None else round(self.length.tokens),
             "hours": total.get("hours"),
+            "shortest_budget_seconds": self.shortest_budget,
             "energy_kwh": total.get("energy_kwh"),
             "cost": total.get("cost"),
             "host_gib": round(self.host_bytes / GIB, 3),

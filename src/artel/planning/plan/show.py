@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
+
 from artel.planning.machine import in_gib
 from artel.planning.performance import Forecast
 from artel.planning.plan.plan import Plan
+from artel.training.budget import FEWEST_STEPS
+
+_INDENT = 17 * " "
+"""Of a line that goes on with the one before it."""
 
 
-def describe(plan: Plan) -> str:
-    """The verdict first, then what it comes from."""
+def describe(plan: Plan, other_speed: str | None = None) -> str:
+    """The verdict first, then what it comes from. `other_speed` says why another speed was named before."""
     rank, parameters = plan.fullest, plan.parameters
     active = f", {parameters['active']:,} for a token" if parameters["active"] < parameters["total"] else ""
     lines = [
@@ -29,6 +35,7 @@ def describe(plan: Plan) -> str:
     ]
     lines += [
         f"speed            {_speed(plan)}",
+        *wrap(other_speed or "", 100, initial_indent=_INDENT, subsequent_indent=_INDENT),
         f"time             {_time(plan)}",
         f"host memory      {in_gib(plan.host_bytes)}",
         "disk             " + ", ".join(f"{name} {_size(size)}" for name, size in plan.disk.items()),
@@ -78,6 +85,8 @@ def _time(plan: Plan) -> str:
 
 def _time_of_budget(plan: Plan, hours: float) -> str:
     parts = [f"{_duration(hours)}, by train.budget"]
+    if plan.shortest_budget is not None and plan.shortest_budget > 3600 * hours:
+        parts[0] += f", too short: {FEWEST_STEPS} steps take {_duration(plan.shortest_budget / 3600)} at least"
     if plan.forecast is None:
         return parts[0]
     tokens = plan.forecast.tokens_per_second.scaled(3600 * hours)

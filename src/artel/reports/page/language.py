@@ -32,7 +32,8 @@ class Language:
         """An English phrase of a run's files (a reason or a note of the ledger, what was chosen) in this language.
 
         `{name}` in a phrase of words/LANGUAGE.json stands for any text, which stays as it is, or for a number;
-        `{more}` for a phrase, or several between commas. What has no phrase stays English.
+        `{more}` for a phrase, or several between commas; `{any_of}` for values between which `or` stands. What has no
+        phrase stays English.
         """
         if text in self._phrases:
             return self._phrases[text]
@@ -44,6 +45,8 @@ class Language:
     def _filled(self, name: str, part: str) -> str:
         if _NUMBER.fullmatch(part):
             return self.percent(float(part[:-1]) / 100, 2) if part.endswith("%") else self._localized(part)
+        if name.startswith("any_of"):
+            return part.replace(" or ", f" {self.words['or']} ")
         if name != "more":
             return part
         whole = self.phrase(part)

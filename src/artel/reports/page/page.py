@@ -45,8 +45,8 @@ _SECTIONS = {
     "repeat": "repeat",
 }
 """Sections after the curves, in order: the name of the template, and of the title."""
-_NEEDS = {"text": "ledger", "time": "profile"}
-"""What of a run a section shows, where it is not of the section's own name."""
+_NEEDS = {"text": ("ledger",), "time": ("profile",), "plan": ("plan", "choice")}
+"""What of a run a section shows, any of it, where that is not of the section's own name alone."""
 
 
 def check_plotly() -> None:
@@ -158,7 +158,8 @@ class _Report:
     def _has(self, section: str) -> bool:
         if section == "differences":
             return len(self._runs) > 1
-        return section in ("file", "repeat") or any(view[_NEEDS.get(section, section)] for view in self._views)
+        needs = _NEEDS.get(section, (section,))
+        return section in ("file", "repeat") or any(view[part] for view in self._views for part in needs)
 
     def _notices(self) -> Any:
         """What a reader must know before comparing."""

@@ -14,12 +14,14 @@ from artel.reports.page.language import Language
 from artel.reports.page.run_file import in_yaml, set_keys
 from artel.reports.progress import elapsed_seconds, seconds_left
 from artel.reports.run_data import RunData, Sample
+from artel.training.comparison import EXPECTED, figures
 
 Table = dict[str, Any]
 """columns, rows, the numbers of columns that hold numbers, whether it is of code, a caption."""
 
 _SHOWN_SAMPLES = 4
 _SHOWN_REJECTED = 200
+_SECONDS = {"hours": 3600, "minutes": 60}
 
 
 def table(columns: list[str], rows: list[list[str]], numbers: set[int] | None = None, *, code: bool = False) -> Table:
@@ -44,6 +46,7 @@ def view(run: RunData, number: int, name: str, color: str, words: Language) -> d
         "ledger": ledger_view(run, number, words),
         "profile": _profile(run, number, words),
         "plan": plan_table(run, words),
+        "choice": choice_table(run, words),
         "faults": [{"title": hang.name, "text": hang.text} for hang in run.hangs],
         "ranks": _ranks(run, words),
         "config": yaml.safe_dump(run.config, allow_unicode=True, sort_keys=False) if run.config else "",
@@ -268,12 +271,22 @@ def plan_table(run: RunData, words: Language) -> Table | None:
     return table(columns, [row for row in rows if row[1] or row[2]], {1, 2, 3})
 
 
+def choice_table(run: RunData, words: Language) -> Table | None:
+    """What the choice of a model (`model.auto`) expected beside what was reached; None where nothing was chosen."""
+    expected, reached = (figures(run.choice or {}, group) for group in ("expected", "reached"))
+    if not expected:
+        return None
+    rows = [_planned(name, expected.get(name), reached.get(name), words) for name in EXPECTED]
+    columns = ["", words["expected"], words["reached"], words["difference"]]
+    return table(columns, [row for row in rows if row[1] or row[2]], {1, 2, 3})
+
+
 def _planned(name: str, planned: Any, measured: Any, words: Language) -> list[str]:
     """A row of the plan; `planned` is a number, or a middle with its bounds."""
 
     def written(value: float) -> str:
-        if name == "hours":
-            return words.duration(value * 3600)
+        if name in _SECONDS:
+            return words.duration(value * _SECONDS[name])
         return words.integer(value) if name in ("steps", "tokens") else words.number(value)
 
     middle = planned.get("mid") if isinstance(planned, dict) else planned

@@ -1,0 +1,118 @@
+"""What a choice of a model expected of its run, beside what was reached: said at the end, kept, and shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from artel.config import dump_run, load_run, run_from
+from artel.parallel import World
+from artel.preparing import prepare
+from artel.training.comparison import note_reached, reached, read_choice
+from artel.training.loop import train
+from artel.training.run_folder import RunFolder
+from support.runs import artel, write_run
+
+ALONE = World(0, 1, 0, torch.device("cpu"))
+EXPECTED = {"bits_per_byte": 2.0, "tokens_per_second": 1000.0, "minutes": 0.5}
+RESULT = {"validation": {"loss": 3.0, "bits_per_byte": 2.2}, "tokens_per_second": 900.0, "wall_seconds": 30.0}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """Of a run whose model was chosen for 30 seconds."""
+    run = load_run(str(write_run(tmp_path / "run.yaml", train={"steps": None, "budget": 30})))
+    folder = RunFolder(Path(run.run))
+    folder.claim()
+    folder.config.write_text(dump_run(run))
+    folder.choice.write_text(json.dumps({"model": run.model.config, "expected": EXPECTED}))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_run_says_at_its_end_what_it_reached_and_its_report_too(tmp_path, folder):
+    run, lines = load_run(str(folder.config), {"train.budget": None, "train.steps": 4}), []
+    result = train(run, prepare(run), ALONE, lines.append)
+    (line,) = [line for line in lines if line.startswith("reached: ")]
+    assert f"reached: {result['validation']['bits_per_byte']:.3f} bits per byte of validation, planned 2.000 (" in line
+    assert "tokens/s, planned 1,000 (" in line
+    assert " min, planned 0.5 (" in line
+    kept = json.loads(folder.choice.read_text())
+    assert kept["expected"] == EXPECTED
+    assert kept["reached"]["tokens_per_second"] == result["tokens_per_second"]
+    assert kept["reached"]["minutes"] == result["wall_seconds"] / 60
+    done = artel("report", folder.path, "--json")
+    assert line in done.stderr
+    assert json.loads(done.stdout)["choice"]["reached"] == kept["reached"]
+
+
+def test_figures_stand_beside_the_expected_ones(folder):
+    line = note_reached(folder, load_run(str(folder.config)), RESULT)
+    assert line == (
+        "reached: 2.200 bits per byte of validation, planned 2.000 (+10%); 900 tokens/s, planned 1,000 (-10%); "
+        "0.5 min, planned 0.5 (+0%)"
+    )
+    assert reached(read_choice(folder) or {}) == line
+
+
+def test_under_another_budget_no_bits_per_byte_were_expected(folder):
+    line = note_reached(folder, load_run(str(folder.config), {"train.budget": 60}), RESULT)
+    assert line is not None
+    assert "2.200 bits per byte of validation; 900 tokens/s, planned 1,000 (-10%); 0.5 min, planned 1.0 (-50%)" in line
+
+
+def test_a_model_that_is_not_the_chosen_one_has_no_expectation(folder):
+    run = load_run(str(folder.config), {"model.config.n_layer": 3})
+    assert note_reached(folder, run, RESULT) is None
+    assert "reached" not in json.loads(folder.choice.read_text())
+
+
+def test_a_run_without_validation_is_compared_without_it(folder):
+    line = note_reached(folder, load_run(str(folder.config)), RESULT | {"validation": None})
+    assert line is not None
+    assert line.startswith("reached: 900 tokens/s, planned 1,000 (-10%)")
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"expected": 3}', '{"expected": {"minutes": "x"}}', '{"expected": {"minutes": 1}}']
+)
+def test_a_damaged_file_tells_nothing(folder, content):
+    folder.choice.write_text(content)
+    assert read_choice(folder) is None
+    assert note_reached(folder, load_run(str(folder.config)), RESULT) is None
+
+
+def test_a_restart_keeps_its_plan_without_what_the_earlier_run_measured(folder):
+    folder.plan.write_text(json.dumps({"verdict": "fits", "measured": {"host_gib": 1.0}}))
+    folder.empty()
+    assert json.loads(folder.plan.read_text()) == {"verdict": "fits"}
+    assert not folder.choice.exists()
+
+
+@pytest.mark.long
+def test_the_choice_of_a_run_is_kept_until_it_is_done(tmp_path, monkeypatch):
+    """The rates are too small to change a weight, so patience soon ends the run; what it has begun with resumes it."""
+    monkeypatch.chdir(tmp_path)
+    rates = {"learning_rate": 1e-30, "muon_learning_rate": 1e-30}
+    tree = {
+        "run": "runs/auto",
+        "data": {"sources": [{"format": "dummy", "documents": 2000}], "store": "stores"},
+        "tokenizer": {"train": {"vocab": 400}},
+        "model": {"auto": True},
+        "train": {"budget": "3min", "batch": 8, "compile": "off", **rates},
+        "validate": {"every": 1, "patience": 1, "blocks": 8},
+        "track": ["jsonl"],
+    }
+    Path("run.yaml").write_text(yaml.safe_dump(tree))
+    done = artel("train", "run.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "bits per byte of validation, by fits of small runs on a novel" in done.stderr
+    assert " min, planned 3.0 (" in done.stderr
+    assert "plan: the choice of the model counted with " in done.stderr
+    choice = json.loads(Path("runs/auto/choice.json").read_text())
+    assert choice["model"] == run_from(yaml.safe_load(Path("runs/auto/config.yaml").read_text()), {}, {}).model.config
+    assert choice["reached"].keys() == choice["expected"].keys()
