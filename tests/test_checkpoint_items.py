@@ -1,5 +1,7 @@
 """What a checkpoint holds: the model, the optimizer, and what callbacks keep; whole or in pieces."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,8 +9,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from artel.config import TrainConfig
 from artel.errors import InputError, WorkError
+from artel.host import process_memory
 from artel.training.checkpoint.format import Content, Progress, full_weights, load_checkpoint, write_shared, write_whole
 from artel.training.checkpoint.items import CheckpointItems
+from artel.training.checkpoint.sharded_files import read_pieces, write_pieces
 from artel.training.optim.optimizer import Optimizer
 
 
@@ -61,6 +65,21 @@ def test_a_callbacks_state_is_saved_and_loaded(tmp_path, optimizer, group, in_pi
     assert counts.value.tolist() == [1.0, 2.0]
     assert all(torch.equal(optimizer.weights()[name], tensor) for name, tensor in weights.items())
     assert full_weights(path).keys() == weights.keys()  # a callback's tensors are no weights
+
+
+_RESET = Path("/proc/self/clear_refs")
+
+
+@pytest.mark.skipif(not _RESET.exists(), reason="needs Linux, which tells the most memory since a moment")
+def test_shards_are_written_from_where_they_lie(tmp_path, group):
+    tensors = {"weight": torch.arange(8 << 20, dtype=torch.float32)}
+    _RESET.write_text("5")  # the peak begins anew (proc(5))
+    before = process_memory("VmHWM")
+    write_pieces(tmp_path, tensors)
+    assert process_memory("VmHWM") - before < tensors["weight"].nbytes // 2
+    read = {"weight": torch.zeros(8 << 20)}
+    read_pieces(tmp_path, read)
+    assert torch.equal(read["weight"], tensors["weight"])
 
 
 def test_a_callback_that_a_checkpoint_does_not_know_begins_anew(tmp_path, optimizer):

@@ -74,7 +74,7 @@ def trace_steps(
     `on_gpu`: logits are held in chunks as large as on a GPU, its autocast is imitated, and where nothing is computed
     again so is what compiled layers keep. The operators are those of a CPU all the same.
     """
-    live = LiveBytes(gloo=not on_gpu, compiled=on_gpu and compiled)
+    live = LiveBytes(on_cpu=not on_gpu, compiled=on_gpu and compiled)
     trace = Trace(live)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     use_for_training(model, encoders=run.parallel.context > 1)

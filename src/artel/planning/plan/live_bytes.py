@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from artel.models.activation_checkpointing import is_product
+from artel.planning.plan.compiled_kernels import KernelShapes
 from artel.planning.plan.gloo_copies import copied_bytes
 from artel.planning.plan.known_values import known_result, with_values
 
@@ -61,13 +62,15 @@ class Storage:
 class LiveBytes(TorchDispatchMode):
     """Records the storages that come and go while it is active. It lies above FakeTensorMode, or stands alone."""
 
-    def __init__(self, *, gloo: bool = False, compiled: bool = False) -> None:
-        """`gloo`: what gloo would copy is recorded too. `compiled`: the layers are, and their kernels are fused."""
+    def __init__(self, *, on_cpu: bool = False, compiled: bool = False) -> None:
+        """`on_cpu`: what gloo would copy is recorded too, and what oneDNN would compile. `compiled`: the layers are,
+        and their kernels are fused."""
         super().__init__()
-        self._gloo, self._compiled = gloo, compiled
+        self._on_cpu, self._compiled = on_cpu, compiled
         self._products = 0
         self.events: list[tuple[Storage, bool]] = []
         """Each storage as it comes (True) and as it goes (False)."""
+        self.kernels = KernelShapes()
         self._live: dict[int, tuple[Storage, weakref.ref[Any]]] = {}
         self._made_after: dict[int, int] = {}
         """How many products there had been when an elementwise operator made a storage that is live."""
@@ -101,7 +104,8 @@ class LiveBytes(TorchDispatchMode):
                 if self._compiled and not is_a_product and key not in self._live and not _WRITTEN.search(func.name()):
                     self._made_after[key] = self._products
                 self._add(tensor.untyped_storage(), _kind_of_caller())
-        if self._gloo:
+        if self._on_cpu:
+            self.kernels.record(func, args)
             copy = Storage(copied_bytes(func, args, result), COMMUNICATION)
             self.events += [(copy, True), (copy, False)] if copy.size else []
         return result

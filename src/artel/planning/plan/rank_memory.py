@@ -9,17 +9,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformers import PreTrainedModel
+
 from artel.config import RunConfig
 from artel.config.schema.quantities import Interval
 from artel.models.activation_checkpointing import Recompute
 from artel.parallel import World, plan_parallelism
+from artel.parallel.mesh import read_parallel_dims
 from artel.planning.operations import Operation
 from artel.planning.performance import extended
 from artel.planning.plan import cpu_heap, untraced
 from artel.planning.plan.batches import PlannedData
+from artel.planning.plan.compiled_kernels import KERNEL_BYTES
 from artel.planning.plan.fake_run import Trace, trace_steps
 from artel.planning.plan.live_bytes import COMMUNICATION, GRADIENTS, KINDS, OPTIMIZER, WEIGHTS, bytes_by_kind
 from artel.planning.plan.mapped_weights import mapped_bytes
+from artel.planning.plan.micro_batch_sizes import micro_batch_sizes
 from artel.planning.plan.models import ModelOutline
 
 FRAMEWORK, CHECKPOINT, ALLOCATOR = "framework", "checkpoint_copy", "allocator"
@@ -79,7 +84,7 @@ def rank_memory(
         )
         for layers in counts or (None,)
     ]
-    lines = [_peaks(trace, shards) for trace in traces]
+    lines = [_peaks(trace) for trace in traces]
     peaks = lines[0] if counts is None else _extended(lines[0], lines[1], counts, outline.layers)
     times = 0.0 if counts is None else (outline.layers - counts[1]) / (counts[1] - counts[0])
     operations = Counter(extended(traces[0].stepping, traces[-1].stepping, times))
@@ -89,9 +94,7 @@ def rank_memory(
     slack = kinds.pop(ALLOCATOR)
     kept = round(traces[-1].kept_bytes + times * (traces[-1].kept_bytes - traces[0].kept_bytes))
     copy = kept if copies_checkpoints(run) else 0
-    process = untraced.FRAMEWORK + untraced.CPU_KERNELS
-    process += untraced.GLOO * (world.size > 1) + untraced.SHARDING * shards
-    process += untraced.ADAPTERS * (run.model.lora is not None)
+    process = untraced.FRAMEWORK + untraced.ADAPTERS * (run.model.lora is not None)
     if on_gpu:
         offloaded = [WEIGHTS, GRADIENTS, OPTIMIZER] if run.parallel.offload != "none" else []
         host = process + untraced.CUDA_HOST + copy + sum(kinds.pop(kind) for kind in offloaded)
@@ -101,7 +104,8 @@ def rank_memory(
         allocated = tensors + kinds[FRAMEWORK]
         kinds[ALLOCATOR] = round(untraced.CUDA_CACHED + untraced.CUDA_CACHED_SHARE * tensors)
         return RankMemory(kinds, allocated, allocated + kinds[ALLOCATOR], host, untraced.LIBRARIES, operations)
-    kinds |= {CHECKPOINT: copy, FRAMEWORK: process}
+    kernels = _compiled_bytes(run, outline.build(precision), data, world, rows, traces[-1])
+    kinds |= {CHECKPOINT: copy, FRAMEWORK: process + kernels}
     allocated = sum(kinds.values())
     kinds |= {ALLOCATOR: slack}
     held = allocated + slack
@@ -118,7 +122,7 @@ def _tensors(peak: dict[str, int]) -> int:
     return _total(peak) - peak.get(ALLOCATOR, 0)
 
 
-def _peaks(trace: Trace, shards: bool) -> list[dict[str, int]]:
+def _peaks(trace: Trace) -> list[dict[str, int]]:
     """By kind, the fullest moments of each phase; and what the allocator holds beyond the fullest of all.
 
     Besides the moment that is the fullest in all, those at which one kind is: in a longer model another may be fuller.
@@ -126,7 +130,7 @@ def _peaks(trace: Trace, shards: bool) -> list[dict[str, int]]:
     moments = ("", *(kind for kind in KINDS if kind != WEIGHTS))
     peaks = [bytes_by_kind(trace.live.events, *phase, most) for phase in trace.phases for most in moments]
     before = bytes_by_kind(trace.live.events, trace.begin - 1, trace.begin)
-    heap = _heap_bytes(trace, shards) + sum(before.values())
+    heap = _heap_bytes(trace) + sum(before.values())
     highest = max(sum(peak.values()) for peak in peaks)
     for peak in peaks:
         peak[ALLOCATOR] = max(0, heap - highest)
@@ -154,12 +158,8 @@ def _extended(
     return [moment for moment in extended if min(moment.values()) >= 0]
 
 
-def _heap_bytes(trace: Trace, shards: bool) -> int:
-    """Pages that a process takes for the tensors of the steps, where they are on a CPU.
-
-    With `shards` also for their checkpoint: safetensors puts the bytes of all of a rank's shards together, in a vector
-    in Rust and then in Python, which have pages of their own: two copies, one of them for milliseconds alone.
-    """
+def _heap_bytes(trace: Trace) -> int:
+    """Pages that a process takes for the tensors of the steps, where they are on a CPU."""
     numbers: dict[int, int] = {}
     lines = []
     for storage, comes in trace.live.events[trace.begin :]:
@@ -170,7 +170,17 @@ def _heap_bytes(trace: Trace, shards: bool) -> int:
             lines.append(f"-{numbers[id(storage)]} 0")
     command = [sys.executable, str(Path(cpu_heap.__file__))]
     done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=True)
-    return int(done.stdout) + trace.kept_bytes * shards
+    return int(done.stdout)
+
+
+def _compiled_bytes(
+    run: RunConfig, model: PreTrainedModel, data: PlannedData, world: World, rows: int, trace: Trace
+) -> int:
+    """Of the kernels that oneDNN compiles for the products of a rank's micro-batches of `rows` rows."""
+    dims = read_parallel_dims(run.parallel, world.size, world.on_host)
+    widths = {side for parameter in model.parameters() for side in parameter.shape}
+    sizes = micro_batch_sizes(run, data, rows, dims.dp_degree)
+    return KERNEL_BYTES * trace.live.kernels.count(widths, sizes)
 
 
 def copies_checkpoints(run: RunConfig) -> bool:
