@@ -11,7 +11,7 @@ import zstandard
 from artel.config import DataConfig
 from artel.errors import InputError
 from artel.preparing import prepare
-from artel.text import Record, Rejected, check_sources, html_to_text
+from artel.text import Ledger, Record, Rejected, check_sources, html_to_text, read_documents
 from artel.text.reading.encodings import is_text_encoding
 from support.reading import MESSAGES, items, parquet, read_in_spans, warc, written
 from support.stores import run_of
@@ -51,10 +51,28 @@ def test_one_bad_line_in_a_hundred_is_borne(tmp_path, bad):
         return
     with pytest.raises(InputError) as stopped:
         prepare(run)
-    *lines, share = stopped.value.problems
-    assert [problem.where for problem in lines] == [f"{file}:{line}" for line in bad[:10]]
+    first, share = stopped.value.problems
+    assert first.where == f"{file}:1"
+    assert first.fix == f"the same in 20 more: {', '.join(f'{file}:{line}' for line in bad[1:4])} …"
     assert share.what == "21 of 2,000 records (1.05%) cannot be used, more than data.max_bad (0.01)"
     assert kept(tmp_path) == expected
+
+
+def test_of_many_mistakes_ten_are_told_and_where_the_others_are(tmp_path):
+    """Thirteen mistakes, of which one comes twice."""
+    mistakes = [f'{{"text": "a", "{"x" * number}": oops}}\n' for number in range(1, 14)]
+    file = written(tmp_path, "a.jsonl", rows(20) + "".join([*mistakes, mistakes[2]]))
+    with pytest.raises(InputError) as stopped:
+        prepare(run_of(tmp_path, data={"sources": [{"path": str(file)}]}))
+    *lines, more, share = stopped.value.problems
+    assert [problem.where for problem in lines] == [f"{file}:{line}" for line in range(21, 31)]
+    assert [problem.fix for problem in lines if problem.fix] == [f"the same in 1 more: {file}:34"]
+    assert more.lines == ["… and 3 more: run/rejected.jsonl"]
+    assert len(kept(tmp_path)) == 14
+    assert share.where == "data"
+    with pytest.raises(InputError) as stopped:  # nothing is written: there is no run
+        list(read_documents(DataConfig.model_validate({"sources": [{"path": str(file)}], "validation": 0.0}), Ledger()))
+    assert stopped.value.problems[-2].lines == ["… and 3 more"]
 
 
 @pytest.mark.parametrize("tokenizer", [None, {"train": {"vocab": 270}}])

@@ -22,6 +22,7 @@ from artel.config import TokenizerTraining, load_run
 from artel.errors import InputError
 from artel.planning.plan.batches import planned_data
 from artel.preparing import is_prepared, prepare
+from artel.reports.page import Language
 from artel.tokens import train_tokenizer
 from support.labels import DECODER, ROWS, label_run, one_label, several_labels, write_rows
 from support.runs import metrics as metric_lines
@@ -144,6 +145,52 @@ def test_a_text_with_several_rows_stays_on_one_side(tmp_path):
     by_split = splits(prepared(tmp_path / "run.yaml", rows), rows)
     assert by_split["validation"]
     assert not set(by_split["validation"]) & set(by_split["train"])
+
+
+def test_labels_are_those_of_training_texts(tmp_path):
+    """One that stands in a validation file alone is no class: its row is listed."""
+    held_out = write_rows(tmp_path / "held-out.jsonl", [{"text": f"once {n}", "label": "law"} for n in range(12)])
+    with held_out.open("a") as file:
+        file.write('{"text": "a poem", "label": "Pushkin"}\n')
+    data = {"validation": str(held_out), "max_bad": 0.1}
+    made = prepared(tmp_path / "run.yaml", one_label(40), data=data)
+    assert made.run.classification.labels == ["food", "law", "sport"]
+    (line,) = map(json.loads, (tmp_path / "run" / "rejected.jsonl").read_text().splitlines())
+    assert (line["origin"], line["reason"]) == (f"{held_out}:13", "unknown_label")
+    assert line["detail"].startswith("the label 'Pushkin' occurs in no training text; the run's are (food, law, sport)")
+
+
+def test_swapped_columns_are_asked_about_in_a_few_words(tmp_path):
+    rows = [{"text": f"w{number}", "label": f"a long paragraph {number} " * 30} for number in range(99)]
+    with pytest.raises(InputError) as error:
+        prepared(tmp_path / "run.yaml", rows)
+    (problem,) = error.value.problems
+    assert problem.fix == "labels are longer than texts: are `field` and `label` of the source swapped?"
+    assert "a long paragraph 0 a long paragraph 0 a…," in problem.what
+    assert len(problem.what) < 200
+
+
+@pytest.mark.parametrize("content", ["body,author\na,b\n", '{"body": "a", "label": "b"}\n'], ids=["csv", "jsonl"])
+def test_a_column_of_another_name_can_be_named_on_the_command_line(tmp_path, content):
+    """`artel evaluate RUN --data FILE` has no source in which to name it."""
+    file = tmp_path / f"rows.{'csv' if content.startswith('body') else 'jsonl'}"
+    file.write_text(content)
+    data = {"sources": [{"path": str(file), "format": "labels"}]}
+    with pytest.raises(InputError, match=r"field: NAME, or data\.sources\.0\.field=NAME on the command line"):
+        prepared(tmp_path / "run.yaml", one_label(1), data=data)
+
+
+def test_what_makes_figures_worth_little_is_told(tmp_path):
+    """A validation of a few texts, and a share of texts that is too long."""
+    rows = one_label(40) + [{"text": f"{number} " + "long " * 500, "label": "law"} for number in range(25)]
+    section, data = {"too_long": "drop"}, {"block": 200, "validation": 0.1}
+    notes = prepared(tmp_path / "run.yaml", rows, classification=section, data=data).notes()
+    dropped = "25 of 65 documents are dropped, since they have more than 200 tokens"
+    few = "validation has 5 documents, too few for its figures to say anything: write a larger data.validation"
+    assert set(notes) == {few, f"{dropped}: write a larger data.block, or give shorter texts"}
+    assert Language("ru").phrase(few).endswith("увеличьте data.validation")
+    enough = {"block": 200, "validation": 0.2}
+    assert prepared(tmp_path / "enough.yaml", one_label(90), classification=section, data=enough).notes() == []
 
 
 def test_bad_rows_are_told_by_line_and_the_ledger_adds_up(tmp_path):

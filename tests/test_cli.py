@@ -37,6 +37,21 @@ def test_starting_imports_no_torch():
     assert done.stdout.strip() == "[]"
 
 
+def test_naming_an_objective_imports_no_torch():
+    """Else checking a run file takes seconds, and transformers is imported before it is told to be quiet."""
+    code = (
+        "import sys; from artel.registry import OBJECTIVES; [OBJECTIVES[name] for name in OBJECTIVES.names]\n"
+        "print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_help_of_recipes_names_its_commands():
+    group = typer.main.get_command(app).commands["recipes"]
+    assert group.help.partition(": ")[2].rstrip(".").split(", ") == list(group.commands)
+
+
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
 def test_every_verb_has_help_with_an_example(verb):
     done = artel(*verb, "--help")

@@ -19,11 +19,12 @@ from artel.config import (
     run_from,
 )
 from artel.config.load import read_file
-from artel.config.other_names import OTHER_NAMES
+from artel.config.other_names import OTHER_NAMES, OTHER_OBJECTIVES
 from artel.config.schema.quantities import Interval, Warmup, read_bytes, read_count, read_number
 from artel.config.suggest import all_keys
 from artel.errors import InputError
 from artel.launching.read_run import read_run
+from artel.registry import OBJECTIVES
 from artel.training.schedule import Length, rate
 
 MINIMAL = "data: {sources: [{path: a.txt}]}\n"
@@ -241,12 +242,32 @@ def test_large_seeds_are_kept_to_the_last_digit(tmp_path):
         ("train.per_device_train_batch_size", "artel calls it train.micro_batch"),
         ("train.gradient_accumulation_steps", "artel calls it train.batch"), ("tokenizer.vocab_size", "train.vocab"),
         ("model.lora.r", "artel calls it model.lora.rank"), ("output_dir", "artel calls it run"),
+        ("data.sources.0.text_field", "artel calls it data.sources.0.field"),
+        ("data.sources.1.label_column", "artel calls it data.sources.1.label"),
     ],
 )  # fmt: skip
 def test_an_unknown_key_is_shown_what_is_meant(key, says):
     with pytest.raises(InputError) as error:
-        run_from({"data": {"sources": [{"format": "dummy"}]}}, Overrides.parse([f"{key}=1"]), {(): "run.yaml"})
+        run_from({"data": {"sources": [{"format": "dummy"}] * 2}}, Overrides.parse([f"{key}=1"]), {(): "run.yaml"})
     assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("objective", "says"),
+    [("sft", "chat"), ("DPO", "preference, and preference.loss: dpo"), ("token_classification", "tokens"),
+     ("mlm", "masked")],
+)  # fmt: skip
+def test_another_tools_name_of_an_objective_is_the_only_problem(objective, says):
+    tree = {"data": {"sources": [{"format": "chat", "path": "a.jsonl"}]}, "objective": objective}
+    with pytest.raises(InputError) as error:
+        run_from(tree, {}, {(): "run.yaml"})
+    (problem,) = error.value.problems
+    assert problem.fix == f"artel calls it {says}"
+
+
+def test_other_tools_names_of_objectives_lead_to_objectives_and_are_none_themselves():
+    assert {name.partition(",")[0] for name in OTHER_OBJECTIVES.values()} <= set(OBJECTIVES.names)
+    assert not set(OTHER_OBJECTIVES) & set(OBJECTIVES.names)
 
 
 def test_other_tools_names_lead_to_keys_that_there_are_and_are_none_themselves():

@@ -1,5 +1,6 @@
 """What is seen of a run while it works: the bar on a terminal, lines without one, and how it ends."""
 
+import json
 import os
 import re
 import shlex
@@ -181,3 +182,17 @@ def test_the_last_command_continues_a_prompt_of_the_run_or_the_words_of_its_text
     objective = objective_of(run, prepared.tokenizer())
     command = objective.command("runs/x", objective.dataset(prepared.open().train))
     assert shlex.split(command) == ["artel", "generate", "runs/x", "--prompt", asked]
+
+
+def test_the_last_command_of_names_has_a_text_of_the_data(tmp_path):
+    texts = [f"Анна Каренина приехала в Москву {number} раз." for number in range(30)]
+    rows = [json.dumps({"text": text, "label": [[0, 13, "PER"]]}, ensure_ascii=False) for text in texts]
+    (tmp_path / "names.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    source = {"path": "names.jsonl", "format": "entities"}
+    run = run_of(
+        tmp_path, objective="tokens", data={"sources": [source], "block": 80}, tokenizer={"train": {"vocab": 300}}
+    )
+    prepared = prepare(run)
+    objective = objective_of(prepared.run, prepared.tokenizer())
+    command = objective.command("runs/x", objective.dataset(prepared.open().train))
+    assert shlex.split(command)[-1] in texts

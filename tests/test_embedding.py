@@ -1,6 +1,7 @@
 """Vectors of texts: the loss of a global batch against its definition, figures, the folder, what is refused."""
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -303,6 +304,22 @@ def test_what_does_not_fit_is_refused(tmp_path, changes, said):
     done = artel("train", changed(objective_run(tmp_path / "run.yaml", "embedding"), changes))
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
+
+
+def test_the_command_at_the_end_has_a_query_of_the_data(tmp_path):
+    rows = [json.dumps({"query": f"Где  дом {n}?", "pos": [f"Дом {n} в лесу."]}, ensure_ascii=False) for n in range(20)]
+    (tmp_path / "matches.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    run = RunConfig.model_validate({
+        "objective": "embedding", "embedding": {"prompts": {"query": "q: ", "document": "d: "}},
+        "tokenizer": {"train": {"vocab": 300}},
+        "data": {"sources": [{"path": str(tmp_path / "matches.jsonl"), "format": "matches"}], "block": 64,
+                 "store": str(tmp_path / "stores")},
+    })  # fmt: skip
+    made = prepare(run)
+    objective = objective_of(run, made.tokenizer())
+    *_, prompt, json_flag = shlex.split(objective.command("runs/x", objective.dataset(made.open().train)))
+    assert prompt in {f"Где дом {n}?" for n in range(20)}
+    assert json_flag == "--json"
 
 
 def test_a_validation_has_the_texts_of_one_match_at_least(tmp_path):

@@ -11,9 +11,6 @@ from seqeval.metrics import f1_score
 from transformers import (
     AutoModelForTokenClassification,
     AutoTokenizer,
-    BertConfig,
-    BertForTokenClassification,
-    pipeline,
 )
 
 import artel
@@ -23,7 +20,7 @@ from artel.objectives.tokens.windows import NO_WORD
 from artel.text import Ledger, read_documents
 from artel.tokens import evaluation_rows, load_tokenizer, train_tokenizer
 from artel.tokens.sampling.batches import one_row
-from support.entities import document, objective
+from support.entities import document, foreign, objective
 from support.reading import rows_of
 from support.runs import artel as command
 from support.runs import metrics, write_run
@@ -275,46 +272,6 @@ def test_a_card_takes_the_pipeline_only_where_that_finds_the_words(roberta, tmp_
     word_pieces(tmp_path)
     for tokenizer, has_pipeline in ((small, False), (roberta, True), (load_tokenizer(str(tmp_path)), True)):
         assert ("pipeline(" in objective(tokenizer, **names).usage()) is has_pipeline
-
-
-# models of others
-
-
-def foreign(folder, tags):
-    """A BERT with WordPiece as the hub has them, its head as it was initialized."""
-    torch.manual_seed(0)
-    tokenizer = word_pieces(folder)
-    model = BertForTokenClassification(BertConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=len(tokenizer),
-        id2label=dict(enumerate(tags)), label2id={tag: at for at, tag in enumerate(tags)}, initializer_range=1.0,
-    ))  # fmt: skip
-    model.save_pretrained(folder)
-    return str(folder)
-
-
-def test_a_model_of_others_gives_what_their_pipeline_gives(tmp_path):
-    folder = foreign(tmp_path / "ner", ["B-PER", "I-PER", "O", "B-LOC", "I-LOC"])
-    text = "Wolfgang Amadeus Mozart-Schikaneder visited (and left) Vienna, Prague and unputdownable Salzburg." * 3
-    expected = pipeline("token-classification", folder, aggregation_strategy="first")(text)
-    found = artel.open(folder).entities(text)
-    assert len(found) > 5
-    assert [(each.start, each.end, each.label) for each in found] == [
-        (each["start"], each["end"], each["entity_group"]) for each in expected]  # fmt: skip
-    assert [each.score for each in found] == pytest.approx([each["score"] for each in expected], abs=1e-5)
-
-
-def test_a_model_of_others_is_evaluated_in_the_order_of_its_tags(tmp_path):
-    folder = foreign(tmp_path / "ner", ["L-PER", "B-PER", "O", "U-PER", "I-PER"])
-    rows = rows_of(tmp_path, [{"text": "Anna Berg met Boris", "label": [[0, 9, "PER"], [14, 19, "PER"]]}])
-    result = artel.open(folder).evaluate(rows, {"data.sources.0.format": "entities"}, tell=silent)
-    assert result.details["tables"]["labels"][0]["support"] == 2
-
-
-def test_a_head_without_outside_gives_each_word_a_tag(tmp_path):
-    folder = foreign(tmp_path / "pos", ["NOUN", "VERB", "ADP"])
-    found = artel.open(folder).entities("Anna went to Moscow")
-    assert [each.text for each in found] == ["Anna", "went", "to", "Moscow"]
-    assert {each.label for each in found} <= {"NOUN", "VERB", "ADP"}
 
 
 # other schemes

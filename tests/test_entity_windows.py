@@ -128,5 +128,6 @@ def test_a_word_that_begins_within_another_is_neither_learned_nor_judged(small, 
     part = TokenStore(tmp_path / "store").validation
     figures = tagging.metrics({"loss": 0.0, "targets": 6.0, "right": 6.0}, taught, part)
     assert figures["accuracy"] == figures["macro_f1"] == 1.0
+    assert figures["commonest_tag"] == 0.5
     (labels, _) = tagging.details(taught, part)["tables"].values()
     assert {row["label"]: row["support"] for row in labels} == {"PRON": 2, "VERB": 2}

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pyarrow
 import pytest
+import typer
 import yaml
 from pyarrow import parquet
 
+from artel.cli.main import app
 from artel.config import RunConfig, load_run
 from artel.errors import InputError
 from artel.planning import check_run
@@ -230,6 +232,12 @@ def test_a_table_beside_a_text_is_refused():
     Path("a.csv").write_text("text,label\na,good\nb,bad\n")
     with pytest.raises(InputError, match=r"a\.csv is a table, not text"):
         look_at(["novel.txt", "a.csv"])
+
+
+def test_the_help_names_all_that_can_be_learned():
+    (option,) = (each for each in typer.main.get_command(app).commands["new"].params if each.name == "learn")
+    named = option.help.partition(": ")[2].rstrip(".").split(", ")
+    assert sorted(named) == sorted(verb for verb in VERBS.values() if verb)
 
 
 def test_a_wrong_answer_is_asked_for_again():

@@ -10,6 +10,7 @@ from artel.objectives import Chat, DocumentSamples
 from artel.text import Conversation, Document, Message, Record, ToolCall
 from artel.tokens import train_tokenizer
 from support.chat_models import learned_texts
+from support.chat_templates import FAMILIES
 from support.reading import rows_of
 from support.runs import artel, metrics
 from support.templates import QWEN
@@ -56,10 +57,16 @@ def made_of(tokenizer, tmp_path, messages, template="chatml", **chat):
 )
 def test_which_thoughts_stay(tokenizer, tmp_path, reasoning, turns, left_out):
     made = made_of(tokenizer, tmp_path, TALK, reasoning=reasoning)
-    assert [" ".join(turn.split()) for turn in learned_texts(made, tokenizer)] == [
-        " ".join(turn.split()) for turn in turns
-    ]
+    assert learned_texts(made, tokenizer) == turns
     assert made.counted == ({"thoughts_left_out": left_out} if left_out else {})
+
+
+@pytest.mark.parametrize("said", ["", "Let me see."])
+def test_a_thought_before_a_call_is_written_as_qwen_3_does(tokenizer, tmp_path, said):
+    talk = [TALK[0], Message("assistant", said, "second", None, (ToolCall("f", {}), ToolCall("f", {})))]
+    template = FAMILIES["qwen3"].template
+    ours, theirs = (learned_texts(made_of(tokenizer, tmp_path, talk, name), tokenizer) for name in ("chatml", template))
+    assert ours == theirs
 
 
 def test_thoughts_that_the_template_leaves_out_are_counted(tokenizer, tmp_path):

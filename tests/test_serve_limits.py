@@ -66,6 +66,49 @@ def test_an_unknown_key_is_named_with_near_ones(client):
         assert "Extra inputs" not in said
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"temperature": "hot"}, "temperature: is no number"),
+        ({"top_p": 0}, "top_p: is too small; write a number above 0"),
+        ({"n": 100}, "n: is too large; write 8 at most"),
+        ({"stop": 3}, "stop: is no text; stop: is no list"),
+        ({"messages": [{"content": "x"}]}, "messages.0.role: is missing"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]},
+         "messages.0.content.0.type: is unknown; write 'text'"),
+        ({"tool_choice": "all"}, "tool_choice: is unknown; write 'none', 'auto' or 'required'"),
+        ({"response_format": {"type": "xml"}},
+         "response_format: has an unknown 'type'; write 'text', 'json_object', 'json_schema'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_said_in_plain_words_with_its_place(client, changes, said):
+    error = client.post("/v1/chat/completions", json=QUESTION | changes).json()["error"]
+    assert error["message"] == said
+    assert error["param"] == said.partition(":")[0]
+
+
+CALLED = {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]}
+RESULT = {"role": "tool", "content": "3"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([RESULT], "messages[1].role"),
+        ([{"role": "assistant", "content": "f()"}, RESULT], "messages[2].role"),
+        ([CALLED, RESULT, *user("And?"), RESULT], "messages[4].role"),
+        ([CALLED, RESULT | {"tool_call_id": "b"}], "messages[2].tool_call_id"),
+    ],
+)
+def test_a_result_that_answers_no_call_is_refused(client, messages, param):
+    asked = {"messages": [*user("How much?"), *messages], "max_tokens": 2}
+    response = client.post("/v1/chat/completions", json=asked)
+    assert error_of(response) == (400, param, None)
+    assert "tool_calls" in response.json()["error"]["message"] or "no call 'b'" in response.json()["error"]["message"]
+    good = [*user("How much?"), CALLED, RESULT, RESULT | {"tool_call_id": "a"}]
+    assert client.post("/v1/chat/completions", json={"messages": good, "max_tokens": 2}).status_code == 200
+
+
 def test_what_a_model_cannot_do_is_said_with_what_it_does(client):
     message = client.post("/v1/answers", json={"question": "x", "context": "y"}).json()["error"]["message"]
     assert re.search(r"does not answer questions from a document: it .+; ask it at /v1/", message)

@@ -163,6 +163,22 @@ def test_an_answer_that_is_cut_off_says_so(client):
     assert cut.usage.completion_tokens == 20
 
 
+def test_of_several_calls_those_before_the_cut_are_whole_and_one_alone_ends_the_answer(client):
+    """As OpenAI and vLLM have it: what max_tokens cuts off is `length`, whatever was called before."""
+
+    def called(**changes):
+        return client.chat.completions.create(**QUESTION | {"tool_choice": "required"} | changes)
+
+    answers = (called(seed=seed).choices[0].message.tool_calls for seed in range(20))
+    seed, calls = next((seed, calls) for seed, calls in enumerate(answers) if len(calls) > 1)
+    alone = called(seed=seed, parallel_tool_calls=False)
+    assert alone.choices[0].finish_reason == "tool_calls"
+    assert [call.function for call in alone.choices[0].message.tool_calls] == [calls[0].function]
+    cut = called(seed=seed, max_tokens=alone.usage.completion_tokens + 2).choices[0]
+    assert cut.finish_reason == "length"
+    assert cut.message.tool_calls[0].function == calls[0].function
+
+
 def test_a_stop_text_within_arguments_does_not_end_a_call(client):
     free = client.chat.completions.create(**QUESTION | {"tool_choice": NAMED}).choices[0]
     kept = client.chat.completions.create(**QUESTION | {"tool_choice": NAMED, "stop": ["city", "}"]}).choices[0]

@@ -24,6 +24,7 @@ from artel.text.formats.chat import read_chat, read_preferences
 from support.reading import MESSAGES, SHAREGPT, documents, message, read, rows_of, turns
 
 ASKED = [("user", "who?"), ("assistant", "me")]
+CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 def chat(folder, *rows, **source):
@@ -220,6 +221,10 @@ def test_fill_and_mapping(tmp_path):
         ({"messages": [message("user", "a"), message("assistant", None)]}, "empty_message", "message 2"),
         ({"messages": [message("user", "a"), message("assistant", "<think>b</think>")]}, "empty_message", "message 2"),
         ({"messages": [message("user", "a"), message("assistant", "", tool_calls=[1])]}, "bad_tool_call", "message 2"),
+        ({"messages": [message("user", "a"), message("assistant", "b"), message("user", None, tool_calls=[CALL])]},
+         "calls_of_user", r"message 3 has tool_calls, and its role is user; are the roles swapped\?"),
+        ({"messages": [message("user", "a", function_call=CALL["function"]), message("assistant", "b")]},
+         "calls_of_user", "message 1 has function_call"),
         ({"messages": [message("user", "a", weight="1")]}, "bad_weight", "weight of message 1 is '1'; write 1"),
         ({"messages": [message("user", "a"), message("assistant", "b", weight=0), message("assistant", "c")]},
          "mixed_weights", "message 3"),

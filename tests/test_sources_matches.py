@@ -46,10 +46,22 @@ def test_fields_of_other_names(tmp_path):
 @pytest.mark.parametrize(
     ("row", "reason", "said"),
     [
-        ({"text": "a", "positive": "b"}, "no_query", r"no query \(its fields: text, positive\); .*mapping: \{query:"),
-        ({"query": ["a", "b"], "positive": "b"}, "no_query", "2 queries"),
-        ({"query": "a"}, "no_positive", "no text that matches"),
-        ({"query": "a", "pos": [], "neg": ["c"]}, "no_positive", "no text that matches"),
+        (
+            {"text": "a", "positive": "b"},
+            "no_query",
+            r"no query \(its fields: text, positive\); name it: data\.sources\.0\.mapping\.query=text$",
+        ),
+        (
+            {"id": 3, "q": "a", "doc": "b"},
+            "no_query",
+            r"name them: data\.sources\.0\.mapping\.query=q data\.sources\.0\.mapping\.positive=doc$",
+        ),
+        ({"q": None, "positive": "b"}, "no_query", r"mapping\.query=NAME$"),
+        ({"query": None, "positive": "b"}, "no_query", "fill in 'query', or leave the row out"),
+        ({"query": ["a", "b"], "positive": "b"}, "no_query", "2 queries .* write a row for each"),
+        ({"query": "a"}, "no_positive", "no text that matches .*mapping.positive=NAME$"),
+        ({"query": "a", "the text": "b"}, "no_positive", r"name it: 'data\.sources\.0\.mapping\.positive=the text'$"),
+        ({"query": "a", "pos": [], "neg": ["c"]}, "no_positive", "no text that matches .*fill in 'pos'"),
         ({"query": " ", "positive": "b"}, "empty", "'query' holds an empty text"),
         ({"query": "a", "positive": 3}, "no_text", "'positive' holds int"),
         ({"query": "a", "positive": "b", "negative": "b"}, "positive_is_negative", "among its negatives"),

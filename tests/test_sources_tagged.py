@@ -1,5 +1,6 @@
 """Texts with names, and words with tags: CoNLL's columns and rows of JSON; bad ones are told by file and line."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -7,11 +8,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from artel.config import SourceConfig
+from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
 from artel.registry import FORMATS
 from artel.text import Dropped, Record, Rejected, Tagged
-from support.reading import checked, items, read, read_texts, rows_of, written
+from support.reading import checked, items, items_of, read, read_texts, rows_of, written
 
 REAL = Path(__file__).parents[2] / "shared" / "data" / "encoders" / "factrueval_dev.jsonl"
 TEXT = "Anna Karenina went to Moscow."
@@ -89,6 +90,40 @@ def test_every_scheme_gives_what_it_means(tmp_path, tags):
     content = "\n".join(f"{word}\t{tag}" for word, tag in zip(words, tags.split(), strict=True))
     (item,) = conll(tmp_path, content)
     assert named(item) == [("Anna Karenina", "PER"), ("Moscow", "LOC"), ("Petersburg", "LOC")]
+
+
+@pytest.mark.parametrize("name", ["a.conll", "b.bio", "c.iob", "d.conll.gz"])
+def test_columns_are_told_by_their_ending_where_the_format_is_rows(tmp_path, name):
+    content = CONLL_2003.encode()
+    file = written(tmp_path, name, gzip.compress(content) if name.endswith(".gz") else content)
+    checked(file, format="entities")
+    assert [named(item) for item in items(file, format="entities")][1] == [("Peter Blackburn", "PER")]
+    with pytest.raises(InputError, match=r"'ner' is no column of conll"):
+        checked(file, format="entities", tags="ner")
+
+
+def test_parts_of_speech_are_told_by_their_ending_too(tmp_path):
+    file = written(tmp_path, "a.conllu", UNIVERSAL)
+    with pytest.raises(InputError, match="which give each word a tag"):
+        checked(file, format="entities")
+    (item,) = items(file, format="entities", kind="words")
+    assert tagged(item)[0] == "Мама мыла раму."
+
+
+@pytest.mark.parametrize(
+    ("row", "override"),
+    [
+        ({"id": 3, "body": "Anna left.", "label": []}, "data.sources.1.field=body"),
+        ({"text": "Anna left.", "names": [[0, 4, "PER"]]}, "data.sources.1.tags=names"),
+        ({"text": "Anna left."}, "data.sources.1.tags=NAME"),
+        ({"tokens": ["Anna", "left"], "my tags": ["B-PER", "O"]}, "'data.sources.1.tags=my tags'"),
+    ],
+)
+def test_a_missing_field_gets_the_override_to_write(tmp_path, row, override):
+    good = rows_of(tmp_path, [{"text": "Anna left.", "label": []}], name="good.jsonl")
+    sources = [{"path": str(file), "format": "entities"} for file in (good, rows_of(tmp_path, [row]))]
+    _, rejected = items_of(DataConfig.model_validate({"sources": sources}))
+    assert f"; name it: {override}" in rejected.detail
 
 
 def test_columns_are_told_by_number(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from artel.errors import InputError
 from artel.inference.show import ReadSamples
 from artel.objectives import objective_of
-from artel.planning import notes_on_text
+from artel.planning import check_records
 from artel.preparing import prepare
 from artel.reports.page import Language
 from artel.tokens import TokenStore
@@ -27,7 +27,8 @@ SYSTEM = [message("system", "s"), *TWO]
 def run_with(tmp_path, family, rows, **more):
     folder = tmp_path / "tokenizer"
     FAMILIES[family].tokenizer().save(folder)
-    source = {"path": str(rows_of(tmp_path, [{"messages": row} for row in rows], "a.jsonl")), "format": "chat"}
+    rows = [row if isinstance(row, dict) else {"messages": row} for row in rows]
+    source = {"path": str(rows_of(tmp_path, rows, "a.jsonl")), "format": "chat"}
     return run_of(tmp_path, objective="chat", model=GPT2, tokenizer={"from": str(folder)},
                   data={"block": 1000, "sources": [source], "validation": 0.0}, **more)  # fmt: skip
 
@@ -78,7 +79,48 @@ def test_a_template_that_writes_a_history_otherwise_is_told(tmp_path, family, co
     in_russian = Language("ru").phrase(note)
     assert in_russian.startswith("Шаблон чата, диалогов: 1 из первых 1 (первый — ")
     assert says not in in_russian
-    assert notes_on_text(run) == [note]  # `artel config check` says it too
+    assert check_records(run) == [note]  # `artel config check` says it too
+
+
+def calling(parameters, *arguments, **more):
+    """A conversation whose turns call `get_weather` with these arguments."""
+    calls = [{"function": {"name": "get_weather", "arguments": one}} for one in arguments]
+    tools = [{"name": "get_weather", "parameters": parameters}]
+    return {"tools": tools, "messages": [message("user", "a"), {"role": "assistant", "tool_calls": calls, **more}]}
+
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {}}, "required": ["city"]}
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (calling(CITY, {"city": "a"}, {"days": 3}), "1 of 3 calls in the first 2 conversations do not fit the "
+         "parameters that their tool declares, the first {origin}: get_weather lacks city"),
+        (calling(CITY, {"town": "a"}, {"city": "a", "town": "b", "at": 1}), "2 of 3 calls in the first 2 conversations "
+         "do not fit the parameters that their tool declares, the first {origin}: get_weather lacks city and has town, "
+         "which it does not declare"),
+        (calling(CITY, {"city": "a", "x": 1, "y": 2}), "1 of 2 calls in the first 2 conversations do not fit the "
+         "parameters that their tool declares, the first {origin}: get_weather has x, y, which it does not declare"),
+        (calling({**CITY, "additionalProperties": True}, {"city": "a", "x": 1}), None),
+        (calling({"type": "object", "properties": {}}, {"x": 1}), None),
+        (calling({}, {"x": 1}), None),
+        (calling({"type": "object", "properties": {"a": {}}, "required": "a"}, {"a": 1}), None),
+        (calling(CITY, {"town": "a"}, loss_weight=0) | {"messages": [
+            *calling(CITY, {"town": "a"}, loss_weight=0)["messages"], message("tool", ""), message("assistant", "b")]},
+         None),
+    ],
+)  # fmt: skip
+def test_calls_that_do_not_fit_their_parameters_are_counted_and_learned(tmp_path, row, says):
+    good = calling(CITY, {"city": "Omsk", "days": 1})
+    run = run_with(tmp_path, "qwen2_5", [good, row])
+    notes = check_records(run)
+    expected = [] if says is None else [says.format(origin=f"{tmp_path}/a.jsonl:2")]
+    assert notes == expected
+    for note in notes:
+        in_russian = Language("ru").phrase(note)
+        assert in_russian.startswith("Вызовы в первых 2 диалогах: ")
+        assert "declare" not in in_russian
 
 
 @pytest.mark.parametrize("family", ["llama3", "qwen2_5", "granite4", "olmo2", "command_r", "kimi_k2"])
@@ -92,7 +134,7 @@ def test_ends_that_other_programs_do_not_know_are_told(tmp_path):
     model.mkdir()
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": 5}))
     run = run.model_copy(update={"model": run.model.model_copy(update={"from_": str(model)})})
-    (note,) = notes_on_text(run)
+    (note,) = check_records(run)
     assert "generation_config.json ends a text at 5" in note
     assert "<|im_end|>" in note
     assert "generation_config.json заканчивает текст на 5, а" in Language("ru").phrase(note)
@@ -106,7 +148,7 @@ def test_an_end_that_also_stands_before_calls_is_told(tmp_path):
     run = run.model_copy(update={"model": run.model.model_copy(update={"from_": str(model)})})
     for saved, count in ((end, 0), ([end, mark], 1)):
         (model / "generation_config.json").write_text(json.dumps({"eos_token_id": saved}))
-        notes = notes_on_text(run)
+        notes = check_records(run)
         assert len(notes) == count, notes
     assert "'<|message_sep|>\\n\\n'" in notes[0]
     assert "the call would not be written" in notes[0]

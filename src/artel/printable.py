@@ -34,3 +34,8 @@ def json_text(value: object, *, ascii_only: bool = False) -> str:
 
 def _escape(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape", "backslashreplace").decode()
+
+
+def shortened(text: str, characters: int = 40) -> str:
+    """The first characters of a long text, with an ellipsis; a short text unchanged."""
+    return text if len(text) <= characters else f"{text[: characters - 1]}…"

@@ -28,6 +28,8 @@ app = typer.Typer(
 def check(name: RunName, overrides: OverrideWords = None, as_json: AsJson = False) -> None:
     """Check a run as `artel train` does before it begins, and print it with every key written out.
 
+    The first records are read, too: all of them where the texts are on this machine and have 2 MB or less.
+
     Example: artel config check run.yaml
     """
     from artel.config import Overrides, dump_run
@@ -36,10 +38,11 @@ def check(name: RunName, overrides: OverrideWords = None, as_json: AsJson = Fals
 
     run = read_run(name, Overrides.parse(overrides))
     quiet_libraries()
-    from artel.planning import check_run, notes_on_text
+    from artel.planning import Check, check_records, check_run
 
-    check_run(run)
-    for note in notes_on_text(run):
+    notes: list[str] = []
+    check_run(run, further=[Check(("data", "tokenizer", "objective"), lambda: notes.extend(check_records(run)))])
+    for note in notes:
         tell(note)
     if as_json:
         print_json(hide_secrets(run.model_dump(mode="json", by_alias=True)))

@@ -17,7 +17,12 @@ def new(
     text: Annotated[
         list[str] | None, typer.Option(help="Which text: a file, a glob in quotes, a folder; may be repeated.")
     ] = None,
-    learn: Annotated[str | None, typer.Option(help="What to learn: write, fill-in, answer, chat, prefer.")] = None,
+    learn: Annotated[
+        str | None,
+        typer.Option(
+            help="What to learn: write, fill-in, answer, chat, prefer, score, rank, label, embed, tag, rewrite."
+        ),
+    ] = None,
     model: Annotated[
         str | None, typer.Option("--from", help="scratch, or a pretrained model: a folder or a hub id.")
     ] = None,

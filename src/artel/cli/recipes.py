@@ -10,7 +10,7 @@ import typer
 from artel.cli.common import AsJson, print_json, tell
 from artel.cli.streams import show
 
-app = typer.Typer(help="The run files shipped in the package: list, show, copy.", no_args_is_help=True)
+app = typer.Typer(help="The run files shipped in the package: ls, cat, cp.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A recipe's name, as `artel recipes ls` shows it.")]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from artel.config.schema.quantities import OverLimit
-from artel.config.suggest import key_advice
+from artel.config.suggest import key_advice, other_objective
 from artel.config.yaml_lines import Key, place_of
 from artel.errors import Problem
 
@@ -47,6 +47,8 @@ def explain(error: ValidationError, lines: dict[Key, str]) -> dict[Key, Problem]
             )
             what = f"{_shown(detail['input'])} is not one of {context['expected']}"
             fix = f"did you mean {near[0]}?" if near else ""
+            if key == ("objective",) and (other := other_objective(detail["input"])):
+                fix = f"artel calls it {other}"
         elif kind == "value_error":
             what, _, fix = str(context["error"]).partition("; ")
         elif kind in ("model_type", "dict_type"):

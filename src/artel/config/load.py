@@ -145,7 +145,7 @@ def run_from(tree: dict[str, Any], overrides: Mapping[str, Any] | None, lines: d
     run = _validated(tree, lines, problems, doubtful)
     if run is not None:
         run._places.update(lines)
-        for problem in section_problems(run):
+        for problem in section_problems(run, knows_objective="objective" not in doubtful):
             if not is_doubtful(problem.where, doubtful):
                 problems.append(located(problem, run))
                 doubtful.add(problem.where)

@@ -1,4 +1,4 @@
-"""Names for keys of a run file in transformers' Trainer, nanoGPT, axolotl, torchtitan, Megatron and peft."""
+"""Names for keys of a run file, and for objectives, in transformers, trl, nanoGPT, axolotl, torchtitan and peft."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ _NAMES = {
     "run": "output_dir out_dir save_dir",
     "data.sources.0.path": "dataset datasets dataset_name dataset_path data_path train_file train_files train_path "
     "train_data texts",
+    "data.sources.0.field": "text_field text_column text_column_name dataset_text_field column",
+    "data.sources.0.label": "label_field label_column label_column_name",
     "data.validation": "validation_file val_file val_path eval_file eval_path test_size val_size val_split "
     "validation_split val_set_size",
     "data.block": "max_length max_seq_length max_seq_len max_len seq_len seq_length sequence_length sequence_len "
@@ -55,3 +57,23 @@ _NAMES = {
 
 OTHER_NAMES = {name: key for key, names in _NAMES.items() for name in names.split()}
 """Another tool's name, in lower case with _ -> the dotted key."""
+
+_OBJECTIVES = {
+    "causal": "clm pretrain pretraining causal-lm language-modeling",
+    "masked": "mlm masked-lm fill-mask",
+    "chat": "sft instruct instruction",
+    "preference": "rlhf",
+    "classification": "text-classification sequence-classification",
+    "tokens": "ner token-classification",
+    "reward": "rm reward-model",
+    "rerank": "cross-encoder reranker reranking",
+    "embedding": "bi-encoder sentence-embedding sentence-similarity",
+    "span_qa": "qa question-answering",
+    "seq2seq": "translation summarization text2text-generation",
+    "distill": "distillation",
+}
+
+OTHER_OBJECTIVES = {name: objective for objective, names in _OBJECTIVES.items() for name in names.split()} | {
+    loss: f"preference, and preference.loss: {loss}" for loss in ("dpo", "ipo", "kto", "orpo", "simpo")
+}
+"""Another tool's name of what is learned, in lower case with - -> what to write for `objective`."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from artel.config.other_names import OTHER_NAMES
+from artel.config.other_names import OTHER_NAMES, OTHER_OBJECTIVES
 from artel.config.recipes import recipe_names
 from artel.config.schema.run import RunConfig
 from artel.config.yaml_lines import Key
@@ -24,7 +24,8 @@ def meant_key(key: Key) -> str | None:
     """The dotted key that an unknown `key` probably means; None where no key is similar."""
     section, name = tuple(int(part) if str(part).isdecimal() else part for part in key[:-1]), _normal(key[-1])
     if name in OTHER_NAMES:
-        return OTHER_NAMES[name]
+        dotted = OTHER_NAMES[name]
+        return dotted.replace("data.sources.0.", f"{key[0]}.{key[1]}.{key[2]}.") if _is_of_source(key) else dotted
     in_section = _names_in(section)
     everywhere = list(all_keys(RunConfig))
     same = [dotted for dotted in everywhere if dotted.split(".")[-1] == name]
@@ -85,6 +86,15 @@ def near_name(name: str) -> str | None:
     names = {recipe: recipe for recipe in recipe_names()} | {Path(run).name: run for run in runs} | runs
     near = difflib.get_close_matches(name.rstrip("/").removeprefix("./"), names, 1, cutoff=_NEAR)
     return names[near[0]] if near else None
+
+
+def other_objective(name: object) -> str:
+    """What to write for another tool's name of an objective; empty where the name is unknown."""
+    return OTHER_OBJECTIVES.get(str(name).lower().replace("_", "-"), "")
+
+
+def _is_of_source(key: Key) -> bool:
+    return key[:2] == ("data", "sources") and len(key) > 3
 
 
 def _normal(name: str | int) -> str:

@@ -19,8 +19,9 @@ from artel.models.quantization import compute_in
 from artel.notebooks import html_table
 from artel.objectives import Objective, objective_of, objective_type
 from artel.parallel import DataParallel, World
-from artel.preparing import prepare
+from artel.preparing import Prepared, prepare
 from artel.registry import FORMATS, OBJECTIVES
+from artel.text import Ledger, read_documents
 from artel.tokens import TokenStore
 from artel.training import RunFolder
 from artel.training.evaluation import News, Validation, micro_batch_size
@@ -75,7 +76,7 @@ def evaluate(
     """
     run = _evaluation_run(opened, data, overrides)
     check_positions(opened.model, run.data.block)
-    prepared = prepare(run, tell)
+    prepared = _prepare(opened, run, data, tell)
     run = prepared.run
     objective = objective_of(run, opened.tokenizer)
     objective.check(opened.model)
@@ -126,6 +127,18 @@ def evaluate(
     )
 
 
+def _prepare(opened: OpenedModel, run: RunConfig, data: str | None, tell: Tell) -> Prepared:
+    """The store of what a model is evaluated on. Raises InputError; in one sentence where all labels are others."""
+    try:
+        return prepare(run, tell)
+    except InputError:
+        records = (document.record for document in read_documents(run.data, Ledger()))
+        if data is not None and (what := opened.objective.mismatch(records)):
+            fix = "give data with the labels of the model, or train a model on these"
+            raise InputError.at(data, what, fix) from None
+        raise
+
+
 def with_teacher(objective: Objective, run: RunConfig, store: TokenStore, world: World, tell: Tell) -> None:
     """Let an objective that has a teacher know it, or what it said; without either its figures are left out.
 
@@ -160,7 +173,8 @@ def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[st
                 f"learned {opened.objective.run.objective}, {data} is for {run.objective}",
                 "evaluate it on data for its own objective",
             )
-        return run.model_copy(update={"run": "", "tokenizer": own_tokenizer, "model": ModelConfig()})
+        own = {"run": "", "tokenizer": own_tokenizer, "model": ModelConfig(), **_decided_in_training(opened, run)}
+        return run.model_copy(update=own)
     base = opened.objective.run
     named = overrides.get("objective")
     if opened.run is None and named in OBJECTIVES.names:
@@ -173,6 +187,15 @@ def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[st
     values["data"]["block"] = _block(opened)
     run = run_from(values, overrides, {(): data})
     return run.model_copy(update={"run": "", "data": run.data.model_copy(update={"validation": 1.0})})
+
+
+def _decided_in_training(opened: OpenedModel, run: RunConfig) -> dict[str, Any]:
+    """The run's section of the objective with what the model's own records decided: its labels, in its order."""
+    kind, trained = objective_type(run), opened.objective.run
+    if not kind.decided_by_records or run.objective != trained.objective:
+        return {}
+    values = {key: getattr(getattr(trained, kind.section), key) for key in kind.decided_by_records}
+    return {kind.section: getattr(run, kind.section).model_copy(update=values)}
 
 
 def _may_be_for(opened: OpenedModel, objective: type[Objective]) -> bool:

@@ -103,7 +103,7 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
 
     @classmethod
     def decide(cls, run: RunConfig, records: Iterable[Record]) -> dict[str, Any]:
-        """Values for the `undecided` keys, by the run's records: all that are kept, also for validation.
+        """Values for the `undecided` keys, by the run's records: all that are kept, but for a validation file's.
 
         Raises InputError where they decide nothing.
         """
@@ -285,6 +285,17 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
     def notes(self, documents: Iterable[Document]) -> list[str]:
         """Sentences for the user: what is learned of a run's first documents, where it is not what one expects."""
         return []
+
+    def review(self, observed: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
+        """Sentences for the user about the (origin, `DocumentSamples.observed`) of all documents that are kept.
+
+        Raises InputError where nothing right can be learned of them.
+        """
+        return []
+
+    def mismatch(self, records: Iterable[Record]) -> str:
+        """Why a model cannot be evaluated on records (they have other labels), in a sentence; empty if it can."""
+        return ""
 
     def order(self, part: StoreSplit, samples: int) -> Order | BalancedOrder:
         """The order of the training samples."""

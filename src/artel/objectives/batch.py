@@ -42,3 +42,5 @@ class DocumentSamples:
     source: dict[str, Any] | None = None
     counted: dict[str, int] = field(default_factory=dict)
     """Counts for the ledger: {"truncated": 1}."""
+    observed: dict[str, Any] = field(default_factory=dict)
+    """What `Objective.review` is to know of the document, as plain values."""

@@ -23,6 +23,7 @@ from artel.objectives.base import Better, Objective
 from artel.objectives.batch import Batch, DocumentSamples
 from artel.objectives.collate import predicted, target_tensors
 from artel.objectives.conversation.assistant_mask import Turns
+from artel.objectives.conversation.call_parameters import call_notes
 from artel.objectives.conversation.calls import call_figures, call_turns, source_of
 from artel.objectives.conversation.frame import Difference, Unfit, WrittenOut
 from artel.objectives.conversation.template_check import check_targets, difference_notes, end_notes
@@ -132,8 +133,10 @@ class Chat(Objective):
         check_targets(store.train, self.turn_end(), self.tokenizer, self.template, self._template_name())
 
     def notes(self, documents: Iterable[Document]) -> list[str]:
+        documents = list(documents)
         differences = difference_notes((document.record.origin, self._difference(document)) for document in documents)
-        return [*end_notes(self.turn_end(), self.tokenizer, self.template, self.run.model.from_), *differences]
+        ends = end_notes(self.turn_end(), self.tokenizer, self.template, self.run.model.from_)
+        return [*ends, *differences, *call_notes(documents)]
 
     def _difference(self, document: Document) -> Difference | None:
         conversation = document.record.fields

@@ -1,14 +1,28 @@
-"""Lines of Python for model cards: how a model is asked by transformers alone. Each objective puts its own together."""
+"""How a model is asked: a text to begin with, and lines of Python for model cards, by transformers alone.
+
+Each objective puts its own together.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection
 
+import numpy as np
+
+from artel.tokens import Tokenizer
+
+_TOKENS, _WORDS = 40, 12
+
 
 def in_python(text: str) -> str:
     """A text as a literal of Python, in double quotes."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def first_words(tokenizer: Tokenizer, ids: np.ndarray) -> str:
+    """The beginning of a text, given as ids (tokens,) without special tokens, in one line."""
+    return " ".join(tokenizer.decode(ids[:_TOKENS]).split()[:_WORDS])
 
 
 def generation_usage(room: int, ends: Collection[int] = ()) -> list[str]:

@@ -31,7 +31,6 @@ from artel.planning.budget.shortest import check_budget
 from artel.planning.memory import check_memory
 from artel.planning.outline import is_within_reach, outline_model, tokenizer_here
 from artel.preparing import check_claim, check_from_store, check_texts
-from artel.preparing.making import notes_of
 from artel.registry import STRATEGIES
 from artel.training.metrics.trackers import check_trackers
 from artel.training.model_setup import check_layout
@@ -77,12 +76,6 @@ def check_run(run: RunConfig, start: Start | None = None, further: Sequence[Chec
     problems = _problems(run, [*_checks(run, start or Start(), set()), *further], set())
     if problems:
         raise InputError(by_line(problems))
-
-
-def notes_on_text(run: RunConfig) -> list[str]:
-    """What the objective has to say of the first documents, where the tokenizer is here; `prepare` says it too."""
-    tokenizer = None if run.model.auto else tokenizer_here(run)
-    return [] if tokenizer is None else notes_of(objective_of(run, tokenizer))
 
 
 def _problems(run: RunConfig, checks: Iterable[Check], doubtful: set[str]) -> list[Problem]:

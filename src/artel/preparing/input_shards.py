@@ -1,7 +1,7 @@
 """An input shard made into samples by one worker: everything that can be done without knowing the other shards.
 
 documents        a row (DOCUMENT) for each document that passed the rules, in reading order
-notes.jsonl      notes on some of them: {"document": 3, "changed": {…}}, or why no sample was made
+notes.jsonl      notes on some of them: {"document": 3, "changed": {…}, "observed": […]}, or why no sample was made
 train.tokens …   their samples, each split by itself, in the files of a store shard
 train.sources    what they are evaluated by, a line for each document that has it
 near/            their shingles and signatures, if near-duplicates are searched
@@ -144,6 +144,8 @@ class _PreparedShardWriter:
             if source is not None:
                 self._sources[split].write(orjson.dumps(source) + b"\n")
             cleaned.changed.update(result.counted)
+            if result.observed:
+                notes["observed"] = [record.origin, result.observed]
         elif isinstance(result, Rejected):
             notes["rejected"] = [result.origin, result.reason, result.detail]
         elif isinstance(result, Dropped):

@@ -13,6 +13,11 @@ REJECTED, CONTAMINATED = "rejected.jsonl", "contaminated.jsonl"
 LISTS = (REJECTED, CONTAMINATED)
 
 
+def rejected_file_of(run: RunConfig) -> str:
+    """Where the run's list of rejected records stands, for messages; empty if there is no run and only a text."""
+    return str(Path(run.run, REJECTED)) if run.run else ""
+
+
 def keep_list(run: RunConfig, file: Path) -> None:
     """Copy a list into the run's folder, if there is a run and not only a text."""
     if run.run:

@@ -10,6 +10,7 @@ import orjson
 
 from artel.config import RunConfig
 from artel.errors import InputError
+from artel.preparing.lists import rejected_file_of
 from artel.preparing.progress import Tell, reporting
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
@@ -88,7 +89,10 @@ def _new_tokenizer(workspace: Workspace, encoder: bool, special: list[str], reje
     config = run.tokenizer.train or TokenizerTraining()
     config = config.model_copy(update={"special": list(dict.fromkeys([*special, *config.special]))})
     with rejected.open("wb") as stream:
-        ledger = Ledger(on_reject=lambda rejected: stream.write(orjson.dumps(rejected.to_json()) + b"\n"))
+        ledger = Ledger(
+            on_reject=lambda rejected: stream.write(orjson.dumps(rejected.to_json()) + b"\n"),
+            rejected_file=rejected_file_of(run),
+        )
         read = 0
 
         def texts() -> Iterator[str]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
@@ -22,10 +23,10 @@ from numpy.typing import NDArray
 
 from artel.config import SourceConfig
 from artel.errors import InputError, Problem
-from artel.objectives import splits_by_label
+from artel.objectives import objective_type, splits_by_label
 from artel.preparing.contamination import write_contaminated
 from artel.preparing.duplicates import DUPLICATE, REPEATED, exact_kinds, near_duplicates_by_reason
-from artel.preparing.lists import CONTAMINATED, REJECTED
+from artel.preparing.lists import CONTAMINATED, REJECTED, rejected_file_of
 from artel.preparing.mixture import BUDGET, WEIGHT, copies_by_weight, over_budget
 from artel.preparing.prepared_shard import PreparedShard, prepared_shards
 from artel.preparing.workspace import Workspace
@@ -34,6 +35,8 @@ from artel.text import Ledger, Rejected, check_ledger, check_sets, source_at
 from artel.text.split import least_fraction
 from artel.tokens.store.manifest import SPLITS
 from artel.tokens.store.shards import SHARD_TOKENS
+
+_FEW = 10  # documents of validation
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +104,19 @@ class Selection:
             f"data.validation {share:g} catches none of the {len(all_hashes):,} documents, so {which} held out",
         )
 
-    def write(self, folder: Path, keep_rejected: Callable[[Path], None], notes: Iterable[str] = ()) -> None:
+    def write(
+        self,
+        folder: Path,
+        keep_rejected: Callable[[Path], None],
+        notes: Iterable[str] = (),
+        review: Callable[[Iterator[tuple[str, dict[str, Any]]]], list[str]] = lambda observed: [],
+    ) -> None:
         """Write the selection into `folder` atomically; `keep_rejected` is called with the file of rejected records.
 
-        `notes` go into the ledger.
+        `notes`, and what `review` says of the documents that are kept (`Objective.review`), go into the ledger.
 
-        Raises InputError if these are too many, if nothing is left, or for named sets that do not occur.
+        Raises InputError if the rejected are too many, if nothing is left, for named sets that do not occur, and as
+        `review` does.
         """
         self._mix()
         self._copies[self._dropped > 0] = 0
@@ -126,6 +136,8 @@ class Selection:
             if self._by_label:
                 self._tell_labels(ledger)
             check_ledger(self._data, ledger)
+            self._tell_few(ledger)
+            ledger.notes += review(self._observed())
             ledger.check()
             (partial / "ledger.json").write_bytes(orjson.dumps(ledger.to_json()))
             for name, values in (("copies", self._copies), ("splits", self._splits)):
@@ -244,7 +256,10 @@ class Selection:
 
     def _ledger(self, rejected_file: Path) -> Ledger:
         with rejected_file.open("wb") as stream:
-            ledger = Ledger(on_reject=lambda rejected: stream.write(orjson.dumps(rejected.to_json()) + b"\n"))
+            ledger = Ledger(
+                on_reject=lambda rejected: stream.write(orjson.dumps(rejected.to_json()) + b"\n"),
+                rejected_file=rejected_file_of(self._workspace.run),
+            )
             for number, shard in enumerate(self._shards):
                 self._count(ledger, shard, slice(self._starts[number], self._starts[number + 1]))
                 for rejected in (*shard.rejected, *self._unusable[number]):
@@ -276,6 +291,14 @@ class Selection:
         for note in shard.notes:
             if "changed" in note and copies[note["document"]]:
                 ledger.changed.update(note["changed"])
+
+    def _observed(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(origin, what the objective observed) of each document that is kept."""
+        for shard, start in zip(self._shards, self._starts, strict=False):
+            for note in shard.notes:
+                if "observed" in note and self._copies[start + note["document"]]:
+                    origin, observed = note["observed"]
+                    yield shard.origin(origin), observed
 
     def _check_sets(self) -> None:
         problems: list[Problem] = []
@@ -310,6 +333,15 @@ class Selection:
         if single:
             have = ", ".join(repr(label) for label in single[:5]) + (" …" if len(single) > 5 else "")
             ledger.notes.append(f"of {len(single):,} labels no text is held out, since each has too few: {have}")
+
+    def _tell_few(self, ledger: Ledger) -> None:
+        """Say in the ledger that validation has too few documents, where each is judged as a whole."""
+        count = ledger.total.splits["validation"]["documents"]
+        if objective_type(self._workspace.run).packs_text or self._data.held_out == 1.0 or not 0 < count < _FEW:
+            return
+        fix = "write a larger data.validation" if self._data.held_out else "give data.validation more of them"
+        documents = "document" if count == 1 else "documents"
+        ledger.notes.append(f"validation has {count} {documents}, too few for its figures to say anything: {fix}")
 
     def _shard_plans(self, split: str) -> Iterator[ShardPlan]:
         """Divide the documents of a split into store shards of `shard_tokens` or slightly more.

@@ -16,7 +16,7 @@ import orjson
 from artel.config import RunConfig, load_run
 from artel.errors import InputError, Problem
 from artel.objectives import objective_type
-from artel.preparing.lists import REJECTED, keep_list
+from artel.preparing.lists import REJECTED, keep_list, rejected_file_of
 from artel.preparing.progress import Tell, reporting
 from artel.storage import write_file
 from artel.text import Ledger, Record, read_documents
@@ -66,6 +66,7 @@ def decided_before(run: RunConfig) -> RunConfig:
 def _decide(run: RunConfig, file: Path, tell: Tell) -> dict[str, Any]:
     """The values of the undecided keys. `file` stands where they will be kept."""
     kind, read = objective_type(run), 0
+    is_one_set = run.data.held_out is not None  # how a share of it is held out depends on the labels
     file.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=file.parent) as folder:
         rejected = Path(folder, REJECTED)
@@ -74,11 +75,15 @@ def _decide(run: RunConfig, file: Path, tell: Tell) -> dict[str, Any]:
             nonlocal read
             for document in read_documents(run.data, ledger):
                 read += 1
-                yield document.record
+                if is_one_set or document.split == "train":
+                    yield document.record
 
         try:
             with rejected.open("wb") as stream:
-                ledger = Ledger(on_reject=lambda item: stream.write(orjson.dumps(item.to_json()) + b"\n"))
+                ledger = Ledger(
+                    on_reject=lambda item: stream.write(orjson.dumps(item.to_json()) + b"\n"),
+                    rejected_file=rejected_file_of(run),
+                )
                 what = f"reading the records for {kind.section}.{kind.undecided(run)[0]}"
                 tell(what)
                 with reporting(tell, lambda: f"{what}: {read:,} read"):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from artel.errors import InputError, Problem, WorkError
 from artel.text.records import Contaminated, Document, Rejected
 
 _MAX_LISTED = 1000
+_SHOWN, _SHOWN_PLACES = 10, 3  # in the error about too many rejected records
 
 
 def describe_drops(dropped: Mapping[str, int]) -> str:
@@ -58,6 +59,8 @@ class Ledger:
     """The first 1,000 of the rejected records."""
     on_reject: Callable[[Rejected], object] | None = None
     """Called with each rejected record."""
+    rejected_file: str = ""
+    """Where the user finds all of them; empty if nowhere."""
     on_contaminated: Callable[[Contaminated], object] | None = None
     """Called with each document that is dropped because it shares n-grams with benchmarks."""
     contamination: dict[str, Any] = field(default_factory=dict)
@@ -129,14 +132,27 @@ class Ledger:
         read = self.total.read
         rejected = f"{self.rejected:,} of {read:,} records ({self.rejected / max(read, 1):.2%}) cannot be used"
         if self.rejected > max_bad * read:
-            problems = [Problem(item.origin, item.detail) for item in self.listed[:10]]
             what = f"{rejected}, more than data.max_bad ({max_bad:g})"
-            raise InputError([*problems, Problem("data", what, "mend them, or raise data.max_bad")])
+            raise InputError([*self._rejected_problems(), Problem("data", what, "mend them, or raise data.max_bad")])
         if self.rejected:
             first = self.listed[0]
             listed = "it is listed" if self.rejected == 1 else "each is listed"
             place = f"{listed} in rejected.jsonl of the run's folder, the first: {first.origin}: {first.detail}"
             self.notes.append(f"{rejected}; {place}")
+
+    def _rejected_problems(self) -> Iterator[Problem]:
+        """The first rejected records, those with the same detail as one; then how many more there are, and where."""
+        origins = defaultdict(list)
+        for item in self.listed:
+            origins[item.detail].append(item.origin)
+        shown = [*origins.items()][:_SHOWN]
+        for detail, (first, *others) in shown:
+            places = ", ".join(others[:_SHOWN_PLACES]) + (" …" if len(others) > _SHOWN_PLACES else "")
+            yield Problem(first, detail, f"the same in {len(others):,} more: {places}" if others else "")
+        more = self.rejected - sum(len(places) for _, places in shown)
+        if more:
+            place = f": {self.rejected_file}" if self.rejected_file else ""
+            yield Problem("", f"… and {more:,} more{place}")
 
     def check(self) -> None:
         """Raise WorkError unless every document that was read is kept or dropped."""

@@ -224,7 +224,10 @@ def check_text(data: DataConfig, tell: Callable[[str], None] = lambda _: None) -
 
 
 def check_ledger(data: DataConfig, ledger: Ledger) -> None:
-    """Raise InputError if too much was unreadable, nothing was left, or nothing was left for training."""
+    """Raise InputError if too much was unreadable, nothing was left, or nothing was left for training.
+
+    The ledger gets a note where over a third was dropped for its length.
+    """
     total = ledger.total
     ledger.check_rejected(data.max_bad)
     if total.kept == 0:
@@ -233,7 +236,17 @@ def check_ledger(data: DataConfig, ledger: Ledger) -> None:
     if total.splits["train"]["documents"] == 0 and data.held_out != 1.0:  # with 1 all of it is for evaluation
         what = "no document is left for training: all fell into the validation part"
         raise InputError.at("data.validation", what, f"write a smaller data.validation, or {more_documents(data)}")
+    for reason, (what, fix) in _LENGTHS.items():
+        if total.dropped[reason] > total.read * _MANY:
+            count = f"{total.dropped[reason]:,} of {total.read:,} documents"
+            ledger.notes.append(f"{count} are dropped, since {what.format(block=data.block)}: {fix}")
 
+
+_MANY = 1 / 3
+_LENGTHS = {
+    "longer_than_block": ("they have more than {block:,} tokens", "write a larger data.block, or give shorter texts"),
+    "longer_than_target": ("their outputs are too long", "write a larger seq2seq.target, or give shorter outputs"),
+}
 
 _REMEDIES = {
     "control_token": "take the tokens that the chat template writes out of the texts, or write another chat.template",

@@ -7,9 +7,13 @@ from artel.errors import Problem
 from artel.registry import FORMATS, OBJECTIVES
 
 
-def section_problems(run: RunConfig) -> list[Problem]:
-    """Problems of sections that do not fit together; `where` is a dotted key."""
-    return _source_problems(run) + _tokenizer_problems(run) + _auto_problems(run) + _base_problems(run)
+def section_problems(run: RunConfig, *, knows_objective: bool = True) -> list[Problem]:
+    """Problems of sections that do not fit together; `where` is a dotted key.
+
+    Without `knows_objective` the objective was written wrongly, and that of the run is only the default.
+    """
+    of_sources = _source_problems(run, knows_objective=knows_objective)
+    return of_sources + _tokenizer_problems(run) + _auto_problems(run) + _base_problems(run)
 
 
 def _auto_problems(run: RunConfig) -> list[Problem]:
@@ -50,7 +54,7 @@ def _tokenizer_problems(run: RunConfig) -> list[Problem]:
     return []
 
 
-def _source_problems(run: RunConfig) -> list[Problem]:
+def _source_problems(run: RunConfig, *, knows_objective: bool) -> list[Problem]:
     """Whether there is text, and of the kind that the objective learns from."""
     if run.data.from_store:
         return []
@@ -65,7 +69,7 @@ def _source_problems(run: RunConfig) -> list[Problem]:
             _remedy(kind, learned),
         )
         for number, kind in enumerate(kinds)
-        if kind not in learned
+        if knows_objective and kind not in learned
     ]
     if not problems and len(set(kinds)) > 1:
         problems.append(Problem("data.sources", f"yield both {' and '.join(sorted(set(kinds)))}", "keep to one kind"))

@@ -39,7 +39,8 @@ class SourceConfig(Section):
         "with a chosen and a rejected answer; matches: queries with texts that match them and texts that do not, pairs "
         "with a score, or groups of lines that say the same; labels: texts with labels in csv, jsonl or parquet, or "
         "files in folders named by their labels; conll: words and their tags in columns; entities: json or jsonl with "
-        "spans of characters, or words with tags (doccano, Label Studio, spaCy, Hugging Face); dummy: made up.",
+        "spans of characters, or words with tags (doccano, Label Studio, spaCy, Hugging Face), and files with conll's "
+        "endings; dummy: made up.",
     )
     name: str = Field(default="", description="Name of this source in the ledger; by default the path.")
     license: str = free(

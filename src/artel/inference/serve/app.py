@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import sys
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
@@ -21,7 +20,7 @@ from starlette.exceptions import HTTPException
 import artel
 from artel.inference.serve import encoders, rewriting, tasks
 from artel.inference.serve.completions import Answering, ChatCompletions, Completions
-from artel.inference.serve.errors import ApiError
+from artel.inference.serve.errors import ApiError, wrong_keys
 from artel.inference.serve.guard import App, Guard, GuardOptions
 from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.patience import Patience, out_of_time
@@ -190,13 +189,6 @@ def _other_use(served: ServedModel) -> str:
     return (does and f": it {does}") + f"; ask it at {' or '.join(served.endpoints)}"
 
 
-def _unknown_key(key: str, endpoint: object) -> str:
-    """What is said of a key that the body of an endpoint does not have; near names only of a key of the body itself."""
-    known = get_type_hints(endpoint)["body"].model_fields if "." not in key else ()
-    near = " or ".join(difflib.get_close_matches(key, list(known), 3, cutoff=0.5))
-    return "is unknown here" + (near and f"; did you mean {near}?")
-
-
 def _generates(served: ServedModel) -> bool:
     return served.generates
 
@@ -309,16 +301,14 @@ def _add_errors(app: FastAPI) -> None:
         problems = error.errors()
         if problems[0]["type"] == "json_invalid":
             return ApiError(400, "the body is no JSON").response()
-        where = [".".join(str(part) for part in problem["loc"][1:]) for problem in problems]
-        if not where[0]:  # a page of another site could send such bodies without asking (CORS): they are not read
+        known = get_type_hints(request.scope["endpoint"])["body"].model_fields
+        wrong = wrong_keys(problems, error.body, known)
+        place = wrong[0][0]
+        if not place:  # a page of another site could send such bodies without asking (CORS): they are not read
             what = "the body must be a JSON object, with the header Content-Type: application/json"
             return ApiError(422, what, None, "invalid_request").response()
-        messages = [
-            _unknown_key(place, request.scope["endpoint"]) if problem["type"] == "extra_forbidden" else problem["msg"]
-            for place, problem in zip(where, problems, strict=True)
-        ]
-        said = dict.fromkeys(f"{place}: {message}" for place, message in zip(where, messages, strict=True))
-        return ApiError(422, "; ".join(said)[:2000], where[0][:200] or None, "invalid_request").response()
+        said = "; ".join(f"{path}: {what}" for path, what in wrong)
+        return ApiError(422, said[:2000], place[:200], "invalid_request").response()
 
     @app.exception_handler(Exception)
     async def unknown(_: Request, error: Exception) -> JSONResponse:

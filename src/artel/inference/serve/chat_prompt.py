@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from artel import text
 from artel.errors import InputError
@@ -23,6 +24,7 @@ def chat_tools(body: ChatRequest) -> Tools:
 
 def chat_ids(served: ServedModel, body: ChatRequest) -> list[int]:
     """The ids of a conversation and of the beginning of an answer. Raises ApiError."""
+    _check_results(body.messages)
     tools = list(chat_tools(body))
     style = served.tool_style
     if tools and (style is None or not style.writes_tools):
@@ -46,6 +48,23 @@ def chat_ids(served: ServedModel, body: ChatRequest) -> list[int]:
         raise ApiError(400, f"the chat template refuses the conversation: {refusal}", "messages") from None
     except RecursionError:
         raise ApiError(400, "the parameters of a function are nested too deeply", "tools") from None
+
+
+def _check_results(messages: Sequence[Message]) -> None:
+    """Raise ApiError for a tool's result that answers no call of the message before the results, as OpenAI does."""
+    ids: set[str] = set()
+    for number, message in enumerate(messages):
+        if message.role != "tool":
+            ids = {call.id for call in message.tool_calls or []} if message.role == "assistant" else set()
+            continue
+        param = f"messages[{number}]"
+        if not ids:
+            what = "messages with role 'tool' must be a response to a preceding message with 'tool_calls'"
+            raise ApiError(400, f"{param}: {what}", f"{param}.role")
+        identity = message.tool_call_id
+        if identity and identity not in ids:
+            what = f"the message before has no call {identity[:100]!r}; its calls are {', '.join(sorted(ids))[:500]}"
+            raise ApiError(400, f"{param}.tool_call_id: {what}", f"{param}.tool_call_id")
 
 
 def as_record(number: int, message: Message) -> text.Message:

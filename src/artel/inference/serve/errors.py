@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -15,6 +17,83 @@ _TYPES = {
     503: "server_error",
     504: "server_error",
 }
+
+_WRONG = {
+    "missing": "is missing",
+    "string_type": "is no text",
+    "int_type": "is no whole number",
+    "int_parsing": "is no whole number",
+    "int_from_float": "is no whole number",
+    "float_type": "is no number",
+    "float_parsing": "is no number",
+    "bool_type": "is neither true nor false",
+    "bool_parsing": "is neither true nor false",
+    "list_type": "is no list",
+    "dict_type": "is no object",
+    "model_type": "is no object",
+    "model_attributes_type": "is no object",
+    "none_required": "cannot be set here; leave it out",
+    "too_short": "has too few entries; give {min_length} or more",
+    "too_long": "has too many entries; give {max_length} at most",
+    "string_too_short": "has fewer characters than {min_length}",
+    "string_too_long": "has more characters than {max_length}",
+    "greater_than": "is too small; write a number above {gt}",
+    "greater_than_equal": "is too small; write {ge} or more",
+    "less_than": "is too large; write a number below {lt}",
+    "less_than_equal": "is too large; write {le} at most",
+    "literal_error": "is unknown; write {expected}",
+    "union_tag_invalid": "has an unknown {discriminator}; write {expected_tags}",
+    "union_tag_not_found": "lacks {discriminator}",
+    "string_pattern_mismatch": "does not fit the pattern {pattern}",
+}
+"""What is said of a value, by pydantic's name of the mistake."""
+
+
+def wrong_keys(problems: Sequence[dict[str, Any]], body: Any, known: Collection[str]) -> list[tuple[str, str]]:
+    """(path in the body, what is wrong there) of pydantic's errors (`errors()`), each once.
+
+    `known` are the keys of the body, of which near ones are named for a key that is unknown. Of a key that takes values
+    of several kinds, what is wrong with the kind that was sent is said, and of the others nothing.
+    """
+    wrong = [(_path(body, problem), problem) for problem in problems]
+    told = {path for path, problem in wrong if not _is_of_another_kind(problem)}
+    kept = [
+        (path, _what(problem, path, known))
+        for path, problem in wrong
+        if not _is_of_another_kind(problem)
+        or (path not in told and not any(one.startswith(f"{path}.") for one, _ in wrong))
+    ]
+    return list(dict.fromkeys(kept))
+
+
+def _is_of_another_kind(problem: dict[str, Any]) -> bool:
+    """Whether a value is said to be of another kind: no text, no list."""
+    return _WRONG.get(problem["type"], "").startswith("is no")
+
+
+def _what(problem: dict[str, Any], path: str, known: Collection[str]) -> str:
+    if problem["type"] == "extra_forbidden":
+        near = " or ".join(difflib.get_close_matches(path, [*known], 3, cutoff=0.5)) if "." not in path else ""
+        return "is unknown here" + (near and f"; did you mean {near}?")
+    words = _WRONG.get(problem["type"])
+    limits = problem.get("ctx", {})
+    whole = {name: int(value) for name, value in limits.items() if isinstance(value, float) and value.is_integer()}
+    return problem["msg"] if words is None else words.format(**limits | whole)
+
+
+def _path(body: Any, problem: dict[str, Any]) -> str:
+    """Where a value stands in a body, `documents.0.text`: without the kinds of value that pydantic tried there."""
+    tried = problem["loc"][1:]
+    steps: list[str] = []
+    for number, step in enumerate(tried, 1):
+        is_lacking = problem["type"] == "missing" and number == len(tried)
+        if isinstance(body, dict) and isinstance(step, str) and (step in body or is_lacking):
+            steps.append(step)
+            body = body.get(step)
+        elif isinstance(body, list) and isinstance(step, int) and step < len(body):
+            steps.append(str(step))
+            body = body[step]
+    return ".".join(steps)
 
 
 class ApiError(Exception):

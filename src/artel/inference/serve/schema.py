@@ -224,15 +224,26 @@ class EntitiesRequest(Body):
     user: str | None = None
 
 
+class TextDocument(Body):
+    """A document as Cohere's and Jina's clients may send it."""
+
+    text: Text
+
+
 class RerankRequest(Body):
     """Documents to order by how well they answer a query, as Jina's, Cohere's and vLLM's servers take them."""
 
     model: str = ""
     query: Text
-    documents: Texts
+    documents: Annotated[list[Text | TextDocument], Field(min_length=1, max_length=256)]
     top_n: int | None = Field(default=None, ge=1)
     return_documents: bool = True
     user: str | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the documents."""
+        return [document if isinstance(document, str) else document.text for document in self.documents]
 
 
 class ScoreRequest(Body):

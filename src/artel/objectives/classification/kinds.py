@@ -26,6 +26,7 @@ from artel.objectives.classification.metrics import (
     softmax,
 )
 from artel.objectives.statistics import sigmoid
+from artel.printable import shortened
 from artel.text import Labeled
 
 if TYPE_CHECKING:
@@ -116,9 +117,11 @@ class Kind(ABC):
 
     def _number_of(self, label: str) -> int:
         if label not in self._numbers:
-            known = ", ".join(self.labels[:20]) + (" …" if len(self.labels) > 20 else "")
+            known = ", ".join(map(shortened, self.labels[:20])) + (" …" if len(self.labels) > 20 else "")
+            is_written = "labels" in self.config.model_fields_set
+            what = "is none of the run's" if is_written else "occurs in no training text; the run's are"
             fix = "mend it, add it to classification.labels, or leave the row out"
-            raise Unfit("unknown_label", f"the label {label!r} is none of the run's ({known}); {fix}")
+            raise Unfit("unknown_label", f"the label {shortened(label)!r} {what} ({known}); {fix}")
         return self._numbers[label]
 
 

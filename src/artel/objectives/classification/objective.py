@@ -24,7 +24,8 @@ from artel.objectives.classification.framing import Framing
 from artel.objectives.classification.kinds import KINDS, THRESHOLDS, Kind, Undecided, Unfit
 from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
 from artel.objectives.replies import Reading, Reply
-from artel.objectives.usage import in_python
+from artel.objectives.usage import first_words, in_python
+from artel.printable import shortened
 from artel.text import Document, Dropped, Labeled, Record, Rejected
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
 
@@ -77,12 +78,13 @@ class Classification(Objective):
     @classmethod
     def decide(cls, run: RunConfig, records: Iterable[Record]) -> dict[str, Any]:
         counts: Counter[str] = Counter()
-        texts, all_one, all_numbers, has_fraction = 0, True, True, False
+        texts, text_lengths, all_one, all_numbers, has_fraction = 0, 0, True, True, False
         for record in records:
             fields = record.fields
             assert isinstance(fields, Labeled)
             counts.update(fields.labels)
             texts += 1
+            text_lengths += len(fields.text)
             all_one &= len(fields.labels) == 1
             all_numbers &= fields.number is not None
             has_fraction |= fields.number is not None and not fields.number.is_integer()
@@ -91,7 +93,7 @@ class Classification(Objective):
             several = not all_one or any(source.separator or len(source.label) > 1 for source in run.data.sources)
             kind = "multi" if several else "number" if all_numbers and has_fraction and labels == "auto" else "single"
         if labels == "auto":
-            labels = [] if kind == "number" else _checked_labels(counts, texts, kind)
+            labels = [] if kind == "number" else _checked_labels(counts, texts, text_lengths, kind)
         values = {"kind": kind, "labels": labels}
         return {key: values[key] for key in cls.undecided(run)}
 
@@ -286,7 +288,7 @@ class Classification(Objective):
             return next(filter(None, self.run.validate_.prompts), _EXAMPLE)
         sample, frame = samples.read(0), self._framing.single
         inside = sample.ids[len(frame.before) : len(sample.ids) - len(frame.after)]
-        return " ".join(self.tokenizer.decode(inside[:40]).split()[:12])
+        return first_words(self.tokenizer, inside)
 
     def usage(self) -> str:
         several = ", top_k=None" if self._kind.answers_several else ""
@@ -321,18 +323,24 @@ def _kind_of(run: RunConfig) -> Kind:
     return kind
 
 
-def _checked_labels(counts: Counter[str], texts: int, kind: str) -> list[str]:
-    """All labels in order. Raises InputError where they cannot be learned."""
+def _checked_labels(counts: Counter[str], texts: int, text_lengths: int, kind: str) -> list[str]:
+    """All labels in order, of texts with so many characters together.
+
+    Raises InputError where they cannot be learned.
+    """
     key = "classification.labels"
     labels = sorted(counts)
     if all(re.fullmatch("[+-]?[0-9]+", label) for label in labels):
         labels.sort(key=int)
     if len(labels) < 2 and not (kind == "multi" and labels):
-        what = f"all {texts:,} texts have the label {labels[0]!r}" if labels else "no text has a label"
+        what = f"all {texts:,} texts have the label {shortened(labels[0])!r}" if labels else "no text has a label"
         raise InputError.at(key, what, "check `label` of the source, or write the labels")
     if len(labels) > max(_MANY_LABELS, texts / 2):
-        what = f"{texts:,} texts have {len(labels):,} different labels: {', '.join(labels[:3])} …"
-        raise InputError.at(key, what, "check `label` of the source; for numbers write classification.kind: number")
+        what = f"{texts:,} texts have {len(labels):,} different labels: {', '.join(map(shortened, labels[:3]))} …"
+        fix = "check `label` of the source; for numbers write classification.kind: number"
+        if sum(len(label) * count for label, count in counts.items()) > text_lengths:
+            fix = "labels are longer than texts: are `field` and `label` of the source swapped?"
+        raise InputError.at(key, what, fix)
     return labels
 
 

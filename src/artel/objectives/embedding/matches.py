@@ -15,6 +15,7 @@ import xxhash
 
 from artel.config import EmbeddingConfig
 from artel.objectives.batch import DocumentSamples
+from artel.objectives.usage import first_words
 from artel.text import Document, Match, Rejected
 from artel.tokens import Sample, Tokenizer
 
@@ -61,6 +62,14 @@ class MatchReader:
     def framed(self, ids: np.ndarray) -> np.ndarray:
         """A text as the model reads it: its first tokens within the tokenizer's special tokens, int64."""
         return np.concatenate([self.frame.before, ids[: self._room], self.frame.after]).astype(np.int64)
+
+    def query_words(self, sample: Sample) -> str:
+        """The first words of a training sample's query, without the prompt before it."""
+        assert sample.flags is not None
+        query = np.split(sample.ids, np.flatnonzero(sample.flags)[1:])[0]
+        (prompt,) = self._tokenizer.encode([self._config.prompts.query.rstrip()])
+        inside = query[len(self.frame.before) : len(query) - len(self.frame.after)]
+        return first_words(self._tokenizer, inside[len(prompt) :])
 
     def _with_prompts(self, match: Match) -> list[str]:
         prompts = self._config.prompts

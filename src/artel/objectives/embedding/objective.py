@@ -6,6 +6,7 @@ is one of a thousand however it is cut into micro-batches and spread over proces
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -314,7 +315,8 @@ class Embedding(Objective):
         return folder_files(self._config, model.config.get_text_config().hidden_size, block)
 
     def command(self, run: str, samples: Samples | None) -> str:
-        return f'artel generate {run} --prompt "{_EXAMPLE}" --json'
+        prompt = _EXAMPLE if samples is None else self._reader.query_words(samples.read(0))
+        return f"artel generate {run} --prompt {shlex.quote(prompt)} --json"
 
     def usage(self) -> str:
         return usage(self._config, [_EXAMPLE, "Anna is in the forest."])

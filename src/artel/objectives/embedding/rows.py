@@ -11,7 +11,6 @@ import numpy as np
 from artel.config import EmbeddingConfig
 from artel.errors import InputError
 from artel.models.evaluating import evaluating
-from artel.models.half_base import hidden_dtype
 from artel.objectives.length_groups import LengthGroup, group_inputs
 
 if TYPE_CHECKING:
@@ -156,6 +155,7 @@ def keeps_texts_apart(model: PreTrainedModel, *, causal: bool) -> bool:
 
     from artel.models.attention_masks import takes_block_masks, takes_document_numbers
     from artel.models.document_mask import document_inputs
+    from artel.models.half_base import hidden_dtype
 
     if not (takes_block_masks(model) or takes_document_numbers(model)):
         return False

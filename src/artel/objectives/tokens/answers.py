@@ -54,6 +54,16 @@ def judged_tags(outputs: np.ndarray, part: StoreSplit) -> dict[int, list[int]]:
     return tags
 
 
+def commonest_share(part: StoreSplit, samples: int, tags: int) -> float:
+    """The share of the commonest of so many tags among the judged words of the first `samples` of a split."""
+    counts = np.zeros(tags, dtype=np.int64)
+    for number in range(samples):
+        flags = part.sample(number).flags
+        assert flags is not None
+        counts += np.bincount(flags.astype(np.int64), minlength=tags + 2)[1 : tags + 1]  # 0 is no word, the last no tag
+    return float(counts.max() / max(1, counts.sum()))
+
+
 def found_in(
     tags: Sequence[str], starts: Sequence[int], ends: Sequence[int], *, of_words: bool
 ) -> list[tuple[int, int, str]]:

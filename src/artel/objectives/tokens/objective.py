@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from artel.config import RunConfig
-from artel.errors import Problem
+from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
 from artel.objectives.base import Better, Objective
 from artel.objectives.batch import Batch, DocumentSamples
 from artel.objectives.length_groups import group_inputs, group_rows
 from artel.objectives.replies import Reading, Reply
-from artel.objectives.tokens.answers import entities_in, found_in, judged_tags, marked, predicted_tags
+from artel.objectives.tokens.answers import commonest_share, entities_in, found_in, judged_tags, marked, predicted_tags
 from artel.objectives.tokens.labels import TagSet, is_of_words, labels_of
 from artel.objectives.tokens.scores import Scores
+from artel.objectives.tokens.span_review import review_spans
 from artel.objectives.tokens.usage import bilou_usage, bio_usage, pipeline_usage, word_usage
 from artel.objectives.tokens.windows import DOCUMENT, NO_WORD, Windows, words_of_spans
-from artel.text import Document, Dropped, Record, Rejected
+from artel.objectives.usage import first_words
+from artel.text import Document, Dropped, Record, Rejected, Tagged
 from artel.text.formats.tagged.spans import ENTITIES, WORDS
 from artel.text.tags import OUTSIDE, split_tag
 from artel.tokens import Rows, Samples, StoreSplit, Tokenizer, WholeSamples
@@ -123,7 +126,11 @@ class Tokens(Objective):
         return {"num_labels": len(names), "id2label": names, "label2id": {name: at for at, name in names.items()}}
 
     def command(self, run: str, samples: Samples | None) -> str:
-        return f'artel generate {run} --prompt "{_EXAMPLE}"'
+        if samples is None:
+            return f'artel generate {run} --prompt "{_EXAMPLE}"'
+        sample, frame = samples.read(0), self._windows.frame
+        text = sample.ids[len(frame.before) : len(sample.ids) - len(frame.after)]
+        return f"artel generate {run} --prompt {shlex.quote(first_words(self.tokenizer, text))}"
 
     def usage(self) -> str:
         if self.tags.of_words:
@@ -143,6 +150,22 @@ class Tokens(Objective):
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         return self._windows.samples(documents)
+
+    def check(self, model: PreTrainedModel) -> None:
+        tags = tuple(str(model.config.id2label[number]) for number in range(model.config.num_labels))
+        if tags != self.tags.tags:
+            what = f"the model has the tags {', '.join(tags)}, and the run {', '.join(self.tags.tags)}"
+            raise InputError.at("tokens", what, "write tokens.labels and tokens.scheme as the model has them")
+
+    def review(self, observed: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
+        return review_spans(observed, self.run.tokens.nested)
+
+    def mismatch(self, records: Iterable[Record]) -> str:
+        known = self.tags.labels
+        labels = {label for record in records if isinstance(record.fields, Tagged) for *_, label in record.fields.spans}
+        if labels <= set(known):
+            return ""
+        return f"this model knows {', '.join(known)}; the data have {', '.join(sorted(labels))}"
 
     # samples -> batch -> loss
 
@@ -210,17 +233,21 @@ class Tokens(Objective):
     # figures
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
-        """Of names precision, recall and f1 over whole documents; `accuracy` is the share of words with the right tag.
+        """Of names precision, recall and f1 over whole documents; `accuracy` is the share of words with the right tag,
+        `commonest_tag` that of always guessing the commonest one: of names O, for a word without a name.
 
         Where each word has a tag, that of the data's words, by the first of the pieces that artel makes of one. A word
         of which no piece is left, since it stands with another in one of artel's, is neither learned nor judged.
         """
         loss, scores = totals["loss"] / totals["targets"], self._scores(outputs, part)
         if self.tags.of_words:
-            accuracy = scores.right.total() / max(1, scores.gold.total())
-            return {"loss": loss, "accuracy": accuracy, "macro_f1": scores.macro_f1()}
+            words = max(1, scores.gold.total())
+            accuracy, commonest = scores.right.total() / words, max(scores.gold.values(), default=0) / words
+            return {"loss": loss, "accuracy": accuracy, "commonest_tag": commonest, "macro_f1": scores.macro_f1()}
         accuracy = totals["right"] / totals["targets"]
-        return {"loss": loss, **scores.micro(), "macro_f1": scores.macro_f1(), "accuracy": accuracy}
+        commonest = commonest_share(part, len(outputs), len(self.tags.tags))
+        figures = {"accuracy": accuracy, "commonest_tag": commonest}
+        return {"loss": loss, **scores.micro(), "macro_f1": scores.macro_f1(), **figures}
 
     def details(self, outputs: np.ndarray, part: StoreSplit) -> dict[str, Any]:
         """The figures of each label, and their averages."""
@@ -269,7 +296,8 @@ class Tokens(Objective):
         for entity in answer["entities"]:
             pieces += [prompt[at : entity["start"]], f"[{entity['text']}]({entity['label']})"]
             at = entity["end"]
-        return Reply(["".join([*pieces, prompt[at:]])], (), {"prompt": prompt, **answer})
+        notes = () if answer["entities"] else ("no names found",)
+        return Reply(["".join([*pieces, prompt[at:]])], notes, {"prompt": prompt, **answer})
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         yield from self.reply(model, prompt, "", sampling).pieces

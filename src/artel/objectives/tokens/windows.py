@@ -19,6 +19,7 @@ from artel.objectives.batch import DocumentSamples
 from artel.objectives.span_qa.answers import with_marks
 from artel.objectives.span_qa.windows import window_starts
 from artel.objectives.tokens.labels import TagSet
+from artel.objectives.tokens.span_review import observed_spans
 from artel.text import Document, Dropped, Rejected, Tagged
 from artel.tokens import Encoded, Sample, Tokenizer
 
@@ -125,12 +126,13 @@ class Windows:
         flat = without_overlaps(spans, innermost=self._innermost)
         flags, cut = self._flags(words, flat, len(encoded.ids))
         counted = {"overlapping_left_out": len(spans) - len(flat), "cut_words": cut}
+        observed = {} if self._tags.of_words else observed_spans(text, spans, len(flat))
         stride = self._room if document.split == "train" else self._stride
         samples = list(self._windows(encoded.ids, words.tokens, flags, stride))
         source: dict[str, Any] | None = None
         if document.split == "validation":
             source = {"text": text, "spans": flat, "starts": words.starts.tolist(), "ends": words.ends.tolist()}
-        return DocumentSamples(samples, source, {name: count for name, count in counted.items() if count})
+        return DocumentSamples(samples, source, {name: count for name, count in counted.items() if count}, observed)
 
     def _flags(self, words: Words, spans: Sequence[Span], tokens: int) -> tuple[np.ndarray, int]:
         """(the flags of all tokens; how many spans begin or end within a word, and are learned by whole words).

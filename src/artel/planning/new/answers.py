@@ -44,7 +44,7 @@ def read_objective(answer: str, look: Look) -> str:
         return words[answer]
     if answer in OBJECTIVES and not OBJECTIVES[answer].is_offered:
         what = f"{answer} needs more than texts, and is not asked about here"
-        raise InputError.at("--learn", what, f"begin with a recipe: artel recipes lists those of objective {answer}")
+        raise InputError.at("--learn", what, f"begin with a recipe: artel recipes ls lists those of objective {answer}")
     shown = ", ".join(objective.verb or name for name, objective in fitting.items())
     known = {word for name in OBJECTIVES.names for word in (name, OBJECTIVES[name].verb)}
     what = f"{answer!r} is nothing to learn"

@@ -10,7 +10,7 @@ from artel.errors import InputError, Problem
 from artel.text.reading.encodings import SAMPLE, detect_encoding, other_encoding_check, other_encoding_detail
 from artel.text.reading.file_names import uncompressed_name
 from artel.text.reading.lines import DECOMPRESSION_ERRORS, decompression_error, open_decompressed
-from artel.text.reading.source_file import SourceFile
+from artel.text.reading.source_file import SourceFile, column_fix
 from artel.text.records import BadRecord
 
 Row = tuple[str, tuple[str, ...] | BadRecord]
@@ -124,7 +124,7 @@ def _column_indices(place: str, names: list[str], columns: Sequence[tuple[str, s
             what = f"has {names.count(name) or 'no'} column{'s' * (name in names)} {name!r}"
             # Bytes that are not text are shown as \xff.
             have = ", ".join(names).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") or "none"
-            fix = f"name the column in the source ({key}: NAME), or rename it in the header"
+            fix = f"name the column in the source ({column_fix(key)}), or rename it in the header"
             if len(names) == 1 and ";" in have:
                 fix = f"separate the columns by commas, not by semicolons; then {fix}"
             problems.append(Problem(place, f"the header {what} (it has: {have})", fix))

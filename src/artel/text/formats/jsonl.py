@@ -15,7 +15,7 @@ from artel.text.reading.encodings import decode
 from artel.text.reading.file_names import file_name, with_compressed
 from artel.text.reading.lines import line_encoding, read_byte_lines, read_lines
 from artel.text.reading.sets import set_column, set_name_of
-from artel.text.reading.source_file import SourceFile
+from artel.text.reading.source_file import SourceFile, column_fix
 from artel.text.records import BadRecord, Record, Rejected
 
 _ARRAY_SUFFIXES = with_compressed(".json")
@@ -117,7 +117,7 @@ def text_field(entry: dict[str, Any], name: str, key: str = "field") -> str:
     """The text in a field that the source names by `key`. Raises BadRecord."""
     if name not in entry:
         have = ", ".join(map(str, entry)) or "none"
-        raise BadRecord("no_field", f"has no field {name!r} (it has: {have}); write {key}: NAME")
+        raise BadRecord("no_field", f"has no field {name!r} (it has: {have}); write {column_fix(key)}")
     if not isinstance(entry[name], str):
         raise BadRecord("no_text", f"field {name!r} is {type(entry[name]).__name__}, not text; write it in quotes")
     return entry[name]

@@ -19,7 +19,7 @@ from artel.text.formats.parquet import SUFFIX as PARQUET
 from artel.text.formats.parquet import class_names
 from artel.text.formats.text import read_text
 from artel.text.reading.file_names import file_name, is_url, with_compressed
-from artel.text.reading.source_file import SourceFile
+from artel.text.reading.source_file import SourceFile, column_fix
 from artel.text.records import BadRecord, Labeled, Record, Rejected
 
 _TABLES = with_compressed(".csv", ".tsv")
@@ -90,7 +90,7 @@ def _rows(file: SourceFile) -> Iterator[tuple[str, Sequence[Any] | BadRecord]]:
 def _field(entry: dict[str, Any], name: str, names: dict[str, list[str]]) -> Any:
     if name not in entry:
         have = ", ".join(map(str, entry)) or "none"
-        raise BadRecord("no_field", f"has no field {name!r} (it has: {have}); write label: NAME")
+        raise BadRecord("no_field", f"has no field {name!r} (it has: {have}); write {column_fix('label')}")
     value = entry[name]
     return _class_name(value, name, names[name]) if name in names else value
 

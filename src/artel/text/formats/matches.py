@@ -12,6 +12,7 @@ the same in other words, one below the other, with a blank line between groups.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import groupby
@@ -41,7 +42,8 @@ _NUMBERED = re.compile(r"(positive|negative|hard_negative)_\d+")
 _TABLES = with_compressed(".csv", ".tsv")
 _LISTS = with_compressed(".txt")
 _LARGEST_GROUP = 1000
-_FIX = "name them in the source: mapping: {query: NAME, positive: NAME, negative: NAME, score: NAME}"
+_KNOWN = frozenset((*_QUERY, *_POSITIVES, *_NEGATIVES, *_SCORES))
+_ROLES = {"query": _QUERY, "positive": _POSITIVES}
 
 
 def read_matches(file: SourceFile) -> Items:
@@ -61,7 +63,7 @@ def _rows(file: SourceFile, rows: Iterator[tuple[str, Any]]) -> Iterator[Record 
     reader = RowReader(file.source)
     for place, row in rows:
         try:
-            yield _record(_match(reader.rename_fields(row)), place, file.set_name)
+            yield _record(_match(reader.rename_fields(row), file.key), place, file.set_name)
         except BadRecord as error:
             yield file.reject(place, error)
 
@@ -71,15 +73,18 @@ def _record(match: Match, place: str, set_name: str, group: str = "") -> Record:
     return Record("\n".join(match.texts), place, set_name, match, group=group or match.query)
 
 
-def _match(row: dict[str, Any]) -> Match:
-    """The match of a row, its fields under artel's names. Raises BadRecord."""
+def _match(row: dict[str, Any], key: str) -> Match:
+    """The match of a row, its fields under artel's names; `key` is its source's in the run file. Raises BadRecord."""
     queries, positives, negatives = (_texts(row, names) for names in (_QUERY, _POSITIVES, _NEGATIVES))
     have = ", ".join(row) or "none"
-    if len(queries) != 1:
-        what = f"has {len(queries) or 'no'} quer{'ies' if queries else 'y'} (its fields: {have})"
-        raise BadRecord("no_query", f"{what}; {_FIX}")
+    if len(queries) > 1:
+        raise BadRecord("no_query", f"has {len(queries)} queries (its fields: {have}); write a row for each")
+    if not queries:
+        fix = _missing_fix(row, key, ["query"] if positives else ["query", "positive"])
+        raise BadRecord("no_query", f"has no query (its fields: {have}); {fix}")
     if not positives:
-        raise BadRecord("no_positive", f"has no text that matches the query (its fields: {have}); {_FIX}")
+        fix = _missing_fix(row, key, ["positive"])
+        raise BadRecord("no_positive", f"has no text that matches the query (its fields: {have}); {fix}")
     score = _score(row)
     if score is not None and (len(positives) > 1 or negatives):
         what = f"has a score beside {len(positives)} positives and {len(negatives)} negatives"
@@ -87,6 +92,19 @@ def _match(row: dict[str, Any]) -> Match:
     if not {*queries, *positives}.isdisjoint(negatives):
         raise BadRecord("positive_is_negative", "has its query or a positive among its negatives; leave it out there")
     return Match(queries[0], positives, negatives, score)
+
+
+def _missing_fix(row: dict[str, Any], key: str, roles: list[str]) -> str:
+    """What to write where a row has no text in these roles: overrides that name the fields, in their order, which have
+    texts and no role yet.
+    """
+    empty = next((name for name in _ROLES[roles[0]] if name in row), None)
+    if empty is not None:
+        return f"fill in {empty!r}, or leave the row out"
+    fields = [name for name, value in row.items() if isinstance(value, str | list) and value and name not in _KNOWN]
+    names = [*fields, *["NAME"] * len(roles)]
+    overrides = (shlex.quote(f"{key}.mapping.{role}={name}") for role, name in zip(roles, names, strict=False))
+    return f"name {'it' if len(roles) == 1 else 'them'}: {' '.join(overrides)}"
 
 
 def _texts(row: dict[str, Any], names: tuple[str, ...]) -> tuple[str, ...]:

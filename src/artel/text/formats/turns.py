@@ -102,6 +102,10 @@ class RowReader:
         for number, turn in enumerate(turns, 1):
             place = f"{prefix}message {number}"
             message = self._message(turn, place)
+            calls = next((name for name in _CALL_FIELDS[:2] if turn.get(name)), None)
+            if message.role == "user" and calls is not None:
+                what = f"{place} has {calls}, and its role is user; are the roles swapped?"
+                raise BadRecord("calls_of_user", f"{what} Write assistant, or leave the row out")
             if message.is_empty:
                 if message.role == "system":
                     continue

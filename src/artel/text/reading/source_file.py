@@ -36,6 +36,8 @@ class SourceFile:
     """True if a long text is read as several documents (`document: auto`)."""
     on_encoding: Callable[[str, str], object] = _ignore
     """Called with the set's name and the encoding, if that is detected."""
+    key: str = "data.sources.0"
+    """Of its source in the run file, for overrides that messages print; of validation texts the first source's."""
 
     @property
     def max_bytes(self) -> int:
@@ -65,3 +67,8 @@ class SourceFile:
 
     def reject(self, origin: str, error: BadRecord) -> Rejected:
         return Rejected(origin, error.reason, error.detail, self.set_name)
+
+
+def column_fix(key: str) -> str:
+    """What to write where a column or field has another name than the source's `key` says."""
+    return f"{key}: NAME, or data.sources.0.{key}=NAME on the command line"

@@ -38,7 +38,9 @@ def read_shard(shard: InputShard, data: DataConfig, on_encoding: OnEncoding = la
     def read(on_encoding: OnEncoding = lambda *_: None) -> Items:
         format: Format = FORMATS[source.format]
         if format.has_files:
-            items = read_inputs(shard.inputs, source, data, _read_file, on_encoding)
+            # Validation texts are read as the first source is.
+            key = shard.key if shard.key != "data.validation" else "data.sources.0"
+            items = read_inputs(shard.inputs, source, data, _read_file, on_encoding, key)
         else:
             items = format.read(SourceFile(Path(), source.format, source.name or source.format, source, data))
         return filter_sets(items, source) if source.include or source.exclude else items
@@ -60,13 +62,14 @@ def read_inputs(
     data: DataConfig,
     read: Callable[[SourceFile], Iterable[T]],
     on_encoding: OnEncoding = lambda *_: None,
+    key: str = "data.sources.0",
 ) -> Iterator[T]:
     """What `read` yields of each file, downloaded if it is not here. A file that changes meanwhile is refused."""
     for entry in inputs:
         origin = hide_secrets(entry.address)  # it is written into the ledger, the store and messages
         set_name = source.name or hide_secrets(entry.path)
         file = SourceFile(
-            Path(entry.address), origin, set_name, source, data, "", entry.span, entry.is_cut, on_encoding
+            Path(entry.address), origin, set_name, source, data, "", entry.span, entry.is_cut, on_encoding, key
         )
         if is_url(entry.address):
             download = fetch(entry.address, cache_folder() / "downloads", max_bytes=data.max_document)

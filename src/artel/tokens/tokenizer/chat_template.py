@@ -35,7 +35,7 @@ _TOOLS = (
     "{%- macro said(message) -%}"
     "{{ message['content'] or '' }}"
     "{% for call in message['tool_calls'] or [] %}"
-    "{{ '\n' if message['content'] or not loop.first else '' }}"
+    "{{ '\n' if not loop.first or message['content'] and not message['content'].endswith('</think>\n\n') else '' }}"
     "{{ '<tool_call>\n{\"name\": \"' + call['function']['name'] + '\", \"arguments\": ' }}"
     "{{ call['function']['arguments'] if call['function']['arguments'] is string else "
     "call['function']['arguments'] | tojson }}"

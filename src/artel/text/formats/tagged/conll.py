@@ -19,6 +19,8 @@ from artel.text.reading.file_names import file_name, with_compressed
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import BadRecord, Record, Rejected
 
+COLUMNS = with_compressed(".conll", ".conllu", ".bio", ".iob")
+"""Endings of files that have columns, whatever format their source names."""
 _UNIVERSAL = with_compressed(".conllu")
 _DOCUMENT = "-DOCSTART-"
 _FORM, _UPOS, _MISC, _COLUMNS = 1, 3, 9, 10  # of Universal Dependencies: https://universaldependencies.org/format.html
@@ -140,7 +142,7 @@ def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list
 CONLL = Format(
     read=read_conll,
     yields=(ENTITIES, WORDS),
-    suffixes=(*with_compressed(".conll", ".conllu", ".bio", ".iob"), ".txt", ".tsv"),
+    suffixes=(*COLUMNS, ".txt", ".tsv"),
     has_lines=lambda file: True,
     check=_check,
 )

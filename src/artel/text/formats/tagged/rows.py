@@ -2,11 +2,12 @@
 
 Read as they are: doccano's `label`, `labels` and `entities`; Label Studio's export (JSON and JSON-MIN); spaCy's and
 Prodigy's `spans`; spaCy's [text, {"entities": […]}]; rows of Hugging Face data sets, `tokens` with `ner_tags`, whose
-numbers have their names in `tag_names` or in the parquet file.
+numbers have their names in `tag_names` or in the parquet file. Files with CoNLL's endings are read as `conll` does.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from artel.errors import Problem
 from artel.text.formats.format import Format
 from artel.text.formats.jsonl import SUFFIXES, has_lines, object_of, read_rows
 from artel.text.formats.parquet import SUFFIX, check_parquet_rows, class_names
+from artel.text.formats.tagged.conll import COLUMNS, CONLL
 from artel.text.formats.tagged.label_studio import annotated_spans, is_task
 from artel.text.formats.tagged.spans import ENTITIES, WORDS, Span, tagged_record, tagged_words
 from artel.text.reading.file_names import file_name
@@ -31,7 +33,10 @@ _ANSWERS = {"reject": "rejected_by_annotator", "ignore": "ignored_by_annotator"}
 
 
 def read_entities(file: SourceFile) -> Iterator[Record | Rejected | Dropped]:
-    """Yield a record per row."""
+    """Yield a record per row; of columns, per sentence."""
+    if _is_columns(file.origin):
+        yield from CONLL.read(file)
+        return
     reader = _RowReader(file)
     for place, row in read_rows(file):
         try:
@@ -65,15 +70,18 @@ class _RowReader:
             text, spans = self._of_spans(entry)
         return tagged_record(text, spans, place, set_name)
 
+    def _override(self, setting: str, name: str) -> str:
+        return shlex.quote(f"{self._file.key}.{setting}={name}")
+
     def _of_words(self, entry: dict[str, Any], words: str) -> tuple[str, list[Span]]:
         kind = self._source.yields
         field = _field_of(entry, self._source.tags, _TAGS[kind])
         tags = None if field is None else entry[field]
         if field is None or not isinstance(tags, list):
             have = ", ".join(entry)
-            raise BadRecord(
-                "no_field", f"has {words!r} and no list of tags for them (it has: {have}); write tags: NAME"
-            )
+            name = next((name for name, value in entry.items() if isinstance(value, list) and name != words), "NAME")
+            what = f"has {words!r} and no list of tags for them (it has: {have})"
+            raise BadRecord("no_field", f"{what}; name it: {self._override('tags', name)}")
         if len(tags) != len(entry[words]):
             what = f"has {len(entry[words])} {words} and {len(tags)} {field}"
             raise BadRecord("unequal_columns", f"{what}; mend it: each word has one tag")
@@ -85,12 +93,16 @@ class _RowReader:
         if not isinstance(text, str):
             have = ", ".join(f"{name}: {type(value).__name__}" for name, value in entry.items()) or "none"
             what = f"has no text in {self._source.field!r} (it has: {have})"
-            raise BadRecord("no_text", f"{what}; write field: NAME, or words: NAME where it is a list of words")
+            name = next((name for name, value in entry.items() if isinstance(value, str) and value.strip()), "NAME")
+            fix = f"name it: {self._override('field', name)}"
+            raise BadRecord("no_text", f"{what}; {fix}, or words: NAME where it is a list of words")
         field = _field_of(entry, self._source.tags, _SPANS)
         if field is None or not isinstance(entry[field], list):
             have = ", ".join(entry)
             what = f"has no list of spans (it has: {have})"
-            raise BadRecord("no_field", f"{what}; write tags: NAME of the field; an empty list where nothing is named")
+            name = next((name for name, value in entry.items() if isinstance(value, list)), "NAME")
+            fix = f"name it: {self._override('tags', name)}; write an empty list where nothing is named"
+            raise BadRecord("no_field", f"{what}; {fix}")
         return text, [span for number, item in enumerate(entry[field]) for span in _spans(item, f"{field}[{number}]")]
 
 
@@ -136,14 +148,20 @@ def _no_span(path: str, item: Any) -> BadRecord:
     return BadRecord("no_span", f'{what}; write [start, end, label] or {{"start": 0, "end": 4, "label": "PER"}}')
 
 
+def _is_columns(origin: str) -> bool:
+    return file_name(origin).endswith(COLUMNS)
+
+
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
+    if _is_columns(str(path)):
+        return CONLL.check(path, source, key, data)
     return check_parquet_rows(path, key) if file_name(str(path)).endswith(SUFFIX) else []
 
 
 ENTITY_ROWS = Format(
     read=read_entities,
     yields=(ENTITIES, WORDS),
-    suffixes=(*SUFFIXES, SUFFIX),
+    suffixes=(*SUFFIXES, SUFFIX, *COLUMNS),
     has_lines=has_lines,
     check=_check,
 )
