@@ -21,9 +21,10 @@ from artel.models.targets import IGNORED
 from artel.objectives.answer_rows import Answer, AnswerSums, answer_tensors
 from artel.objectives.base import Better, Objective
 from artel.objectives.batch import Batch, DocumentSamples
-from artel.objectives.chat import Chat, ConversationWriter, template_file, template_problems
+from artel.objectives.chat import Chat, template_file, template_problems
 from artel.objectives.collate import predicted
 from artel.objectives.conversation.frame import Unfit
+from artel.objectives.conversation.writer import ConversationWriter
 from artel.objectives.replies import Beginning, Reading
 from artel.text import Document, Dropped, Message, Preference, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples

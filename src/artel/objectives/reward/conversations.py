@@ -9,8 +9,8 @@ import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import InputError
-from artel.objectives.chat import ConversationWriter
 from artel.objectives.conversation.frame import Unfit
+from artel.objectives.conversation.writer import ConversationWriter
 from artel.text import Message, Tools
 from artel.tokens import Tokenizer
 from artel.tokens.tokenizer.chat_template import template_of

@@ -1,0 +1,99 @@
+"""Conversations to ids and flags, by one chat template: what is learned, and what is only read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from artel.errors import InputError
+from artel.objectives.conversation.assistant_mask import Turns
+from artel.objectives.conversation.frame import Unfit, WrittenOut
+from artel.text import Message, Tools
+from artel.tokens import Sample, Tokenizer
+from artel.tokens.tokenizer.tokenizer import Encoded
+
+
+class ConversationWriter:
+    """Conversations to ids and flags by one template."""
+
+    def __init__(self, tokenizer: Tokenizer, template: str, learn_empty_thoughts: bool = False) -> None:
+        """Raises InputError if the assistant's turns cannot be located in what the template renders."""
+        self._tokenizer = tokenizer
+        self._turns = Turns(tokenizer, template)
+        self._control = tokenizer.control_tokens
+        self._learns_empty_thoughts = learn_empty_thoughts
+        try:
+            self._turns.write([Message("user", "a"), Message("assistant", "b")])
+        except Unfit as unfit:
+            raise InputError.at("chat.template", str(unfit), "give another: chatml, or a Jinja file") from None
+
+    def check_tools(self, messages: Sequence[Message], tools: Tools, origin: str) -> None:
+        """Raise InputError if the template does not write tools, calls or results that a conversation has."""
+        lacks = self._turns.lacks(messages, tools)
+        if lacks:
+            what = f"the template {lacks}, and {origin} has them"
+            fix = "write chat.template: chatml, or a Jinja file that does; or leave such conversations out"
+            raise InputError.at("chat.template", what, fix)
+
+    def has_control_token(self, messages: Sequence[Message], tools: Tools = ()) -> bool:
+        """Whether a text would be read as the template's own writing: it could end a turn, or play a role."""
+        texts = [text for message in messages for text in message.texts]
+        texts += [json.dumps(tool, ensure_ascii=False) for tool in tools]
+        return any(token in text for text in texts for token in self._control)
+
+    def write(self, messages: Sequence[Message], tools: Tools = ()) -> WrittenOut:
+        """The conversation as the template writes it. Raises Unfit."""
+        return self._turns.write(messages, tools)
+
+    def prompt_ids(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+        """What the model reads before it gives the next answer. Raises Unfit."""
+        text = self._turns.prompt(messages, tools)
+        return next(self._tokenizer.encode_with_offsets([text], control=True)).ids.tolist()
+
+    def sample(self, messages: Sequence[Message], learned: set[int], tools: Tools = ()) -> Sample:
+        """A conversation of which the turns of the messages `learned` are learned. Raises Unfit."""
+        return self.flagged(self.write(messages, tools), learned)
+
+    def flagged(self, written: WrittenOut, learned: set[int], *, everything: bool = False) -> Sample:
+        """The ids of a conversation, and flags that are 1 in the turns of the messages `learned`. Raises Unfit.
+
+        With `everything` also outside the assistant's turns.
+
+        Never learned is what tools returned, and, unless the run says so, tags of a thought without a thought.
+        """
+        encoded = self._encode(written)
+        starts, ends = encoded.starts, encoded.ends
+        flags = np.full(len(encoded.ids), everything, dtype=np.uint8)
+        for turn in written.turns:
+            inside = (ends > turn.start) & (starts < turn.end)
+            is_learned = turn.message in learned
+            flags[inside] = is_learned
+            if not self._learns_empty_thoughts:
+                flags[inside & (ends <= turn.empty_thought)] = everything and is_learned
+        for start, end in written.results:
+            flags[(ends > start) & (starts < end)] = 0
+        last = written.turns[-1]
+        if last.closed:
+            return Sample(encoded.ids, flags)
+        # The template marks no end of a turn: that the conversation ends is learned all the same, right after it.
+        kept = int(np.searchsorted(starts, last.end, side="left"))
+        ids = np.append(encoded.ids[:kept], written.open_end)
+        return Sample(ids, np.append(flags[:kept], np.uint8(last.message in learned)))
+
+    def _encode(self, written: WrittenOut) -> Encoded:
+        """The text in one piece; in several where a token would lie across the border of a turn.
+
+        When the model answers, its prompt is encoded alone, too, and ends where its turn begins.
+        """
+        whole = next(self._tokenizer.encode_with_offsets([written.text], control=True))
+        borders = [border for turn in written.turns for border in (turn.start, turn.end)]
+        cuts = sorted({at for at in borders if ((whole.starts < at) & (whole.ends > at)).any()})
+        if not cuts:
+            return whole
+        pieces = [written.text[start:end] for start, end in pairwise([0, *cuts, len(written.text)])]
+        encoded = self._tokenizer.encode_with_offsets(pieces, control=True)
+        parts = [(part.ids, part.starts + at, part.ends + at) for part, at in zip(encoded, [0, *cuts], strict=True)]
+        return Encoded(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
