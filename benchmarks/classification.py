@@ -1,13 +1,14 @@
 """Whose paragraph is it? Six authors, their books' last chapters held out: artel, transformers' Trainer, and tf-idf.
 
-    python benchmarks/classification.py --data ../shared/data/literature --minilm FOLDER [--seeds 3] [--out FILE.md]
+    python benchmarks/classification.py --data ../shared/data/literature --minilm FOLDER [--seeds 3]
 
 Of each book every paragraph of 40 characters or more is a text and its author the label; at most --most of each author,
 evenly spread. The first 85 % of a book is learned, the rest is held out. Two models are trained: a small one from
 scratch with a tokenizer of its own, and all-MiniLM-L6-v2 (an English encoder, which sees Russian letter by letter).
-artel and Trainer get the same paragraphs, tokens, steps, batch, learning rate and weights to begin with; each has its
-own order of batches. Examples/s are of processor time (`time.process_time`) in training steps, the first ones left
-out, so that a busy machine does not show. Everything is written below --work.
+artel and Trainer get the same paragraphs, tokens, steps, batch, optimizer and weights to begin with; each has its own
+order of batches. Examples/s are of processor time (`time.process_time`) in training steps, the first ones left
+out, so that a busy machine does not show. Everything is written below --work; each training is a line of its
+results.jsonl, and the same command goes on with what is missing. Writes benchmarks/classification.md.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ import shutil
 import statistics
 import subprocess
 import sys
-import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from contestants import StepClock, once, write_page
 
 BOOKS = {"Толстой": "anna_karenina", "Достоевский": "crime_and_punishment", "Пушкин": "eugene_onegin",
          "Тургенев": "fathers_and_sons", "Лермонтов": "a_hero_of_our_time", "Гончаров": "oblomov"}  # fmt: skip
 SHORTEST, HELD_OUT = 40, 0.15
-LEFT_OUT = 5  # steps before the clock starts
 SCRATCH = {"model_type": "bert", "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
            "intermediate_size": 512}  # fmt: skip
 
@@ -58,49 +59,50 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/classification"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--most", type=int, default=600, help="paragraphs of each author")
-    parser.add_argument("--steps", type=int, help="of each case; by default as many as it needs")
-    parser.add_argument("--out", type=Path, help="write the table there")
     parser.add_argument("--one", nargs=3, metavar=("CASE", "CONTESTANT", "SEED"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     cases = [Case("from scratch", {"config": SCRATCH}, {"train": {"vocab": 8192}}, 128, 150, 1e-3)]
     if asked.minilm:
-        cases.append(Case("MiniLM", {"from": str(asked.minilm)}, {}, 96, 40, 3e-4, batch=16))
-    if asked.steps:
-        cases = [Case(**{**case.__dict__, "steps": asked.steps}) for case in cases]
+        cases.append(Case("MiniLM", {"from": str(asked.minilm)}, {}, 96, 100, 3e-4, batch=16))
     if asked.one:
         name, contestant, seed = asked.one
         result = CONTESTANTS[contestant](next(case for case in cases if case.name == name), asked.work, int(seed))
-        print(json.dumps(result.__dict__))
+        print(json.dumps(asdict(result)))
         return
     asked.work.mkdir(parents=True, exist_ok=True)
     counts = write_paragraphs(asked.data, asked.work, asked.most)
     lines = [
-        f"{counts['train']:,} paragraphs are learned, {counts['heldout']:,} held out.",
+        f"{counts['train']:,} paragraphs of six authors are learned, {counts['heldout']:,} of last chapters held out.",
+        *(f"{case.name}: {case.steps} steps of {case.batch}, block {case.block}." for case in cases),
+        "The mean over the seeds ± the standard deviation, and how many seeds.",
         "",
-        "| model | contestant | accuracy | macro F1 | examples/s of a processor |",
-        "|---|---|---|---|---|",
+        "| model | contestant | accuracy | macro F1 | seeds | examples/s of a processor |",
+        "|---|---|---|---|---|---|",
+        table_row("none", "the commonest author", [commonest(asked.work)]),
+        table_row("none", "tf-idf and logistic regression", [baseline(asked.work)]),
     ]
-    lines.append(table_row("none", "tf-idf and logistic regression", [baseline(asked.work)]))
+    results = asked.work / "results.jsonl"
     for case in cases:
-        found = {name: [] for name in CONTESTANTS}
+        found: dict[str, list[Result]] = {name: [] for name in CONTESTANTS}
         for seed, name in itertools.product(range(asked.seeds), CONTESTANTS):
             if seed and name in FOR_SPEED:
                 continue
-            found[name].append(in_process(case, name, seed))
-            print(f"{case.name}, {name}, seed {seed}: {found[name][-1]}", file=sys.stderr)
+            key = {"case": case.name, "steps": case.steps, "batch": case.batch, "contestant": name, "seed": seed}
+            done = once(results, key, lambda case=case, name=name, seed=seed: in_process(case, name, seed))
+            found[name].append(Result(*(done[each] for each in Result.__annotations__)))
         speeds = {name: statistics.mean(result.examples_per_second for result in found[name]) for name in found}
         lines += [table_row(case.name, name, found[name], speeds["artel"]) for name in found]
-    text = "\n".join(lines)
-    print(text)
-    if asked.out:
-        asked.out.write_text(f"{text}\n", encoding="utf-8")
+    title = "Classification beside transformers' Trainer and tf-idf"
+    command = "benchmarks/classification.py --data ../shared/data/literature --minilm FOLDER"
+    write_page(Path(__file__).with_suffix(".md"), title, command, results, lines)
 
 
-def in_process(case: Case, contestant: str, seed: int) -> Result:
+def in_process(case: Case, contestant: str, seed: int) -> dict[str, float]:
     """Each training in a process of its own, with one thread: nothing of one is left for the next."""
     command = [sys.executable, *sys.argv, "--one", case.name, contestant, str(seed)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return Result(**json.loads(done.stdout.splitlines()[-1]))
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def table_row(model: str, contestant: str, results: list[Result], artel: float | None = None) -> str:
@@ -112,7 +114,7 @@ def table_row(model: str, contestant: str, results: list[Result], artel: float |
     speed = statistics.mean(result.examples_per_second for result in results)
     ratio = f" (artel: {artel / speed:.2f} times)" if artel and speed and contestant != "artel" else ""
     shown = f"{speed:.1f}{ratio}" if speed else ""
-    return f"| {model} | {contestant} | {figure('accuracy')} | {figure('macro_f1')} | {shown} |"
+    return f"| {model} | {contestant} | {figure('accuracy')} | {figure('macro_f1')} | {len(results)} | {shown} |"
 
 
 def write_paragraphs(data: Path, work: Path, most: int) -> dict[str, int]:
@@ -147,6 +149,13 @@ def scores(gold: list[str], predicted: list[str]) -> tuple[float, float]:
     return float(accuracy_score(gold, predicted)), float(f1_score(gold, predicted, average="macro"))
 
 
+def commonest(work: Path) -> Result:
+    """The author with most paragraphs to learn, for each."""
+    _, learned = paragraphs_of(work, "train")
+    _, gold = paragraphs_of(work, "heldout")
+    return Result(*scores(gold, [max(sorted(set(learned)), key=learned.count)] * len(gold)), 0.0)
+
+
 def baseline(work: Path) -> Result:
     """Words and pairs of words, weighed by tf-idf, and logistic regression with scikit-learn's defaults."""
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -159,22 +168,6 @@ def baseline(work: Path) -> Result:
     return Result(*scores(gold, list(model.predict(texts))), 0.0)
 
 
-class Clock:
-    """Processor time of training steps, the first ones left out."""
-
-    def __init__(self, batch: int) -> None:
-        self._batch = batch
-        self._times: list[float] = []
-
-    def step(self) -> None:
-        self._times.append(time.process_time())
-
-    @property
-    def examples_per_second(self) -> float:
-        times = self._times[LEFT_OUT:]
-        return self._batch * (len(times) - 1) / (times[-1] - times[0])
-
-
 def run_of(case: Case, work: Path, seed: int) -> dict:
     return {
         "run": str(work / f"artel-{case.name.replace(' ', '-')}-{seed}"),
@@ -183,7 +176,7 @@ def run_of(case: Case, work: Path, seed: int) -> dict:
                  "validation": str(work / "heldout"), "block": case.block, "store": str(work / "stores")},
         "tokenizer": case.tokenizer, "model": case.model, "objective": "classification",
         "train": {"steps": case.steps, "batch": case.batch, "learning_rate": case.rate, "schedule": "linear",
-                  "warmup": 0.1, "weight_decay": 0.01, "threads": 1},
+                  "warmup": 0.1, "weight_decay": 0.01, "betas": [0.9, 0.999], "threads": 1},
         "validate": {"every": "never"}, "checkpoint": {"every": "never"}, "track": ["jsonl"],
     }  # fmt: skip
 
@@ -191,11 +184,12 @@ def run_of(case: Case, work: Path, seed: int) -> dict:
 def train_artel(case: Case, work: Path, seed: int) -> Result:
     import artel
 
-    clock = Clock(case.batch)
-    run = artel.train(run_of(case, work, seed), callbacks=[lambda run: clock.step()], tell=lambda text: None)
+    clock = StepClock()
+    shutil.rmtree(run_of(case, work, seed)["run"], ignore_errors=True)  # of a run that was broken off
+    run = artel.train(run_of(case, work, seed), callbacks=[clock.note], tell=lambda text: None)
     texts, gold = paragraphs_of(work, "heldout")
     answers = artel.open(run.folder).classify(texts)
-    return Result(*scores(gold, [answer["label"] for answer in answers]), clock.examples_per_second)
+    return Result(*scores(gold, [answer["label"] for answer in answers]), clock.rate(case.batch))
 
 
 def train_trainer(case: Case, work: Path, seed: int, *, bf16: bool) -> Result:
@@ -216,7 +210,7 @@ def train_trainer(case: Case, work: Path, seed: int, *, bf16: bool) -> Result:
     begin_model(case, work, seed, begin)
     model, tokenizer = (kind.from_pretrained(begin) for kind in (AutoModelForSequenceClassification, AutoTokenizer))
     numbers = model.config.label2id
-    clock = Clock(case.batch)
+    clock = StepClock()
 
     def rows(part: str) -> list[dict]:
         texts, authors = paragraphs_of(work, part)
@@ -228,7 +222,7 @@ def train_trainer(case: Case, work: Path, seed: int, *, bf16: bool) -> Result:
 
     class Steps(TrainerCallback):
         def on_step_end(self, args, state, control, **_):
-            clock.step()
+            clock.note()
 
     arguments = TrainingArguments(
         output_dir=str(work / "trainer"), seed=seed, max_steps=case.steps, per_device_train_batch_size=case.batch,
@@ -242,7 +236,7 @@ def train_trainer(case: Case, work: Path, seed: int, *, bf16: bool) -> Result:
     predicted = trainer.predict(rows("heldout")).predictions.argmax(axis=1)
     _, gold = paragraphs_of(work, "heldout")
     return Result(*scores(gold, [model.config.id2label[int(number)] for number in predicted]),
-                  clock.examples_per_second)  # fmt: skip
+                  clock.rate(case.batch))  # fmt: skip
 
 
 def begin_model(case: Case, work: Path, seed: int, folder: Path) -> None:

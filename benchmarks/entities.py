@@ -2,7 +2,7 @@
 
     python benchmarks/entities.py DATA.jsonl MINILM_FOLDER [--seeds 0 1 2] [--results RESULTS.jsonl]
 
-Each run is a line of RESULTS; the same command again goes on with what is missing, and prints the table.
+Each run is a line of RESULTS; the same command again goes on with what is missing. Writes benchmarks/entities.md.
 
 The texts are split by documents, 98 to learn from and 24 to judge by, the same ones for everybody. Both contestants
 begin with the same weights, read the same windows with the same labels (the Trainer those of artel's store), see as
@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from contestants import StepClock
+from contestants import StepClock, once, write_page
 
 CONTESTANTS = ("artel", "Trainer", "Trainer, bf16")
 BERT = {"model_type": "bert", "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -247,21 +247,21 @@ def started(
     options: argparse.Namespace, folder: Path, contestant: str, beginning: str, seed: int, rate: float
 ) -> dict[str, Any]:
     """A run in a process of its own, unless its line is there."""
-    key = {"part": folder.name, "beginning": beginning, "contestant": contestant, "seed": seed, "learning_rate": rate}
-    lines = options.results.read_text().splitlines() if options.results.is_file() else []
-    for done in map(json.loads, lines):
-        if key.items() <= done.items():
-            return dict(done)
+    given = BEGINNINGS[beginning]
+    key = {"part": folder.name, "beginning": beginning, "contestant": contestant, "seed": seed, "learning_rate": rate,
+           "steps": given["steps"], "batch": given["batch"]}  # fmt: skip
     command = [sys.executable, __file__, str(options.data), str(options.minilm), "--one", contestant, "--beginning",
                beginning, "--seed", str(seed), "--rate", str(rate), "--folder", str(folder)]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1", "ARTEL_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if ran.returncode:
-        raise SystemExit(ran.stderr[-3000:])
-    result: dict[str, Any] = key | json.loads(ran.stdout.strip().splitlines()[-1])
-    with options.results.open("a") as file:
-        file.write(json.dumps(result) + "\n")
-    return result
+
+    def run() -> dict[str, Any]:
+        ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        if ran.returncode:
+            raise SystemExit(ran.stderr[-3000:])
+        result: dict[str, Any] = json.loads(ran.stdout.strip().splitlines()[-1])
+        return result
+
+    return once(options.results, key, run)
 
 
 def main() -> None:
@@ -269,7 +269,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("minilm")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--results", type=Path, default=Path("entities.jsonl"))
+    parser.add_argument("--results", type=Path, default=Path("runs/entities.jsonl"))
     for name in ("one", "beginning", "folder"):
         parser.add_argument(f"--{name}", default="", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
@@ -282,7 +282,13 @@ def main() -> None:
         split(options.data, Path(name))
         folder = Path(name) / "contest"
         os.environ["ARTEL_CACHE"] = str(folder / "cache")
+        texts = len(options.data.read_text(encoding="utf-8").splitlines())
+        chosen: list[str] = []
         lines = [
+            f"{texts - _HELD_OUT} texts of factRuEval-2016's devset are learned, {_HELD_OUT} held out, in windows of",
+            f"{_BLOCK} tokens.",
+            "The mean over the seeds, in brackets the least and the largest f1.",
+            "",
             "| | | precision | recall | f1 | macro f1 | windows/s of processor time |",
             "|---|---|---|---|---|---|---|",
         ]
@@ -294,7 +300,12 @@ def main() -> None:
                 for rate in settings["rates"]
             }
             rate = max(tried, key=lambda each: tried[each])
-            print(f"{beginning}: the Trainer's f1 by learning rate {tried}\n")
+            reached = ", ".join(f"{f1:.3f} at {each:g}" for each, f1 in tried.items())
+            chosen += [
+                "",
+                f"{beginning}: {settings['steps']} steps of {settings['batch']} at the learning rate {rate:g}. On the",
+                f"texts that choose it the Trainer's f1 is {reached}.",
+            ]
             results: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTESTANTS}
             for seed in options.seeds:  # in turns, so that a busy minute meets all
                 for contestant in CONTESTANTS[: None if seed == options.seeds[0] else 2]:
@@ -303,7 +314,9 @@ def main() -> None:
                 own = results[CONTESTANTS[0]]
                 ratios = [ours["speed"] / run["speed"] for ours, run in zip(own, runs, strict=False)]
                 lines.append(row(beginning, contestant, [run["figures"] for run in runs], ratios, runs))
-    print("\n".join(lines))
+    command = "benchmarks/entities.py ../shared/data/encoders/factrueval_dev.jsonl all-MiniLM-L6-v2"
+    title = "Names in Russian news, beside the Trainer and plain baselines"
+    write_page(Path(__file__).with_suffix(".md"), title, command, options.results, lines + chosen)
 
 
 def row(beginning: str, name: str, figures: list[dict[str, float]], ratios: list[float], runs: Any = ()) -> str:

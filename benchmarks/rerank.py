@@ -1,29 +1,28 @@
 """Rerankers on questions and paragraphs: order of held-out paragraphs beside plain baselines and sentence-transformers.
 
-    python benchmarks/rerank.py --encoder FOLDER [--data ../shared/data] [--language ru] [--seeds 0 1 2]
+    python benchmarks/rerank.py --encoder FOLDER [--data ../shared/data] [--language ru] [--results FILE.jsonl]
 
 Articles of xquad are learned or held out whole. A held-out question has ten candidates: its paragraph and nine others,
 of its own article first, which are the hard ones; the same for everybody. Paragraphs are cut short, so that minutes of
 one core suffice. Both train with the same pairs (a paragraph that matches and two that do not), batch, rate, schedule
 and steps, in a process of its own with one thread, as they come: artel in bf16 where the processor has it,
 sentence-transformers in float32; for the first seed each in the other precision too. Speed is pairs for each second of
-the processor from the end of the sixth step to that of the last. Writes benchmarks/rerank.md, for Russian rerank.ru.md.
+the processor from the end of the sixth step to that of the last. Each run is a line of the results, and the same
+command goes on with what is missing. Writes benchmarks/rerank.md, for Russian rerank.ru.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
+import functools
 import json
 import random
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contestants import StepClock, run_alone
+from contestants import StepClock, once, run_alone, write_page
 
 HERE = Path(__file__).parent
 BLOCK, BATCH, NEGATIVES, RATE, STEPS = 96, 8, 2, 5e-5, 60
@@ -189,6 +188,7 @@ def main() -> None:
     parser.add_argument("--encoder", help="the folder of a small encoder: all-MiniLM-L6-v2")
     parser.add_argument("--language", choices=("en", "ru"), default="en", help="of the questions")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--results", type=Path, default=Path("runs/rerank.jsonl"))
     for name in ("contestant", "model"):
         parser.add_argument(f"--{name}", default="", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
@@ -206,27 +206,23 @@ def main() -> None:
         held = split(options.data, options.language, folder)
         rows = [row_of("tf-idf", [by_words(held)])]
         rows.append(row_of("all-MiniLM-L6-v2 as it is, cosine of vectors", [by_vectors(held, encoder)]))
-        print(*rows, sep="\n", file=sys.stderr, flush=True)
         for seed in options.seeds:  # in turns, so that a busy minute meets both
             for other in (False, True) if seed == options.seeds[0] else (False,):
                 for name, own in AS_THEY_COME.items():
                     fp32 = own != other
-                    runs = results.setdefault((name, fp32), [])
-                    runs.append(contest(name, folder, encoder, seed, fp32=fp32))
-                    print(name, "float32" if fp32 else "bf16", seed, runs[-1], file=sys.stderr, flush=True)
-    write(options.language, len(held), rows + rows_of(results))
+                    key = {"contestant": name, "fp32": fp32, "seed": seed, "language": options.language}
+                    key |= {"steps": STEPS, "batch": BATCH, "learning_rate": RATE}
+                    train = functools.partial(contest, name, folder, encoder, seed, fp32=fp32)
+                    results.setdefault((name, fp32), []).append(once(options.results, key, train))
+    write(options, len(held), rows + rows_of(results))
 
 
-def write(language: str, held: int, rows: list[str]) -> None:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    more = "" if language == "en" else f" --language {language}"
+def write(options: argparse.Namespace, held: int, rows: list[str]) -> None:
+    more = "" if options.language == "en" else f" --language {options.language}"
     lines = [
-        "# Reranking beside sentence-transformers",
-        "",
-        f"`python benchmarks/rerank.py --encoder FOLDER{more}` on {datetime.date.today():%d %B %Y}, at {commit}.",
-        f"{STEPS} steps of {BATCH} questions of xquad.{language}, each with its paragraph and {NEGATIVES} others",
-        f"(block {BLOCK}, {CHARACTERS} characters of a paragraph); {held} questions of other articles, each with",
-        f"{CANDIDATES} candidates. Cross-encoders from all-MiniLM-L6-v2; the mean over the seeds, and each.",
+        f"{STEPS} steps of {BATCH} questions of xquad.{options.language}, each with its paragraph and {NEGATIVES}",
+        f"others (block {BLOCK}, {CHARACTERS} characters of a paragraph); {held} questions of other articles, each",
+        f"with {CANDIDATES} candidates. Cross-encoders from all-MiniLM-L6-v2; the mean over the seeds, and each.",
         "",
         "| | MRR | its paragraph is first | pairs a second of the processor |",
         "|---|---|---|---|",
@@ -234,8 +230,9 @@ def write(language: str, held: int, rows: list[str]) -> None:
         "",
         "By themselves artel takes bf16 (where the processor has it) and sentence-transformers float32.",
     ]
-    page = HERE / ("rerank.md" if language == "en" else f"rerank.{language}.md")
-    page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    page = HERE / ("rerank.md" if options.language == "en" else f"rerank.{options.language}.md")
+    command = f"benchmarks/rerank.py --encoder FOLDER{more}"
+    write_page(page, "Reranking beside sentence-transformers", command, options.results, lines)
 
 
 if __name__ == "__main__":

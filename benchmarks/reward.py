@@ -1,28 +1,27 @@
 """Reward models on real pairs of answers: held-out accuracy beside plain baselines and TRL, and pairs a second.
 
-    python benchmarks/reward.py --encoder FOLDER [--data ../shared/data] [--seeds 0 1 2]
+    python benchmarks/reward.py --encoder FOLDER [--data ../shared/data] [--seeds 0 1 2] [--results FILE.jsonl]
 
 The last 60 pairs of chat/preferences_demo.json are held out, the others are learned; prompts and answers are cut short,
 so that minutes of one core suffice. Each contestant trains with the same rows, batch, rate, schedule and steps, in a
 process of its own with one thread; the order is each one's own. Both run as they come (bf16 where the processor has
 it; TRL without its gradient checkpointing, and with the model's dropout, which it takes away by itself), and for the
 first seed in float32 too. Speed is pairs for each second of the processor from the end of the sixth step to that of
-the last. Writes benchmarks/reward.md.
+the last. Each run is a line of the results, and the same command goes on with what is missing. Writes
+benchmarks/reward.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
+import functools
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contestants import StepClock, run_alone
+from contestants import StepClock, once, run_alone, write_page
 
 PAGE = Path(__file__).with_suffix(".md")
 BLOCK, BATCH, STEPS, HELD = 512, 8, 26, 60
@@ -93,8 +92,8 @@ def artel_run(options: argparse.Namespace, clock: StepClock, *, fp32: bool) -> f
         "data": {"sources": [{"path": "train.jsonl", "format": "preference"}], "validation": "held.jsonl",
                  "block": BLOCK},
         "tokenizer": {"from": options.tokenizer},
-        "train": {"steps": STEPS, "batch": BATCH, "learning_rate": options.rate, "weight_decay": 0,
-                  "betas": [0.9, 0.999], "schedule": "linear", "warmup": 0.1, "threads": 1,
+        "train": {"steps": STEPS, "batch": BATCH, "micro_batch": BATCH, "learning_rate": options.rate,
+                  "weight_decay": 0, "betas": [0.9, 0.999], "schedule": "linear", "warmup": 0.1, "threads": 1,
                   "precision": "fp32" if fp32 else "auto"},
         "validate": {"every": 10_000}, "checkpoint": {"every": "never"}, "track": ["jsonl"],
     }  # fmt: skip
@@ -177,6 +176,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="the folder of real texts")
     parser.add_argument("--encoder", help="the folder of a small encoder: all-MiniLM-L6-v2")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--results", type=Path, default=Path("runs/reward.jsonl"))
     for name in ("contestant", "model", "tokenizer"):
         parser.add_argument(f"--{name}", default="", help=argparse.SUPPRESS)
     parser.add_argument("--rate", type=float, default=5e-5, help=argparse.SUPPRESS)
@@ -202,10 +202,11 @@ def main() -> None:
                 for fp32 in (False, True) if seed == options.seeds[0] else (False,):
                     for name in CONTESTANTS:
                         row = f"{name}, float32" if fp32 else name
-                        results.setdefault(row, []).append(contest(name, folder, seed, fp32=fp32, **case))
-                        print(title, row, seed, results[row][-1], file=sys.stderr, flush=True)
+                        key = {"model": title, "contestant": row, "seed": seed, "steps": STEPS, "batch": BATCH}
+                        train = functools.partial(contest, name, folder, seed, fp32=fp32, **case)
+                        results.setdefault(row, []).append(once(options.results, key, train))
             rows += [row_of(title, name, results) for name in results]
-    write(len(learned), len(held), rows)
+    write(options.results, len(learned), len(held), rows)
 
 
 def row_of(title: str, name: str, results: dict[str, list[dict[str, float]]]) -> str:
@@ -217,13 +218,9 @@ def row_of(title: str, name: str, results: dict[str, list[dict[str, float]]]) ->
     return f"| {title} | {name} | {percent([run['accuracy'] for run in results[name]])} | {speed} |"
 
 
-def write(learned: int, held: int, rows: list[str]) -> None:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+def write(results: Path, learned: int, held: int, rows: list[str]) -> None:
     error = 100 * (0.25 / held) ** 0.5
     lines = [
-        "# Rewards beside TRL",
-        "",
-        f"`python benchmarks/reward.py --encoder FOLDER` on {datetime.date.today():%d %B %Y}, at {commit}.",
         f"{learned} pairs of chat/preferences_demo.json are learned ({STEPS} steps of {BATCH}, block {BLOCK};",
         f"{PROMPT} characters of a prompt, {ANSWER} of an answer), {held} are held out: the standard error of an",
         f"accuracy is {error:.1f} points. The mean over the seeds, and each.",
@@ -233,10 +230,10 @@ def write(learned: int, held: int, rows: list[str]) -> None:
         *rows,
         "",
         "Both run as they come, in bf16 where the processor has it, unless float32 is said; TRL without gradient",
-        "checkpointing, and with the model's dropout, which it takes away by itself. Both read the same tokens; TRL",
-        "pads a batch to its longest answer.",
+        "checkpointing, and with the model's dropout, which it takes away by itself. Both read the same tokens, a",
+        "whole batch at a time; TRL pads it to its longest answer.",
     ]
-    PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_page(PAGE, "Rewards beside TRL", "benchmarks/reward.py --encoder FOLDER", results, lines)
 
 
 if __name__ == "__main__":

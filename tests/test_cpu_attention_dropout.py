@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, GPT2Config
 
@@ -16,7 +17,7 @@ from artel.models.attention_switch import use_for_training
 from artel.models.compile import compile_layers
 from artel.models.cpu import attention_dropout as module
 from artel.models.cpu.attention import works_here
-from artel.models.cpu.attention_dropout import dropout_attention, visible_rows
+from artel.models.cpu.attention_dropout import dropout_attention, padding_of
 from support.waiting import LIMIT
 
 pytestmark = pytest.mark.skipif(not works_here(), reason="needs a C++ compiler and a processor that multiplies bf16")
@@ -102,12 +103,45 @@ def test_the_share_that_is_dropped():
     assert abs(torch.corrcoef(kept.flatten(1)).triu(1).abs().max().item()) < 0.03  # heads do not resemble one another
 
 
-def test_rows_of_a_mask():
+def test_padding_of_a_mask():
     """Padding before or behind; a mask of its own for each query and holes are none of this."""
     keys = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 0]]).bool()
-    assert visible_rows(keys[:, None, None].expand(4, 1, 4, 4)).tolist() == keys.long().tolist()
-    assert visible_rows(torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()) is None
-    assert visible_rows(torch.tensor([[1, 0, 1, 1]]).bool()[:, None, None].expand(1, 1, 4, 4)) is None
+    found = padding_of(keys[:, None, None].expand(4, 1, 4, 4), causal=True)
+    assert found.keys.tolist() == keys.long().tolist()
+    assert not found.causal
+    before = torch.ones(4, 4, dtype=torch.bool).tril()
+    found = padding_of(keys[[0, 2], None, None] & before, causal=True)
+    assert found.keys.tolist() == keys[[0, 2]].long().tolist()
+    assert found.causal
+    assert padding_of(before[None, None], causal=False) is None
+    assert padding_of(keys[1:2, None, None] & before, causal=True) is None  # padding before
+    assert padding_of(before[None, None].roll(1, -1), causal=True) is None
+    assert padding_of(torch.tensor([[1, 0, 1, 1]]).bool()[:, None, None].expand(1, 1, 4, 4), causal=False) is None
+
+
+@pytest.mark.parametrize(("causal", "groups", "dropout"), [(True, 2, 0.0), (False, 1, 0.0), (True, 1, DROPOUT)])
+def test_a_mask_of_padding_is_attended_by_the_kernel(causal, groups, dropout):
+    """All queries of a row, padding too, as the mask has it; without dropout the numbers are PyTorch's."""
+    query, key, value, grad = tensors(3, 4, groups, 150, 32)
+    shown = torch.arange(150) < torch.tensor([150, 67, 1])[:, None]
+    mask = shown[:, None, None].expand(3, 1, 150, 150)
+    mask = mask & torch.ones(150, 150, dtype=torch.bool).tril() if causal else mask
+    output = attend(query, key, value, AttentionOptions(mask, causal, None, dropout, None))
+    assert output.grad_fn.name().startswith("GeneratedBackwardFor_artel_cpu_attention_dropout")
+    if dropout:
+        assert output.isfinite().all()
+        return
+    exact = F.scaled_dot_product_attention(*(each.double() for each in (query, key, value)), mask, enable_gqa=True)
+    expected = (exact, *torch.autograd.grad(exact, (query, key, value), grad.double()))
+    for own, other in zip((output, *torch.autograd.grad(output, (query, key, value), grad)), expected, strict=True):
+        assert (own.double() - other).norm() < 0.005 * other.norm()
+
+
+def test_without_dropout_no_random_number_is_drawn():
+    query, key, value, _ = tensors(1, 2, 1, 24, 16)
+    state = torch.get_rng_state()
+    attend(query, key, value, AttentionOptions(torch.ones(1, 1, 24, 24, dtype=torch.bool), False, None, 0.0, None))
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_the_attention_function_takes_it_while_it_trains():

@@ -169,9 +169,7 @@ def attend(
     return torch.cat(outputs, dim=2)
 
 
-def _padding(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
-) -> Padding | None:
+def _padding(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions) -> Padding | None:
     """Which keys are shown, where `dropout_attention` is to compute it: there is dropout, or a mask of padding.
 
     None otherwise, also for a mask that would have to be read while layers are compiled.

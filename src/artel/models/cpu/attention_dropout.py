@@ -72,8 +72,8 @@ def dropout_attention(
     """Attention of query (rows, heads, length, size) within documents, `dropout` of whose weights are dropped.
 
     key, value and numbers: as for `document_attention`. With `every_query` the numbers, of one document a row at most,
-    are those of the keys, and all queries of a row see it; with `causal` too, it begins the row, and a query sees no key
-    after itself. Returns a tensor of query's shape. The seed is of PyTorch's generator, where anything is dropped.
+    are those of the keys, and all queries of a row see it; with `causal` too, it begins the row, and a query sees no
+    key after itself. Returns a tensor of query's shape. The seed is of PyTorch's generator, where anything is dropped.
     """
     dtype = compute_dtype(query)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
