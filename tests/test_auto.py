@@ -135,7 +135,7 @@ def test_a_budget_too_short_is_refused_before_the_text_is_prepared():
     assert is_doubtful(run, find_hardware("cpu"))
     assert not is_doubtful(auto_run("10min"), find_hardware("cpu"))
     assert not is_doubtful(run, find_hardware("h100-80gb:1"))
-    with pytest.raises(InputError, match="1s are too short: 50 steps of the smallest model"):
+    with pytest.raises(InputError, match="1s is too short: 50 steps of the smallest model"):
         check_before_text(run, 1, 1)
     assert not Path("stores").exists()
 

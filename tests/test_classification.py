@@ -178,6 +178,9 @@ def test_a_column_of_another_name_can_be_named_on_the_command_line(tmp_path, con
     data = {"sources": [{"path": str(file), "format": "labels"}]}
     with pytest.raises(InputError, match=r"field: NAME, or data\.sources\.0\.field=NAME on the command line"):
         prepared(tmp_path / "run.yaml", one_label(1), data=data)
+    data["sources"].insert(0, {"path": str(write_rows(tmp_path / "good.jsonl", one_label(200))), "format": "labels"})
+    with pytest.raises(InputError, match=r"field: NAME, or data\.sources\.1\.field=NAME on the command line"):
+        prepared(tmp_path / "run.yaml", one_label(1), data=data | {"max_bad": 0.0})
 
 
 def test_what_makes_figures_worth_little_is_told(tmp_path):

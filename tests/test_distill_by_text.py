@@ -205,6 +205,16 @@ def test_probability_is_conserved():
         assert classes[row, :8].exp().tolist() == pytest.approx([expected[number] for number in order[:8]], abs=1e-6)
 
 
+def test_ids_that_the_teacher_never_says_leave_reverse_kl_finite():
+    """Fewer ids have a counterpart than are kept."""
+    torch.manual_seed(0)
+    likeliest, teacher = mapped_classes(
+        torch.randn(9, 20).log_softmax(dim=1), torch.arange(20).where(torch.arange(20) < 3, -1), 50, 8
+    )
+    student = in_classes(torch.randn(9, 50).log_softmax(dim=1), likeliest)
+    assert divergence(teacher.half().float().log_softmax(dim=1), student, "reverse_kl", 0.5).max() < 90
+
+
 def prepared_objective(folder, name, told=None, **changes):
     sources = {"data.sources": [{"format": "dummy", "documents": 60}]}
     run = load_run(str(objective_run(folder / "run.yaml", name)), sources | changes)

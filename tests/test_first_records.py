@@ -91,6 +91,14 @@ def test_of_long_texts_the_first_are_read_and_none_is_refused(tmp_path):
     assert note.startswith("1 of the first ")
 
 
+def test_of_long_texts_without_a_usable_record_the_first_thousand_are_read(tmp_path):
+    """They count for no text: all of a file of any size was read, and told of as more than there were."""
+    rows = [{"body": f"{number} " * 400} for number in range(3000)]
+    run = run_of(tmp_path, data={"sources": [{"path": str(rows_of(tmp_path, rows))}]})
+    (note,) = check_records(run)
+    assert note.startswith(f"1,000 of the first 1,000 records cannot be used, the first {tmp_path}/a.jsonl:1: ")
+
+
 def test_texts_elsewhere_are_left_to_prepare(tmp_path):
     source = {"path": "http://localhost:1/a.jsonl", "format": "chat"}
     run = chat_run(tmp_path, [question(1)], sources=[source])

@@ -81,7 +81,9 @@ def test_log_probabilities_and_their_gradients_are_those_of_whole_logits(frozen,
     logits = F.linear(hidden.double(), weight.double(), None if shift is None else shift.double())
     expected = -F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
     gradients = torch.autograd.grad((expected * factors).sum(), inputs)
-    actual, entropies = log_probs.linear_log_probs(hidden, weight, shift, targets, chunk_bytes=size)
+    actual, entropies = log_probs.linear_log_probs(
+        hidden, weight, shift, targets, chunk_bytes=size, with_entropies=True
+    )
     assert (actual.dtype, entropies.dtype, entropies.requires_grad) == (torch.float32, torch.float32, False)
     torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(entropies.double(), entropy(logits), rtol=1e-5, atol=1e-5)
@@ -203,7 +205,8 @@ def test_a_model_s_loss_and_gradients_are_those_of_its_logits(config, opens, mon
         assert torch.equal(guesses, likeliest if where is None else likeliest.flatten()[places])
         assert_gradients(model, gradients)
     model.zero_grad()
-    each, entropies = log_probs.target_log_probs(model, {"input_ids": ids}, targets.flatten()[places], places)
+    of_places = targets.flatten()[places]
+    each, entropies = log_probs.target_log_probs(model, {"input_ids": ids}, of_places, places, with_entropies=True)
     (-each.sum()).backward()
     torch.testing.assert_close(-each.sum(), expected, rtol=1e-5, atol=0)
     torch.testing.assert_close(entropies, entropy(logits.flatten(0, 1)[places]), rtol=1e-5, atol=1e-5)

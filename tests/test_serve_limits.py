@@ -79,6 +79,8 @@ def test_an_unknown_key_is_named_with_near_ones(client):
         ({"tool_choice": "all"}, "tool_choice: is unknown; write 'none', 'auto' or 'required'"),
         ({"response_format": {"type": "xml"}},
          "response_format: has an unknown 'type'; write 'text', 'json_object', 'json_schema'"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}, "strict": True}},
+         "response_format.strict: is unknown here"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_said_in_plain_words_with_its_place(client, changes, said):

@@ -185,7 +185,9 @@ def log_probs_case(mesh, config):
     places = torch.arange(targets.numel())
     found = []
     for each in (reference, model):
-        log_probs, entropies = target_log_probs(each, {"input_ids": ids}, targets.flatten().clamp(min=0), places)
+        log_probs, entropies = target_log_probs(
+            each, {"input_ids": ids}, targets.flatten().clamp(min=0), places, with_entropies=True
+        )
         log_probs.sum().backward()
         found.append(entropies)
     difference = float(((found[1] - found[0]) / found[0]).abs().max())

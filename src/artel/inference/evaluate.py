@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,10 @@ def _prepare(opened: OpenedModel, run: RunConfig, data: str | None, tell: Tell) 
         return prepare(run, tell)
     except InputError:
         records = (document.record for document in read_documents(run.data, Ledger()))
-        if data is not None and (what := opened.objective.mismatch(records)):
+        what = ""
+        with suppress(InputError):  # what cannot be read was said already
+            what = "" if data is None else opened.objective.mismatch(records)
+        if data is not None and what:
             fix = "give data with the labels of the model, or train a model on these"
             raise InputError.at(data, what, fix) from None
         raise

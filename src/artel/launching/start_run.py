@@ -240,9 +240,9 @@ def _lead(
             announce(f"plan: {choice.expected.beside_plan()}")
     if restart:  # only now: a mistake in the run file or the texts must not cost the earlier run
         _remove_earlier(run, folder)
-    if choice is not None:
-        write_file(folder.choice, json.dumps(choice.to_json(), indent=2).encode())
     check_same_run(run, prepared)
+    if choice is not None:  # only now: the folder may be another run's
+        write_file(folder.choice, json.dumps(choice.to_json(), indent=2).encode())
     remember(run, prepared)
     shutil.copyfile(prepared.folder / "ledger.json", folder.ledger)
     if from_deepspeed is not None:

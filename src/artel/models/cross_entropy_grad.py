@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from artel.models.targets import IGNORED
 
-_ENTROPY_LOGITS = 2**22  # of which the float32 copies are in memory at a time
+_ENTROPY_LOGITS = {"cpu": 2**22, "cuda": 2**26}  # of which the float32 copies are in memory at a time
 _BLOCK = 128  # columns, in each of which the highest logit is found first on a CPU
 
 
@@ -98,7 +98,7 @@ def row_entropies(logits: torch.Tensor, shard: VocabularyShard | None) -> torch.
 
     logits (count, ids); with `shard` they are those of its ids, and the entropy is that over the ids of all processes.
     """
-    rows = max(1, _ENTROPY_LOGITS // logits.shape[1])
+    rows = max(1, _ENTROPY_LOGITS.get(logits.device.type, 2**22) // logits.shape[1])
     parts = [_moments(piece) for piece in logits.detach().split(rows)]
     best, total, weighted = torch.cat(parts, dim=1)
     if shard is not None:

@@ -109,15 +109,19 @@ class AnswerSums(NamedTuple):
     counts: torch.Tensor
     """The number of its tokens."""
     entropies: torch.Tensor
+    """0 where they were not asked for."""
 
     @classmethod
-    def of(cls, log_probs: torch.Tensor, entropies: torch.Tensor, members: torch.Tensor) -> AnswerSums:
+    def of(cls, log_probs: torch.Tensor, entropies: torch.Tensor | None, members: torch.Tensor) -> AnswerSums:
         """From the numbers of each token, (count,), and `members`, as `answer_tensors` gives them."""
         import torch.nn.functional as F
 
         padding = len(log_probs)
-        log_probs, entropies = (F.pad(numbers, (0, 1))[members].sum(dim=-1) for numbers in (log_probs, entropies))
-        return cls(log_probs, (members < padding).sum(dim=-1), entropies)
+        sums = F.pad(log_probs, (0, 1))[members].sum(dim=-1)
+        of_entropies = (
+            sums.new_zeros(sums.shape) if entropies is None else F.pad(entropies, (0, 1))[members].sum(dim=-1)
+        )
+        return cls(sums, (members < padding).sum(dim=-1), of_entropies)
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,7 +211,9 @@ class PreferenceOptimization(Objective):
 
     # The loss
 
-    def _logps(self, model: PreTrainedModel, batch: Batch, rows: str = "") -> AnswerSums:
+    def _logps(
+        self, model: PreTrainedModel, batch: Batch, rows: str = "", *, with_entropies: bool = False
+    ) -> AnswerSums:
         """What the model says of the answers.
 
         `rows` begins the names of the tensors: `_OF_ANOTHER` for the rows of answers to other prompts.
@@ -224,7 +226,9 @@ class PreferenceOptimization(Objective):
         if "branches" in tensors:
             shared = (tensors[name] for name in ("documents", "branches", "positions"))
             inputs |= shared_prefix_inputs(model, *shared)
-        log_probs, entropies = target_log_probs(model, inputs, tensors["targets"], tensors["places"])
+        log_probs, entropies = target_log_probs(
+            model, inputs, tensors["targets"], tensors["places"], with_entropies=with_entropies
+        )
         return AnswerSums.of(log_probs, entropies, tensors["members"])
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
@@ -294,7 +298,7 @@ class PreferenceOptimization(Objective):
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         import torch.nn.functional as F
 
-        answers = self._logps(model, batch)
+        answers = self._logps(model, batch, with_entropies=True)
         outputs = F.pad(answers.log_probs, (0, len(self.outputs) - answers.log_probs.shape[1]))
         return self._sums(answers, batch), outputs
 

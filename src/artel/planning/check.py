@@ -32,9 +32,11 @@ from artel.planning.memory import check_memory
 from artel.planning.outline import is_within_reach, outline_model, tokenizer_here
 from artel.preparing import check_claim, check_from_store, check_texts
 from artel.registry import STRATEGIES
+from artel.training.checkpoint.format import list_checkpoints
 from artel.training.metrics.trackers import check_trackers
 from artel.training.model_setup import check_layout
 from artel.training.optim.optimizer import check_optimizer
+from artel.training.run_folder import RunFolder
 from artel.training.tasks.harness import check_tasks
 
 
@@ -180,8 +182,12 @@ def _check_memory(run: RunConfig, outline: Callable[[], PreTrainedModel | None],
 
 
 def _check_budget(run: RunConfig, outline: Callable[[], PreTrainedModel | None], start: Start) -> None:
-    """Raise InputError for a budget that the first steps outlast; a model that is wrong is said to be so elsewhere."""
-    if run.parallel.deepspeed is not None or start.world_size is None:
+    """Raise InputError for a budget that the first steps outlast; a model that is wrong is said to be so elsewhere.
+
+    A run that goes on from a checkpoint has had its first steps.
+    """
+    has_begun = list_checkpoints(RunFolder(Path(run.run)).checkpoints)
+    if run.parallel.deepspeed is not None or start.world_size is None or has_begun:
         return
     try:
         model = outline()

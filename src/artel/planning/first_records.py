@@ -20,6 +20,8 @@ from artel.text.sources.inputs import input_shards
 
 _BYTES = 2 * 2**20
 """Text that is read at most, in a second or two."""
+_REJECTED = 1000
+"""Records that cannot be used, after which no more are read of a longer text: they count for no text."""
 _TOGETHER = 256
 """Documents that are encoded together."""
 
@@ -52,7 +54,7 @@ def check_records(run: RunConfig) -> list[str]:
     if objective is None:
         return records.notes()
     reviewed = objective.review(records.observed) if records.are_all else []
-    return [*records.notes(), *reviewed, *notes_of(objective)]
+    return [*records.notes(), *reviewed, *notes_of(objective, records.documents)]
 
 
 def _objective(run: RunConfig) -> Objective | None:
@@ -69,6 +71,8 @@ class _Records:
 
     documents: list[Document]
     rejected: list[Rejected]
+    read: int
+    """Documents, and records that are none."""
     ledger: Ledger
     """Of all records, if all were read."""
     are_all: bool
@@ -100,15 +104,26 @@ class _Records:
         if not self.rejected:
             return []
         first = self.rejected[0]
-        read = f"{self.ledger.total.read:,}" if self.are_all else f"the first {len(self.documents):,}"
+        read = f"{self.ledger.total.read:,}" if self.are_all else f"the first {self.read:,}"
         return [f"{len(self.rejected):,} of {read} records cannot be used, the first {first.origin}: {first.detail}"]
 
 
+class _EnoughRejected(Exception):
+    """Ends the reading of a text of which many records cannot be used."""
+
+
 def _read(run: RunConfig) -> _Records:
-    """The records of a run up to `_BYTES` of text. Raises InputError."""
+    """The records of a run up to `_BYTES` of text, or `_REJECTED` that cannot be used. Raises InputError."""
     rejected: list[Rejected] = []
-    ledger = Ledger(on_reject=rejected.append)
     data = run.data.model_copy(update={"max_bad": 1.0})  # counted with those of which no sample can be made
+    is_short = sum(shard.size for shard in input_shards(data)) <= _BYTES
+
+    def reject(item: Rejected) -> None:
+        rejected.append(item)
+        if not is_short and len(rejected) >= _REJECTED:
+            raise _EnoughRejected
+
+    ledger = Ledger(on_reject=reject)
     documents, left = [], _BYTES
     try:
         for document in read_documents(data, ledger, _BYTES):
@@ -116,8 +131,10 @@ def _read(run: RunConfig) -> _Records:
             left -= len(document.record.text.encode())
             if left < 0:
                 break
+    except _EnoughRejected:
+        left = -1
     except InputError:
         ledger.check_rejected(run.data.max_bad)  # where nothing is left, that is why
         raise
-    are_all = left >= 0 and sum(shard.size for shard in input_shards(data)) <= _BYTES
-    return _Records(documents, rejected, ledger, are_all)
+    ledger.on_reject = rejected.append
+    return _Records(documents, rejected, len(documents) + len(rejected), ledger, is_short and left >= 0)

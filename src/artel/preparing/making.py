@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from artel.preparing.run_tokenizer import run_tokenizer
 from artel.preparing.store_key import store_key
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
-from artel.text import Ledger, more_documents, read_documents, write_index
+from artel.text import Document, Ledger, more_documents, read_documents, write_index
 from artel.tokens import TokenStore, load_tokenizer
 
 _NOTED_DOCUMENTS = 200
@@ -94,10 +94,15 @@ def make_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check)
     shutil.rmtree(workspace.path)
 
 
-def notes_of(objective: Objective) -> list[str]:
-    """What an objective has to say of a run's first documents; nothing of texts that cannot be read."""
+def notes_of(objective: Objective, documents: Iterable[Document] | None = None) -> list[str]:
+    """What an objective has to say of a run's first documents; nothing of texts that cannot be read.
+
+    `documents` are the first ones, where they have been read.
+    """
     try:
-        return objective.notes(islice(read_documents(objective.run.data, Ledger()), _NOTED_DOCUMENTS))
+        if documents is None:
+            documents = read_documents(objective.run.data, Ledger())
+        return objective.notes(islice(documents, _NOTED_DOCUMENTS))
     except InputError:
         return []  # said when all of them are read
 

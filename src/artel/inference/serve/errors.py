@@ -87,6 +87,9 @@ def _path(body: Any, problem: dict[str, Any]) -> str:
     steps: list[str] = []
     for number, step in enumerate(tried, 1):
         is_lacking = problem["type"] == "missing" and number == len(tried)
+        holds_key = number == len(tried) - 1 and problem["type"] == "extra_forbidden"
+        if holds_key and isinstance(body, dict) and isinstance(body.get(step), dict) and tried[-1] not in body[step]:
+            continue  # the kind's name, which is also a key here
         if isinstance(body, dict) and isinstance(step, str) and (step in body or is_lacking):
             steps.append(step)
             body = body.get(step)

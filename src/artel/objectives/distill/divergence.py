@@ -62,4 +62,5 @@ def mapped_classes(
     likeliest = shared.topk(top_k, dim=1).indices
     others = shared.scatter(1, likeliest, 0).sum(dim=1, keepdim=True)
     others = others + probabilities[:, ~has_id].sum(dim=1, keepdim=True)
-    return likeliest, torch.cat([shared.gather(1, likeliest), others], dim=1).log()
+    classes = torch.cat([shared.gather(1, likeliest), others], dim=1)
+    return likeliest, classes.clamp(min=torch.finfo(classes.dtype).tiny).log()  # log(0) would rule reverse KL

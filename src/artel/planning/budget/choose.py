@@ -220,7 +220,7 @@ def _check_shortest(run: RunConfig, processes: int, seconds: Callable[[int], flo
     if least > run.train.budget:
         shortest = math.ceil(least * 1.1)  # what is measured again may be a little slower
         steps = f"{_FEWEST_STEPS} steps of the smallest model, loading, a validation and a save"
-        what = f"{duration(run.train.budget)} are too short: {steps} take {shortest} s"
+        what = f"{duration(run.train.budget)} is too short: {steps} take {shortest} s"
         raise InputError.at("train.budget", what, f"write {shortest}s or more")
 
 

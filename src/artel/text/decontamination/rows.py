@@ -65,7 +65,7 @@ def file_rows(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> Iterato
     problems: list[Problem] = []
     has_names = benchmark.query or benchmark.label
     read = partial(_named_rows, benchmark) if has_names else _rows
-    for item in read_inputs(benchmark_files(benchmark, key, data), source, data, read):
+    for item in read_inputs(benchmark_files(benchmark, key, data), source, data, read, key=key):
         if isinstance(item, Row):
             yield item
             continue

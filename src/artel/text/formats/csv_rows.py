@@ -24,7 +24,7 @@ def read_csv_rows(file: SourceFile, columns: Sequence[tuple[str, str]]) -> Itera
 
     Raises BadRecord for binary data, InputError for a wrong header, quote or compressed file.
     """
-    return _rows(file, lambda place, header: _column_indices(place, _names(header), columns))
+    return _rows(file, lambda place, header: _column_indices(place, _names(header), columns, file.key))
 
 
 def read_csv_objects(file: SourceFile) -> Iterator[tuple[str, dict[str, str] | BadRecord]]:
@@ -33,7 +33,7 @@ def read_csv_objects(file: SourceFile) -> Iterator[tuple[str, dict[str, str] | B
 
     def all_columns(place: str, header: list[str]) -> list[int]:
         names.extend(_names(header))
-        return _column_indices(place, names, [("mapping", name) for name in names])
+        return _column_indices(place, names, [("mapping", name) for name in names], file.key)
 
     for place, row in _rows(file, all_columns):
         yield place, row if isinstance(row, BadRecord) else dict(zip(names, row, strict=True))
@@ -117,14 +117,14 @@ def _names(header: list[str]) -> list[str]:
     return [name.removeprefix("\ufeff").strip() for name in header]
 
 
-def _column_indices(place: str, names: list[str], columns: Sequence[tuple[str, str]]) -> list[int]:
+def _column_indices(place: str, names: list[str], columns: Sequence[tuple[str, str]], source: str) -> list[int]:
     problems = []
     for key, name in columns:
         if names.count(name) != 1:
             what = f"has {names.count(name) or 'no'} column{'s' * (name in names)} {name!r}"
             # Bytes that are not text are shown as \xff.
             have = ", ".join(names).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") or "none"
-            fix = f"name the column in the source ({column_fix(key)}), or rename it in the header"
+            fix = f"name the column in the source ({column_fix(key, source)}), or rename it in the header"
             if len(names) == 1 and ";" in have:
                 fix = f"separate the columns by commas, not by semicolons; then {fix}"
             problems.append(Problem(place, f"the header {what} (it has: {have})", fix))

@@ -30,7 +30,7 @@ def read_jsonl(file: SourceFile) -> Iterator[Record | Rejected]:
     for place, row in read_rows(file, line_parser(source.field, set_column(source))):
         try:
             entry = object_of(row)
-            yield Record(text_field(entry, source.field), place, set_name_of(entry, source, file.set_name))
+            yield Record(text_field(entry, source.field, file.key), place, set_name_of(entry, source, file.set_name))
         except BadRecord as error:
             yield file.reject(place, error)
 
@@ -113,11 +113,11 @@ def object_of(row: Any) -> dict[str, Any]:
     return row
 
 
-def text_field(entry: dict[str, Any], name: str, key: str = "field") -> str:
-    """The text in a field that the source names by `key`. Raises BadRecord."""
+def text_field(entry: dict[str, Any], name: str, source: str, key: str = "field") -> str:
+    """The text in a field that the source, at the key `source`, names by `key`. Raises BadRecord."""
     if name not in entry:
         have = ", ".join(map(str, entry)) or "none"
-        raise BadRecord("no_field", f"has no field {name!r} (it has: {have}); write {column_fix(key)}")
+        raise BadRecord("no_field", f"has no field {name!r} (it has: {have}); write {column_fix(key, source)}")
     if not isinstance(entry[name], str):
         raise BadRecord("no_text", f"field {name!r} is {type(entry[name]).__name__}, not text; write it in quotes")
     return entry[name]

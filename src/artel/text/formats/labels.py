@@ -19,7 +19,7 @@ from artel.text.formats.parquet import SUFFIX as PARQUET
 from artel.text.formats.parquet import class_names
 from artel.text.formats.text import read_text
 from artel.text.reading.file_names import file_name, is_url, with_compressed
-from artel.text.reading.source_file import SourceFile, column_fix
+from artel.text.reading.source_file import SourceFile, column_fix, settings_key
 from artel.text.records import BadRecord, Labeled, Record, Rejected
 
 _TABLES = with_compressed(".csv", ".tsv")
@@ -80,17 +80,17 @@ def _rows(file: SourceFile) -> Iterator[tuple[str, Sequence[Any] | BadRecord]]:
     for place, row in read_rows(file):
         try:
             entry = object_of(row)
-            second = text_field(entry, source.second, "second") if source.second else ""
-            labels = [_field(entry, name, names) for name in source.label]
-            yield place, (text_field(entry, source.field), second, *labels)
+            second = text_field(entry, source.second, file.key, "second") if source.second else ""
+            labels = [_field(entry, name, names, file.key) for name in source.label]
+            yield place, (text_field(entry, source.field, file.key), second, *labels)
         except BadRecord as error:
             yield place, error
 
 
-def _field(entry: dict[str, Any], name: str, names: dict[str, list[str]]) -> Any:
+def _field(entry: dict[str, Any], name: str, names: dict[str, list[str]], source: str) -> Any:
     if name not in entry:
         have = ", ".join(map(str, entry)) or "none"
-        raise BadRecord("no_field", f"has no field {name!r} (it has: {have}); write {column_fix('label')}")
+        raise BadRecord("no_field", f"has no field {name!r} (it has: {have}); write {column_fix('label', source)}")
     value = entry[name]
     return _class_name(value, name, names[name]) if name in names else value
 
@@ -174,7 +174,7 @@ def _has_lines(file: SourceFile) -> bool:
 
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
     """Whether a table or a file of parquet has the columns that the source names."""
-    file = SourceFile(path, str(path), "", source, data)
+    file = SourceFile(path, str(path), "", source, data, key=settings_key(key))
     try:
         with suppress(BadRecord):  # binary data: reading the file rejects it
             if file_name(str(path)).endswith(_TABLES):

@@ -17,7 +17,7 @@ from artel.text.formats.jsonl import object_of, read_rows, text_field
 from artel.text.formats.parquet import SUFFIX as PARQUET
 from artel.text.formats.parquet import check_parquet_columns
 from artel.text.reading.file_names import COMPRESSED, file_name, with_compressed
-from artel.text.reading.source_file import SourceFile
+from artel.text.reading.source_file import SourceFile, settings_key
 from artel.text.reading.unchanged import unchanged
 from artel.text.records import BadRecord, Pair, Record, Rejected
 
@@ -86,7 +86,7 @@ def _rows(file: SourceFile, columns: Sequence[tuple[str, str]]) -> Iterator[Row]
         for place, row in read_rows(file):
             try:
                 entry = object_of(row)
-                yield place, tuple(text_field(entry, column, key) for key, column in columns)
+                yield place, tuple(text_field(entry, column, file.key, key) for key, column in columns)
             except BadRecord as error:
                 yield place, error
     elif file.source.outputs and not name.endswith(_TABLES):  # parallel texts: every line is a row, also an empty one
@@ -121,7 +121,7 @@ def _check_columns(
     if name.endswith(_TABLES):
         try:
             with suppress(BadRecord):  # binary data: reading the file rejects it
-                next(read_csv_rows(SourceFile(path, str(path), "", source, data), columns), None)
+                next(read_csv_rows(SourceFile(path, str(path), "", source, data, key=settings_key(key)), columns), None)
         except InputError as error:
             return list(error.problems)
     return []

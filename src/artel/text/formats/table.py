@@ -11,7 +11,7 @@ from artel.errors import InputError, Problem
 from artel.text.formats.csv_rows import read_csv_rows
 from artel.text.formats.format import Format
 from artel.text.reading.file_names import with_compressed
-from artel.text.reading.source_file import SourceFile
+from artel.text.reading.source_file import SourceFile, settings_key
 from artel.text.records import BadRecord, Record, Rejected
 
 
@@ -39,7 +39,8 @@ def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list
     """Whether the table has the columns that the source names."""
     try:
         with suppress(BadRecord):  # binary data: reading the file rejects it
-            next(read_csv_rows(SourceFile(path, str(path), "", source, data), table_columns(source)), None)
+            file = SourceFile(path, str(path), "", source, data, key=settings_key(key))
+            next(read_csv_rows(file, table_columns(source)), None)
     except InputError as error:
         return list(error.problems)
     return []

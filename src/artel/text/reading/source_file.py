@@ -69,6 +69,11 @@ class SourceFile:
         return Rejected(origin, error.reason, error.detail, self.set_name)
 
 
-def column_fix(key: str) -> str:
-    """What to write where a column or field has another name than the source's `key` says."""
-    return f"{key}: NAME, or data.sources.0.{key}=NAME on the command line"
+def settings_key(key: str) -> str:
+    """Where the settings of the source at `key` stand: validation texts are read as the first source is."""
+    return "data.sources.0" if key == "data.validation" else key
+
+
+def column_fix(key: str, source: str) -> str:
+    """What to write where a column or field has another name than `key` of the source at the key `source` says."""
+    return f"{key}: NAME, or {source}.{key}=NAME on the command line"

@@ -18,7 +18,7 @@ from artel.text.reading.file_names import is_url
 from artel.text.reading.lines import line_encoding
 from artel.text.reading.rows import slice_rows
 from artel.text.reading.sets import filter_sets
-from artel.text.reading.source_file import Items, SourceFile
+from artel.text.reading.source_file import Items, SourceFile, settings_key
 from artel.text.reading.unchanged import unchanged
 from artel.text.records import BadRecord
 from artel.text.sources.inputs import Input, InputShard, source_at
@@ -38,9 +38,7 @@ def read_shard(shard: InputShard, data: DataConfig, on_encoding: OnEncoding = la
     def read(on_encoding: OnEncoding = lambda *_: None) -> Items:
         format: Format = FORMATS[source.format]
         if format.has_files:
-            # Validation texts are read as the first source is.
-            key = shard.key if shard.key != "data.validation" else "data.sources.0"
-            items = read_inputs(shard.inputs, source, data, _read_file, on_encoding, key)
+            items = read_inputs(shard.inputs, source, data, _read_file, on_encoding, settings_key(shard.key))
         else:
             items = format.read(SourceFile(Path(), source.format, source.name or source.format, source, data))
         return filter_sets(items, source) if source.include or source.exclude else items
