@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -24,37 +23,9 @@ from artel.tokens.tokenizer.chat_template import CHATML_TOKENS
 from artel.training.teacher.teacher import set_teacher
 from support.objectives import conversations, objective_run
 from support.runs import artel, losses, metrics, write_run
+from support.two_tokenizers import ENGLISH, OTHER, RUSSIAN, byte_level, fast, sentencepiece
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
-ENGLISH = "The frost and the sun, a wonderful day! You are still asleep, my lovely friend, it is time to wake up. " * 5
-OTHER = (
-    "The rain and the wind, an awful night. We are awake, my old friend, and the frost is here to stay, they say. " * 5
-)
-RUSSIAN = "Мороз и солнце; день чудесный! Ещё ты дремлешь, друг прелестный, пора, красавица, проснись. " * 5
-
-
-def byte_level(text, vocab=310):
-    return train_tokenizer(iter([text]), TokenizerTraining(vocab=vocab), encoder=False)
-
-
-def sentencepiece(text, vocab=120):
-    """A Unigram model as SentencePiece writes it: ▁ for spaces, one before each text, and tokens of single bytes."""
-    backend = Backend(models.Unigram())
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    special = ["<unk>", "</s>"]
-    trainer = trainers.UnigramTrainer(vocab_size=vocab, special_tokens=special, unk_token="<unk>", show_progress=False)
-    backend.train_from_iterator([text], trainer)
-    state = json.loads(backend.to_str())
-    pieces = state["model"]["vocab"]
-    state["model"]["vocab"] = [*pieces[:2], *([f"<0x{byte:02X}>", -20.0] for byte in range(256)), *pieces[2:]]
-    state["model"]["byte_fallback"] = True
-    return fast(Backend.from_str(json.dumps(state)), decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()]))
-
-
-def fast(backend, decoder):
-    backend.decoder = decoder
-    roles = {"eos_token": "</s>", "unk_token": "<unk>"}
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, **roles), "tokenizer")
 
 
 def batch_of(tokenizer, texts, drop=0):
@@ -215,12 +186,12 @@ def test_ids_that_the_teacher_never_says_leave_reverse_kl_finite():
     assert divergence(teacher.half().float().log_softmax(dim=1), student, "reverse_kl", 0.5).max() < 90
 
 
-def prepared_objective(folder, name, told=None, **changes):
+def prepared_objective(folder, name, messages=None, **changes):
     sources = {"data.sources": [{"format": "dummy", "documents": 60}]}
     run = load_run(str(objective_run(folder / "run.yaml", name)), sources | changes)
     prepared = prepare(run)
     objective, store = objective_of(prepared.run, prepared.tokenizer()), prepared.open()
-    tell = (lambda text: None) if told is None else told.append
+    tell = (lambda text: None) if messages is None else messages.append
     set_teacher(objective, prepared.run, store, ALONE, folder / "teacher.json", False, tell)
     return run, objective, store
 
@@ -278,8 +249,8 @@ def test_what_is_kept_is_what_the_teacher_says_of_the_text(tmp_path):
 
 @pytest.mark.slow
 def test_targets_that_are_not_aligned_have_the_cross_entropy_alone(tmp_path):
-    told = []
-    _, objective, store = prepared_objective(tmp_path, "distill_by_text", told, **{"distill.alpha": 0.25})
+    messages = []
+    _, objective, store = prepared_objective(tmp_path, "distill_by_text", messages, **{"distill.alpha": 0.25})
     batch, model = validation_batch(objective, store), student_of(objective)
     with torch.no_grad():
         sums = dict(zip(objective.sums, objective.loss(model, batch).tolist(), strict=True))
@@ -300,23 +271,23 @@ def test_targets_that_are_not_aligned_have_the_cross_entropy_alone(tmp_path):
     assert 0 < sums["aligned"] == is_aligned.sum() < sums["targets"] == len(labels)
     figures = objective.metrics(sums, np.zeros((3, 0)), store.validation)
     assert figures["divergence"] == pytest.approx(float(apart[is_aligned].mean()), rel=1e-5)
-    (note,) = (text for text in told if "of the targets are its tokens, too" in text)
+    (note,) = (text for text in messages if "of the targets are its tokens, too" in text)
     assert "of its ids have a counterpart" in note
 
 
 @pytest.mark.slow
 def test_with_the_teachers_tokenizer_by_text_is_the_same(tmp_path):
-    results, told = {}, []
+    results, messages = {}, []
     for kind in ("same", "by_text"):
         (tmp_path / kind).mkdir()
-        _, objective, store = prepared_objective(tmp_path / kind, "distill", told, **{"distill.tokenizer": kind})
+        _, objective, store = prepared_objective(tmp_path / kind, "distill", messages, **{"distill.tokenizer": kind})
         model = student_of(objective)
         sums = objective.loss(model, validation_batch(objective, store))
         sums[0].backward()
         results[kind] = sums.detach(), model.lm_head.weight.grad
     for one, other in zip(*results.values(), strict=True):
         assert torch.allclose(one, other, rtol=1e-6, atol=0)
-    assert told[-1] == "distill.tokenizer: by_text changes nothing, since teacher and student have one tokenizer"
+    assert messages[-1] == "distill.tokenizer: by_text changes nothing, since teacher and student have one tokenizer"
 
 
 @pytest.mark.slow
@@ -354,7 +325,7 @@ def test_a_student_comes_nearer_to_a_teacher_with_another_tokenizer(tmp_path):
     assert lines[-1]["divergence"] < 0.7 * lines[0]["divergence"]
     assert lines[-1]["cross_entropy"] < lines[0]["cross_entropy"]
 
-    # What was kept serves the next run, which is told the same.
+    # What was kept serves the next run, which reads the same.
     other = objective_run(tmp_path / "other.yaml", "distill_by_text", **changes)
     done = artel("train", other, learner)
     assert done.returncode == 0, done.stderr
@@ -400,10 +371,9 @@ def test_another_tokenizer_is_another_key(tmp_path):
     """What is kept of a teacher depends on its tokenizer, and on the student's."""
     keys = set()
     for vocab in (290, 280):
-        tree = yaml.safe_load(objective_run(tmp_path / f"{vocab}.yaml", "distill_by_text").read_text())
-        run = load_run(str(tmp_path / f"{vocab}.yaml"), {"tokenizer.train.vocab": vocab})
+        file = objective_run(tmp_path / f"{vocab}.yaml", "distill_by_text")
+        run = load_run(str(file), {"tokenizer.train.vocab": vocab})
         objective = objective_of(run, byte_level(ENGLISH, vocab))
-        assert tree["distill"]["tokenizer"] == "by_text"
         assert objective.teacher.reads_text
         keys.add(json.dumps(objective.teacher.settings))
     assert len(keys) == 2

@@ -1,4 +1,4 @@
-"""Spans that begin or end within a word are told, and refused where most do; names that overlap are told."""
+"""Spans that begin or end within a word are reported, and refused where most do; names that overlap are counted."""
 
 import numpy as np
 import pytest
@@ -28,12 +28,14 @@ def russian(count, shift=0):
 
 
 def prepared(folder, rows, **tokens):
-    """(the store, what was told) of a run on these rows."""
-    told = []
+    """(the store, its messages) of a run on these rows."""
+    messages = []
     data = {"sources": [{"path": str(rows_of(folder, rows)), "format": "entities"}], "validation": 0.2, "block": 32}
     word_pieces(folder / "tokenizer")
     tokenizer = {"from": str(folder / "tokenizer")}
-    return prepare(run_of(folder, objective="tokens", tokens=tokens, data=data, tokenizer=tokenizer), told.append), told
+    return prepare(
+        run_of(folder, objective="tokens", tokens=tokens, data=data, tokenizer=tokenizer), messages.append
+    ), messages
 
 
 def test_shifted_spans_are_refused_before_training(tmp_path):
@@ -49,16 +51,16 @@ def test_shifted_spans_are_refused_before_training(tmp_path):
 def test_fewer_are_told_in_a_line(tmp_path, right, shifted):
     """Fewer than 20 spans prove nothing, nor does a half of them."""
     rows = russian(right) + russian(right + shifted, shift=2)[right:]
-    _, told = prepared(tmp_path, rows)
-    (line,) = [line for line in told if "within a word" in line]
+    _, messages = prepared(tmp_path, rows)
+    (line,) = [line for line in messages if "within a word" in line]
     assert line.startswith(f"{shifted} of {right + shifted} spans begin or end within a word, the first ")
     assert f"a.jsonl:{right + 1} " in line
     assert line.endswith("; are offsets counted in characters?")
 
 
 def test_right_spans_are_no_matter(tmp_path):
-    _, told = prepared(tmp_path, russian(24))
-    assert not [line for line in told if "spans" in line or "names" in line]
+    _, messages = prepared(tmp_path, russian(24))
+    assert not [line for line in messages if "spans" in line or "names" in line]
 
 
 @pytest.mark.parametrize(
@@ -87,8 +89,8 @@ def test_names_that_overlap_are_told(tmp_path, nested):
     for row in rows[:5]:
         start, end, _ = row["label"][0]
         row["label"].append([start, end + len(" вечером"), "TIME"])
-    store, told = prepared(tmp_path, rows, nested=nested)
-    assert f"5 names that overlap others are left out: the {nested} are learned (tokens.nested)" in told
+    store, messages = prepared(tmp_path, rows, nested=nested)
+    assert f"5 names that overlap others are left out: the {nested} are learned (tokens.nested)" in messages
     assert store.ledger()["changed"] == {"overlapping_left_out": 5}
 
 

@@ -15,7 +15,7 @@ from artel.config.overrides import Overrides
 from artel.config.recipes import recipe_names, recipe_text
 from artel.config.schema.base import name_fault
 from artel.config.schema.cleaning import ClassifierConfig, CleanConfig, DedupConfig, NearConfig, PiiConfig, PiiKind
-from artel.config.schema.data import DataConfig, SourceConfig, TokenizerConfig, TokenizerTraining
+from artel.config.schema.data import DataConfig, SourceConfig
 from artel.config.schema.decontamination import BenchmarkConfig, DecontaminateConfig
 from artel.config.schema.encoders import (
     ClassificationConfig,
@@ -36,6 +36,7 @@ from artel.config.schema.run import (
     TrainConfig,
     ValidateConfig,
 )
+from artel.config.schema.tokenizer import TokenizerConfig, TokenizerTraining
 from artel.config.suggest import key_advice, meant_key, near_name
 
 __all__ = [

@@ -133,14 +133,17 @@ def _prepare(opened: OpenedModel, run: RunConfig, data: str | None, tell: Tell) 
     try:
         return prepare(run, tell)
     except InputError:
-        records = (document.record for document in read_documents(run.data, Ledger()))
-        what = ""
-        with suppress(InputError):  # what cannot be read was said already
-            what = "" if data is None else opened.objective.mismatch(records)
-        if data is not None and what:
+        if data is not None and (what := _mismatch(opened, run)):
             fix = "give data with the labels of the model, or train a model on these"
             raise InputError.at(data, what, fix) from None
         raise
+
+
+def _mismatch(opened: OpenedModel, run: RunConfig) -> str:
+    """Why a model cannot be evaluated on a run's records; empty if it can, or if they cannot be read."""
+    with suppress(InputError):
+        return opened.objective.mismatch(document.record for document in read_documents(run.data, Ledger()))
+    return ""
 
 
 def with_teacher(objective: Objective, run: RunConfig, store: TokenStore, world: World, tell: Tell) -> None:

@@ -169,32 +169,29 @@ def _outline(run: RunConfig, auto_class: str) -> PreTrainedModel | None:
 
 
 def _check_memory(run: RunConfig, outline: Callable[[], PreTrainedModel | None], start: Start) -> None:
-    """Raise InputError for a model that fits no memory here; one that is wrong is said to be so by other checks."""
+    """Raise InputError for a model that fits no memory here."""
     dims = _dims(run, start)
-    if dims is None:
-        return
-    try:
-        model = outline()
-    except InputError:
-        return
-    if model is not None:
+    model = None if dims is None else _sound_model(outline)
+    if dims is not None and model is not None:
         check_memory(model, run, dims, start.on_host or dims.world_size)
 
 
 def _check_budget(run: RunConfig, outline: Callable[[], PreTrainedModel | None], start: Start) -> None:
-    """Raise InputError for a budget that the first steps outlast; a model that is wrong is said to be so elsewhere.
-
-    A run that goes on from a checkpoint has had its first steps.
-    """
+    """Raise InputError for a budget that the first steps outlast; a run that resumes has had them."""
     has_begun = list_checkpoints(RunFolder(Path(run.run)).checkpoints)
     if run.parallel.deepspeed is not None or start.world_size is None or has_begun:
         return
-    try:
-        model = outline()
-    except InputError:
-        return
+    model = _sound_model(outline)
     if model is not None:
         check_budget(run, model, start.world_size, start.on_host or start.world_size)
+
+
+def _sound_model(outline: Callable[[], PreTrainedModel | None]) -> PreTrainedModel | None:
+    """The run's model without weights; None where it is not here, or is wrong, which other checks say."""
+    try:
+        return outline()
+    except InputError:
+        return None
 
 
 def _dims(run: RunConfig, start: Start) -> ParallelDims | None:

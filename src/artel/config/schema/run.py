@@ -17,7 +17,7 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_validator, model_validator
 
 from artel.config.schema.base import Name, OneOrMore, OnOrOff, Section, free
-from artel.config.schema.data import DataConfig, TokenizerConfig
+from artel.config.schema.data import DataConfig
 from artel.config.schema.distill import DistillConfig
 from artel.config.schema.encoders import ClassificationConfig, EmbeddingConfig, RerankConfig, RewardConfig, TokensConfig
 from artel.config.schema.model import ModelConfig
@@ -45,6 +45,7 @@ from artel.config.schema.registered import (
     StrategyName,
     TrackerName,
 )
+from artel.config.schema.tokenizer import TokenizerConfig
 from artel.plugins import load_plugin
 from artel.secrets import hide_secrets
 

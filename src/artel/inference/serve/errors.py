@@ -56,12 +56,12 @@ def wrong_keys(problems: Sequence[dict[str, Any]], body: Any, known: Collection[
     of several kinds, what is wrong with the kind that was sent is said, and of the others nothing.
     """
     wrong = [(_path(body, problem), problem) for problem in problems]
-    told = {path for path, problem in wrong if not _is_of_another_kind(problem)}
+    specific = {path for path, problem in wrong if not _is_of_another_kind(problem)}
     kept = [
         (path, _what(problem, path, known))
         for path, problem in wrong
         if not _is_of_another_kind(problem)
-        or (path not in told and not any(one.startswith(f"{path}.") for one, _ in wrong))
+        or (path not in specific and not any(one.startswith(f"{path}.") for one, _ in wrong))
     ]
     return list(dict.fromkeys(kept))
 

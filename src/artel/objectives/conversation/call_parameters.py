@@ -1,4 +1,4 @@
-"""Calls beside the parameters that their functions declare, told before the first step.
+"""Calls beside the parameters that their functions declare, compared before the first step.
 
 Such calls are learned all the same: published data sets have some, and a schema may be what is wrong.
 """
