@@ -56,11 +56,13 @@ class Case:
     optimizer: str
     objective: str = "causal"
     held_out: bool = False
+    compiled: bool = False
 
     @property
     def name(self) -> str:
         what = "" if self.objective in ("causal", "masked") else f", {self.objective}"
-        return f"{self.model}, {self.layout}, {self.checkpointing}, {self.optimizer}{what}"
+        compiled = ", compiled" if self.compiled else ""
+        return f"{self.model}, {self.layout}, {self.checkpointing}, {self.optimizer}{what}{compiled}"
 
 
 CASES = (
@@ -92,6 +94,12 @@ CASES = (
     Case("roberta", "ddp 2", "none", "muon", held_out=True),
     Case("roberta", "fsdp 2", "none", "adamw"),
     Case("roberta", "fsdp 4", "full", "muon", held_out=True),
+    Case("gpt2", "one process", "none", "adamw", compiled=True),
+    Case("gpt2", "ddp 2", "none", "muon", held_out=True, compiled=True),
+    Case("llama", "one process", "full", "muon", held_out=True, compiled=True),
+    Case("llama", "fsdp 2", "none", "adamw", compiled=True),
+    Case("llama", "one process", "none", "lora", "chat", held_out=True, compiled=True),
+    Case("roberta", "one process", "none", "adamw", held_out=True, compiled=True),
 )
 
 
@@ -146,7 +154,7 @@ def run_file(case: Case) -> Path:
         "micro_batch": rows,
         "activation_checkpointing": case.checkpointing,
         "optimizer": "adamw" if case.optimizer.startswith("lora") else case.optimizer,
-        "compile": "off",
+        "compile": "on" if case.compiled else "off",
         "threads": 1,
     }
     tree["validate"] = {"every": "never"}

@@ -48,7 +48,7 @@ def check(name: RunName, overrides: OverrideWords = None, as_json: AsJson = Fals
         print_json(hide_secrets(run.model_dump(mode="json", by_alias=True)))
     else:
         show(dump_run(run), end="")
-    tell(f"{name}: nothing is wrong")
+    tell(f"{name}: nothing is wrong{'; see what is noted above' if notes else ''}")
 
 
 @app.command("explain")

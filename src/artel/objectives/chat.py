@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import xxhash
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
@@ -33,8 +34,10 @@ from artel.storage import user_path
 from artel.text import Conversation, Document, Dropped, Message, Rejected, Tools
 from artel.tokens import PackedSamples, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples
 from artel.tokens.tokenizer.chat_template import (
+    CHATML,
     CHATML_TOKENS,
     NAMED,
+    PLAIN,
     TurnEnd,
     prompt_ids,
     read_template,
@@ -85,7 +88,7 @@ class Chat(Objective):
     @classmethod
     def store_settings(cls, run: RunConfig) -> Any:
         settings = run.chat.model_dump(mode="json", exclude={"generate"})
-        return [run.data.block, settings, template_file(run)]
+        return [run.data.block, settings, template_version(run)]
 
     def command(self, run: str, samples: Samples | None) -> str:
         return f"artel chat {run}"
@@ -282,8 +285,10 @@ def template_problems(run: RunConfig) -> list[Problem]:
     return []
 
 
-def template_file(run: RunConfig) -> list[int]:
-    """Size and time of change of a template's own file; empty where there is none."""
+def template_version(run: RunConfig) -> list[Any]:
+    """What changes with the template's text: its file's size and time of change, or a digest of artel's own ones."""
+    if run.chat.template in NAMED:
+        return [xxhash.xxh3_64_hexdigest((CHATML + PLAIN).encode())]
     file = user_path(run.chat.template, "chat.template")
     return [file.stat().st_size, file.stat().st_mtime_ns] if file.is_file() else []
 

@@ -21,7 +21,7 @@ from artel.models.targets import IGNORED
 from artel.objectives.answer_rows import Answer, AnswerSums, answer_tensors
 from artel.objectives.base import Better, Objective
 from artel.objectives.batch import Batch, DocumentSamples
-from artel.objectives.chat import Chat, template_file, template_problems
+from artel.objectives.chat import Chat, template_problems, template_version
 from artel.objectives.collate import predicted
 from artel.objectives.conversation.frame import Unfit
 from artel.objectives.conversation.writer import ConversationWriter
@@ -88,7 +88,7 @@ class PreferenceOptimization(Objective):
     @classmethod
     def store_settings(cls, run: RunConfig) -> Any:
         chat = [run.chat.template, run.chat.learn_empty_thoughts]
-        return [run.data.block, chat, run.preference.loss == "kto", template_file(run)]
+        return [run.data.block, chat, run.preference.loss == "kto", template_version(run)]
 
     @property
     def loss_in_words(self) -> str:

@@ -23,7 +23,7 @@ from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
 from artel.objectives.base import Better, Objective
 from artel.objectives.batch import Batch, DocumentSamples
-from artel.objectives.chat import Chat, template_file, template_problems
+from artel.objectives.chat import Chat, template_problems, template_version
 from artel.objectives.conversation.frame import Unfit
 from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
 from artel.objectives.replies import Reading, Reply
@@ -91,7 +91,7 @@ class Reward(Objective):
 
     @classmethod
     def store_settings(cls, run: RunConfig) -> Any:
-        return [run.data.block, run.chat.template, template_file(run), _KEPT]
+        return [run.data.block, run.chat.template, template_version(run), _KEPT]
 
     @property
     def loss_in_words(self) -> str:

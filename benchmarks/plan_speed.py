@@ -1,0 +1,142 @@
+"""tokens/s that `artel plan` predicts, beside what `artel train` reached: writes benchmarks/plan_speed.md.
+
+    python benchmarks/plan_speed.py [--folder DIR] [--only NAME…] [--steps 10] [--keep-rates]
+
+The cases are those of benchmarks/plan.py. First `artel bench hardware` measures the machine, then each case is trained
+for some steps by `artel train`, with the threads that it takes by itself; nothing else should run. Measured are the
+tokens of all steps after the third over their seconds, by the clock, as the run's metrics.jsonl has them.
+
+A shared machine is faster at one moment than at another. `pace` tells: a fixed product of matrices is computed for a
+second before each case, and its rate is written as a share of the one right after `artel bench hardware`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from plan import CASES, LAYOUTS, Case, run_file, write_inputs
+
+from artel.diagnostics.bench.figures import about_machine
+from artel.diagnostics.bench.hardware import measure_hardware
+
+SKIPPED = 3
+"""Steps at the beginning, in which memory is taken, kernels are compiled and the optimizer's state is made."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("plan-speeds"), help="where runs and measurements lie")
+    parser.add_argument("--only", nargs="*", default=[], help="cases with one of these in their name")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--keep-rates", action="store_true", help="use what artel bench hardware measured before")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    page = Path(__file__).resolve().with_suffix(".md")
+    os.chdir(options.folder)
+    file = Path("measured.json")
+    measured: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    if not options.keep_rates:
+        measure_hardware(print)
+        measured = {}
+    measured.setdefault("pace", products_a_second())
+    write_inputs()
+    for case in CASES:
+        if any(part in case.name for part in options.only or [""]) and case.name not in measured:
+            measured[case.name] = {"pace": products_a_second(), **measure(case, options.steps)}
+            file.write_text(json.dumps(measured, indent=1))
+            print(case.name, measured[case.name], flush=True)
+    cases = [case for case in CASES if case.name in measured]
+    predicted = {case.name: predict(case) for case in cases}
+    table = report(cases, measured, predicted)
+    print(table)
+    if not options.only:
+        page.write_text(f"{head(options.steps)}\n{table}\n", encoding="utf-8")
+
+
+def products_a_second() -> float:
+    """How often a product of 2,048 x 512 x 2,048 in bf16 is computed in a second, by all threads."""
+    left, right = torch.ones(2048, 512, dtype=torch.bfloat16), torch.ones(512, 2048, dtype=torch.bfloat16)
+    torch.mm(left, right)
+    start, count = time.perf_counter(), 0
+    while (seconds := time.perf_counter() - start) < 1:
+        torch.mm(left, right)
+        count += 1
+    return count / seconds
+
+
+def speed_file(case: Case, steps: int) -> Path:
+    """The run file of a case, for so many steps and with artel's own number of threads."""
+    tree = yaml.safe_load(run_file(case).read_text())
+    tree["run"] = tree["run"].replace("runs/", "runs/speed-")
+    tree["train"]["steps"] = steps
+    del tree["train"]["threads"]
+    tree |= {"log": {"every": 1}, "checkpoint": {"every": "never"}}
+    file = Path(f"{Path(tree['run']).name}.yaml")
+    file.write_text(yaml.safe_dump(tree))
+    return file
+
+
+def measure(case: Case, steps: int) -> dict[str, float]:
+    """Train a case: tokens and seconds of the steps that count."""
+    file, processes = speed_file(case, steps), LAYOUTS[case.layout][0]
+    artel = [sys.executable, "-m", "artel"]
+    subprocess.run([*artel, "prepare", str(file)], check=True, capture_output=True)
+    command = [*artel, "train", str(file), "--restart", "--nproc", str(processes)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{case.name}: {done.stdout[-2000:]}")
+    folder = Path(yaml.safe_load(file.read_text())["run"])
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    steps_taken = [line for line in lines if "tokens_per_second" in line]
+    first, last = steps_taken[SKIPPED - 1], steps_taken[-1]
+    return {"tokens": last["tokens"] - first["tokens"], "seconds": last["seconds"] - first["seconds"]}
+
+
+def predict(case: Case) -> dict[str, float] | None:
+    """What `artel plan` says of tokens/s; None where it says nothing."""
+    command = [sys.executable, "-m", "artel", "plan", str(speed_file(case, 10)), "--json"]
+    command += ["--nproc", str(LAYOUTS[case.layout][0])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout)["tokens_per_second"]
+
+
+def head(steps: int) -> str:
+    machine = about_machine("torch")
+    return (
+        "# Speed: `artel plan` beside what runs reached\n\n"
+        f"`python benchmarks/plan_speed.py --steps {steps}` on {machine['processor']}, {machine['cores']} cores, torch "
+        f"{machine['torch']}, {machine['measured']}. Rates by `artel bench hardware`, minutes before. `pace` is the "
+        "rate of a fixed product before each case, as a share of the one right after `artel bench hardware`.\n"
+    )
+
+
+def report(cases: list[Case], measured: dict[str, Any], predicted: dict[str, Any]) -> str:
+    """The table of all cases, and the largest and the mean difference."""
+    lines = ["| case | predicted, tokens/s | measured, tokens/s | difference | pace |", "|---|---|---|---|---|"]
+    errors = []
+    for case in cases:
+        here, expected = measured[case.name], predicted[case.name]
+        speed, pace = here["tokens"] / here["seconds"], here["pace"] / measured["pace"]
+        if expected is None:
+            lines.append(f"| {case.name} | not planned | {speed:,.0f} | | {pace:.2f} |")
+            continue
+        error = expected["mid"] / speed - 1
+        errors.append(abs(error))
+        lines.append(f"| {case.name} | {expected['mid']:,.0f} | {speed:,.0f} | {error:+.1%} | {pace:.2f} |")
+    within = [sum(error <= most for error in errors) for most in (0.10, 0.15)]
+    summary = f"mean difference {sum(errors) / len(errors):.1%}, worst {max(errors):.1%}" if errors else "none planned"
+    lines += ["", f"{len(errors)} cases: {summary}; {within[0]} within 10 %, {within[1]} within 15 %"]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
