@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._tools.fake_collectives import CollectiveOp, collective_ops, sync_ops
+from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -31,6 +32,8 @@ from torch.utils.module_tracker import ModuleTracker
 from artel.models.compile import repeated_layers
 
 PRODUCT, ATTENTION, MEMORY, FUSED, COLLECTIVE = "product", "attention", "memory", "fused", "collective"
+DISPATCH = "dispatch"
+"""Of an operator on DTensors: what PyTorch's Python does around the operations on this process's parts."""
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
 _WITHOUT_WORK = {"prim", "profiler", "streams"}
@@ -64,6 +67,8 @@ class Operation:
     """Read and written; of a collective the size of the tensor that is reduced or gathered, whole."""
     exponentials: int = 0
     """How often a fused chain computes one."""
+    pieces: int = 1
+    """Products that a CPU computes one after another: of a grouped product, one for each expert."""
     ranks: tuple[int, ...] = ()
     """Of a collective: who takes part."""
     is_backward: bool = False
@@ -104,6 +109,8 @@ class OperationRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not all(kind in _PLAIN for kind in types):
+            if any(issubclass(kind, DTensor) for kind in types):
+                self.add(Operation(DISPATCH, "dtensor", is_backward=self._tracker.is_bw))
             return NotImplemented  # of a DTensor we want the operations on this rank's part, which follow
         out = func(*args, **kwargs)
         if func.namespace not in _WITHOUT_WORK and func not in sync_ops:
@@ -124,11 +131,15 @@ class OperationRecorder(TorchDispatchMode):
         if "attention" in name:
             flops = _attention_flops(func, args, kwargs, "backward" in name)
             self.add(Operation(ATTENTION, label, compute, "", flops, traffic.bytes, is_backward="backward" in name))
-        elif packet in flop_registry:
-            flops = int(flop_registry[packet](*args, **kwargs, out_val=out))
+        elif packet in flop_registry or name == "_grouped_mm":
             matrices = [tensor for tensor in traffic.inputs if tensor.ndim > 1][-2:]
-            layout = "".join(map(_layout, matrices))
-            self.add(Operation(PRODUCT, label, compute, layout, flops, traffic.bytes, is_backward=backward))
+            layout, pieces = "".join(map(_layout, matrices)), 1
+            if name == "_grouped_mm":
+                flops, pieces = _grouped_flops(matrices[0], matrices[1], out)
+            else:
+                flops = int(flop_registry[packet](*args, **kwargs, out_val=out))
+            product = Operation(PRODUCT, label, compute, layout, flops, traffic.bytes, pieces=pieces)
+            self.add(replace(product, is_backward=backward))
         elif self._layers and any(parent.endswith(self._layers) for parent in self._tracker.parents):
             self._chains.join(name, traffic, backward)
             return
@@ -285,6 +296,13 @@ def _mutated(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     for argument, value in _arguments(func, args, kwargs):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def _grouped_flops(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> tuple[int, int]:
+    """FLOPs of a grouped product, and its groups: those of the tensor that has three dimensions."""
+    groups = next(tensor.shape[0] for tensor in (left, right, out) if tensor.ndim == 3)
+    each = groups if left.ndim == 3 and right.ndim == 2 else 1  # every row of `right` meets one group's matrix
+    return 2 * left.numel() * right.shape[-1] // each, groups
 
 
 def _attention_flops(func: Any, args: Any, kwargs: Any, backward: bool) -> int:

@@ -8,7 +8,8 @@ from data sheets and from the share of them that others have measured:
     all else      bytes over memory bandwidth x `_MEMORY_SHARE`
     collectives   latency of each hop + bytes that pass a link over the bandwidth that NCCL gives it (alpha-beta)
 
-On a GPU a step is no shorter than the host takes to start its operations (`_LAUNCH`): small models wait for it.
+On a GPU a step is no shorter than the host takes to start its operations (`_LAUNCH`): small models wait for it. On a
+CPU the core that computes starts them, too, so that is added (`start`), as is what DTensors take (`dispatch`).
 
 Collectives of data parallelism (gradients, weights of FSDP) run beside computation on a GPU: only what is longer than
 it, and the first and last of them, count. Those of tensor, context and expert parallelism are waited for. On a CPU the
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from artel.planning.hardware import Hardware, Link
-from artel.planning.operations import ATTENTION, COLLECTIVE, FUSED, MEMORY, PRODUCT, Operation
+from artel.planning.operations import ATTENTION, COLLECTIVE, DISPATCH, FUSED, MEMORY, PRODUCT, Operation
 from artel.planning.rates import Rates
 
 # The range of error: no difference between predicted and measured time is larger in benchmarks/plan_time.md.
@@ -90,7 +91,7 @@ class StepTime:
     seconds: Range
     by_kind: dict[str, float]
     """Of the middle of the range; `waiting` is a pipeline's bubble, communication what no computation hides, and
-    `launches` what a GPU waits for its host to start operations."""
+    `launches` what a GPU waits for its host to start operations, or a CPU spends on it."""
     source: str
 
     def tokens_per_second(self, tokens: int) -> Range:
@@ -135,10 +136,12 @@ def step_time(
         else:
             by_kind[operation.kind] += count * seconds
     computing = sum(by_kind.values())
+    started = sum(count for operation, count in operations.items() if operation.kind not in (COLLECTIVE, DISPATCH))
     if hardware.device != "cpu":
-        started = _LAUNCH * sum(count for operation, count in operations.items() if operation.kind != COLLECTIVE)
-        by_kind["launches"] = max(0.0, started - computing)
-        computing += by_kind["launches"]
+        by_kind["launches"] = max(0.0, _LAUNCH * started - computing)
+    elif rates is not None and "start" in rates:
+        by_kind["launches"] = rates.seconds("start", started)
+    computing += by_kind["launches"]
     by_kind[COLLECTIVE] += max(hidden - computing, min(2 * longest_hidden, hidden))
     total = sum(by_kind.values())
     by_kind["waiting"] = bubble * total
@@ -198,6 +201,8 @@ class MeasuredCost:
     def seconds(self, operation: Operation) -> float:
         if operation.kind == COLLECTIVE:
             return self._collective(operation)
+        if operation.kind == DISPATCH:
+            return self._rates.seconds("dispatch", 1) if "dispatch" in self._rates else 0.0
         if operation.kind == FUSED:
             return self._seconds("fused", operation.bytes) + self._seconds("exponentials", operation.exponentials)
         if operation.kind == MEMORY:
@@ -207,7 +212,8 @@ class MeasuredCost:
             key = f"attention {operation.dtype} {'backward' if operation.is_backward else 'forward'}"
         else:
             key = f"product {operation.dtype} {operation.layout}"
-        return self._seconds(key if key in self._rates else key.replace(operation.dtype, "fp32"), operation.flops)
+        key = key if key in self._rates else key.replace(operation.dtype, "fp32")
+        return operation.pieces * self._seconds(key, operation.flops / operation.pieces)
 
     def _seconds(self, key: str, size: float) -> float:
         return self._rates.seconds(key, size) if size else 0.0
@@ -230,6 +236,8 @@ class PublicCost:
     def seconds(self, operation: Operation) -> float:
         if operation.kind == COLLECTIVE:
             return self._collective(operation)
+        if operation.kind == DISPATCH:  # not measured beside a GPU
+            return 0.0
         memory = operation.bytes / (self._bandwidth() * _MEMORY_SHARE)
         if operation.kind == PRODUCT:
             return max(memory, operation.flops / (self._peak(operation.dtype) * self._product_share))

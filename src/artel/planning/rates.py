@@ -22,7 +22,7 @@ from artel.models.flops import device_name
 from artel.storage import cache_folder, write_file
 
 _FILE = "hardware.json"
-_VERSIONS = {"cpu": 1, "cuda": 2}
+_VERSIONS = {"cpu": 2, "cuda": 2}
 """Of what is measured, by the type of the device."""
 
 Points = Sequence[tuple[float, float]]
@@ -34,7 +34,8 @@ class Rates:
 
     processes: int
     points: Mapping[str, Points]
-    """`product bf16 nt`, `attention bf16 forward`, `memory aten.add`, `fused` … -> (size, seconds), by size."""
+    """`product bf16 nt`, `attention bf16 forward`, `memory aten.add`, `fused` … -> (size, seconds), by size. The sizes
+    of `start` and `dispatch` are how many operators are started, and how many of them are on DTensors."""
 
     def __contains__(self, key: str) -> bool:
         return key in self.points

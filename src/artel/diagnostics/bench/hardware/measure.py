@@ -104,5 +104,8 @@ def _figure(name: str, key: str, points: Points) -> Figure:
         return Figure(name, size / seconds / 1e9, "GFLOP/s", f"{size / 1e9:,.2f} GFLOP in {1000 * seconds:,.2f} ms")
     if key == "exponentials":
         return Figure(name, size / seconds / 1e9, "10^9/s", f"{size:,.0f} in {1000 * seconds:,.2f} ms, compiled")
+    if key in ("start", "dispatch"):
+        what = "operators on DTensors" if key == "dispatch" else "operators"
+        return Figure(name, 1e6 * seconds / size, "µs", f"{size:,.0f} small {what} in {1000 * seconds:,.2f} ms")
     what = "reduced" if key == "all_reduce" else "read and written"
     return Figure(name, size / seconds / 1e9, "GB/s", f"{size / 1e6:,.1f} MB {what} in {1000 * seconds:,.2f} ms")

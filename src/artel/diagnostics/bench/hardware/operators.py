@@ -1,12 +1,13 @@
 """The operators of a training step at a few sizes, each measured alone, as `planning.rates` keeps them.
 
 The fastest of several turns counts. On a CPU that is processor time of the thread that starts the operator, which has a
-share of the work like all others: another program on the machine does not lengthen it. Communication is done by threads
-of its own, so that of the whole process counts.
+share of the work like all others: another program on the machine does not lengthen it. Communication is by the clock:
+a process waits for the other one, and for its own threads that communicate.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +19,15 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed._functional_collectives import all_reduce, wait_tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import parallelize_module
 
 from artel.models.attention import AttentionOptions, attend
 from artel.models.compile import compile_layers
 from artel.models.cpu.cross_entropy import can_take, cpu_cross_entropy_with_grad
-from artel.planning.operations import MEMORY, OperationRecorder
+from artel.parallel.tensor.styles import Columns, Rows
+from artel.planning.operations import DISPATCH, MEMORY, OperationRecorder
 
 Measured = dict[str, list[tuple[float, float]]]
 
@@ -44,7 +49,7 @@ class Sizes:
     """Of a tensor: 2,048 x 384, and one that no cache holds."""
     width: int = 384
     vocabulary: int = 16_384
-    messages: Sequence[int] = (2**20, 2**24)
+    messages: Sequence[int] = (2**16, 2**20, 2**24)
     """Bytes of an all-reduce."""
 
 
@@ -79,10 +84,16 @@ def measure(device: torch.device, *, compiles: bool, sizes: Sizes | None = None)
             measured[f"memory {name}"].append((size, fastest(work)))
     if compiles:
         _measure_compiled(measured, sizes, device)
+    if device.type == "cpu":
+        _measure_host(measured)
     if dist.is_initialized():
         for size in sizes.messages:
-            work = partial(dist.all_reduce, torch.zeros(size // 4, device=device))
-            measured["all_reduce"].append((size, fastest(work, clock=time.process_time, turns=10)))
+            message = torch.zeros(size // 4, device=device)
+            if device.type == "cuda":
+                seconds = fastest(partial(dist.all_reduce, message), turns=10)
+            else:
+                seconds = _usual(partial(_reduced, message), time.perf_counter)
+            measured["all_reduce"].append((size, seconds))
     return {key: sorted(points) for key, points in measured.items()}
 
 
@@ -111,6 +122,25 @@ def _fastest(
         measured.append((clock() - start) / calls)
         turns = turns or max(3, min(_TURNS, int(seconds / max(calls * measured[0], 1e-6))))
     return min(measured)
+
+
+def _usual(work: Callable[[], object], clock: Callable[[], float]) -> float:
+    """Seconds by `clock` of the turn in the middle. Before each something else fills the caches, as it does in a step:
+    what waits or runs in Python takes two to four times as long then, on some turns more.
+    """
+    others = torch.zeros(2**24)
+    measured = []
+    for _ in range(_TURNS):
+        others += 1
+        start = clock()
+        work()
+        measured.append(clock() - start)
+    return statistics.median(measured)
+
+
+def _reduced(message: torch.Tensor) -> torch.Tensor:
+    """The sum of all processes' messages, as tensor parallelism asks for it."""
+    return wait_tensor(all_reduce(message, "sum", list(range(dist.get_world_size()))))
 
 
 def _wait(device: torch.device) -> None:
@@ -201,6 +231,33 @@ def _recorded(work: Callable[[], object]) -> tuple[str, int]:
     largest = max(recorder.operations, key=lambda operation: operation.bytes)
     assert largest.kind == MEMORY, largest
     return largest.name, largest.bytes
+
+
+def _measure_host(measured: Measured) -> None:
+    """The host's own time for each operator, and for each on DTensors: of layers that compute next to nothing."""
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8)) for _ in range(16)))
+    count, seconds = _counted(layers)[0], _usual(partial(_pass, layers), time.thread_time)
+    measured["start"].append((count, seconds))
+    if dist.is_initialized():
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for layer in layers:
+            parallelize_module(layer, mesh, {"0": Columns(), "2": Rows()})
+        plain, dispatched = _counted(layers)
+        beside = _usual(partial(_pass, layers), time.thread_time) - plain * seconds / count
+        measured["dispatch"].append((dispatched, max(beside, 1e-9)))
+
+
+def _pass(layers: nn.Module) -> None:
+    layers(torch.ones(1, 8, requires_grad=True)).sum().backward()
+
+
+def _counted(layers: nn.Module) -> tuple[int, int]:
+    """Operators of a forward and backward pass: those on plain tensors, and those on DTensors."""
+    _pass(layers)
+    with OperationRecorder(layers) as recorder:
+        _pass(layers)
+    dispatched = sum(count for operation, count in recorder.operations.items() if operation.kind == DISPATCH)
+    return sum(recorder.operations.values()) - dispatched, dispatched
 
 
 class _Plain(nn.Module):
