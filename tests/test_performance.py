@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,24 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from artel.diagnostics.bench.hardware.operators import Sizes, measure
 from artel.models.attention import AttentionOptions, attend
 from artel.planning.accelerators import ACCELERATORS
 from artel.planning.hardware import Hardware, find_hardware
-from artel.planning.operations import ATTENTION, COLLECTIVE, FUSED, MEMORY, PRODUCT, Operation, OperationRecorder
+from artel.planning.operations import (
+    ATTENTION,
+    COLLECTIVE,
+    DISPATCH,
+    FUSED,
+    MEMORY,
+    PRODUCT,
+    Operation,
+    OperationRecorder,
+)
 from artel.planning.performance import (
     MeasuredCost,
     PublicCost,
@@ -53,6 +65,33 @@ def test_a_product_counts_two_flops_for_each_multiplication_and_knows_its_layout
     operations = recorded(work)
     assert operations[product] == 2
     assert [operation.layout for operation in operations] == ["nn", "tt"]
+
+
+def test_a_grouped_product_is_one_for_each_group() -> None:
+    """Forward, and the gradients of both sides: the same FLOPs, in as many pieces as there are experts."""
+    experts, tokens, width, wide = 4, 64, 16, 32
+
+    def work() -> None:
+        rows = torch.empty(tokens, width, dtype=torch.bfloat16)
+        matrices = torch.empty(experts, width, wide, dtype=torch.bfloat16)
+        ends = torch.empty(experts, dtype=torch.int32)
+        out = torch._grouped_mm(rows, matrices, ends)
+        torch._grouped_mm(out, matrices.transpose(1, 2), ends)
+        torch._grouped_mm(rows.T, out, ends)
+
+    products = recorded(work)
+    assert [(each.kind, each.pieces, each.flops) for each in products] == 3 * [
+        (PRODUCT, experts, 2 * tokens * width * wide)
+    ]
+
+
+def test_operators_on_dtensors_count_beside_those_on_their_parts(four_processes: None) -> None:
+    mesh = init_device_mesh("cpu", (4,))
+    whole, part = (DTensor.from_local(torch.ones(8, 8), mesh, [where]) for where in (Replicate(), Shard(1)))
+    with OperationRecorder(nn.Module()) as recorder:
+        whole @ part
+    counts = Counter({operation.kind: count for operation, count in recorder.operations.items()})
+    assert (counts[DISPATCH], counts[PRODUCT]) == (1, 1)
 
 
 def test_views_and_empty_tensors_are_no_work_and_other_operators_are_what_they_read_and_write() -> None:
@@ -249,6 +288,27 @@ def test_rates_are_exact_where_they_were_measured_and_keep_between_and_beyond() 
     assert cost.seconds(Operation(MEMORY, "aten.unheard_of", bytes=100)) == 1.0
 
 
+def test_a_cpu_starts_each_operator_and_computes_experts_one_after_another() -> None:
+    points = {
+        "product fp32 nn": [(100, 1.0), (10_000, 10.0)],
+        "start": [(10, 0.5)],
+        "dispatch": [(4, 2.0)],
+        "all_reduce": [(1000, 3.0)],
+    }
+    rates, node = Rates(2, points), find_hardware("cpu:2")
+    grouped = Operation(PRODUCT, "aten._grouped_mm", "fp32", "nn", flops=800, pieces=8)
+    dispatched = Operation(DISPATCH, "dtensor")
+    assert step_time({grouped: 2, dispatched: 6}, node, rates).by_kind == {
+        "product": 2 * 8 * 1.0,
+        "dispatch": 6 * 0.5,
+        "launches": 2 * 0.05,
+        "collective": 0.0,
+        "waiting": 0.0,
+    }
+    exchanged = Operation(COLLECTIVE, "c10d.allreduce_", bytes=4, ranks=(0, 1))
+    assert MeasuredCost(rates).seconds(exchanged) == 3.0  # processes must meet, however small the message
+
+
 def test_a_measurement_is_kept_for_this_device_and_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ARTEL_CACHE", str(tmp_path))
     assert read_rates(1, CPU) is None
@@ -272,4 +332,4 @@ def test_what_is_measured_is_what_a_step_asks_for() -> None:
     products = {f"product {dtype} {layout}" for dtype in ("bf16", "fp32") for layout in ("nn", "nt", "tn")}
     attention = {f"attention {dtype} {way}" for dtype in ("bf16", "fp32") for way in ("forward", "backward")}
     memory = {f"memory aten.{name}" for name in ("add", "_to_copy", "native_layer_norm", "_fused_adamw_", "silu")}
-    assert products | attention | memory <= measured.keys()
+    assert products | attention | memory | {"start"} <= measured.keys()

@@ -219,11 +219,15 @@ class MeasuredCost:
         return self._rates.seconds(key, size) if size else 0.0
 
     def _collective(self, operation: Operation) -> float:
-        """From an all-reduce between two processes: each sends and receives the tensor once."""
+        """From an all-reduce between two processes: each sends and receives the tensor once.
+
+        None is quicker than the smallest that was measured, which takes as long as the processes need to meet.
+        """
         count = len(operation.ranks)
         if count < 2 or "all_reduce" not in self._rates:
             return 0.0
-        return self._seconds("all_reduce", operation.bytes) * _passes(operation) * (count - 1) / count
+        size = max(operation.bytes, self._rates.points["all_reduce"][0][0])
+        return self._seconds("all_reduce", size) * _passes(operation) * (count - 1) / count
 
 
 class PublicCost:
