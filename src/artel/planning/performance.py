@@ -27,8 +27,9 @@ from artel.planning.hardware import Hardware, Link
 from artel.planning.operations import ATTENTION, COLLECTIVE, DISPATCH, FUSED, MEMORY, PRODUCT, Operation
 from artel.planning.rates import Rates
 
-# The range of error: no difference between predicted and measured time is larger in benchmarks/plan_time.md.
-MEASURED_ERROR = 0.10
+# The range of error: what the mean difference was over 28 cases by the clock, on a host that others shared
+# (benchmarks/plan_speed.md). By processor time none was larger than 7 % (benchmarks/plan_time.md).
+MEASURED_ERROR = 0.35
 PUBLIC_ERROR = 0.30
 
 # The best that bf16 products of any shape reach: S. Bekman, "Machine Learning Engineering", compute/accelerator,
