@@ -21,6 +21,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,11 +115,7 @@ def main() -> None:
     write_inputs()
     file = Path("measured.json")
     measured: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    for case in CASES:
-        if any(part in case.name for part in options.only or [""]) and case.name not in measured:
-            measured[case.name] = measure(case)
-            file.write_text(json.dumps(measured, indent=1))
-            print(case.name, measured[case.name], flush=True)
+    measure_cases(options.only, measured, file, measure)
     cases = [case for case in CASES if case.name in measured]
     predicted = {case.name: predict(case) for case in cases}
     table = report(cases, measured, predicted)
@@ -126,6 +123,15 @@ def main() -> None:
     if not options.only:
         head = page.read_text(encoding="utf-8").partition("| case |")[0]
         page.write_text(f"{head}{table}\n", encoding="utf-8")
+
+
+def measure_cases(only: list[str], measured: dict[str, Any], file: Path, measure: Callable[[Case], Any]) -> None:
+    """Measure the cases that are missing, of those with one of `only` in their name, and keep each in `file`."""
+    for case in CASES:
+        if any(part in case.name for part in only or [""]) and case.name not in measured:
+            measured[case.name] = measure(case)
+            file.write_text(json.dumps(measured, indent=1))
+            print(case.name, measured[case.name], flush=True)
 
 
 def run_file(case: Case) -> Path:

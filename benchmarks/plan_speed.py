@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 import yaml
-from plan import CASES, LAYOUTS, Case, run_file, write_inputs
+from plan import CASES, LAYOUTS, Case, measure_cases, run_file, write_inputs
 
 from artel.diagnostics.bench.figures import about_machine
 from artel.diagnostics.bench.hardware import measure_hardware
@@ -49,11 +49,7 @@ def main() -> None:
         measured = {}
     measured.setdefault("pace", products_a_second())
     write_inputs()
-    for case in CASES:
-        if any(part in case.name for part in options.only or [""]) and case.name not in measured:
-            measured[case.name] = {"pace": products_a_second(), **measure(case, options.steps)}
-            file.write_text(json.dumps(measured, indent=1))
-            print(case.name, measured[case.name], flush=True)
+    measure_cases(options.only, measured, file, lambda case: measure(case, options.steps))
     cases = [case for case in CASES if case.name in measured]
     predicted = {case.name: predict(case) for case in cases}
     table = report(cases, measured, predicted)
@@ -86,7 +82,8 @@ def speed_file(case: Case, steps: int) -> Path:
 
 
 def measure(case: Case, steps: int) -> dict[str, float]:
-    """Train a case: tokens and seconds of the steps that count."""
+    """Train a case: tokens and seconds of the steps that count, and the machine's pace before."""
+    pace = products_a_second()
     file, processes = speed_file(case, steps), LAYOUTS[case.layout][0]
     artel = [sys.executable, "-m", "artel"]
     subprocess.run([*artel, "prepare", str(file)], check=True, capture_output=True)
@@ -98,7 +95,11 @@ def measure(case: Case, steps: int) -> dict[str, float]:
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     steps_taken = [line for line in lines if "tokens_per_second" in line]
     first, last = steps_taken[SKIPPED - 1], steps_taken[-1]
-    return {"tokens": last["tokens"] - first["tokens"], "seconds": last["seconds"] - first["seconds"]}
+    return {
+        "pace": pace,
+        "tokens": last["tokens"] - first["tokens"],
+        "seconds": last["seconds"] - first["seconds"],
+    }
 
 
 def predict(case: Case) -> dict[str, float] | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -138,8 +138,8 @@ class OperationRecorder(TorchDispatchMode):
                 flops, pieces = _grouped_flops(matrices[0], matrices[1], out)
             else:
                 flops = int(flop_registry[packet](*args, **kwargs, out_val=out))
-            product = Operation(PRODUCT, label, compute, layout, flops, traffic.bytes, pieces=pieces)
-            self.add(replace(product, is_backward=backward))
+            size = traffic.bytes
+            self.add(Operation(PRODUCT, label, compute, layout, flops, size, pieces=pieces, is_backward=backward))
         elif self._layers and any(parent.endswith(self._layers) for parent in self._tracker.parents):
             self._chains.join(name, traffic, backward)
             return
