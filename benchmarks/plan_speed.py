@@ -30,13 +30,16 @@ from artel.diagnostics.bench.hardware import measure_hardware
 
 SKIPPED = 3
 """Steps at the beginning, in which memory is taken, kernels are compiled and the optimizer's state is made."""
+SHORTER = 4
+"""How many times as many steps are taken, and skipped, of conversations and preferences: rows of a few hundred tokens
+come in many sizes, each of which has kernels of its own to compile."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("plan-speeds"), help="where runs and measurements lie")
     parser.add_argument("--only", nargs="*", default=[], help="cases with one of these in their name")
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--keep-rates", action="store_true", help="use what artel bench hardware measured before")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +58,8 @@ def main() -> None:
     table = report(cases, measured, predicted)
     print(table)
     if not options.only:
-        page.write_text(f"{head(options.steps)}\n{table}\n", encoding="utf-8")
+        written = page.read_text(encoding="utf-8").partition("| case |")[0].split("\n\n", 2)[2]  # by hand
+        page.write_text(f"{head(options.steps)}\n{written}{table}\n", encoding="utf-8")
 
 
 def products_a_second() -> float:
@@ -69,11 +73,15 @@ def products_a_second() -> float:
     return count / seconds
 
 
+def times(case: Case) -> int:
+    return SHORTER if case.objective in ("chat", "preference") else 1
+
+
 def speed_file(case: Case, steps: int) -> Path:
     """The run file of a case, for so many steps and with artel's own number of threads."""
     tree = yaml.safe_load(run_file(case).read_text())
     tree["run"] = tree["run"].replace("runs/", "runs/speed-")
-    tree["train"]["steps"] = steps
+    tree["train"]["steps"] = steps * times(case)
     del tree["train"]["threads"]
     tree |= {"log": {"every": 1}, "checkpoint": {"every": "never"}}
     file = Path(f"{Path(tree['run']).name}.yaml")
@@ -94,7 +102,7 @@ def measure(case: Case, steps: int) -> dict[str, float]:
     folder = Path(yaml.safe_load(file.read_text())["run"])
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     steps_taken = [line for line in lines if "tokens_per_second" in line]
-    first, last = steps_taken[SKIPPED - 1], steps_taken[-1]
+    first, last = steps_taken[SKIPPED * times(case) - 1], steps_taken[-1]
     return {
         "pace": pace,
         "tokens": last["tokens"] - first["tokens"],
@@ -104,7 +112,7 @@ def measure(case: Case, steps: int) -> dict[str, float]:
 
 def predict(case: Case) -> dict[str, float] | None:
     """What `artel plan` says of tokens/s; None where it says nothing."""
-    command = [sys.executable, "-m", "artel", "plan", str(speed_file(case, 10)), "--json"]
+    command = [sys.executable, "-m", "artel", "plan", str(speed_file(case, 12)), "--json"]
     command += ["--nproc", str(LAYOUTS[case.layout][0])]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)["tokens_per_second"]

@@ -5,7 +5,6 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,7 +18,7 @@ from artel.planning.hardware import find_hardware
 from artel.planning.plan import make_plan
 from artel.planning.plan.batches import planned_data
 from artel.planning.plan.fake_run import trace_steps
-from artel.planning.plan.length import PlannedLength, planned_length
+from artel.planning.plan.length import planned_length
 from artel.planning.plan.live_bytes import (
     ACTIVATIONS,
     COMMUNICATION,
@@ -328,17 +327,9 @@ def test_a_part_of_a_large_text_tells_its_length(tmp_path):
 
 @pytest.mark.slow
 def test_the_speed_of_padded_rows_is_that_of_their_texts():
-    """As training says it: without what fills the rows. So it is the tokens of the run over its time."""
+    """As training says it, without what fills the rows; and the run takes as many steps as its length says."""
     plan = make_plan(planned(T5 | {"num_layers": 2})[0], find_hardware("h100-80gb:1"))
-    assert plan.length.computed_tokens(plan.micro_batch) > 1.01 * plan.length.tokens
-    seconds = 3600 * plan.forecast.hours.mid
-    assert plan.tokens_per_second.mid == pytest.approx(plan.length.tokens / seconds, rel=1e-6)
+    assert plan.tokens_per_second.mid == pytest.approx(plan.tokens / plan.step.seconds.mid)
+    assert plan.forecast.hours.mid == pytest.approx(plan.length.steps * plan.step.seconds.mid / 3600)
     assert plan.to_json()["tokens_per_second"]["mid"] == plan.tokens_per_second.mid
     assert plan.forecast.tokens_per_second == plan.tokens_per_second
-
-
-def test_rows_of_several_lengths_are_computed_with_their_padding():
-    length = PlannedLength(10, 1000.0, None, "", np.array([10, 30]))
-    assert length.computed_tokens(1) == pytest.approx(1000, rel=0.05)
-    assert length.computed_tokens(8) == pytest.approx(1500, rel=0.05)
-    assert PlannedLength(10, 1000.0, None, "").computed_tokens(8) == 1000

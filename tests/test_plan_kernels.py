@@ -16,9 +16,12 @@ from artel.models.cpu.attention import works_here
 from artel.models.loading.materialize import WeightSource, materialize
 from artel.models.output_head import trust_output_head
 from artel.parallel import World, plan_parallelism
+from artel.planning.hardware import find_hardware
+from artel.planning.plan import make_plan
 from artel.planning.plan.batches import planned_data
 from artel.planning.plan.compiled_kernels import KEPT, KernelShapes
 from artel.planning.plan.fake_run import trace_steps
+from artel.planning.plan.first_steps import usual_step
 from artel.planning.plan.live_bytes import LiveBytes
 from artel.planning.plan.micro_batch_sizes import MicroBatchSizes, micro_batch_sizes
 from artel.planning.plan.models import ModelOutline
@@ -134,6 +137,44 @@ def test_sizes_of_micro_batches_are_those_of_the_runs_own_order(tmp_path):
     assert sizes.only_read > 0  # the reference is computed of every sample
     assert sizes.samples == 12
     assert micro_batch_sizes(run, data, 2, 2).samples == 6
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_usual_step_is_that_of_the_slowest_rank_on_average(tmp_path, prepared):
+    """On one rank and on two: of the same tokens, the longer half of each step counts."""
+    run = preferences(tmp_path, steps=3, batch=8)
+    if prepared:
+        prepare(run)
+    data = planned_data(run)
+    alone, spread = (usual_step(run, data, 2, ranks) for ranks in (1, 2))
+    assert alone.tokens == spread.tokens
+    longest = data.batch(2)
+    assert alone.batch.tokens < longest.tokens
+    positions = [positions_of(usual.batch) for usual in (alone, spread)]
+    assert positions[0] <= positions[1] <= positions_of(longest)
+    assert positions[0] < positions_of(longest)
+    assert 4 * positions[0] >= alone.tokens  # of four micro-batches
+
+
+def positions_of(batch):
+    return sum(group.positions for group in batch.groups) or batch.tensors["input_ids"].numel()
+
+
+def test_the_operations_of_a_plan_are_those_of_usual_rows_and_its_memory_that_of_the_longest(tmp_path):
+    run = preferences(tmp_path, steps=3, batch=8, micro_batch=2)
+    prepare(run)
+    plan = make_plan(run, find_hardware("h100-80gb:1"))
+    data = planned_data(run)
+    outline = ModelOutline.of(run, data.objective, data.tokenizer)
+    usual = usual_step(run, data.laid_out_for(lambda: outline.build_for_training("fp32"), "cuda"), 2, 1)
+    assert plan.tokens == usual.tokens
+    embeddings = {each.bytes for each in plan.ranks[0].operations if each.name == "aten.embedding"}
+    assert positions_of(usual.batch) * (2 * 4 * 32 + 8) in embeddings  # 32 floats are read and written, and an id read
+
+
+def test_rows_of_blocks_are_all_usual(tmp_path):
+    run = run_from(merged(TINY, {"run": str(tmp_path / "run"), "data": {"store": str(tmp_path / "stores")}}), {}, {})
+    assert usual_step(run, planned_data(run), 4, 1) is None
 
 
 def test_rows_of_blocks_are_of_one_size(tmp_path):

@@ -316,8 +316,8 @@ DOCS = (
         (
             Step("artel bench hardware", says="GFLOP/s"),
             Step(
-                "python benchmarks/plan_time.py",
-                instead="python {clone}/benchmarks/plan_time.py --help",
+                "python benchmarks/plan_speed.py",
+                instead="python {clone}/benchmarks/plan_speed.py --help",
                 why="from the clone; takes many minutes",
             ),
         ),

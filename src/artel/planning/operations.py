@@ -32,8 +32,9 @@ from torch.utils.module_tracker import ModuleTracker
 from artel.models.compile import repeated_layers
 
 PRODUCT, ATTENTION, MEMORY, FUSED, COLLECTIVE = "product", "attention", "memory", "fused", "collective"
-DISPATCH = "dispatch"
-"""Of an operator on DTensors: what PyTorch's Python does around the operations on this process's parts."""
+DISPATCH, VIEW = "dispatch", "view"
+"""An operator on DTensors: what PyTorch's Python does around the operations on this process's parts. And one that
+touches no number, for which only the host works."""
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
 _WITHOUT_WORK = {"prim", "profiler", "streams"}
@@ -47,6 +48,7 @@ _OVERWRITES = {"copy_", "fill_", "zero_"}
 # Each number of their result takes an exponential or the like.
 _EXPONENTIALS = {"exp", "tanh", "sigmoid", "gelu", "gelu_backward", "silu", "silu_backward", "erf", "log", "cos", "sin",
                  "_softmax", "_log_softmax"}  # fmt: skip
+_QUANTIZED_PRODUCT = "gemm_4bit"
 _PLAIN = (torch.Tensor, nn.Parameter, FakeTensor)
 
 
@@ -55,7 +57,7 @@ class Operation:
     """One operation on tensors of one size."""
 
     kind: str
-    """`product`, `attention`, `memory`, `fused` (a chain of those, compiled), `collective`."""
+    """`product`, `attention`, `memory`, `fused` (a chain of those, compiled), `collective`, `dispatch`, `view`."""
     name: str
     """PyTorch's name of the operator, `aten.mm`."""
     dtype: str = "fp32"
@@ -125,6 +127,10 @@ class OperationRecorder(TorchDispatchMode):
             return
         traffic = _Traffic.of(func, name, args, kwargs, out)
         if traffic is None:
+            self.add(Operation(VIEW, VIEW))
+            return
+        if name == _QUANTIZED_PRODUCT:
+            self._record_quantized_product(traffic, args, out)
             return
         backward, compute = self._tracker.is_bw, traffic.dtype
         packet = getattr(func, "overloadpacket", func)
@@ -140,11 +146,23 @@ class OperationRecorder(TorchDispatchMode):
                 flops = int(flop_registry[packet](*args, **kwargs, out_val=out))
             size = traffic.bytes
             self.add(Operation(PRODUCT, label, compute, layout, flops, size, pieces=pieces, is_backward=backward))
+            if name == "addmm" and out.device.type == "cpu":  # what is added is copied to the output first
+                self.add(Operation(MEMORY, "aten.copy_", compute, "", 0, _bytes(args[0]) + _bytes(out)))
         elif self._layers and any(parent.endswith(self._layers) for parent in self._tracker.parents):
             self._chains.join(name, traffic, backward)
             return
         else:
             self.add(Operation(MEMORY, label, compute, "", 0, traffic.bytes, is_backward=backward))
+        self._chains.end(traffic)
+
+    def _record_quantized_product(self, traffic: _Traffic, args: Any, out: torch.Tensor) -> None:
+        """That of 4-bit weights: on a CPU, bitsandbytes writes them out and multiplies."""
+        inputs, packed, (rows, columns) = args[:3]
+        dtype, backward = traffic.dtype, self._tracker.is_bw
+        size = _bytes(packed) + rows * columns * out.element_size()
+        self.add(Operation(MEMORY, "bitsandbytes.dequantize_4bit", dtype, "", 0, size, is_backward=backward))
+        flops, size = 2 * inputs.numel() * rows, traffic.bytes - _bytes(packed) + rows * columns * out.element_size()
+        self.add(Operation(PRODUCT, "bitsandbytes.gemm_4bit", dtype, "nt", flops, size, is_backward=backward))
         self._chains.end(traffic)
 
 

@@ -18,18 +18,18 @@ cores that would compute do the communication, so all of it counts.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from artel.planning.hardware import Hardware, Link
-from artel.planning.operations import ATTENTION, COLLECTIVE, DISPATCH, FUSED, MEMORY, PRODUCT, Operation
-from artel.planning.rates import Rates
+from artel.planning.operations import ATTENTION, COLLECTIVE, DISPATCH, FUSED, MEMORY, PRODUCT, VIEW, Operation
+from artel.planning.rates import Rates, rate_key
 
-# The range of error: what the mean difference was over 28 cases by the clock, on a host that others shared
-# (benchmarks/plan_speed.md). By processor time none was larger than 7 % (benchmarks/plan_time.md).
-MEASURED_ERROR = 0.35
+# The range of error: within it were all but a few of 34 cases by the clock, on a host that others shared
+# (benchmarks/plan_speed.md).
+MEASURED_ERROR = 0.15
 PUBLIC_ERROR = 0.30
 
 # The best that bf16 products of any shape reach: S. Bekman, "Machine Learning Engineering", compute/accelerator,
@@ -91,11 +91,12 @@ class StepTime:
 
     seconds: Range
     by_kind: dict[str, float]
-    """Of the middle of the range; `waiting` is a pipeline's bubble, communication what no computation hides, and
-    `launches` what a GPU waits for its host to start operations, or a CPU spends on it."""
+    """Of the middle of the range. `waiting` is a pipeline's bubble and, on a CPU, what a process waits where others are
+    late; communication what no computation hides; `launches` what a GPU waits for its host to start operations, or a
+    CPU spends on it."""
     source: str
 
-    def tokens_per_second(self, tokens: int) -> Range:
+    def tokens_per_second(self, tokens: float) -> Range:
         """`tokens` are those of a step, of all processes together."""
         return self.seconds.inverse(tokens)
 
@@ -137,15 +138,22 @@ def step_time(
         else:
             by_kind[operation.kind] += count * seconds
     computing = sum(by_kind.values())
-    started = sum(count for operation, count in operations.items() if operation.kind not in (COLLECTIVE, DISPATCH))
+    counts: Counter[str] = Counter()
+    for operation, count in operations.items():
+        counts[operation.kind] += count
+    started = counts.total() - counts[COLLECTIVE] - counts[DISPATCH]
     if hardware.device != "cpu":
-        by_kind["launches"] = max(0.0, _LAUNCH * started - computing)
+        by_kind["launches"] = max(0.0, _LAUNCH * (started - counts[VIEW]) - computing)
     elif rates is not None and "start" in rates:
         by_kind["launches"] = rates.seconds("start", started)
     computing += by_kind["launches"]
     by_kind[COLLECTIVE] += max(hidden - computing, min(2 * longest_hidden, hidden))
     total = sum(by_kind.values())
-    by_kind["waiting"] = bubble * total
+    meetings = sum(count for each, count in operations.items() if each.kind == COLLECTIVE and len(each.ranks) > 1)
+    if meetings and hardware.device == "cpu" and rates is not None and "waiting" in rates:
+        by_kind["waiting"] = meetings * rates.seconds("waiting", (total - by_kind[COLLECTIVE]) / meetings)
+        total += by_kind["waiting"]
+    by_kind["waiting"] += bubble * total
     total *= 1 + bubble
     error = PUBLIC_ERROR if rates is None else MEASURED_ERROR
     source = hardware.source if rates is None else "artel bench hardware"
@@ -161,16 +169,9 @@ def extended(fewer: Mapping[Operation, int], more: Mapping[Operation, int], time
 
 
 def forecast(
-    step: StepTime, tokens: int, total: float, hardware: Hardware, price_per_hour: float | None = None
+    step: StepTime, tokens: float, hours: Range, hardware: Hardware, price_per_hour: float | None = None
 ) -> Forecast:
-    """What a run of `total` tokens takes, of which a full step has `tokens`; the price is that of all nodes."""
-    return forecast_of_time(step, tokens, step.seconds.scaled(total / tokens / 3600), hardware, price_per_hour)
-
-
-def forecast_of_time(
-    step: StepTime, tokens: int, hours: Range, hardware: Hardware, price_per_hour: float | None = None
-) -> Forecast:
-    """What a run of so many hours takes; see `forecast`."""
+    """What a run of so many hours takes, of which a full step has `tokens`; the price is that of all nodes."""
     watts = None if hardware.watts is None else hardware.watts * hardware.world_size
     return Forecast(
         tokens_per_second=step.tokens_per_second(tokens),
@@ -203,32 +204,47 @@ class MeasuredCost:
         if operation.kind == COLLECTIVE:
             return self._collective(operation)
         if operation.kind == DISPATCH:
-            return self._rates.seconds("dispatch", 1) if "dispatch" in self._rates else 0.0
+            return self._seconds("dispatch", 1)
+        if operation.kind == VIEW:
+            return 0.0
         if operation.kind == FUSED:
             return self._seconds("fused", operation.bytes) + self._seconds("exponentials", operation.exponentials)
+        key = self._key(operation)
         if operation.kind == MEMORY:
-            key = f"memory {operation.name}"
-            return self._seconds(key if key in self._rates else "memory aten.add", operation.bytes)
-        if operation.kind == ATTENTION:
-            key = f"attention {operation.dtype} {'backward' if operation.is_backward else 'forward'}"
-        else:
-            key = f"product {operation.dtype} {operation.layout}"
-        key = key if key in self._rates else key.replace(operation.dtype, "fp32")
+            return self._seconds(key, operation.bytes)
         return operation.pieces * self._seconds(key, operation.flops / operation.pieces)
 
+    def _key(self, operation: Operation) -> str:
+        """Of the rate that was measured, or of the one that is nearest: the same operator on other numbers, the other
+        pass of attention, another layout of a product; what is not measured waits for memory as an addition does."""
+        exact = rate_key(operation)
+        if exact in self._rates:
+            return exact
+        types = (operation.dtype, "bf16", "fp32") if operation.dtype == "fp16" else (operation.dtype, "fp32", "bf16")
+        others = [replace(operation, dtype=dtype) for dtype in types]
+        if operation.kind == MEMORY:
+            others += [replace(operation, name="aten.add", dtype=dtype) for dtype in types]
+        elif operation.kind == PRODUCT:
+            others += [replace(operation, dtype=dtype, layout="nn") for dtype in types]
+        else:
+            others += [replace(operation, dtype=dtype, name=operation.kind) for dtype in types]
+        return next((key for key in map(rate_key, others) if key in self._rates), exact)
+
     def _seconds(self, key: str, size: float) -> float:
-        return self._rates.seconds(key, size) if size else 0.0
+        return self._rates.seconds(key, size) if size and key in self._rates else 0.0
 
     def _collective(self, operation: Operation) -> float:
-        """From an all-reduce between two processes: each sends and receives the tensor once.
+        """From the same between two processes, where each holds or receives half of it.
 
         None is quicker than the smallest that was measured, which takes as long as the processes need to meet.
         """
         count = len(operation.ranks)
-        if count < 2 or "all_reduce" not in self._rates:
+        name = operation.name
+        key = "all_gather" if "gather" in name else "reduce_scatter" if "reduce_scatter" in name else "all_reduce"
+        if count < 2 or key not in self._rates:
             return 0.0
-        size = max(operation.bytes, self._rates.points["all_reduce"][0][0])
-        return self._seconds("all_reduce", size) * _passes(operation) * (count - 1) / count
+        size = max(operation.bytes, self._rates.points[key][0][0])
+        return self._seconds(key, size) * 2 * (count - 1) / count
 
 
 class PublicCost:
@@ -241,7 +257,7 @@ class PublicCost:
     def seconds(self, operation: Operation) -> float:
         if operation.kind == COLLECTIVE:
             return self._collective(operation)
-        if operation.kind == DISPATCH:  # not measured beside a GPU
+        if operation.kind in (DISPATCH, VIEW):  # not measured beside a GPU
             return 0.0
         memory = operation.bytes / (self._bandwidth() * _MEMORY_SHARE)
         if operation.kind == PRODUCT:

@@ -19,13 +19,32 @@ import torch
 
 from artel.host import processor
 from artel.models.flops import device_name
+from artel.planning.operations import ATTENTION, MEMORY, PRODUCT, Operation
 from artel.storage import cache_folder, write_file
 
 _FILE = "hardware.json"
-_VERSIONS = {"cpu": 2, "cuda": 2}
+_VERSIONS = {"cpu": 3, "cuda": 3}
 """Of what is measured, by the type of the device."""
 
+_OF_PYTORCH = "backward by PyTorch"
+_FLASH_BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward"
+
 Points = Sequence[tuple[float, float]]
+
+
+def rate_key(operation: Operation) -> str:
+    """Under which name the rate of a product, of attention or of what waits for memory is kept.
+
+    `product bf16 nt`, `attention bf16 forward`, `memory aten.add fp32`. Where artel's own kernel computes attention
+    backward on a CPU, PyTorch's, which is slower, has a rate of its own.
+    """
+    if operation.kind == MEMORY:
+        return f"memory {operation.name} {operation.dtype}"
+    if operation.kind == PRODUCT:
+        return f"product {operation.dtype} {operation.layout}"
+    assert operation.kind == ATTENTION, operation
+    way = "forward" if not operation.is_backward else _OF_PYTORCH if operation.name == _FLASH_BACKWARD else "backward"
+    return f"attention {operation.dtype} {way}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +53,10 @@ class Rates:
 
     processes: int
     points: Mapping[str, Points]
-    """`product bf16 nt`, `attention bf16 forward`, `memory aten.add`, `fused` … -> (size, seconds), by size. The sizes
-    of `start` and `dispatch` are how many operators are started, and how many of them are on DTensors."""
+    """`rate_key` of an operation -> (size, seconds), by size. Besides: `fused` and `exponentials` of compiled layers,
+    `start` and `dispatch` by how many operators are started and how many of them are on DTensors, `all_reduce`,
+    `all_gather`, `reduce_scatter` by the bytes of the whole tensor, and `waiting`: the seconds that a process waits for
+    another one where they meet, by the seconds that both computed before."""
 
     def __contains__(self, key: str) -> bool:
         return key in self.points

@@ -24,6 +24,7 @@ from artel.parallel import World
 from artel.parallel.data_parallel import DataParallel
 from artel.planning.budget.sizes import DEPTHS, Size
 from artel.planning.hardware import Hardware
+from artel.planning.operations import VIEW
 from artel.planning.plan.batches import PlannedData
 from artel.planning.plan.plan import make_plan
 from artel.training.memory.cpu_allocator import release_free_memory
@@ -206,7 +207,9 @@ def _planned(run: RunConfig, size: Size, vocabulary: int, hardware: Hardware) ->
         train = run.train.model_copy(update={**batch, "budget": None, "steps": 1})
         plan = make_plan(run.model_copy(update={"model": model, "train": train}), hardware)
         assert plan.step is not None
-        launched = max(sum(rank.operations.values()) for rank in plan.ranks) * _LAUNCH
+        launched = _LAUNCH * max(
+            sum(count for operation, count in rank.operations.items() if operation.kind != VIEW) for rank in plan.ranks
+        )
         times.append(max(plan.step.seconds.mid, launched if hardware.device == "cuda" else 0.0))
         tokens.append(plan.tokens)
     flops = size.flops_per_token(vocabulary, run.data.block)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -23,29 +23,46 @@ _DOCUMENTS = 200  # of the sources that are read where there is no store
 
 
 @dataclass(frozen=True, slots=True)
+class SampleList:
+    """A dataset of samples that no store holds."""
+
+    samples: Sequence[Sample]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def read(self, index: int) -> Sample:
+        return self.samples[index]
+
+    def origins(self, index: int) -> list[str]:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedData:
     """What a plan knows of a run's data."""
 
     objective: Objective
     tokenizer: Tokenizer
     """Of as many ids as the run's own, which may still have to be trained."""
-    longest: Sample | int
-    """The sample that makes the largest batch: itself, or its index in `samples`."""
-    samples: Samples | None
+    samples: Samples
+    """Those of the token store, or of some of its texts where there is none."""
+    longest: int
+    """The index of the one that makes the largest batch."""
     row_tokens: int
     note: str
     store: TokenStore | None = None
 
     def batch(self, rows: int) -> Batch:
         """A micro-batch of so many rows of the longest sample."""
-        if self.samples is not None and isinstance(self.longest, int):
+        if self.store is not None:
             return repeat_sample(self.objective, self.samples, self.longest, rows)
-        return self.objective.batch(evaluation_rows(_Same(self.longest), np.zeros(rows, dtype=np.int64), rows))
+        return self.objective.batch(evaluation_rows(self.samples, np.full(rows, self.longest), rows))
 
     def laid_out_for(self, build: Callable[[], PreTrainedModel], device: str) -> PlannedData:
         """The data as they are laid out for a model on a device of this type; `build` gives it on the meta device."""
         self.objective.plan_for(build, device)
-        if self.samples is None:
+        if self.store is None:
             return replace(self, row_tokens=self.batch(1).tensors["input_ids"].numel())
         longest, tokens = longest_sample(self.objective, self.samples)
         return replace(self, longest=longest, row_tokens=tokens)
@@ -59,20 +76,20 @@ def planned_data(run: RunConfig) -> PlannedData:
         objective = objective_of(prepared.run, prepared.tokenizer())
         samples = objective.dataset(store.train)
         index, tokens = longest_sample(objective, samples)
-        return PlannedData(objective, objective.tokenizer, index, samples, tokens, "its token store", store)
+        return PlannedData(objective, objective.tokenizer, samples, index, tokens, "its token store", store)
     objective = objective_of(run, tokenizer_here(run) or _small_tokenizer(run))
     if objective.packs_text:
-        longest = _block(run, objective)
+        some = [_block(run, objective)]
         note = f"blocks of {run.data.block} tokens"
     elif objective.fills_blocks(run):
-        longest = _packed_block(run, _samples_of_sources(run, objective))
+        some = [_packed_block(run, _samples_of_sources(run, objective))]
         note = f"blocks of {run.data.block} tokens, filled with samples of its text"
     else:
-        longest = max(_samples_of_sources(run, objective), key=lambda sample: len(sample.ids))
-        note = f"the longest of the first {_DOCUMENTS} documents: {len(longest.ids)} tokens"
-    data = PlannedData(objective, known_tokenizer(run), longest, None, 0, note)
-    tokens = data.batch(1).tensors["input_ids"].numel()
-    return PlannedData(objective, known_tokenizer(run), longest, None, tokens, note)
+        some = _samples_of_sources(run, objective)
+        note = f"the longest of the first {_DOCUMENTS} documents: {max(len(sample.ids) for sample in some)} tokens"
+    longest = max(range(len(some)), key=lambda index: len(some[index].ids))
+    data = PlannedData(objective, known_tokenizer(run), SampleList(some), longest, 0, note)
+    return replace(data, row_tokens=data.batch(1).tensors["input_ids"].numel())
 
 
 def _small_tokenizer(run: RunConfig) -> Tokenizer:
@@ -107,20 +124,3 @@ def _samples_of_sources(run: RunConfig, objective: Objective) -> list[Sample]:
         what = f"the first {len(documents)} documents make no sample of up to {run.data.block} tokens"
         raise InputError.at("data.sources", what, "artel prepare says why")
     return samples
-
-
-@dataclass(frozen=True, slots=True)
-class _Same:
-    """A dataset of one sample."""
-
-    sample: Sample | int
-
-    def __len__(self) -> int:
-        return 1
-
-    def read(self, index: int) -> Sample:
-        assert isinstance(self.sample, Sample)
-        return self.sample
-
-    def origins(self, index: int) -> list[str]:
-        return []

@@ -66,11 +66,14 @@ def trace_steps(
     how: Recompute,
     precision: str,
     *,
+    usual: Batch | None = None,
     on_gpu: bool = False,
     compiled: bool = False,
 ) -> Trace:
     """Trace the steps on the rank of `world`. `model`, on the meta device, is used up.
 
+    `batches` are the micro-batches that hold the most. The operations are those of `usual` in the place of each, if it
+    is given: rows are not always as long.
     `on_gpu`: logits are held in chunks as large as on a GPU, its autocast is imitated, and where nothing is computed
     again so is what compiled layers keep. The operators are those of a CPU all the same.
     """
@@ -89,7 +92,8 @@ def trace_steps(
         with _ddp_buckets(fake, live):
             strategy = _parallelized(run, model, objective, world, precision)
         targets = float(sum(batch.targets for batch in batches) * world.size)
-        batches = _local_parts(strategy, batches, fake)
+        timed = batches if usual is None else [usual] * len(batches)
+        batches, timed = (_local_parts(strategy, each, fake) for each in (batches, timed))
         gc.collect()  # whole weights that are sharded now
         recompute(model, how)
         if on_gpu and compiled and how == "none":
@@ -102,7 +106,7 @@ def trace_steps(
             trace.begin = len(live.events)
             for _ in range(_STEPS):
                 _step(strategy, optimizer, batches, targets, trace)
-            _record_operations(strategy, optimizer, batches, targets, trace, compiled)
+            _record_operations(strategy, optimizer, timed, targets, trace, compiled)
     after = bytes_by_kind(live.events, len(live.events) - 1)
     trace.kept_bytes = _trained_bytes(strategy.model) + after[OPTIMIZER]
     return trace

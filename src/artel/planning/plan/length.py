@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,8 +22,6 @@ _PIECE_BYTES = 128 * 1024
 _PIECES = 8
 _LARGEST_BYTES = 8 * 2**20
 """Of a file that cannot be divided (a table, a compressed file): one that is larger is not read for an estimate."""
-_LOOKED_AT = 2000  # samples, of which the padding is estimated
-_GROUPS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,32 +35,20 @@ class PlannedLength:
     """Of the training part, once; None where the length does not depend on it, and it was not looked at."""
     note: str
     """Where it is from."""
-    row_lengths: np.ndarray | None = field(default=None, repr=False)
-    """Tokens of some samples, where each has a row of its own; None where rows are blocks."""
     filler: float = 0.0
     """The share of blocks that holds no token, 0 to 1."""
-
-    def computed_tokens(self, rows: int) -> float:
-        """In all steps together, with what fills the rows of a micro-batch up to its longest."""
-        if self.row_lengths is None:
-            return self.tokens / (1 - self.filler)
-        groups = np.resize(np.random.default_rng(0).permutation(self.row_lengths), (_GROUPS, rows))
-        return self.tokens * float(groups.max(axis=1).mean() / self.row_lengths.mean())
 
 
 def planned_length(run: RunConfig, data: PlannedData) -> PlannedLength | None:
     """How long the run is; None where only `artel prepare` can tell, or `train.budget` ends it."""
     if run.train.budget is not None:
         return None
-    if data.store is not None and data.samples is not None:
+    if data.store is not None:
         part, length = data.store.train, run_length(run, data.samples, data.store.train)
         if data.objective.packs_text:
-            return _planned(length, length.samples * run.data.block, "its token store", None)
-        if isinstance(data.samples, PackedSamples):
-            return _planned(length, part.tokens, "its token store", None, data.samples.filler)
-        some = np.linspace(0, len(data.samples) - 1, min(_LOOKED_AT, len(data.samples))).astype(int)
-        lengths = np.array([len(data.samples.read(int(index)).ids) for index in some])
-        return _planned(length, part.tokens, "its token store", lengths)
+            return _planned(length, length.samples * run.data.block, "its token store")
+        filler = data.samples.filler if isinstance(data.samples, PackedSamples) else 0.0
+        return _planned(length, part.tokens, "its token store", filler)
     if data.objective.packs_text and run.train.steps is not None:
         in_all = run.train.steps * run.train.batch * run.data.block
         return PlannedLength(run.train.steps, in_all, None, "train.steps")
@@ -82,18 +68,15 @@ def planned_length(run: RunConfig, data: PlannedData) -> PlannedLength | None:
     else:
         samples = len(counts) / share
     length = Length.of(run.train, max(1, round(samples)), tokens / samples)
-    if not data.objective.fills_blocks(run):
-        return _planned(length, tokens, note, counts)
-    return _planned(length, tokens, note, None, max(0.0, 1 - tokens / (samples * run.data.block)))
+    filler = max(0.0, 1 - tokens / (samples * run.data.block)) if data.objective.fills_blocks(run) else 0.0
+    return _planned(length, tokens, note, filler)
 
 
-def _planned(
-    length: Length, epoch_tokens: float, note: str, row_lengths: np.ndarray | None, filler: float = 0.0
-) -> PlannedLength:
+def _planned(length: Length, epoch_tokens: float, note: str, filler: float = 0.0) -> PlannedLength:
     assert length.total is not None  # a budget has no planned length
     assert length.steps is not None
     tokens = length.total * epoch_tokens / length.samples
-    return PlannedLength(length.steps, tokens, epoch_tokens, note, row_lengths, filler)
+    return PlannedLength(length.steps, tokens, epoch_tokens, note, filler)
 
 
 def with_planned_packing(run: RunConfig) -> RunConfig:

@@ -11,7 +11,8 @@ import numpy as np
 from artel.config import RunConfig
 from artel.objectives import Batch
 from artel.planning.plan.batches import PlannedData
-from artel.tokens import Rows, evaluation_rows, micro_batches, step_numbers
+from artel.planning.plan.first_steps import rows_of_steps
+from artel.tokens import Rows, evaluation_rows
 from artel.training.schedule import run_length
 
 _LOOKED_AT = 64  # micro-batches, of those that are trained and of those that are only read
@@ -38,17 +39,14 @@ def micro_batch_sizes(run: RunConfig, data: PlannedData, rows: int, dp_degree: i
     """
     row = data.batch(1).tensors["input_ids"].shape[-1]
     objective, store, samples = data.objective, data.store, data.samples
-    if store is None or samples is None or objective.packs_text or objective.fills_blocks(run):
+    if store is None or objective.packs_text or objective.fills_blocks(run):
         return MicroBatchSizes(row)
     length = run_length(run, samples, store.train)
-    order = objective.order(store.train, len(samples))
 
     def trained() -> Iterator[Rows]:
-        for step in range(_LOOKED_AT if length.steps is None else length.steps):
-            numbers = step_numbers(step, length.batch, length.total)
-            epochs = numbers // length.samples
-            indices = order.at(numbers)
-            yield from micro_batches(samples, indices, epochs, rank=0, world=dp_degree, batch=length.batch, size=rows)
+        steps = _LOOKED_AT if length.steps is None else length.steps
+        for ranks in rows_of_steps(run, data, rows, steps, range(1), dp_degree):
+            yield from ranks[0]
 
     def read() -> Iterator[Rows]:
         for part in [store.train] * objective.needs_reference + [store.validation]:

@@ -60,6 +60,8 @@ class ModelOutline:
         run, objective = self.run, self.objective
         model = without_weights(config, objective.auto_class, objective.heads, run.model.runs_code)
         if run.model.quantize != "none":
+            # Before: whether attention may be artel's is seen in a run, and quantized layers do not run on meta.
+            use_for_training(model, encoders=run.parallel.context > 1)
             quantize_structure(model, run.model.quantize)
         half = base_dtype(run, precision)
         if half is not None:

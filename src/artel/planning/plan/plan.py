@@ -26,12 +26,12 @@ from artel.planning.performance import (
     Range,
     StepTime,
     forecast,
-    forecast_of_time,
     pipeline_bubble,
     step_time,
 )
 from artel.planning.plan.batches import PlannedData, planned_data
 from artel.planning.plan.disk import disk_bytes
+from artel.planning.plan.first_steps import usual_step
 from artel.planning.plan.length import PlannedLength, planned_length
 from artel.planning.plan.models import ModelOutline
 from artel.planning.plan.rank_memory import CHECKPOINT, RankMemory, is_sharded, rank_memory
@@ -63,8 +63,8 @@ class Plan:
     host_room: int | None
     disk: dict[str, int]
     data_note: str
-    tokens: int
-    """Of a step, at most."""
+    tokens: float
+    """Of a step: what blocks hold at most, or on average where rows are as long as their samples."""
     step: StepTime | None
     """None: neither the table nor `artel bench hardware` has the rates; or offload, whose transfers are not planned."""
     length: PlannedLength | None = None
@@ -76,14 +76,12 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> Range | None:
-        """Of the text: what fills a row up to the longest of its micro-batch is computed and is none of it. Where the
-        length of the run is not known, all of them."""
-        if self.step is None:
-            return None
-        computed = self.step.tokens_per_second(self.tokens)
-        if self.length is None:
-            return computed
-        return computed.scaled(self.length.tokens / self.length.computed_tokens(self.micro_batch))
+        """Of the text: what fills rows up is computed and is none of it."""
+        return None if self.step is None else self.step.tokens_per_second(self._text_tokens)
+
+    @property
+    def _text_tokens(self) -> float:
+        return self.tokens if self.length is None else self.tokens * (1 - self.length.filler)
 
     @property
     def forecast(self) -> Forecast | None:
@@ -93,11 +91,10 @@ class Plan:
         machines = self.hardware.nodes if self.hardware.shares_memory else self.hardware.world_size
         price = None if self.price is None else self.price * machines
         if self.length is None:
-            hours = (self.budget or 0.0) / 3600
-            return forecast_of_time(self.step, self.tokens, Range(hours, hours, hours), self.hardware, price)
-        computed = self.length.computed_tokens(self.micro_batch)
-        whole = forecast(self.step, self.tokens, computed, self.hardware, price)
-        return replace(whole, tokens_per_second=self.tokens_per_second or whole.tokens_per_second)
+            hours = Range(*3 * [(self.budget or 0.0) / 3600])
+        else:
+            hours = self.step.seconds.scaled(self.length.steps / 3600)
+        return forecast(self.step, self._text_tokens, hours, self.hardware, price)
 
     @property
     def shortest_budget(self) -> float | None:
@@ -279,8 +276,13 @@ def _planned(
         World(rank, world_size, 0, torch.device("cpu"), on_host) for rank in range(0, world_size, world_size // stages)
     ]
     on_gpu = not hardware.shares_memory
+    dims = read_parallel_dims(run.parallel, world_size, on_host)
+    usual = usual_step(run, data, rows, dims.dp_degree)
+    batch = None if usual is None else usual.batch
     ranks = tuple(
-        rank_memory(run, outline, data, world, how, precision, rows, count, on_gpu=on_gpu, compiled=compiled)
+        rank_memory(
+            run, outline, data, world, how, precision, rows, count, usual=batch, on_gpu=on_gpu, compiled=compiled
+        )
         for world in worlds
     )
     host = sum(rank.host for rank in ranks) * on_host // stages + ranks[0].shared
@@ -301,7 +303,7 @@ def _planned(
         hardware.host_memory_bytes,
         disk_bytes(run, model, whole_of(outline.whole), data, length),
         data.note + _left_out(data.objective),
-        run.train.batch * data.row_tokens,
+        run.train.batch * data.row_tokens if usual is None else usual.tokens,
         _step_time(run, hardware, ranks, model, world_size, on_host, count),
         length,
         run.train.budget,
@@ -333,15 +335,21 @@ def _step_time(
     rates = read_rates(on_host, torch.device("cpu")) if hardware.shares_memory else None
     if rates is None and not hardware.has_rates:
         return None
-    bubble = pipeline_bubble(run.parallel.schedule, run.parallel.pipeline, count)
     dims = read_parallel_dims(run.parallel, world_size, on_host)
     exchanged = {}
     if dims.sums_replica_gradients:  # DistributedDataParallel's reducer is not traced
         size = sum(4 * parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         group = range(0, world_size, world_size // dims.dp_replicate)
         exchanged[Operation(COLLECTIVE, "c10d.allreduce_", bytes=size, ranks=tuple(group))] = 1
-    steps = [step_time({**rank.operations, **exchanged}, hardware, rates, bubble=bubble) for rank in ranks]
-    return max(steps, key=lambda step: step.seconds.mid)
+    steps = [step_time({**rank.operations, **exchanged}, hardware, rates).seconds.mid for rank in ranks]
+    slowest = max(range(len(ranks)), key=steps.__getitem__)
+    bubble = 0.0
+    if len(ranks) > 1:
+        # While the slowest stage waits, the others run a micro-batch.
+        passes = [step_time(rank.passes, hardware, rates).seconds.mid for rank in ranks]
+        others = (sum(passes) - passes[slowest]) / (len(ranks) - 1)
+        bubble = pipeline_bubble(run.parallel.schedule, len(ranks), count) * others / steps[slowest]
+    return step_time({**ranks[slowest].operations, **exchanged}, hardware, rates, bubble=bubble)
 
 
 def planned_precision(run: RunConfig, hardware: Hardware) -> str:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from artel.config import RunConfig
 from artel.config.schema.quantities import Interval
 from artel.models.activation_checkpointing import Recompute
+from artel.objectives import Batch
 from artel.parallel import World, plan_parallelism
 from artel.parallel.mesh import read_parallel_dims
 from artel.planning.operations import Operation
@@ -47,8 +48,15 @@ class RankMemory:
     """Of host memory, without what processes share."""
     shared: int
     """Of host memory, which all processes of the host share."""
-    operations: Mapping[Operation, int]
-    """What a step does, and how often."""
+    passes: Mapping[Operation, int]
+    """What the forward and backward passes of a step do, and how often."""
+    stepping: Mapping[Operation, int]
+    """What the optimizer's step does."""
+
+    @property
+    def operations(self) -> dict[Operation, int]:
+        """What a step does, and how often."""
+        return dict(Counter(self.passes) + Counter(self.stepping))
 
 
 def rank_memory(
@@ -61,10 +69,14 @@ def rank_memory(
     rows: int,
     count: int,
     *,
+    usual: Batch | None,
     on_gpu: bool,
     compiled: bool,
 ) -> RankMemory:
-    """Memory of the rank of `world`, with `count` micro-batches of `rows` rows a step."""
+    """Memory of the rank of `world`, with `count` micro-batches of `rows` rows a step.
+
+    Memory is that of micro-batches of the longest sample, operations are those of `usual` ones.
+    """
     traced = min(count, 2 * max(1, run.parallel.pipeline))
     shards = is_sharded(run, world)
     rounds = ROUNDS_IN_SHARDS if shards else 1
@@ -79,6 +91,7 @@ def rank_memory(
             world,
             how,
             precision,
+            usual=usual,
             on_gpu=on_gpu,
             compiled=compiled,
         )
@@ -87,9 +100,9 @@ def rank_memory(
     lines = [_peaks(trace) for trace in traces]
     peaks = lines[0] if counts is None else _extended(lines[0], lines[1], counts, outline.layers)
     times = 0.0 if counts is None else (outline.layers - counts[1]) / (counts[1] - counts[0])
-    operations = Counter(extended(traces[0].stepping, traces[-1].stepping, times))
-    for operation, often in extended(traces[0].passes, traces[-1].passes, times).items():
-        operations[operation] += round(often * count / traced)
+    stepping = extended(traces[0].stepping, traces[-1].stepping, times)
+    of_traced = extended(traces[0].passes, traces[-1].passes, times)
+    passes = {operation: round(often * count / traced) for operation, often in of_traced.items()}
     kinds = max(peaks, key=_total).copy()
     slack = kinds.pop(ALLOCATOR)
     kept = round(traces[-1].kept_bytes + times * (traces[-1].kept_bytes - traces[0].kept_bytes))
@@ -103,7 +116,7 @@ def rank_memory(
         kinds[FRAMEWORK] = untraced.CUDA_CONTEXT
         allocated = tensors + kinds[FRAMEWORK]
         kinds[ALLOCATOR] = round(untraced.CUDA_CACHED + untraced.CUDA_CACHED_SHARE * tensors)
-        return RankMemory(kinds, allocated, allocated + kinds[ALLOCATOR], host, untraced.LIBRARIES, operations)
+        return RankMemory(kinds, allocated, allocated + kinds[ALLOCATOR], host, untraced.LIBRARIES, passes, stepping)
     kernels = _compiled_bytes(run, outline.build(precision), data, world, rows, traces[-1])
     kinds |= {CHECKPOINT: copy, FRAMEWORK: process + kernels}
     allocated = sum(kinds.values())
@@ -111,7 +124,7 @@ def rank_memory(
     held = allocated + slack
     mapped, read_from = (0, 0) if shards else mapped_bytes(outline, precision)
     shared = untraced.LIBRARIES + mapped + read_from
-    return RankMemory(kinds, allocated, held, held - mapped, shared, operations)
+    return RankMemory(kinds, allocated, held, held - mapped, shared, passes, stepping)
 
 
 def _total(peak: dict[str, int]) -> int:

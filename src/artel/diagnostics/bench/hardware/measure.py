@@ -21,6 +21,7 @@ from artel.host import usable_cores
 from artel.parallel import local_device
 from artel.planning.rates import Points, Rates, about_here, save_rates
 
+_EXCHANGED = {"all_reduce": "reduced", "all_gather": "gathered", "reduce_scatter": "reduced and shared out"}
 _SECONDS = 1200  # for the processes to start and measure: on a busy host importing alone may take a minute
 
 
@@ -71,8 +72,7 @@ def measure_hardware(tell: Tell) -> Measured:
 def _measure(count: int) -> dict[str, Points]:
     """What the first of `count` processes measures while all do the same."""
     compiles = torch.cuda.is_available() or bool(shutil.which("g++") or shutil.which("clang++"))
-    # A thread that waits for others sleeps: what it did is then its processor time.
-    environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    environment = dict(os.environ)
     if sys.platform.startswith("linux"):
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory() as name:
@@ -102,10 +102,14 @@ def _figure(name: str, key: str, points: Points) -> Figure:
     size, seconds = points[-1]
     if key.startswith(("product", "attention")):
         return Figure(name, size / seconds / 1e9, "GFLOP/s", f"{size / 1e9:,.2f} GFLOP in {1000 * seconds:,.2f} ms")
+    if key == "waiting":
+        return Figure(
+            name, 1000 * seconds, "ms", f"for the slower process, after both computed for {1000 * size:,.0f} ms"
+        )
     if key == "exponentials":
         return Figure(name, size / seconds / 1e9, "10^9/s", f"{size:,.0f} in {1000 * seconds:,.2f} ms, compiled")
     if key in ("start", "dispatch"):
         what = "operators on DTensors" if key == "dispatch" else "operators"
         return Figure(name, 1e6 * seconds / size, "µs", f"{size:,.0f} small {what} in {1000 * seconds:,.2f} ms")
-    what = "reduced" if key == "all_reduce" else "read and written"
+    what = _EXCHANGED.get(key, "read and written")
     return Figure(name, size / seconds / 1e9, "GB/s", f"{size / 1e6:,.1f} MB {what} in {1000 * seconds:,.2f} ms")

@@ -1,8 +1,9 @@
 """The operators of a training step at a few sizes, each measured alone, as `planning.rates` keeps them.
 
-The fastest of several turns counts. On a CPU that is processor time of the thread that starts the operator, which has a
-share of the work like all others: another program on the machine does not lengthen it. Communication is by the clock:
-a process waits for the other one, and for its own threads that communicate.
+On a CPU the turn in the middle counts, by the clock. Before each turn other memory is written, as in a step, where an
+operator finds little of what it reads in a cache; a run waits for its threads and takes its slow turns, too. Each
+operator is measured in two rounds, some seconds apart: a host that others share is not equally fast at all moments. On
+a GPU the fastest turn counts, of several calls in a row: the next operator is queued while one runs.
 """
 
 from __future__ import annotations
@@ -27,12 +28,17 @@ from artel.models.attention import AttentionOptions, attend
 from artel.models.compile import compile_layers
 from artel.models.cpu.cross_entropy import can_take, cpu_cross_entropy_with_grad
 from artel.parallel.tensor.styles import Columns, Rows
-from artel.planning.operations import DISPATCH, MEMORY, OperationRecorder
+from artel.planning.operations import DISPATCH, MEMORY, Operation, OperationRecorder
+from artel.planning.rates import Rates, rate_key
 
 Measured = dict[str, list[tuple[float, float]]]
 
-_TURNS = 20
-_CALLS_ON_GPU = 10
+_ROUNDS = 2
+_FEWEST, _MOST = 3, 10
+"""Turns of a round."""
+_TURNS_ON_GPU, _CALLS_ON_GPU = 20, 10
+_MEETINGS = 30
+_PRODUCTS_BETWEEN_MEETINGS = (1, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +46,17 @@ class Sizes:
     """What is measured, and how long."""
 
     seconds: float = 0.06
-    """Of each operator: as many turns as fit, from three to 20."""
-    tokens: int = 2048
-    widths: Sequence[int] = (64, 128, 384, 1024)
-    heads: Sequence[tuple[int, int, int, int]] = ((8, 6, 256, 64), (2, 8, 1024, 64))
+    """Of each operator and round: as many turns as fit, from three to ten."""
+    products: Sequence[tuple[int, int, int]] = (
+        (256, 384, 16),
+        (2048, 384, 16),
+        (2048, 64, 256),
+        (2048, 128, 512),
+        (2048, 384, 1536),
+        (2048, 1024, 4096),
+    )
+    """Tokens, inputs and outputs of each layer; the first two are of an adapter (LoRA)."""
+    heads: Sequence[tuple[int, int, int, int]] = ((1, 8, 64, 64), (8, 6, 256, 64), (2, 8, 1024, 64))
     """Rows, heads, length, size of each attention."""
     numbers: Sequence[int] = (786_432, 8_388_608)
     """Of a tensor: 2,048 x 384, and one that no cache holds."""
@@ -51,11 +64,12 @@ class Sizes:
     vocabulary: int = 16_384
     messages: Sequence[int] = (2**16, 2**20, 2**24)
     """Bytes of an all-reduce."""
+    others: int = 2**23
+    """Numbers in float32 that are written between two turns: as many as a third-level cache holds."""
 
 
 ON_GPU = Sizes(
-    tokens=16_384,
-    widths=(128, 512, 1024, 4096),
+    products=((16_384, 128, 512), (16_384, 512, 2048), (16_384, 1024, 4096), (16_384, 4096, 16_384)),
     heads=((8, 12, 1024, 64), (4, 16, 4096, 128)),
     numbers=(8_388_608, 67_108_864),
     width=1024,
@@ -66,117 +80,134 @@ ON_GPU = Sizes(
 and showed half of the rate that PyTorch reaches there."""
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Something to measure."""
+
+    key: str
+    size: float
+    """FLOPs, bytes or a count, as `Rates` has them."""
+    run: Callable[[], object]
+    beside: tuple[str, float] | None = None
+    """Key and size of what it does besides, whose seconds are not its own. That is measured before it."""
+    together: bool = False
+    """All processes run it equally often: it waits for the other ones."""
+
+
 def measure(device: torch.device, *, compiles: bool, sizes: Sizes | None = None) -> Measured:
-    """All operators on this process's device; with several processes also the all-reduce between them."""
+    """All operators on this process's device; with several processes also what passes between them."""
     sizes = sizes or (ON_GPU if device.type == "cuda" else Sizes())
+    works = list(_works(device, sizes, compiles))
+    seconds = _on_gpu(works, device, sizes) if device.type == "cuda" else _on_cpu(works, sizes)
     measured: Measured = defaultdict(list)
-    fastest = partial(_fastest, device=device, seconds=sizes.seconds)
-    for dtype, name in ((torch.bfloat16, "bf16"), (torch.float32, "fp32")):
-        for width in sizes.widths:
-            for layout, work, flops in _products(sizes.tokens, width, dtype, device):
-                measured[f"product {name} {layout}"].append((flops, fastest(work)))
-        for shape in sizes.heads:
-            for direction, work, flops in _attention(shape, dtype, device):
-                measured[f"attention {name} {direction}"].append((flops, fastest(work)))
-    for count in sizes.numbers:
-        for work in _memory_operators(count, sizes, device):
-            name, size = _recorded(work)
-            measured[f"memory {name}"].append((size, fastest(work)))
-    if compiles:
-        _measure_compiled(measured, sizes, device)
-    if device.type == "cpu":
-        _measure_host(measured)
-    if dist.is_initialized():
-        for size in sizes.messages:
-            message = torch.zeros(size // 4, device=device)
-            if device.type == "cuda":
-                seconds = fastest(partial(dist.all_reduce, message), turns=10)
-            else:
-                seconds = _usual(partial(_reduced, message), time.perf_counter)
-            measured["all_reduce"].append((size, seconds))
-    return {key: sorted(points) for key, points in measured.items()}
+    for work, taken in zip(works, seconds, strict=True):
+        own = taken if work.beside is None else taken - Rates(1, measured).seconds(*work.beside)
+        measured[work.key] = sorted([*measured[work.key], (work.size, max(own, 1e-9))])
+    if device.type == "cpu" and dist.is_initialized():
+        measured["waiting"] = list(_waiting(sizes))
+    return dict(measured)
 
 
-def _fastest(
-    work: Callable[[], object],
-    device: torch.device,
-    seconds: float,
-    clock: Callable[[], float] = time.thread_time,
-    turns: int = 0,
-) -> float:
-    """Seconds of the fastest of several turns, by `clock` on a CPU; `turns` fixes how many, else `seconds` do.
-
-    On a GPU a turn is several calls in a row, as in a step, where the next operator is queued while one runs.
-    """
-    calls = 1
-    if device.type == "cuda":
-        clock, calls = time.perf_counter, _CALLS_ON_GPU
-    work()
-    measured: list[float] = []
-    while len(measured) < (turns or 3):
-        _wait(device)
-        start = clock()
-        for _ in range(calls):
-            work()
-        _wait(device)
-        measured.append((clock() - start) / calls)
-        turns = turns or max(3, min(_TURNS, int(seconds / max(calls * measured[0], 1e-6))))
-    return min(measured)
+def _on_cpu(works: Sequence[Work], sizes: Sizes) -> list[float]:
+    """Seconds of each by the clock: the turn in the middle."""
+    others = torch.zeros(sizes.others)
+    turns: list[list[float]] = [[] for _ in works]
+    for _ in range(_ROUNDS):
+        for work, measured in zip(works, turns, strict=True):
+            work.run()
+            end = time.perf_counter() + sizes.seconds
+            for count in range(_MOST):
+                if count >= _FEWEST and time.perf_counter() >= end and not work.together:
+                    break
+                others += 1
+                measured.append(_seconds(work.run))
+    return [statistics.median(each) for each in turns]
 
 
-def _usual(work: Callable[[], object], clock: Callable[[], float]) -> float:
-    """Seconds by `clock` of the turn in the middle. Before each something else fills the caches, as it does in a step:
-    what waits or runs in Python takes two to four times as long then, on some turns more.
-    """
-    others = torch.zeros(2**24)
-    measured = []
-    for _ in range(_TURNS):
-        others += 1
-        start = clock()
-        work()
-        measured.append(clock() - start)
-    return statistics.median(measured)
+def _on_gpu(works: Sequence[Work], device: torch.device, sizes: Sizes) -> list[float]:
+    """Seconds of each: the fastest of several turns."""
 
-
-def _reduced(message: torch.Tensor) -> torch.Tensor:
-    """The sum of all processes' messages, as tensor parallelism asks for it."""
-    return wait_tensor(all_reduce(message, "sum", list(range(dist.get_world_size()))))
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
+    def turn(run: Callable[[], object]) -> None:
+        for _ in range(_CALLS_ON_GPU):
+            run()
         torch.cuda.synchronize(device)
 
+    fastest = []
+    for work in works:
+        work.run()
+        torch.cuda.synchronize(device)
+        measured: list[float] = []
+        turns = _CALLS_ON_GPU if work.together else _FEWEST
+        while len(measured) < turns:
+            measured.append(_seconds(partial(turn, work.run)) / _CALLS_ON_GPU)
+            if not work.together:
+                fitting = int(sizes.seconds / max(_CALLS_ON_GPU * measured[0], 1e-6))
+                turns = max(_FEWEST, min(_TURNS_ON_GPU, fitting))
+        fastest.append(min(measured))
+    return fastest
 
-def _products(
-    tokens: int, width: int, dtype: torch.dtype, device: torch.device
-) -> Iterator[tuple[str, Callable[[], object], float]]:
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _works(device: torch.device, sizes: Sizes, compiles: bool) -> Iterator[Work]:
+    for dtype in (torch.bfloat16, torch.float32):
+        for layer in sizes.products:
+            for run in _products(layer, dtype, device):
+                yield _recorded(run)
+        for shape in sizes.heads:
+            for run in _attention(shape, dtype, device):
+                yield _recorded(run)
+    for count in sizes.numbers:
+        for run in _memory_operators(count, sizes, device):
+            yield _recorded(run)
+    if compiles:
+        yield from _compiled(sizes, device)
+    if device.type == "cpu":
+        yield from _host()
+    if dist.is_initialized():
+        reduce = dist.all_reduce if device.type == "cuda" else _reduced
+        for size in sizes.messages:
+            whole = torch.zeros(size // 4, device=device)
+            part = torch.zeros(len(whole) // dist.get_world_size(), device=device)
+            yield Work("all_reduce", size, partial(reduce, whole), together=True)
+            yield Work("all_gather", size, partial(dist.all_gather_into_tensor, whole, part), together=True)
+            yield Work("reduce_scatter", size, partial(dist.reduce_scatter_tensor, part, whole), together=True)
+
+
+def _recorded(run: Callable[[], object]) -> Work:
+    """The work under the name and size of the largest operation in it, as a trace of a step counts them."""
+    with OperationRecorder(nn.Module()) as recorder:
+        run()
+    largest: Operation = max(recorder.operations, key=lambda operation: (operation.flops, operation.bytes))
+    return Work(rate_key(largest), largest.bytes if largest.kind == MEMORY else largest.flops, run)
+
+
+def _products(layer: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Iterator[Callable[[], object]]:
     """A layer's matrix: forward as it lies or transposed, the gradient of the weight with the left one transposed."""
+    tokens, width, out_width = layer
     inputs = torch.randn(tokens, width, device=device).to(dtype)
-    weight = torch.randn(width, 4 * width, device=device).to(dtype)
+    weight = torch.randn(width, out_width, device=device).to(dtype)
     transposed = weight.T.contiguous().T
-    grad_output = torch.randn(tokens, 4 * width, device=device).to(dtype)
-    flops = 2.0 * tokens * width * 4 * width
-    yield "nn", partial(torch.mm, inputs, weight), flops
-    yield "nt", partial(torch.mm, inputs, transposed), flops
-    yield "tn", partial(torch.mm, grad_output.T, inputs), flops
+    grad_output = torch.randn(tokens, out_width, device=device).to(dtype)
+    yield partial(torch.mm, inputs, weight)
+    yield partial(torch.mm, inputs, transposed)
+    yield partial(torch.mm, grad_output.T, inputs)
 
 
-def _attention(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> Iterator[tuple[str, Callable[[], object], float]]:
-    rows, heads, length, size = shape
+def _attention(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Iterator[Callable[[], object]]:
+    """Forward and backward as layers compute it; and PyTorch's backward pass, for what artel's does not take."""
     query, key, value = (torch.randn(shape, device=device).to(dtype).requires_grad_() for _ in range(3))
     options = AttentionOptions(None, causal=True, window=None, dropout=0.0, scale=None)
-    flops = 2.0 * rows * heads * length * length * size  # two products on half of the square
-    yield "forward", partial(attend, query, key, value, options), flops
-    output = attend(query, key, value, options)
-    gradient = torch.randn_like(output)
-    yield (
-        "backward",
-        partial(torch.autograd.grad, output, (query, key, value), gradient, retain_graph=True),
-        2.5 * flops,
-    )
+    yield partial(attend, query, key, value, options)
+    outputs = [attend(query, key, value, options)]
+    if device.type == "cpu" and dtype == torch.bfloat16:
+        outputs.append(F.scaled_dot_product_attention(query, key, value, is_causal=True))
+    for output in outputs:
+        yield partial(torch.autograd.grad, output, (query, key, value), torch.randn_like(output), retain_graph=True)
 
 
 def _memory_operators(count: int, sizes: Sizes, device: torch.device) -> Iterator[Callable[[], object]]:
@@ -187,27 +218,32 @@ def _memory_operators(count: int, sizes: Sizes, device: torch.device) -> Iterato
     half, other_half = x.bfloat16(), y.bfloat16()
     weight, bias = torch.ones(2, width, device=device)
     _, mean, scale = torch.native_layer_norm(x, [width], weight, bias, 1e-5)
-    yield partial(torch.add, x, y)
-    yield partial(torch.mul, half, other_half)
+    for left, right in ((x, y), (half, other_half)):
+        yield partial(torch.add, left, right)
+        yield partial(torch.mul, left, right)
+        yield partial(left.add_, right)
+        yield partial(torch.cat, (left, right), -1)
+        yield partial(torch.sum, left, 0)
+        for forward, backward in (
+            (torch.tanh, aten.tanh_backward),
+            (F.gelu, aten.gelu_backward),
+            (F.silu, aten.silu_backward),
+        ):
+            yield partial(forward, left)
+            yield partial(backward, left, right)
+        yield left.unflatten(-1, (6, -1)).transpose(0, 1).contiguous  # heads
     yield partial(x.mul_, 1.0)
     yield partial(x.to, torch.bfloat16)
     yield partial(x.copy_, y)
-    yield x.clone
-    yield partial(torch.cat, (x, y))
     yield partial(torch.pow, x, 2)
     yield partial(torch.mean, x, -1, True)
-    yield partial(torch.sum, half, 0)
-    yield partial(torch.tanh, half)
-    yield partial(aten.tanh_backward, half, other_half)
-    yield partial(F.gelu, half)
-    yield partial(aten.gelu_backward, half, other_half)
-    yield partial(F.silu, half)
-    yield partial(aten.silu_backward, half, other_half)
     yield partial(torch.native_layer_norm, x, [width], weight, bias, 1e-5)
     mask = [True, True, True]
     yield partial(aten.native_layer_norm_backward, y, x, [width], mean, scale, weight, bias, mask)
     yield partial(torch.linalg.vector_norm, x)
-    ids = torch.randint(vocabulary, (count // width,), device=device)
+    rows = torch.randperm(len(x), device=device)
+    yield partial(torch.index_put, half, (rows,), other_half, accumulate=True)
+    ids = torch.randint(vocabulary, (len(x),), device=device)
     yield partial(aten.embedding_dense_backward, x, ids, vocabulary, -1, False)
     yield _adamw(count, device)
     logits = torch.randn(max(1, count // vocabulary), vocabulary, device=device).bfloat16()
@@ -224,27 +260,21 @@ def _adamw(count: int, device: torch.device) -> Callable[[], object]:
     return optimizer.step
 
 
-def _recorded(work: Callable[[], object]) -> tuple[str, int]:
-    """The name and the bytes of the largest operation in `work`, as a trace of a step counts them."""
-    with OperationRecorder(nn.Module()) as recorder:
-        work()
-    largest = max(recorder.operations, key=lambda operation: operation.bytes)
-    assert largest.kind == MEMORY, largest
-    return largest.name, largest.bytes
-
-
-def _measure_host(measured: Measured) -> None:
+def _host() -> Iterator[Work]:
     """The host's own time for each operator, and for each on DTensors: of layers that compute next to nothing."""
-    layers = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8)) for _ in range(16)))
-    count, seconds = _counted(layers)[0], _usual(partial(_pass, layers), time.thread_time)
-    measured["start"].append((count, seconds))
+    plain = _small_layers()
+    yield Work("start", _counted(plain)[0], partial(_pass, plain))
     if dist.is_initialized():
+        layers = _small_layers()
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for layer in layers:
             parallelize_module(layer, mesh, {"0": Columns(), "2": Rows()})
-        plain, dispatched = _counted(layers)
-        beside = _usual(partial(_pass, layers), time.thread_time) - plain * seconds / count
-        measured["dispatch"].append((dispatched, max(beside, 1e-9)))
+        started, dispatched = _counted(layers)
+        yield Work("dispatch", dispatched, partial(_pass, layers), beside=("start", started), together=True)
+
+
+def _small_layers() -> nn.Sequential:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8)) for _ in range(16)))
 
 
 def _pass(layers: nn.Module) -> None:
@@ -258,6 +288,30 @@ def _counted(layers: nn.Module) -> tuple[int, int]:
         _pass(layers)
     dispatched = sum(count for operation, count in recorder.operations.items() if operation.kind == DISPATCH)
     return sum(recorder.operations.values()) - dispatched, dispatched
+
+
+def _reduced(message: torch.Tensor) -> torch.Tensor:
+    """The sum of all processes' messages, as tensor parallelism asks for it."""
+    return wait_tensor(all_reduce(message, "sum", list(range(dist.get_world_size()))))
+
+
+def _waiting(sizes: Sizes) -> Iterator[tuple[float, float]]:
+    """(seconds, seconds): what a process waits on average for the slower one, after both computed for so long.
+
+    What it takes to exchange a number where nobody is late is none of it.
+    """
+    tokens, width, _ = sizes.products[-1]
+    left, right = (torch.ones(tokens, width, dtype=torch.bfloat16) for _ in range(2))
+    message = torch.zeros(1)
+    exchanging = statistics.median([_seconds(partial(_reduced, message)) for _ in range(_MEETINGS)])
+    for products in _PRODUCTS_BETWEEN_MEETINGS:
+        computing, waiting = 0.0, 0.0
+        for _ in range(_MEETINGS):
+            _reduced(message)
+            for _ in range(products):
+                computing += _seconds(partial(torch.mm, left.T, right))
+            waiting += _seconds(partial(_reduced, message))
+        yield computing / _MEETINGS, max(waiting / _MEETINGS - exchanging, 1e-9)
 
 
 class _Plain(nn.Module):
@@ -281,15 +335,12 @@ class _Layers(nn.Module):
         self.layers = nn.ModuleList([_Plain(), _Gelu()])
 
 
-def _measure_compiled(measured: Measured, sizes: Sizes, device: torch.device) -> None:
+def _compiled(sizes: Sizes, device: torch.device) -> Iterator[Work]:
     """What the compiler makes of a chain: the time of a byte, and on top of it that of an exponential."""
     layers = _Layers(device)
     compile_layers(layers, fixed=False)
     plain, gelu = layers.layers
-    with torch.no_grad():
-        for count in sizes.numbers:
-            x, y = torch.randn(2, count, device=device).bfloat16()
-            seconds = _fastest(partial(plain, x, y), device, sizes.seconds)
-            measured["fused"].append((6 * count, seconds))
-            with_exponentials = _fastest(partial(gelu, x), device, sizes.seconds) - seconds * 4 / 6
-            measured["exponentials"].append((count, max(with_exponentials, 1e-9)))
+    for count in sizes.numbers:
+        x, y = torch.randn(2, count, device=device).bfloat16()
+        yield Work("fused", 6 * count, torch.no_grad()(partial(plain, x, y)))
+        yield Work("exponentials", count, torch.no_grad()(partial(gelu, x)), beside=("fused", 4 * count))
