@@ -73,11 +73,11 @@ def traced(
         ids = torch.zeros(shape, dtype=torch.int64)
         optimizer = Optimizer(model, TrainConfig())
         for _ in range(2):  # the first makes the optimizer's state
-            with OperationRecorder(model, compiled=compiled) as passes:
+            with OperationRecorder(model, compiled=compiled, on_gpu=True) as passes:
                 with torch.autocast("cpu", dtype=torch.bfloat16):
                     summed, _ = loss.model_losses(model, {"input_ids": ids}, ids)
                 summed.backward()
-            with OperationRecorder(model) as step:
+            with OperationRecorder(model, on_gpu=True) as step:
                 norm = norm_here([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
                 optimizer.step(1.0, norm)
     layer = sum(parameter.numel() for parameter in repeated_layers(model)[0].parameters())

@@ -1,10 +1,11 @@
 """tokens/s that `artel plan` predicts, beside what `artel train` reached: writes benchmarks/plan_speed.md.
 
-    python benchmarks/plan_speed.py [--folder DIR] [--only NAME…] [--steps 10] [--keep-rates]
+    python benchmarks/plan_speed.py [--folder DIR] [--only NAME…] [--steps 12] [--keep-rates]
 
 The cases are those of benchmarks/plan.py. First `artel bench hardware` measures the machine, then each case is trained
 for some steps by `artel train`, with the threads that it takes by itself; nothing else should run. Measured are the
-tokens of all steps after the third over their seconds, by the clock, as the run's metrics.jsonl has them.
+tokens of all steps after the third over their seconds, by the clock, as the run's metrics.jsonl has them; conversations
+and preferences take four times as many steps, and those after the twelfth count.
 
 A shared machine is faster at one moment than at another. `pace` tells: a fixed product of matrices is computed for a
 second before each case, and its rate is written as a share of the one right after `artel bench hardware`.
@@ -30,7 +31,7 @@ from artel.diagnostics.bench.hardware import measure_hardware
 
 SKIPPED = 3
 """Steps at the beginning, in which memory is taken, kernels are compiled and the optimizer's state is made."""
-SHORTER = 4
+STEP_FACTOR = 4
 """How many times as many steps are taken, and skipped, of conversations and preferences: rows of a few hundred tokens
 come in many sizes, each of which has kernels of its own to compile."""
 
@@ -44,6 +45,7 @@ def main() -> None:
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     page = Path(__file__).resolve().with_suffix(".md")
+    written = page.read_text(encoding="utf-8").partition("| case |")[0].split("\n\n", 2)[2]  # by hand
     os.chdir(options.folder)
     file = Path("measured.json")
     measured: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
@@ -54,11 +56,10 @@ def main() -> None:
     write_inputs()
     measure_cases(options.only, measured, file, lambda case: measure(case, options.steps))
     cases = [case for case in CASES if case.name in measured]
-    predicted = {case.name: predict(case) for case in cases}
+    predicted = {case.name: predict(case, options.steps) for case in cases}
     table = report(cases, measured, predicted)
     print(table)
     if not options.only:
-        written = page.read_text(encoding="utf-8").partition("| case |")[0].split("\n\n", 2)[2]  # by hand
         page.write_text(f"{head(options.steps)}\n{written}{table}\n", encoding="utf-8")
 
 
@@ -73,15 +74,15 @@ def products_a_second() -> float:
     return count / seconds
 
 
-def times(case: Case) -> int:
-    return SHORTER if case.objective in ("chat", "preference") else 1
+def step_factor(case: Case) -> int:
+    return STEP_FACTOR if case.objective in ("chat", "preference") else 1
 
 
 def speed_file(case: Case, steps: int) -> Path:
     """The run file of a case, for so many steps and with artel's own number of threads."""
     tree = yaml.safe_load(run_file(case).read_text())
     tree["run"] = tree["run"].replace("runs/", "runs/speed-")
-    tree["train"]["steps"] = steps * times(case)
+    tree["train"]["steps"] = steps * step_factor(case)
     del tree["train"]["threads"]
     tree |= {"log": {"every": 1}, "checkpoint": {"every": "never"}}
     file = Path(f"{Path(tree['run']).name}.yaml")
@@ -102,7 +103,7 @@ def measure(case: Case, steps: int) -> dict[str, float]:
     folder = Path(yaml.safe_load(file.read_text())["run"])
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     steps_taken = [line for line in lines if "tokens_per_second" in line]
-    first, last = steps_taken[SKIPPED * times(case) - 1], steps_taken[-1]
+    first, last = steps_taken[SKIPPED * step_factor(case) - 1], steps_taken[-1]
     return {
         "pace": pace,
         "tokens": last["tokens"] - first["tokens"],
@@ -110,9 +111,9 @@ def measure(case: Case, steps: int) -> dict[str, float]:
     }
 
 
-def predict(case: Case) -> dict[str, float] | None:
+def predict(case: Case, steps: int) -> dict[str, float] | None:
     """What `artel plan` says of tokens/s; None where it says nothing."""
-    command = [sys.executable, "-m", "artel", "plan", str(speed_file(case, 12)), "--json"]
+    command = [sys.executable, "-m", "artel", "plan", str(speed_file(case, steps)), "--json"]
     command += ["--nproc", str(LAYOUTS[case.layout][0])]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)["tokens_per_second"]

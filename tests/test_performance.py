@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from artel.diagnostics.bench.hardware.operators import Sizes, measure
+from artel.diagnostics.bench.hardware.operators import ON_GPU, Sizes, measure
 from artel.models.attention import AttentionOptions, attend
 from artel.planning.accelerators import ACCELERATORS
 from artel.planning.hardware import Hardware, find_hardware
@@ -38,6 +38,7 @@ from artel.planning.performance import (
     extended,
     forecast,
     pipeline_bubble,
+    slowest_stage,
     step_time,
 )
 from artel.planning.rates import Rates, about_here, read_rates, save_rates
@@ -74,6 +75,8 @@ def test_a_cpu_copies_what_is_added_to_a_product() -> None:
     copy = Operation(MEMORY, "aten.copy_", "fp32", "", 0, 4 * (32 + 8 * 32))
     assert copy in recorded(lambda: torch.addmm(torch.empty(32), torch.empty(8, 16), torch.empty(16, 32)))
     assert copy not in recorded(lambda: torch.empty(8, 16) @ torch.empty(16, 32))
+    on_gpu = recorded(lambda: torch.addmm(torch.empty(32), torch.empty(8, 16), torch.empty(16, 32)), on_gpu=True)
+    assert copy not in on_gpu
 
 
 def test_a_product_of_4_bit_weights_writes_them_out_first() -> None:
@@ -84,6 +87,9 @@ def test_a_product_of_4_bit_weights_writes_them_out_first() -> None:
     kinds = {operation.kind: operation for operation in recorder.operations if "bitsandbytes" in operation.name}
     assert kinds[MEMORY].bytes == 64 * 128 // 2 + 4 * 64 * 128
     assert (kinds[PRODUCT].flops, kinds[PRODUCT].layout) == (2 * 4 * 64 * 128, "nt")
+    with OperationRecorder(nn.Module(), on_gpu=True) as recorder:
+        layer(torch.ones(4, 64))
+    assert [operation.kind for operation in recorder.operations if "bitsandbytes" in operation.name] == [PRODUCT]
 
 
 def test_a_grouped_product_is_one_for_each_group() -> None:
@@ -166,6 +172,21 @@ def test_a_compiled_chain_reads_what_comes_in_once_and_writes_what_goes_out_once
     alone = recorded(lambda: model(torch.empty(100)), model)
     assert not any(operation.kind == FUSED for operation in alone)
     assert sum(operation.bytes for operation in alone) > sum(operation.bytes for operation in operations)
+
+
+class LayerOfViews(Layer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.view(10, 10)).view(100)
+
+
+def test_views_of_a_compiled_layer_start_nothing() -> None:
+    model = Model()
+    model.layers[0] = LayerOfViews()
+    views = [
+        recorded(lambda: model(torch.empty(100)), model, compiled=compiled).get(Operation(VIEW, VIEW), 0)
+        for compiled in (False, True)
+    ]
+    assert views[0] == views[1] + 2
 
 
 class LayerOfManyTensors(Layer):
@@ -271,6 +292,13 @@ def test_the_bubble_of_each_schedule() -> None:
     assert step_time(work, node, bubble=0.25).seconds.mid == pytest.approx(1.25 * step_time(work, node).seconds.mid)
 
 
+def test_a_stage_waits_while_the_others_run_a_micro_batch() -> None:
+    """Of two micro-batches: 10 s of the slowest stage, of which 2 are the optimizer's, and 6 / 2 of the other one."""
+    assert slowest_stage("1f1b", 2, [7.0, 10.0], [6.0, 8.0]) == (1, 3 / 10)
+    assert slowest_stage("1f1b", 12, [8.0] * 4, [8.0] * 4) == (0, pipeline_bubble("1f1b", 4, 12))
+    assert slowest_stage("1f1b", 12, [8.0], [8.0]) == (0, 0.0)
+
+
 @pytest.mark.parametrize("name", ACCELERATORS)
 def test_every_accelerator_has_a_time_for_every_precision(name: str) -> None:
     for dtype in ("fp32", "tf32", "bf16", "fp16", "fp8"):
@@ -328,7 +356,8 @@ def test_what_was_not_measured_has_the_rate_of_the_nearest_that_was() -> None:
     assert seconds(PRODUCT, "aten.mm", "fp32", "nt") == 4.0
     assert seconds(ATTENTION, "artel.cpu_attention_backward", "bf16", is_backward=True) == 5.0
     assert seconds(ATTENTION, backward, "bf16", is_backward=True) == 6.0
-    assert seconds(ATTENTION, "artel.cpu_attention", "bf16") == 0.0  # neither pass was measured
+    assert seconds(ATTENTION, backward, "fp32", is_backward=True) == 6.0
+    assert seconds(ATTENTION, "artel.cpu_attention", "bf16") == 5.0  # the other pass
 
 
 def test_processes_wait_where_they_meet() -> None:
@@ -378,9 +407,11 @@ def test_a_measurement_is_kept_for_this_device_and_version(monkeypatch: pytest.M
     assert read_rates(1, CPU) is None
 
 
-def test_what_is_measured_is_what_a_step_asks_for() -> None:
+@pytest.mark.parametrize("width", [Sizes().width, ON_GPU.width])
+def test_what_is_measured_is_what_a_step_asks_for(width: int) -> None:
     """On tiny sizes: the names of a measurement are those by which a step's operations are looked up."""
-    sizes = Sizes(seconds=0, products=((16, 8, 32),), heads=((1, 2, 16, 8),), numbers=(768,), vocabulary=64, others=8)
+    sizes = Sizes(seconds=0, products=((16, 8, 32),), heads=((1, 2, 16, 8),), numbers=(2 * width,), width=width,
+                  vocabulary=64, others=8)  # fmt: skip
     measured = measure(CPU, compiles=False, sizes=sizes)
     assert all(size > 0 and seconds > 0 for points in measured.values() for size, seconds in points)
     products = {f"product {dtype} {layout}" for dtype in ("bf16", "fp32") for layout in ("nn", "nt", "tn")}

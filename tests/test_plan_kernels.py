@@ -21,7 +21,7 @@ from artel.planning.plan import make_plan
 from artel.planning.plan.batches import planned_data
 from artel.planning.plan.compiled_kernels import KEPT, KernelShapes
 from artel.planning.plan.fake_run import trace_steps
-from artel.planning.plan.first_steps import usual_step
+from artel.planning.plan.first_steps import computed_positions, usual_step
 from artel.planning.plan.live_bytes import LiveBytes
 from artel.planning.plan.micro_batch_sizes import MicroBatchSizes, micro_batch_sizes
 from artel.planning.plan.models import ModelOutline
@@ -116,14 +116,18 @@ def test_groups_of_experts_come_in_many_sizes():
     assert shapes.count({16, 32}, ONE_SIZE) == 6
 
 
-def preferences(folder, **train):
+def preferences(folder, loss="dpo", **train):
     """A run on pairs whose prompts and answers are of 1 to 30 words."""
     pairs = [{"prompt": "sea " * n, "chosen": "ship " * (1 + n % 7), "rejected": "no " * n} for n in range(1, 31)]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     data = {"sources": [{"path": str(folder / "pairs.jsonl"), "format": "preference"}], "block": 256}
     places = {"run": str(folder / "run"), "data": data | {"store": str(folder / "stores"), "validation": 0}}
     vocabulary = {"tokenizer": {"train": {"vocab": 270}}}
-    return run_from(merged(TINY, places | vocabulary | {"objective": "preference", "train": train}), {}, {})
+    return run_from(
+        merged(TINY, places | vocabulary | {"objective": "preference", "preference": {"loss": loss}, "train": train}),
+        {},
+        {},
+    )
 
 
 def test_sizes_of_micro_batches_are_those_of_the_runs_own_order(tmp_path):
@@ -139,10 +143,11 @@ def test_sizes_of_micro_batches_are_those_of_the_runs_own_order(tmp_path):
     assert micro_batch_sizes(run, data, 2, 2).samples == 6
 
 
+@pytest.mark.parametrize("loss", ["dpo", "kto", "orpo"])
 @pytest.mark.parametrize("prepared", [False, True])
-def test_a_usual_step_is_that_of_the_slowest_rank_on_average(tmp_path, prepared):
+def test_a_usual_step_is_that_of_the_slowest_rank_on_average(tmp_path, prepared, loss):
     """On one rank and on two: of the same tokens, the longer half of each step counts."""
-    run = preferences(tmp_path, steps=3, batch=8)
+    run = preferences(tmp_path, loss, steps=3, batch=8)
     if prepared:
         prepare(run)
     data = planned_data(run)
@@ -150,14 +155,10 @@ def test_a_usual_step_is_that_of_the_slowest_rank_on_average(tmp_path, prepared)
     assert alone.tokens == spread.tokens
     longest = data.batch(2)
     assert alone.batch.tokens < longest.tokens
-    positions = [positions_of(usual.batch) for usual in (alone, spread)]
-    assert positions[0] <= positions[1] <= positions_of(longest)
-    assert positions[0] < positions_of(longest)
+    positions = [computed_positions(usual.batch) for usual in (alone, spread)]
+    assert positions[0] <= positions[1]
+    assert positions[0] < computed_positions(longest)
     assert 4 * positions[0] >= alone.tokens  # of four micro-batches
-
-
-def positions_of(batch):
-    return sum(group.positions for group in batch.groups) or batch.tensors["input_ids"].numel()
 
 
 def test_the_operations_of_a_plan_are_those_of_usual_rows_and_its_memory_that_of_the_longest(tmp_path):
@@ -169,7 +170,9 @@ def test_the_operations_of_a_plan_are_those_of_usual_rows_and_its_memory_that_of
     usual = usual_step(run, data.laid_out_for(lambda: outline.build_for_training("fp32"), "cuda"), 2, 1)
     assert plan.tokens == usual.tokens
     embeddings = {each.bytes for each in plan.ranks[0].operations if each.name == "aten.embedding"}
-    assert positions_of(usual.batch) * (2 * 4 * 32 + 8) in embeddings  # 32 floats are read and written, and an id read
+    assert (
+        computed_positions(usual.batch) * (2 * 4 * 32 + 8) in embeddings
+    )  # 32 floats are read and written, and an id read
 
 
 def test_rows_of_blocks_are_all_usual(tmp_path):

@@ -79,11 +79,13 @@ class Operation:
 class OperationRecorder(TorchDispatchMode):
     """Records the operations that run within its block; enter it inside of FakeTensorMode.
 
-    With `compiled`, what the layers of `model` do between products is one fused operation.
+    With `compiled`, what the layers of `model` do between products is one fused operation. What a CPU does besides is
+    left out for a plan `on_gpu`, whose tensors are a CPU's all the same.
     """
 
-    def __init__(self, model: nn.Module, *, compiled: bool = False) -> None:
+    def __init__(self, model: nn.Module, *, compiled: bool = False, on_gpu: bool = False) -> None:
         super().__init__()
+        self._on_gpu = on_gpu
         layers = {id(layer) for layer in repeated_layers(model)} if compiled else set()
         self._layers = tuple(f".{name}" for name, module in model.named_modules() if id(module) in layers)
         self._tracker = ModuleTracker()
@@ -126,8 +128,10 @@ class OperationRecorder(TorchDispatchMode):
             self.add(_collective(func, name, args, kwargs, out))
             return
         traffic = _Traffic.of(func, name, args, kwargs, out)
+        is_compiled = bool(self._layers) and any(parent.endswith(self._layers) for parent in self._tracker.parents)
         if traffic is None:
-            self.add(Operation(VIEW, VIEW))
+            if not is_compiled:
+                self.add(Operation(VIEW, VIEW))
             return
         if name == _QUANTIZED_PRODUCT:
             self._record_quantized_product(traffic, args, out)
@@ -146,9 +150,10 @@ class OperationRecorder(TorchDispatchMode):
                 flops = int(flop_registry[packet](*args, **kwargs, out_val=out))
             size = traffic.bytes
             self.add(Operation(PRODUCT, label, compute, layout, flops, size, pieces=pieces, is_backward=backward))
-            if name == "addmm" and out.device.type == "cpu":  # what is added is copied to the output first
-                self.add(Operation(MEMORY, "aten.copy_", compute, "", 0, _bytes(args[0]) + _bytes(out)))
-        elif self._layers and any(parent.endswith(self._layers) for parent in self._tracker.parents):
+            if name == "addmm" and not self._on_gpu:  # what is added is copied to the output first
+                size = _bytes(args[0]) + _bytes(out)
+                self.add(Operation(MEMORY, "aten.copy_", compute, "", 0, size, is_backward=backward))
+        elif is_compiled:
             self._chains.join(name, traffic, backward)
             return
         else:
@@ -156,12 +161,16 @@ class OperationRecorder(TorchDispatchMode):
         self._chains.end(traffic)
 
     def _record_quantized_product(self, traffic: _Traffic, args: Any, out: torch.Tensor) -> None:
-        """That of 4-bit weights: on a CPU, bitsandbytes writes them out and multiplies."""
+        """That of 4-bit weights. On a CPU, bitsandbytes writes them out first."""
         inputs, packed, (rows, columns) = args[:3]
-        dtype, backward = traffic.dtype, self._tracker.is_bw
-        size = _bytes(packed) + rows * columns * out.element_size()
-        self.add(Operation(MEMORY, "bitsandbytes.dequantize_4bit", dtype, "", 0, size, is_backward=backward))
-        flops, size = 2 * inputs.numel() * rows, traffic.bytes - _bytes(packed) + rows * columns * out.element_size()
+        dtype, backward, size = traffic.dtype, self._tracker.is_bw, traffic.bytes
+        if not self._on_gpu:
+            whole = rows * columns * out.element_size()
+            written = Operation(MEMORY, "bitsandbytes.dequantize_4bit", dtype, bytes=_bytes(packed) + whole,
+                                is_backward=backward)  # fmt: skip
+            self.add(written)
+            size += whole - _bytes(packed)
+        flops = 2 * inputs.numel() * rows
         self.add(Operation(PRODUCT, "bitsandbytes.gemm_4bit", dtype, "nt", flops, size, is_backward=backward))
         self._chains.end(traffic)
 

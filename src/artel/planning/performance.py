@@ -19,13 +19,13 @@ cores that would compute do the communication, so all of it counts.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from artel.planning.hardware import Hardware, Link
 from artel.planning.operations import ATTENTION, COLLECTIVE, DISPATCH, FUSED, MEMORY, PRODUCT, VIEW, Operation
-from artel.planning.rates import Rates, rate_key
+from artel.planning.rates import FLASH_BACKWARD, Rates, rate_key
 
 # The range of error: within it were all but a few of 34 cases by the clock, on a host that others shared
 # (benchmarks/plan_speed.md).
@@ -149,12 +149,11 @@ def step_time(
     computing += by_kind["launches"]
     by_kind[COLLECTIVE] += max(hidden - computing, min(2 * longest_hidden, hidden))
     total = sum(by_kind.values())
-    meetings = sum(count for each, count in operations.items() if each.kind == COLLECTIVE and len(each.ranks) > 1)
+    by_kind["waiting"] = bubble * total
+    meetings = sum(count for operation, count in operations.items() if _is_meeting(operation))
     if meetings and hardware.device == "cpu" and rates is not None and "waiting" in rates:
-        by_kind["waiting"] = meetings * rates.seconds("waiting", (total - by_kind[COLLECTIVE]) / meetings)
-        total += by_kind["waiting"]
-    by_kind["waiting"] += bubble * total
-    total *= 1 + bubble
+        by_kind["waiting"] += meetings * rates.seconds("waiting", (total - by_kind[COLLECTIVE]) / meetings)
+    total += by_kind["waiting"]
     error = PUBLIC_ERROR if rates is None else MEASURED_ERROR
     source = hardware.source if rates is None else "artel bench hardware"
     return StepTime(Range(total * (1 - error), total, total * (1 + error)), dict(by_kind), source)
@@ -171,7 +170,7 @@ def extended(fewer: Mapping[Operation, int], more: Mapping[Operation, int], time
 def forecast(
     step: StepTime, tokens: float, hours: Range, hardware: Hardware, price_per_hour: float | None = None
 ) -> Forecast:
-    """What a run of so many hours takes, of which a full step has `tokens`; the price is that of all nodes."""
+    """What a run of so many hours takes, whose steps have `tokens` each; the price is that of all nodes."""
     watts = None if hardware.watts is None else hardware.watts * hardware.world_size
     return Forecast(
         tokens_per_second=step.tokens_per_second(tokens),
@@ -194,6 +193,21 @@ def pipeline_bubble(schedule: str, stages: int, micro_batches: int, chunks: int 
     return (stages - 1) / micro_batches / (chunks if schedule == "interleaved" else 1)
 
 
+def slowest_stage(
+    schedule: str, micro_batches: int, steps: Sequence[float], passes: Sequence[float]
+) -> tuple[int, float]:
+    """The stage of a pipeline that takes longest, and its bubble: the time that it waits over that in which it works.
+
+    `steps` and `passes` are the seconds of each stage, with and without the optimizer's step. While the slowest waits,
+    the others run a micro-batch; where all stages are alike that is `pipeline_bubble`.
+    """
+    slowest = max(range(len(steps)), key=steps.__getitem__)
+    if len(steps) == 1:
+        return slowest, 0.0
+    others = (sum(passes) - passes[slowest]) / (len(passes) - 1)
+    return slowest, pipeline_bubble(schedule, len(steps), micro_batches) * others / steps[slowest]
+
+
 class MeasuredCost:
     """Seconds by what was measured on this machine."""
 
@@ -204,7 +218,7 @@ class MeasuredCost:
         if operation.kind == COLLECTIVE:
             return self._collective(operation)
         if operation.kind == DISPATCH:
-            return self._seconds("dispatch", 1)
+            return self._seconds("dispatch", 1) if "dispatch" in self._rates else 0.0
         if operation.kind == VIEW:
             return 0.0
         if operation.kind == FUSED:
@@ -215,36 +229,39 @@ class MeasuredCost:
         return operation.pieces * self._seconds(key, operation.flops / operation.pieces)
 
     def _key(self, operation: Operation) -> str:
-        """Of the rate that was measured, or of the one that is nearest: the same operator on other numbers, the other
-        pass of attention, another layout of a product; what is not measured waits for memory as an addition does."""
+        """Of the rate that was measured, or of the one that is nearest: the same operator on other numbers, another
+        layout of a product, another kernel or pass of attention. What waits for memory and was not measured does so as
+        an addition does.
+        """
         exact = rate_key(operation)
         if exact in self._rates:
             return exact
-        types = (operation.dtype, "bf16", "fp32") if operation.dtype == "fp16" else (operation.dtype, "fp32", "bf16")
-        others = [replace(operation, dtype=dtype) for dtype in types]
         if operation.kind == MEMORY:
-            others += [replace(operation, name="aten.add", dtype=dtype) for dtype in types]
+            others = [operation, replace(operation, name="aten.add")]
         elif operation.kind == PRODUCT:
-            others += [replace(operation, dtype=dtype, layout="nn") for dtype in types]
+            others = [operation, replace(operation, layout="nn")]
         else:
-            others += [replace(operation, dtype=dtype, name=operation.kind) for dtype in types]
-        return next((key for key in map(rate_key, others) if key in self._rates), exact)
+            kernels = [replace(operation, name=name) for name in (ATTENTION, FLASH_BACKWARD)]
+            others = [operation, *kernels, *(replace(each, is_backward=not each.is_backward) for each in kernels)]
+        dtypes = (operation.dtype, "bf16", "fp32") if operation.dtype == "fp16" else (operation.dtype, "fp32", "bf16")
+        keys = (rate_key(replace(other, dtype=dtype)) for other in others for dtype in dtypes)
+        return next((key for key in keys if key in self._rates), exact)
 
     def _seconds(self, key: str, size: float) -> float:
-        return self._rates.seconds(key, size) if size and key in self._rates else 0.0
+        return self._rates.seconds(key, size) if size else 0.0
 
     def _collective(self, operation: Operation) -> float:
-        """From the same between two processes, where each holds or receives half of it.
+        """From the same between two processes, each of which holds half; what is sent once takes half of an all-reduce.
 
         None is quicker than the smallest that was measured, which takes as long as the processes need to meet.
         """
-        count = len(operation.ranks)
-        name = operation.name
+        count, name = len(operation.ranks), operation.name
         key = "all_gather" if "gather" in name else "reduce_scatter" if "reduce_scatter" in name else "all_reduce"
         if count < 2 or key not in self._rates:
             return 0.0
         size = max(operation.bytes, self._rates.points[key][0][0])
-        return self._seconds(key, size) * 2 * (count - 1) / count
+        passes = _passes(operation) if key == "all_reduce" else 2
+        return self._seconds(key, size) * passes * (count - 1) / count
 
 
 class PublicCost:
@@ -296,6 +313,13 @@ def _share(link: Link) -> float:
 def _passes(operation: Operation) -> int:
     """How often each process sends the tensor, without its own part: twice in an all-reduce by a ring."""
     return 2 if "all_reduce" in operation.name or "allreduce" in operation.name else 1
+
+
+def _is_meeting(operation: Operation) -> bool:
+    """Whether several processes wait there for the slowest; what a stage of a pipeline waits is its bubble."""
+    return (
+        operation.kind == COLLECTIVE and len(operation.ranks) > 1 and operation.name not in ("c10d.send", "c10d.recv_")
+    )
 
 
 def _is_overlapped(operation: Operation) -> bool:

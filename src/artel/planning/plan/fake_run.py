@@ -92,8 +92,8 @@ def trace_steps(
         with _ddp_buckets(fake, live):
             strategy = _parallelized(run, model, objective, world, precision)
         targets = float(sum(batch.targets for batch in batches) * world.size)
-        timed = batches if usual is None else [usual] * len(batches)
-        batches, timed = (_local_parts(strategy, each, fake) for each in (batches, timed))
+        longest = _local_parts(strategy, batches, fake)
+        timed = longest if usual is None else _local_parts(strategy, [usual] * len(batches), fake)
         gc.collect()  # whole weights that are sharded now
         recompute(model, how)
         if on_gpu and compiled and how == "none":
@@ -105,8 +105,8 @@ def trace_steps(
             optimizer = Optimizer(model, run.train, run.seed, None, precision)
             trace.begin = len(live.events)
             for _ in range(_STEPS):
-                _step(strategy, optimizer, batches, targets, trace)
-            _record_operations(strategy, optimizer, timed, targets, trace, compiled)
+                _step(strategy, optimizer, longest, targets, trace)
+            _record_operations(strategy, optimizer, timed, targets, trace, compiled=compiled, on_gpu=on_gpu)
     after = bytes_by_kind(live.events, len(live.events) - 1)
     trace.kept_bytes = _trained_bytes(strategy.model) + after[OPTIMIZER]
     return trace
@@ -146,13 +146,15 @@ def _record_operations(
     batches: list[Batch],
     targets: float,
     trace: Trace,
+    *,
     compiled: bool,
+    on_gpu: bool,
 ) -> None:
     """One more step, of which the operations count and not the bytes: the recorder's hooks hold tensors."""
     end = len(trace.live.events)
-    with OperationRecorder(strategy.model, compiled=compiled) as passes:
+    with OperationRecorder(strategy.model, compiled=compiled, on_gpu=on_gpu) as passes:
         strategy.run(batches, targets, optimizer.loss_factor)
-    with OperationRecorder(strategy.model) as stepping:
+    with OperationRecorder(strategy.model, on_gpu=on_gpu) as stepping:
         optimizer.clip_and_step(1.0, strategy.norm())
     trace.passes, trace.stepping = passes.operations, stepping.operations
     del trace.live.events[end:]

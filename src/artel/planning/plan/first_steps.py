@@ -11,9 +11,10 @@ from artel.config import RunConfig
 from artel.objectives import Batch
 from artel.planning.plan.batches import PlannedData
 from artel.tokens import Rows, micro_batches, step_numbers
+from artel.training.schedule import run_length
 
 _SAMPLES = 256
-"""That are looked at: of the first steps as many as have so many, at least one."""
+"""About as many are looked at: of the first steps, of a large batch a part of the micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +34,20 @@ def usual_step(run: RunConfig, data: PlannedData, rows: int, dp_degree: int) -> 
     """
     if data.objective.packs_text or data.objective.fills_blocks(run):
         return None
+    ranks = range(min(dp_degree, max(1, _SAMPLES // rows)))
+    of_each = max(1, _SAMPLES // (rows * len(ranks)))
     steps = max(1, _SAMPLES // run.train.batch)
     batches: list[Batch] = []
-    slowest, tokens = [], []
-    for ranks in rows_of_steps(run, data, rows, steps, range(dp_degree), dp_degree):
-        step = [[data.objective.batch(each) for each in micro] for micro in ranks]
-        slowest.append(max(sum(map(_positions, rank)) / len(rank) for rank in step))
-        batches += [batch for rank in step for batch in rank]
-        tokens.append(sum(batch.tokens for rank in step for batch in rank))
-    mean = float(np.mean(slowest))
-    return UsualStep(min(batches, key=lambda batch: abs(_positions(batch) - mean)), float(np.mean(tokens)))
+    slowest: list[float] = []
+    count = 1
+    for step in rows_of_steps(run, data, rows, steps, ranks, dp_degree):
+        count = len(step[0])
+        of_ranks = [[data.objective.batch(each) for each in rank[:of_each]] for rank in step]
+        slowest.append(max(float(np.mean([computed_positions(batch) for batch in rank])) for rank in of_ranks))
+        batches += [batch for rank in of_ranks for batch in rank]
+    usual = float(np.mean(slowest))
+    tokens = float(np.mean([batch.tokens for batch in batches])) * count * dp_degree
+    return UsualStep(min(batches, key=lambda batch: abs(computed_positions(batch) - usual)), tokens)
 
 
 def rows_of_steps(
@@ -50,22 +55,27 @@ def rows_of_steps(
 ) -> Iterator[list[list[Rows]]]:
     """Of each of the first steps, the micro-batches of these data-parallel ranks, in the order of training (law 1).
 
-    Without a token store they are of the samples that were read of the sources, in an order of their own.
+    Without a token store they are of the samples that were read of the sources, drawn at random.
     """
     samples, batch = data.samples, run.train.batch
+    length = None if data.store is None else run_length(run, samples, data.store.train)
+    order = None if data.store is None else data.objective.order(data.store.train, len(samples))
+    total = None if length is None else length.total
+    if length is not None and length.steps is not None:
+        steps = min(steps, length.steps)
     for step in range(steps):
-        numbers = step_numbers(step, batch, None)
-        if data.store is not None:
-            indices = data.objective.order(data.store.train, len(samples)).at(numbers)
+        numbers = step_numbers(step, batch, total)
+        if order is None:
+            indices, epochs = np.random.default_rng(step).integers(len(samples), size=batch), np.full(batch, -1)
         else:
-            indices = np.random.default_rng(step).integers(len(samples), size=batch)
-        epochs = numbers // len(samples)
+            indices, epochs = order.at(numbers), numbers // len(samples)
         yield [
             micro_batches(samples, indices, epochs, rank=rank, world=dp_degree, batch=batch, size=rows)
             for rank in ranks
         ]
 
 
-def _positions(batch: Batch) -> int:
-    """Tokens and padding that are computed."""
-    return sum(group.positions for group in batch.groups) or batch.tensors["input_ids"].numel()
+def computed_positions(batch: Batch) -> int:
+    """Tokens and padding that are computed, of all texts of the rows."""
+    whole = sum(tensor.numel() for name, tensor in batch.tensors.items() if name.endswith("input_ids"))
+    return sum(group.positions for group in batch.groups) or whole

@@ -35,7 +35,7 @@ class MicroBatchSizes:
 def micro_batch_sizes(run: RunConfig, data: PlannedData, rows: int, dp_degree: int) -> MicroBatchSizes:
     """Of the first data-parallel rank's micro-batches of `rows` rows, in the order of training (law 1).
 
-    Without a token store nothing but the longest sample is known: one size.
+    Without a token store their order is not known: one size is counted.
     """
     row = data.batch(1).tensors["input_ids"].shape[-1]
     objective, store, samples = data.objective, data.store, data.samples
@@ -44,8 +44,7 @@ def micro_batch_sizes(run: RunConfig, data: PlannedData, rows: int, dp_degree: i
     length = run_length(run, samples, store.train)
 
     def trained() -> Iterator[Rows]:
-        steps = _LOOKED_AT if length.steps is None else length.steps
-        for ranks in rows_of_steps(run, data, rows, steps, range(1), dp_degree):
+        for ranks in rows_of_steps(run, data, rows, _LOOKED_AT, range(1), dp_degree):
             yield from ranks[0]
 
     def read() -> Iterator[Rows]:
@@ -56,13 +55,13 @@ def micro_batch_sizes(run: RunConfig, data: PlannedData, rows: int, dp_degree: i
                 yield evaluation_rows(dataset, indices, rows)
 
     sizes, only_read = (
-        {size for each in islice(batches, _LOOKED_AT) for size in _positions(objective.batch(each))}
+        {size for each in islice(batches, _LOOKED_AT) for size in _product_sizes(objective.batch(each))}
         for batches in (trained(), read())
     )
     total = _LOOKED_AT * length.batch if length.total is None else length.total
     return MicroBatchSizes(row, len(sizes), len(only_read - sizes), -(-total // dp_degree))
 
 
-def _positions(batch: Batch) -> set[int]:
+def _product_sizes(batch: Batch) -> set[int]:
     """What products are computed of at a time: all tokens and padding, or those of each group of rows."""
     return {group.positions for group in batch.groups} or {batch.tensors["input_ids"].numel()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -26,12 +26,12 @@ from artel.planning.performance import (
     Range,
     StepTime,
     forecast,
-    pipeline_bubble,
+    slowest_stage,
     step_time,
 )
 from artel.planning.plan.batches import PlannedData, planned_data
 from artel.planning.plan.disk import disk_bytes
-from artel.planning.plan.first_steps import usual_step
+from artel.planning.plan.first_steps import UsualStep, usual_step
 from artel.planning.plan.length import PlannedLength, planned_length
 from artel.planning.plan.models import ModelOutline
 from artel.planning.plan.rank_memory import CHECKPOINT, RankMemory, is_sharded, rank_memory
@@ -91,7 +91,8 @@ class Plan:
         machines = self.hardware.nodes if self.hardware.shares_memory else self.hardware.world_size
         price = None if self.price is None else self.price * machines
         if self.length is None:
-            hours = Range(*3 * [(self.budget or 0.0) / 3600])
+            budget = (self.budget or 0.0) / 3600
+            hours = Range(budget, budget, budget)
         else:
             hours = self.step.seconds.scaled(self.length.steps / 3600)
         return forecast(self.step, self._text_tokens, hours, self.hardware, price)
@@ -202,9 +203,15 @@ def make_plan(
 
     device = torch.device(hardware.device)
     compiled = _is_compiled(run, device)
+    usual_of = cache(partial(usual_step, run, data))
 
     def planned(rows: int, how: Recompute, compiled: bool = compiled) -> Plan:
-        plan = _planned(run, hardware, outline, data, length, world_size, on_host, precision, rows, how, most, compiled)
+        count = -(-most // rows)
+        rows = -(-most // count)
+        usual = usual_of(rows, dims.dp_degree)
+        plan = _planned(
+            run, hardware, outline, data, length, world_size, on_host, precision, count, rows, usual, how, compiled
+        )
         return replace(plan, price=price)
 
     # Training tries micro-batches before it compiles, and on a GPU what is not compiled takes more.
@@ -263,21 +270,18 @@ def _planned(
     world_size: int,
     on_host: int,
     precision: str,
-    size: int,
+    count: int,
+    rows: int,
+    usual: UsualStep | None,
     how: Recompute,
-    most: int,
     compiled: bool,
 ) -> Plan:
-    """The plan with micro-batches of `size` rows, of a rank's share of `most`."""
-    count = -(-most // size)
-    rows = -(-most // count)
+    """The plan with `count` micro-batches of `rows` rows on each rank."""
     stages = run.parallel.pipeline
     worlds = [
         World(rank, world_size, 0, torch.device("cpu"), on_host) for rank in range(0, world_size, world_size // stages)
     ]
     on_gpu = not hardware.shares_memory
-    dims = read_parallel_dims(run.parallel, world_size, on_host)
-    usual = usual_step(run, data, rows, dims.dp_degree)
     batch = None if usual is None else usual.batch
     ranks = tuple(
         rank_memory(
@@ -342,13 +346,8 @@ def _step_time(
         group = range(0, world_size, world_size // dims.dp_replicate)
         exchanged[Operation(COLLECTIVE, "c10d.allreduce_", bytes=size, ranks=tuple(group))] = 1
     steps = [step_time({**rank.operations, **exchanged}, hardware, rates).seconds.mid for rank in ranks]
-    slowest = max(range(len(ranks)), key=steps.__getitem__)
-    bubble = 0.0
-    if len(ranks) > 1:
-        # While the slowest stage waits, the others run a micro-batch.
-        passes = [step_time(rank.passes, hardware, rates).seconds.mid for rank in ranks]
-        others = (sum(passes) - passes[slowest]) / (len(ranks) - 1)
-        bubble = pipeline_bubble(run.parallel.schedule, len(ranks), count) * others / steps[slowest]
+    passes = [step_time(rank.passes, hardware, rates).seconds.mid for rank in ranks]
+    slowest, bubble = slowest_stage(run.parallel.schedule, count, steps, passes)
     return step_time({**ranks[slowest].operations, **exchanged}, hardware, rates, bubble=bubble)
 
 

@@ -27,6 +27,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from artel.models.attention import AttentionOptions, attend
 from artel.models.compile import compile_layers
 from artel.models.cpu.cross_entropy import can_take, cpu_cross_entropy_with_grad
+from artel.models.device import autocast_dtype, pick_precision
 from artel.parallel.tensor.styles import Columns, Rows
 from artel.planning.operations import DISPATCH, MEMORY, Operation, OperationRecorder
 from artel.planning.rates import Rates, rate_key
@@ -35,9 +36,13 @@ Measured = dict[str, list[tuple[float, float]]]
 
 _ROUNDS = 2
 _FEWEST, _MOST = 3, 10
-"""Turns of a round."""
-_TURNS_ON_GPU, _CALLS_ON_GPU = 20, 10
-_MEETINGS = 30
+"""Turns of a round on a CPU."""
+_TOO_LONG = 2.0
+"""Seconds of a first round after which there is no second one: bf16 where the processor has none."""
+_MOST_ON_GPU, _TOGETHER_ON_GPU, _CALLS_ON_GPU = 20, 10, 10
+"""Turns on a GPU, also where processes must take equally many, and calls of a turn."""
+_MEETINGS, _SECONDS_OF_MEETINGS = 30, 5.0
+"""Meetings of processes: so many, as far as they fit into so many seconds."""
 _PRODUCTS_BETWEEN_MEETINGS = (1, 8)
 
 
@@ -46,7 +51,7 @@ class Sizes:
     """What is measured, and how long."""
 
     seconds: float = 0.06
-    """Of each operator and round: as many turns as fit, from three to ten."""
+    """Of each operator, on a CPU of each round: as many turns as fit."""
     products: Sequence[tuple[int, int, int]] = (
         (256, 384, 16),
         (2048, 384, 16),
@@ -63,7 +68,7 @@ class Sizes:
     width: int = 384
     vocabulary: int = 16_384
     messages: Sequence[int] = (2**16, 2**20, 2**24)
-    """Bytes of an all-reduce."""
+    """Bytes that are reduced or gathered."""
     others: int = 2**23
     """Numbers in float32 that are written between two turns: as many as a third-level cache holds."""
 
@@ -97,23 +102,25 @@ class Work:
 def measure(device: torch.device, *, compiles: bool, sizes: Sizes | None = None) -> Measured:
     """All operators on this process's device; with several processes also what passes between them."""
     sizes = sizes or (ON_GPU if device.type == "cuda" else Sizes())
-    works = list(_works(device, sizes, compiles))
-    seconds = _on_gpu(works, device, sizes) if device.type == "cuda" else _on_cpu(works, sizes)
+    works = _works(device, sizes, compiles)
+    seconds = _on_gpu(works, device, sizes) if device.type == "cuda" else _on_cpu(list(works), sizes)
     measured: Measured = defaultdict(list)
-    for work, taken in zip(works, seconds, strict=True):
+    for work, taken in seconds:
         own = taken if work.beside is None else taken - Rates(1, measured).seconds(*work.beside)
         measured[work.key] = sorted([*measured[work.key], (work.size, max(own, 1e-9))])
     if device.type == "cpu" and dist.is_initialized():
-        measured["waiting"] = list(_waiting(sizes))
+        measured["waiting"] = [_waiting(products, sizes) for products in _PRODUCTS_BETWEEN_MEETINGS]
     return dict(measured)
 
 
-def _on_cpu(works: Sequence[Work], sizes: Sizes) -> list[float]:
-    """Seconds of each by the clock: the turn in the middle."""
+def _on_cpu(works: Sequence[Work], sizes: Sizes) -> Iterator[tuple[Work, float]]:
+    """Each with its seconds by the clock: the turn in the middle."""
     others = torch.zeros(sizes.others)
     turns: list[list[float]] = [[] for _ in works]
     for _ in range(_ROUNDS):
         for work, measured in zip(works, turns, strict=True):
+            if sum(measured) > _TOO_LONG and not work.together:
+                continue
             work.run()
             end = time.perf_counter() + sizes.seconds
             for count in range(_MOST):
@@ -121,30 +128,25 @@ def _on_cpu(works: Sequence[Work], sizes: Sizes) -> list[float]:
                     break
                 others += 1
                 measured.append(_seconds(work.run))
-    return [statistics.median(each) for each in turns]
+    yield from zip(works, map(statistics.median, turns), strict=True)
 
 
-def _on_gpu(works: Sequence[Work], device: torch.device, sizes: Sizes) -> list[float]:
-    """Seconds of each: the fastest of several turns."""
+def _on_gpu(works: Iterator[Work], device: torch.device, sizes: Sizes) -> Iterator[tuple[Work, float]]:
+    """Each with its seconds: the fastest of several turns."""
 
     def turn(run: Callable[[], object]) -> None:
         for _ in range(_CALLS_ON_GPU):
             run()
         torch.cuda.synchronize(device)
 
-    fastest = []
     for work in works:
         work.run()
         torch.cuda.synchronize(device)
-        measured: list[float] = []
-        turns = _CALLS_ON_GPU if work.together else _FEWEST
-        while len(measured) < turns:
-            measured.append(_seconds(partial(turn, work.run)) / _CALLS_ON_GPU)
-            if not work.together:
-                fitting = int(sizes.seconds / max(_CALLS_ON_GPU * measured[0], 1e-6))
-                turns = max(_FEWEST, min(_TURNS_ON_GPU, fitting))
-        fastest.append(min(measured))
-    return fastest
+        measured = [_seconds(partial(turn, work.run))]
+        fitting = max(_FEWEST, min(_MOST_ON_GPU, int(sizes.seconds / max(measured[0], 1e-6))))
+        turns = _TOGETHER_ON_GPU if work.together else fitting
+        measured += [_seconds(partial(turn, work.run)) for _ in range(turns - 1)]
+        yield work, min(measured) / _CALLS_ON_GPU
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -171,11 +173,11 @@ def _works(device: torch.device, sizes: Sizes, compiles: bool) -> Iterator[Work]
     if dist.is_initialized():
         reduce = dist.all_reduce if device.type == "cuda" else _reduced
         for size in sizes.messages:
-            whole = torch.zeros(size // 4, device=device)
-            part = torch.zeros(len(whole) // dist.get_world_size(), device=device)
-            yield Work("all_reduce", size, partial(reduce, whole), together=True)
-            yield Work("all_gather", size, partial(dist.all_gather_into_tensor, whole, part), together=True)
-            yield Work("reduce_scatter", size, partial(dist.reduce_scatter_tensor, part, whole), together=True)
+            part = torch.zeros(size // 4 // dist.get_world_size(), device=device)
+            whole = part.repeat(dist.get_world_size())
+            yield Work("all_reduce", whole.nbytes, partial(reduce, whole), together=True)
+            yield Work("all_gather", whole.nbytes, partial(dist.all_gather_into_tensor, whole, part), together=True)
+            yield Work("reduce_scatter", whole.nbytes, partial(dist.reduce_scatter_tensor, part, whole), together=True)
 
 
 def _recorded(run: Callable[[], object]) -> Work:
@@ -231,7 +233,7 @@ def _memory_operators(count: int, sizes: Sizes, device: torch.device) -> Iterato
         ):
             yield partial(forward, left)
             yield partial(backward, left, right)
-        yield left.unflatten(-1, (6, -1)).transpose(0, 1).contiguous  # heads
+        yield left.unflatten(-1, (-1, 64)).transpose(0, 1).contiguous  # heads of 64
     yield partial(x.mul_, 1.0)
     yield partial(x.to, torch.bfloat16)
     yield partial(x.copy_, y)
@@ -295,23 +297,25 @@ def _reduced(message: torch.Tensor) -> torch.Tensor:
     return wait_tensor(all_reduce(message, "sum", list(range(dist.get_world_size()))))
 
 
-def _waiting(sizes: Sizes) -> Iterator[tuple[float, float]]:
-    """(seconds, seconds): what a process waits on average for the slower one, after both computed for so long.
+def _waiting(products: int, sizes: Sizes) -> tuple[float, float]:
+    """What processes compute between two meetings, and what one then waits on average for the slower one, in seconds.
 
     What it takes to exchange a number where nobody is late is none of it.
     """
     tokens, width, _ = sizes.products[-1]
-    left, right = (torch.ones(tokens, width, dtype=torch.bfloat16) for _ in range(2))
+    dtype = autocast_dtype(pick_precision("auto", torch.device("cpu"))) or torch.float32
+    left, right = torch.ones(2, tokens, width, dtype=dtype)
     message = torch.zeros(1)
     exchanging = statistics.median([_seconds(partial(_reduced, message)) for _ in range(_MEETINGS)])
-    for products in _PRODUCTS_BETWEEN_MEETINGS:
-        computing, waiting = 0.0, 0.0
-        for _ in range(_MEETINGS):
-            _reduced(message)
-            for _ in range(products):
-                computing += _seconds(partial(torch.mm, left.T, right))
-            waiting += _seconds(partial(_reduced, message))
-        yield computing / _MEETINGS, max(waiting / _MEETINGS - exchanging, 1e-9)
+    compute = partial(torch.mm, left.T, right)
+    seconds = float(_reduced(torch.tensor([_seconds(compute)]))) / dist.get_world_size()  # the same on all
+    meetings = max(2, min(_MEETINGS, int(_SECONDS_OF_MEETINGS / (products * seconds))))
+    computing, waiting = 0.0, 0.0
+    for _ in range(meetings):
+        _reduced(message)
+        computing += sum(_seconds(compute) for _ in range(products))
+        waiting += _seconds(partial(_reduced, message))
+    return computing / meetings, max(waiting / meetings - exchanging, 1e-9)
 
 
 class _Plain(nn.Module):
