@@ -175,6 +175,23 @@ def test_the_operations_of_a_plan_are_those_of_usual_rows_and_its_memory_that_of
     )  # 32 floats are read and written, and an id read
 
 
+def test_usual_rows_add_no_kernels(tmp_path):
+    run = preferences(tmp_path, steps=3, batch=8, micro_batch=2, precision="bf16")
+    prepare(run)
+    data, world = planned_data(run), World(0, 1, 0, torch.device("cpu"))
+    outline = ModelOutline.of(run, data.objective, data.tokenizer)
+    data = data.laid_out_for(lambda: outline.build_for_training("bf16"), "cpu")
+    usual = usual_step(run, data, 2, 1).batch
+    assert computed_positions(usual) < computed_positions(data.batch(2))
+    with_usual, without = (
+        trace_steps(run, outline.build("bf16"), data.objective, [data.batch(2)] * 2, world, "none", "bf16", usual=batch)
+        for batch in (usual, None)
+    )
+    assert with_usual.passes != without.passes
+    assert with_usual.live.kernels == without.live.kernels
+    assert with_usual.live.kernels.products
+
+
 def test_rows_of_blocks_are_all_usual(tmp_path):
     run = run_from(merged(TINY, {"run": str(tmp_path / "run"), "data": {"store": str(tmp_path / "stores")}}), {}, {})
     assert usual_step(run, planned_data(run), 4, 1) is None

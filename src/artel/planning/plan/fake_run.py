@@ -31,6 +31,7 @@ from artel.objectives import Batch, Objective
 from artel.parallel import ParallelStrategy, World, plan_parallelism
 from artel.parallel.tensor.styles import forget_meshes
 from artel.planning.operations import Operation, OperationRecorder
+from artel.planning.plan.compiled_kernels import KernelShapes
 from artel.planning.plan.compiled_layers import save_as_compiled
 from artel.planning.plan.cuda_autocast import cuda_autocast
 from artel.planning.plan.known_values import remember_values
@@ -150,14 +151,18 @@ def _record_operations(
     compiled: bool,
     on_gpu: bool,
 ) -> None:
-    """One more step, of which the operations count and not the bytes: the recorder's hooks hold tensors."""
-    end = len(trace.live.events)
+    """One more step, of which the operations count; neither its bytes (the recorder's hooks hold tensors) nor its
+    kernels, which are of other micro-batches.
+    """
+    end, kernels = len(trace.live.events), trace.live.kernels
+    trace.live.kernels = KernelShapes()
     with OperationRecorder(strategy.model, compiled=compiled, on_gpu=on_gpu) as passes:
         strategy.run(batches, targets, optimizer.loss_factor)
     with OperationRecorder(strategy.model, on_gpu=on_gpu) as stepping:
         optimizer.clip_and_step(1.0, strategy.norm())
     trace.passes, trace.stepping = passes.operations, stepping.operations
     del trace.live.events[end:]
+    trace.live.kernels = kernels
 
 
 def _parallelized(
