@@ -2,6 +2,7 @@
 
 from artel.tokens.sampling.batches import (
     Rows,
+    SampleList,
     Samples,
     evaluation_rows,
     micro_batches,
@@ -26,6 +27,7 @@ __all__ = [
     "PackedSamples",
     "Rows",
     "Sample",
+    "SampleList",
     "Samples",
     "StoreSplit",
     "StoreWriter",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -15,7 +14,7 @@ from artel.objectives.tokens.labels import TagSet
 from artel.objectives.tokens.windows import DOCUMENT, NO_WORD, Windows
 from artel.text import Document, Record, Tagged
 from artel.text.tags import entities_of
-from artel.tokens import Rows, Sample, StoreSplit, evaluation_rows
+from artel.tokens import Rows, Sample, SampleList, StoreSplit, evaluation_rows
 
 if TYPE_CHECKING:
     import torch
@@ -93,22 +92,6 @@ def marked(tags: Sequence[str], *, of_words: bool) -> list[str]:
     return labels
 
 
-@dataclass(frozen=True, slots=True)
-class _Listed:
-    """Samples that are no store's."""
-
-    samples: list[Sample]
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def read(self, index: int) -> Sample:
-        return self.samples[index]
-
-    def origins(self, index: int) -> list[str]:
-        return []
-
-
 def entities_in(objective: Tagger, model: PreTrainedModel, windows: Windows, texts: list[str]) -> list[dict[str, Any]]:
     """The names of each text: {"entities": [{"start", "end", "label", "text", "score"}]}."""
     records = [Record(text, f"text {number}", "", Tagged(text, ())) for number, text in enumerate(texts)]
@@ -149,7 +132,7 @@ def _judge(objective: Tagger, model: PreTrainedModel, samples: list[Sample]) -> 
     judged: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     with evaluating(model):
         for numbers in together([len(sample.ids) for sample in samples]):
-            rows = evaluation_rows(_Listed(samples), np.array(numbers), len(numbers))
+            rows = evaluation_rows(SampleList(samples), np.array(numbers), len(numbers))
             shares = _probabilities(objective, model, objective.batch(rows))
             best = zip(numbers, _by_row(rows, shares.argmax(axis=1)), _by_row(rows, shares.max(axis=1)), strict=True)
             judged |= {number: (tags, share) for number, tags, share in best}

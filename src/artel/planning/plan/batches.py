@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -15,27 +15,11 @@ from artel.objectives import Batch, Objective, objective_of, objective_type
 from artel.planning.outline import known_tokenizer, tokenizer_here
 from artel.preparing import is_prepared, prepare
 from artel.text import Ledger, read_documents
-from artel.tokens import Sample, Samples, Tokenizer, TokenStore, evaluation_rows, train_tokenizer
+from artel.tokens import Sample, SampleList, Samples, Tokenizer, TokenStore, evaluation_rows, train_tokenizer
 from artel.tokens.sampling.packing import best_fit, join_samples, sample_sizes
 from artel.training.memory.micro_batch import longest_sample, repeat_sample
 
 _DOCUMENTS = 200  # of the sources that are read where there is no store
-
-
-@dataclass(frozen=True, slots=True)
-class SampleList:
-    """A dataset of samples that no store holds."""
-
-    samples: Sequence[Sample]
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def read(self, index: int) -> Sample:
-        return self.samples[index]
-
-    def origins(self, index: int) -> list[str]:
-        return []
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +23,22 @@ class Samples(Protocol):
     def origins(self, index: int) -> list[str]:
         """The `file:line` of each document with tokens in the sample."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class SampleList:
+    """A dataset of samples that no store holds."""
+
+    samples: Sequence[Sample]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def read(self, index: int) -> Sample:
+        return self.samples[index]
+
+    def origins(self, index: int) -> list[str]:
+        return []
 
 
 @dataclass(frozen=True, slots=True)
