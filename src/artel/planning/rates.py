@@ -23,7 +23,7 @@ from artel.planning.operations import ATTENTION, MEMORY, PRODUCT, Operation
 from artel.storage import cache_folder, write_file
 
 _FILE = "hardware.json"
-_VERSIONS = {"cpu": 3, "cuda": 3}
+_VERSIONS = {"cpu": 4, "cuda": 3}
 """Of what is measured, by the type of the device."""
 
 FLASH_BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward"

@@ -23,6 +23,7 @@ from torch import nn
 from torch.distributed._functional_collectives import all_reduce, wait_tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from artel.models.attention import AttentionOptions, attend
 from artel.models.compile import compile_layers
@@ -53,6 +54,7 @@ class Sizes:
     seconds: float = 0.06
     """Of each operator, on a CPU of each round: as many turns as fit."""
     products: Sequence[tuple[int, int, int]] = (
+        (32, 64, 64),
         (256, 384, 16),
         (2048, 384, 16),
         (2048, 64, 256),
@@ -60,7 +62,8 @@ class Sizes:
         (2048, 384, 1536),
         (2048, 1024, 4096),
     )
-    """Tokens, inputs and outputs of each layer; the first two are of an adapter (LoRA)."""
+    """Tokens, inputs and outputs of each layer; the first takes what any product does, the next two are of an adapter
+    (LoRA)."""
     heads: Sequence[tuple[int, int, int, int]] = ((1, 8, 64, 64), (8, 6, 256, 64), (2, 8, 1024, 64))
     """Rows, heads, length, size of each attention."""
     numbers: Sequence[int] = (786_432, 8_388_608)
@@ -263,16 +266,36 @@ def _adamw(count: int, device: torch.device) -> Callable[[], object]:
 
 
 def _host() -> Iterator[Work]:
-    """The host's own time for each operator, and for each on DTensors: of layers that compute next to nothing."""
-    plain = _small_layers()
-    yield Work("start", _counted(plain)[0], partial(_pass, plain))
+    """The host's own time for each operator, and for each on DTensors: of layers that compute next to nothing.
+
+    The first is that of a model of transformers, modules, autograd and autocast included: they take as long again as
+    the operators that they start.
+    """
+    model = _small_model()
+    yield Work("start", _counted(model, _step)[0], partial(_step, model))
     if dist.is_initialized():
         layers = _small_layers()
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for layer in layers:
             parallelize_module(layer, mesh, {"0": Columns(), "2": Rows()})
-        started, dispatched = _counted(layers)
+        started, dispatched = _counted(layers, _pass)
         yield Work("dispatch", dispatched, partial(_pass, layers), beside=("start", started), together=True)
+
+
+def _small_model() -> PreTrainedModel:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "vocab_size": 16}
+    config = AutoConfig.for_model("llama", num_hidden_layers=4, **sizes)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return model.train()
+
+
+def _step(model: nn.Module) -> None:
+    dtype = autocast_dtype(pick_precision("auto", torch.device("cpu")))
+    ids = torch.zeros(1, 8, dtype=torch.long)
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        logits = model(ids, use_cache=False).logits
+    logits.float().sum().backward()
+    model.zero_grad()
 
 
 def _small_layers() -> nn.Sequential:
@@ -283,11 +306,11 @@ def _pass(layers: nn.Module) -> None:
     layers(torch.ones(1, 8, requires_grad=True)).sum().backward()
 
 
-def _counted(layers: nn.Module) -> tuple[int, int]:
+def _counted(model: nn.Module, run: Callable[[nn.Module], None]) -> tuple[int, int]:
     """Operators of a forward and backward pass: those on plain tensors, and those on DTensors."""
-    _pass(layers)
-    with OperationRecorder(layers) as recorder:
-        _pass(layers)
+    run(model)
+    with OperationRecorder(model) as recorder:
+        run(model)
     dispatched = sum(count for operation, count in recorder.operations.items() if operation.kind == DISPATCH)
     return sum(recorder.operations.values()) - dispatched, dispatched
 
