@@ -2,19 +2,22 @@
 
     python benchmarks/plan_speed.py [--folder DIR] [--only NAME…] [--steps 12] [--keep-rates]
 
-The cases are those of benchmarks/plan.py. First `artel bench hardware` measures the machine, then each case is trained
-for some steps by `artel train`, with the threads that it takes by itself; nothing else should run. Measured are the
-tokens of all steps after the third over their seconds, by the clock, as the run's metrics.jsonl has them; conversations
-and preferences take four times as many steps, and those after the twelfth count.
+The cases are those of benchmarks/plan.py. Each is planned, then trained for some steps by `artel train`, with the
+threads that it takes by itself; nothing else should run. Measured are the tokens of all steps after the third over
+their seconds, by the clock, as the run's metrics.jsonl has them; conversations and preferences take four times as many
+steps, and those after the twelfth count.
 
-A shared machine is faster at one moment than at another. `pace` tells: a fixed product of matrices is computed for a
-second before each case, and its rate is written as a share of the one right after `artel bench hardware`.
+A shared machine is faster at one moment than at another. So `artel bench hardware` measures it before the first case,
+and again before each one that comes over ten minutes later. `pace` tells how fast it is beside that measurement: a
+fixed product of matrices is computed for a second before each case, and its rate is written as a share of the one
+right after `artel bench hardware`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -31,6 +34,8 @@ from artel.diagnostics.bench.hardware import measure_hardware
 
 SKIPPED = 3
 """Steps at the beginning, in which memory is taken, kernels are compiled and the optimizer's state is made."""
+RATES_HOLD = 600
+"""Seconds after which the machine is measured again."""
 STEP_FACTOR = 4
 """How many times as many steps are taken, and skipped, of conversations and preferences: rows of a few hundred tokens
 come in many sizes, each of which has kernels of its own to compile."""
@@ -49,18 +54,31 @@ def main() -> None:
     os.chdir(options.folder)
     file = Path("measured.json")
     measured: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    if not options.keep_rates:
-        measure_hardware(print)
-        measured = {}
-    measured.setdefault("pace", products_a_second())
     write_inputs()
-    measure_cases(options.only, measured, file, lambda case: measure(case, options.steps))
-    cases = [case for case in CASES if case.name in measured]
-    predicted = {case.name: predict(case, options.steps) for case in cases}
-    table = report(cases, measured, predicted)
+    rates = Rates(keep=options.keep_rates)
+    measure_cases(options.only, measured, file, lambda case: measure(case, options.steps, rates))
+    table = report([case for case in CASES if case.name in measured], measured)
     print(table)
     if not options.only:
         page.write_text(f"{head(options.steps)}\n{written}{table}\n", encoding="utf-8")
+
+
+class Rates:
+    """The rates that plans use: measured before the first case, and where they are older than RATES_HOLD."""
+
+    def __init__(self, *, keep: bool) -> None:
+        self._until = math.inf if keep else -math.inf
+        self._pace = products_a_second() if keep else 0.0
+
+    def refresh(self) -> None:
+        if time.monotonic() > self._until:
+            measure_hardware(print)
+            self._until = time.monotonic() + RATES_HOLD
+            self._pace = products_a_second()
+
+    def pace(self) -> float:
+        """How fast the machine is now, as a share of what it was when they were measured."""
+        return products_a_second() / self._pace
 
 
 def products_a_second() -> float:
@@ -90,12 +108,13 @@ def speed_file(case: Case, steps: int) -> Path:
     return file
 
 
-def measure(case: Case, steps: int) -> dict[str, float]:
-    """Train a case: tokens and seconds of the steps that count, and the machine's pace before."""
-    pace = products_a_second()
+def measure(case: Case, steps: int, rates: Rates) -> dict[str, float | None]:
+    """Plan a case and train it: what was planned, tokens and seconds of the steps that count, the machine's pace."""
+    rates.refresh()
     file, processes = speed_file(case, steps), LAYOUTS[case.layout][0]
     artel = [sys.executable, "-m", "artel"]
     subprocess.run([*artel, "prepare", str(file)], check=True, capture_output=True)
+    planned, pace = plan(file, processes), rates.pace()
     command = [*artel, "train", str(file), "--restart", "--nproc", str(processes)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
@@ -105,18 +124,19 @@ def measure(case: Case, steps: int) -> dict[str, float]:
     steps_taken = [line for line in lines if "tokens_per_second" in line]
     first, last = steps_taken[SKIPPED * step_factor(case) - 1], steps_taken[-1]
     return {
+        "planned": planned,
         "pace": pace,
         "tokens": last["tokens"] - first["tokens"],
         "seconds": last["seconds"] - first["seconds"],
     }
 
 
-def predict(case: Case, steps: int) -> dict[str, float] | None:
+def plan(file: Path, processes: int) -> float | None:
     """What `artel plan` says of tokens/s; None where it says nothing."""
-    command = [sys.executable, "-m", "artel", "plan", str(speed_file(case, steps)), "--json"]
-    command += ["--nproc", str(LAYOUTS[case.layout][0])]
+    command = [sys.executable, "-m", "artel", "plan", str(file), "--json", "--nproc", str(processes)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout)["tokens_per_second"]
+    planned = json.loads(done.stdout)["tokens_per_second"]
+    return planned and planned["mid"]
 
 
 def head(steps: int) -> str:
@@ -124,24 +144,24 @@ def head(steps: int) -> str:
     return (
         "# Speed: `artel plan` beside what runs reached\n\n"
         f"`python benchmarks/plan_speed.py --steps {steps}` on {machine['processor']}, {machine['cores']} cores, torch "
-        f"{machine['torch']}, {machine['measured']}. Rates by `artel bench hardware`, minutes before. `pace` is the "
-        "rate of a fixed product before each case, as a share of the one right after `artel bench hardware`.\n"
+        f"{machine['torch']}, {machine['measured']}. Rates by `artel bench hardware`, ten minutes old at most. `pace` is "
+        "the rate of a fixed product before each case, as a share of the one right after `artel bench hardware`.\n"
     )
 
 
-def report(cases: list[Case], measured: dict[str, Any], predicted: dict[str, Any]) -> str:
+def report(cases: list[Case], measured: dict[str, Any]) -> str:
     """The table of all cases, and the largest and the mean difference."""
-    lines = ["| case | predicted, tokens/s | measured, tokens/s | difference | pace |", "|---|---|---|---|---|"]
+    lines = ["| case | planned, tokens/s | measured, tokens/s | difference | pace |", "|---|---|---|---|---|"]
     errors = []
     for case in cases:
-        here, expected = measured[case.name], predicted[case.name]
-        speed, pace = here["tokens"] / here["seconds"], here["pace"] / measured["pace"]
-        if expected is None:
+        here = measured[case.name]
+        speed, planned, pace = here["tokens"] / here["seconds"], here["planned"], here["pace"]
+        if planned is None:
             lines.append(f"| {case.name} | not planned | {speed:,.0f} | | {pace:.2f} |")
             continue
-        error = expected["mid"] / speed - 1
+        error = planned / speed - 1
         errors.append(abs(error))
-        lines.append(f"| {case.name} | {expected['mid']:,.0f} | {speed:,.0f} | {error:+.1%} | {pace:.2f} |")
+        lines.append(f"| {case.name} | {planned:,.0f} | {speed:,.0f} | {error:+.1%} | {pace:.2f} |")
     within = [sum(error <= most for error in errors) for most in (0.10, 0.15)]
     summary = f"mean difference {sum(errors) / len(errors):.1%}, worst {max(errors):.1%}" if errors else "none planned"
     lines += ["", f"{len(errors)} cases: {summary}; {within[0]} within 10 %, {within[1]} within 15 %"]
