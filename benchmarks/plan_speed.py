@@ -144,8 +144,8 @@ def head(steps: int) -> str:
     return (
         "# Speed: `artel plan` beside what runs reached\n\n"
         f"`python benchmarks/plan_speed.py --steps {steps}` on {machine['processor']}, {machine['cores']} cores, torch "
-        f"{machine['torch']}, {machine['measured']}. Rates by `artel bench hardware`, ten minutes old at most. `pace` is "
-        "the rate of a fixed product before each case, as a share of the one right after `artel bench hardware`.\n"
+        f"{machine['torch']}, {machine['measured']}. Rates by `artel bench hardware`, ten minutes old at most. `pace` "
+        "is the rate of a fixed product before each case, as a share of the one right after `artel bench hardware`.\n"
     )
 
 
