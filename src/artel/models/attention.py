@@ -232,9 +232,12 @@ def _attend_branches(
     for row, numbers in enumerate(options.mask[:, 0]):
         own_query, own_key, own_value = (tensor[row : row + 1] for tensor in (query, key, value))
         pieces: list[torch.Tensor] = []
-        names, lengths = torch.unique_consecutive(numbers, dim=1, return_counts=True)
+        documents, branches = numbers
+        more = len(branches) + 1  # than the number of any branch; as one number, since columns are compared slowly
+        names, lengths = torch.unique_consecutive(documents * more + branches, return_counts=True)
         start, current, shared = 0, 0, slice(0, 0)
-        for (document, branch), length in zip(names.T.tolist(), lengths.tolist(), strict=True):
+        for name, length in zip(names.tolist(), lengths.tolist(), strict=True):
+            document, branch = divmod(name, more)
             own = slice(start, start + length)
             start += length
             if not document:  # padding
