@@ -1,6 +1,6 @@
 """tokens/s that `artel plan` predicts, beside what `artel train` reached: writes benchmarks/plan_speed.md.
 
-    python benchmarks/plan_speed.py [--folder DIR] [--only NAME…] [--steps 12] [--keep-rates]
+    python benchmarks/plan_speed.py [--folder DIR] [--only NAME…] [--steps 12] [--rounds 2] [--keep-rates]
 
 The cases are those of benchmarks/plan.py. Each is planned, then trained for some steps by `artel train`, with the
 threads that it takes by itself; nothing else should run. Measured are the tokens of all steps after the third over
@@ -8,9 +8,8 @@ their seconds, by the clock, as the run's metrics.jsonl has them; conversations 
 steps, and those after the twelfth count.
 
 A shared machine is faster at one moment than at another. So `artel bench hardware` measures it before the first case,
-and again before each one that comes over ten minutes later. `pace` tells how fast it is beside that measurement: a
-fixed product of matrices is computed for a second before each case, and its rate is written as a share of the one
-right after `artel bench hardware`.
+and again before each one that comes over ten minutes later; and there are two rounds through all cases, half an hour
+or more apart. Planned is the mean of both, measured are their tokens over their seconds.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from plan import CASES, LAYOUTS, Case, measure_cases, run_file, write_inputs
 
@@ -46,21 +44,20 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("plan-speeds"), help="where runs and measurements lie")
     parser.add_argument("--only", nargs="*", default=[], help="cases with one of these in their name")
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=2, help="how often each case is measured")
     parser.add_argument("--keep-rates", action="store_true", help="use what artel bench hardware measured before")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     page = Path(__file__).resolve().with_suffix(".md")
     written = page.read_text(encoding="utf-8").partition("| case |")[0].split("\n\n", 2)[2]  # by hand
     os.chdir(options.folder)
-    file = Path("measured.json")
-    measured: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     write_inputs()
     rates = Rates(keep=options.keep_rates)
-    measure_cases(options.only, measured, file, lambda case: measure(case, options.steps, rates))
-    table = report([case for case in CASES if case.name in measured], measured)
+    rounds = [round_of_all(Path(f"round-{number + 1}.json"), options, rates) for number in range(options.rounds)]
+    table = report(rounds)
     print(table)
     if not options.only:
-        page.write_text(f"{head(options.steps)}\n{written}{table}\n", encoding="utf-8")
+        page.write_text(f"{head(options)}\n{written}{table}\n", encoding="utf-8")
 
 
 class Rates:
@@ -68,28 +65,22 @@ class Rates:
 
     def __init__(self, *, keep: bool) -> None:
         self._until = math.inf if keep else -math.inf
-        self._pace = products_a_second() if keep else 0.0
 
     def refresh(self) -> None:
         if time.monotonic() > self._until:
             measure_hardware(print)
             self._until = time.monotonic() + RATES_HOLD
-            self._pace = products_a_second()
-
-    def pace(self) -> float:
-        """How fast the machine is now, as a share of what it was when they were measured."""
-        return products_a_second() / self._pace
 
 
-def products_a_second() -> float:
-    """How often a product of 2,048 x 512 x 2,048 in bf16 is computed in a second, by all threads."""
-    left, right = torch.ones(2048, 512, dtype=torch.bfloat16), torch.ones(512, 2048, dtype=torch.bfloat16)
-    torch.mm(left, right)
-    start, count = time.perf_counter(), 0
-    while (seconds := time.perf_counter() - start) < 1:
-        torch.mm(left, right)
-        count += 1
-    return count / seconds
+Round = dict[str, Any]
+"""What was measured, by a case's name."""
+
+
+def round_of_all(file: Path, options: argparse.Namespace, rates: Rates) -> Round:
+    """All cases, one after another; what `file` has of an earlier start is not measured again."""
+    measured: Round = json.loads(file.read_text()) if file.exists() else {}
+    measure_cases(options.only, measured, file, lambda case: measure(case, options.steps, rates))
+    return measured
 
 
 def step_factor(case: Case) -> int:
@@ -109,12 +100,12 @@ def speed_file(case: Case, steps: int) -> Path:
 
 
 def measure(case: Case, steps: int, rates: Rates) -> dict[str, float | None]:
-    """Plan a case and train it: what was planned, tokens and seconds of the steps that count, the machine's pace."""
+    """Plan a case and train it: the tokens/s that were planned, tokens and seconds of the steps that count."""
     rates.refresh()
     file, processes = speed_file(case, steps), LAYOUTS[case.layout][0]
     artel = [sys.executable, "-m", "artel"]
     subprocess.run([*artel, "prepare", str(file)], check=True, capture_output=True)
-    planned, pace = plan(file, processes), rates.pace()
+    planned = plan(file, processes)
     command = [*artel, "train", str(file), "--restart", "--nproc", str(processes)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
@@ -125,7 +116,6 @@ def measure(case: Case, steps: int, rates: Rates) -> dict[str, float | None]:
     first, last = steps_taken[SKIPPED * step_factor(case) - 1], steps_taken[-1]
     return {
         "planned": planned,
-        "pace": pace,
         "tokens": last["tokens"] - first["tokens"],
         "seconds": last["seconds"] - first["seconds"],
     }
@@ -139,29 +129,35 @@ def plan(file: Path, processes: int) -> float | None:
     return planned and planned["mid"]
 
 
-def head(steps: int) -> str:
+def head(options: argparse.Namespace) -> str:
     machine = about_machine("torch")
     return (
         "# Speed: `artel plan` beside what runs reached\n\n"
-        f"`python benchmarks/plan_speed.py --steps {steps}` on {machine['processor']}, {machine['cores']} cores, torch "
-        f"{machine['torch']}, {machine['measured']}. Rates by `artel bench hardware`, ten minutes old at most. `pace` "
-        "is the rate of a fixed product before each case, as a share of the one right after `artel bench hardware`.\n"
+        f"`python benchmarks/plan_speed.py --steps {options.steps} --rounds {options.rounds}` on "
+        f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}, {machine['measured']}. Rates by "
+        "`artel bench hardware`, ten minutes old at most.\n"
     )
 
 
-def report(cases: list[Case], measured: dict[str, Any]) -> str:
+def report(rounds: list[Round]) -> str:
     """The table of all cases, and the largest and the mean difference."""
-    lines = ["| case | planned, tokens/s | measured, tokens/s | difference | pace |", "|---|---|---|---|---|"]
+    lines = [
+        "| case | planned, tokens/s | measured, tokens/s | difference | of each round |",
+        "|---|---|---|---|---|",
+    ]
     errors = []
-    for case in cases:
-        here = measured[case.name]
-        speed, planned, pace = here["tokens"] / here["seconds"], here["planned"], here["pace"]
-        if planned is None:
-            lines.append(f"| {case.name} | not planned | {speed:,.0f} | | {pace:.2f} |")
+    for case in CASES:
+        turns = [measured[case.name] for measured in rounds if case.name in measured]
+        if not turns:
             continue
-        error = planned / speed - 1
-        errors.append(abs(error))
-        lines.append(f"| {case.name} | {planned:,.0f} | {speed:,.0f} | {error:+.1%} | {pace:.2f} |")
+        speed = sum(turn["tokens"] for turn in turns) / sum(turn["seconds"] for turn in turns)
+        if any(turn["planned"] is None for turn in turns):
+            lines.append(f"| {case.name} | not planned | {speed:,.0f} | | |")
+            continue
+        planned = sum(turn["planned"] for turn in turns) / len(turns)
+        errors.append(abs(planned / speed - 1))
+        each = ", ".join(f"{turn['planned'] * turn['seconds'] / turn['tokens'] - 1:+.1%}" for turn in turns)
+        lines.append(f"| {case.name} | {planned:,.0f} | {speed:,.0f} | {planned / speed - 1:+.1%} | {each} |")
     within = [sum(error <= most for error in errors) for most in (0.10, 0.15)]
     summary = f"mean difference {sum(errors) / len(errors):.1%}, worst {max(errors):.1%}" if errors else "none planned"
     lines += ["", f"{len(errors)} cases: {summary}; {within[0]} within 10 %, {within[1]} within 15 %"]
