@@ -233,11 +233,12 @@ def _attend_branches(
         own_query, own_key, own_value = (tensor[row : row + 1] for tensor in (query, key, value))
         pieces: list[torch.Tensor] = []
         documents, branches = numbers
-        more = len(branches) + 1  # than the number of any branch; as one number, since columns are compared slowly
-        names, lengths = torch.unique_consecutive(documents * more + branches, return_counts=True)
+        # One number for both, since unique_consecutive compares columns one by one. Branches are fewer than tokens.
+        stride = len(branches) + 1
+        names, lengths = torch.unique_consecutive(documents * stride + branches, return_counts=True)
         start, current, shared = 0, 0, slice(0, 0)
         for name, length in zip(names.tolist(), lengths.tolist(), strict=True):
-            document, branch = divmod(name, more)
+            document, branch = divmod(name, stride)
             own = slice(start, start + length)
             start += length
             if not document:  # padding

@@ -271,8 +271,8 @@ def _host() -> Iterator[Work]:
     The first is that of a model of transformers, modules, autograd and autocast included: they take as long again as
     the operators that they start.
     """
-    model = _small_model()
-    yield Work("start", _counted(model, _step)[0], partial(_step, model))
+    model, step = _small_model(), partial(_step, dtype=autocast_dtype(pick_precision("auto", torch.device("cpu"))))
+    yield Work("start", _counted(model, step)[0], partial(step, model))
     if dist.is_initialized():
         layers = _small_layers()
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -289,8 +289,7 @@ def _small_model() -> PreTrainedModel:
     return model.train()
 
 
-def _step(model: nn.Module) -> None:
-    dtype = autocast_dtype(pick_precision("auto", torch.device("cpu")))
+def _step(model: nn.Module, dtype: torch.dtype | None) -> None:
     ids = torch.zeros(1, 8, dtype=torch.long)
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
         logits = model(ids, use_cache=False).logits
