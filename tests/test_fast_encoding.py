@@ -174,8 +174,8 @@ def test_a_prompt_does_not_load_it():
     assert (tokenizer.encoder, tokenizer.encoder_note) == ("tokenizers", "")
     next(tokenizer.encode(["Все счастливые"]))
     assert tokenizer.encoder == "tokenizers"
-    assert tokenizer.encoder_note == "tokenizers encodes the first 250,000 characters"
-    assert with_fastokens(tokenizer).encoder_note.startswith("fastokens 0.")
+    assert tokenizer.encoder_note == "Tokenizing the first 250,000 characters with tokenizers"
+    assert with_fastokens(tokenizer).encoder_note.startswith("Tokenizing with fastokens 0.")
 
 
 def _simple(model, pre_tokenizer, trainer, **more):
@@ -217,7 +217,7 @@ def test_what_it_cannot_read_is_encoded_by_tokenizers(kind):
     else:
         assert last == end
     assert tokenizer.encoder == "tokenizers"
-    assert tokenizer.encoder_note.startswith("tokenizers encodes; fastokens cannot take this tokenizer (")
+    assert tokenizer.encoder_note.startswith("Tokenizing with tokenizers; fastokens cannot take this tokenizer (")
     assert tokenizer.doubtful_texts == 0
 
 
@@ -227,7 +227,9 @@ def test_another_answer_on_the_first_of_the_text_is_found():
     tokenizer.hf.backend_tokenizer.model.dropout = 0.3
     assert len(list(tokenizer.encode(ENOUGH))) == len(ENOUGH)
     assert tokenizer.encoder == "tokenizers"
-    assert tokenizer.encoder_note.startswith('tokenizers encodes; fastokens gives other ids for "Все счастливые')
+    assert tokenizer.encoder_note.startswith(
+        'Tokenizing with tokenizers; fastokens gives other ids for "Все счастливые'
+    )
     reason = "it changes texts before it splits them, or splits them at random"
     assert tokenizer.encoder_note.endswith(f"by words cannot take this tokenizer ({reason})")
     assert tokenizer.doubtful_texts == 0
@@ -245,7 +247,7 @@ def test_another_answer_later_on_is_found_and_said(quick, remedy):
     assert tokenizer.encoder == "tokenizers"
     assert tokenizer.doubtful_texts == len(ENOUGH) + 1000
     assert tokenizer.encoder_note == (
-        f"{name} gave other ids for 'похожи 12345': tokenizers encodes from there on; the 4,500 texts that it "
+        f"{name} gave other ids for 'похожи 12345': tokenizing with tokenizers from there on; the 4,500 texts that it "
         "encoded before may have wrong ids too"
     )
     assert tokenizer.encoder_remedy.startswith(remedy)

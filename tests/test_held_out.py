@@ -210,7 +210,7 @@ def test_a_novel_is_prepared_and_told_of_in_the_run_and_again(tmp_path):
         tokenizer={"train": {"vocab": 260}},
         data={"sources": [{"path": str(tmp_path / "novel.txt")}]},
     )
-    says = "novel.txt is more than data.validation of all the text"
+    says = "novel.txt is cut into pieces of about 4,000 characters"
     for _ in range(2):
         done = artel("prepare", run)
         assert done.returncode == 0, done.stderr

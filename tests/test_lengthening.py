@@ -13,7 +13,7 @@ from artel.config import Overrides, load_run
 from artel.inference import export
 from artel.training.best import compare_with_best
 from artel.training.checkpoint.format import Progress
-from artel.training.lengthening import _refused, _why_not
+from artel.training.lengthening import _reason_to_refuse, _refused
 from artel.training.schedule import Length
 from support.runs import artel, losses, write_run
 
@@ -73,7 +73,7 @@ def test_the_command_that_trains_on_leaves_out_a_tokenizer_that_took_the_place_o
     run = load_run("tolstoy-scratch", Overrides.parse(begun))
     length = Length(samples=100, batch=4, total=36)
     fix = _refused(tmp_path / "a" / "config.yaml", run, run, 2, length, "why", tmp_path).problems[0].fix
-    _, _, _, *values = shlex.split(fix.partition("of its own: ")[2])
+    _, _, _, *values = shlex.split(fix.partition("a new schedule: ")[2])
     again = load_run("tolstoy-scratch", Overrides.parse([*begun, *values]))
     assert (again.tokenizer.train, again.tokenizer.replace, again.train.steps) == (None, False, 7)
 
@@ -100,7 +100,7 @@ def test_a_schedule_that_has_run_out_is_refused_with_a_command_that_trains_on(tm
     assert refused.returncode == 2
     assert "train.schedule: cosine" in refused.stderr
     assert contents(folder) == before
-    command = refused.stderr.partition("by a schedule of its own: artel ")[2]
+    command = refused.stderr.partition("with a new schedule: artel ")[2]
     done = artel(*shlex.split(command))
     assert done.returncode == 0, done.stderr
     longer = tmp_path / "a run-longer"
@@ -110,7 +110,7 @@ def test_a_schedule_that_has_run_out_is_refused_with_a_command_that_trains_on(tm
     for each in folder.glob("checkpoints/*"):
         each.unlink() if each.is_symlink() else shutil.rmtree(each)
     gone = artel("train", run, "train.epochs=0.6")
-    assert (gone.returncode, "its checkpoints are not there any more" in gone.stderr) == (2, True)
+    assert (gone.returncode, "its checkpoints are gone" in gone.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_a_schedule_that_has_run_out_is_refused_with_a_command_that_trains_on(tm
         ({"schedule": "constant", "warmup": 0.1}, (40, 80), {"step": 10, "warmup": None}, "learning rate"),
         ({"schedule": "constant", "warmup": 0.1}, (40, 80), {"step": 0}, None),
         ({"schedule": "constant"}, (42, 80), {"step": 10}, None),
-        ({"schedule": "constant"}, (42, 80), {"step": 11}, "of fewer samples"),
-        ({"schedule": "constant"}, (80, 40), {"step": 11}, "it has done 11 steps"),
-        ({"schedule": "constant"}, (80, 42), {"step": 11}, "step 11, which is done, would be of fewer samples in it"),
+        ({"schedule": "constant"}, (42, 80), {"step": 11}, "had fewer samples"),
+        ({"schedule": "constant"}, (80, 40), {"step": 11}, "already taken 11 steps"),
+        ({"schedule": "constant"}, (80, 42), {"step": 11}, "finished step 11 would have fewer samples"),
         ({"schedule": "constant"}, (40, 80), {"step": 8, "stopped_early": True}, "validate.patience"),
         ({"schedule": "wsd", "decay": 0.5}, (80, 160), {"step": 10}, None),
         ({"schedule": "wsd", "decay": 0.5}, (80, 160), {"step": 11}, None),  # the rate of step 11 is still 1
@@ -136,7 +136,7 @@ def test_which_lengths_a_run_may_have(changes, lengths, progress, says):
         Overrides.parse([f"train.{key}={value}" for key, value in {"batch": 4, "warmup": 2, **changes}.items()]),
     )
     old, new = (Length(samples=1000, batch=4, total=total) for total in lengths)
-    reason = _why_not(run, run, old, new, Progress(**{"warmup": 2, **progress}))
+    reason = _reason_to_refuse(run, run, old, new, Progress(**{"warmup": 2, **progress}))
     assert (reason is None) if says is None else (says in reason)
 
 

@@ -306,10 +306,10 @@ def test_the_length_of_a_run_is_that_of_its_store(tmp_path):
         (tmp_path / f"{number}.txt").write_text("\n".join(lines))
     config = {"data": {"sources": [{"path": str(tmp_path / "*.txt")}]}}
     run, estimated = length_of(tmp_path, config, epochs=3)
-    assert estimated.note == "the whole text"
+    assert estimated.note == "counted in the whole text"
     prepare(run)
     _, exact = length_of(tmp_path, config, epochs=3)
-    assert exact.note == "its token store"
+    assert exact.note == "counted in the prepared text"
     assert estimated.steps == pytest.approx(exact.steps, rel=0.05)
     assert estimated.tokens == pytest.approx(exact.tokens, rel=0.05)
 

@@ -1,4 +1,4 @@
-"""Python, started once more as this process was."""
+"""Command line that runs this interpreter again with the same import path."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def python_of(module: str) -> list[str]:
-    """The command that runs a module; it imports nothing from the working folder unless this process does."""
+    """Return the command that runs `module`. It imports from the working folder only if this process does."""
     # `python -m` puts the working folder first on the path, the command `artel` its own folder.
     from_working_folder = sys.path[:1] in ([""], [str(Path.cwd())])
     return [sys.executable, *([] if from_working_folder else ["-P"]), "-m", module]

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model for questions finds in a text."""
+    """An answer that a question answering model found in a text."""
 
     text: str
-    """The answer as it stands in the text; empty where the model finds none."""
+    """The answer as written in the text; empty if the model found none."""
     start: int
-    """Its first character, counted from 0; -1 where there is no answer."""
+    """Start offset, from 0; -1 if there is no answer."""
     end: int
-    """The character behind its last."""
+    """End offset, exclusive."""
     score: float
     """Logits of start and end less those of no answer: above 0 the model is for the answer."""
     answer_class: str
@@ -45,9 +45,9 @@ class Entity:
     """A name in a text, or a word with its tag."""
 
     start: int
-    """Its first character, counted from 0."""
+    """Start offset, from 0."""
     end: int
-    """The character behind its last."""
+    """End offset, exclusive."""
     label: str
     text: str
     score: float

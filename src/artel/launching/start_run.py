@@ -267,7 +267,7 @@ def _with_packing(run: RunConfig, prepared: Prepared, restart: bool, announce: A
         return run
     choice = choose_packing(run, prepared.open().train)
     if choice.why:
-        announce(f"data.packing: {choice.value}, since {choice.why}")
+        announce(f"data.packing={choice.value}: {choice.why}")
     return with_packing(run, choice.value)
 
 

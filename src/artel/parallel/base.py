@@ -129,12 +129,12 @@ class Strategy:
         loss.backward()
         self.model.zero_grad(set_to_none=True)
 
-    def take_parts(self, batches: list[Batch]) -> list[Batch]:
+    def shard_batches(self, batches: list[Batch]) -> list[Batch]:
         parts = [self._local_batch(batch) for batch in batches]
         self._local_batch = lambda part: part  # type: ignore[assignment,method-assign]
         return parts
 
-    def ask_no_other_rank(self) -> None:
+    def skip_collectives(self) -> None:
         pass
 
     def norm(self) -> torch.Tensor:

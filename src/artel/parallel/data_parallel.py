@@ -36,7 +36,7 @@ class DataParallel(Strategy):
             self.ddp = DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
             self._forward = self.ddp
 
-    def ask_no_other_rank(self) -> None:
+    def skip_collectives(self) -> None:
         if self.ddp is not None:
             self.ddp.register_comm_hook(None, _as_it_is)
             self.ddp.reducer = _ReducerOfOneRank(self.ddp.reducer)  # type: ignore[assignment]

@@ -71,4 +71,4 @@ def prepared_shards(workspace: Workspace) -> list[PreparedShard]:
 def encoder_notes(workspace: Workspace) -> list[str]:
     """Sentences for the user about the encoders; none about shards too small for more than one encoder."""
     notes = {shard.summary["encoder"] for shard in prepared_shards(workspace)}
-    return sorted(note for note in notes if note and not note.startswith("tokenizers encodes the first"))
+    return sorted(note for note in notes if note and not note.startswith("Tokenizing the first"))

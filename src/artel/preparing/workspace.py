@@ -61,7 +61,7 @@ class Workspace:
             inputs = [entry for _, _, inputs in all_inputs(run.data) for entry in inputs]
             size = min(run.prepare.part, max(_SMALL_SHARD, sum(entry.size for entry in inputs) // _MIN_SHARDS))
             shards = [shard.to_json() for shard in input_shards(run.data, size)]
-            plan = {"format": _FORMAT, "input_shards": shards, "notes": cut_notes(inputs)}
+            plan = {"format": _FORMAT, "input_shards": shards, "notes": cut_notes(inputs, run.data.held_out)}
             write_file(workspace._plan, orjson.dumps(plan))
         write_file(path / "run.yaml", run_file)  # settings that do not shape the store may have changed
         for folder in (path, *(entry for entry in path.iterdir() if entry.is_dir())):

@@ -1,10 +1,14 @@
-"""A run made longer or shorter than it began: it goes on where all that it has done would have been done just so.
+"""Changing the length of a run that has already started.
 
-The order of samples does not depend on the length of a run (law 1), the learning rate of most schedules does. A run
-whose steps so far had the rates that they have in a run of the new length is, with what follows, that run. `constant`
-always is, `wsd` until its decay begins; warmup keeps the steps that it had as the run began, also where it is a
-fraction. So it is with a budget, whose rates go by the time; while its warmup, a fraction of the time, goes on, any
-budget may take its place.
+A longer or shorter run may continue only if its finished steps would have been identical under the new length. The
+order of samples does not depend on the length, but the learning rate usually does. So the length can change
+
+- at any time with a constant schedule;
+- before the decay begins with `wsd`;
+- never with `linear` or `cosine`, once warmup is over.
+
+Warmup keeps the number of steps it started with, even if it was given as a fraction. A run with a time budget follows
+the same rule, measured in time.
 """
 
 from __future__ import annotations
@@ -22,19 +26,19 @@ from artel.training.schedule import Length, rate, rate_by_time, run_length
 
 
 def change_length(file: Path, before: RunConfig, now: RunConfig, prepared: Prepared, model: Path) -> bool:
-    """Whether the run that began as `before` (its `file`) has steps to do as `now`, which differs in its length alone.
+    """Return True if the run that started as `before` (its `file`) has steps left under `now`, with its new length.
 
-    Raises InputError, with the command that does what is wanted, where it cannot go on as `now`.
+    Raise InputError if the run cannot continue with the new length, with a command that trains its model further.
     """
     old, new = _length(before, prepared), _length(now, prepared)
     checkpoints = list_checkpoints(file.parent / "checkpoints")
     if not checkpoints:
-        raise _refused(file, before, now, old.steps or 0, new, "its checkpoints are not there any more", model)
+        raise _refused(file, before, now, old.steps or 0, new, "its checkpoints are gone", model)
     try:
         progress = read_progress(checkpoints[-1])
     except (OSError, ValueError, TypeError):  # damaged: loading it says so, and takes the one before it
         progress = Progress(step=int(checkpoints[-1].name.removeprefix("step-")))
-    reason = _why_not(before, now, old, new, progress)
+    reason = _reason_to_refuse(before, now, old, new, progress)
     if reason is not None:
         raise _refused(file, before, now, progress.step, new, reason, model)
     return new.steps is None or new.steps > progress.step
@@ -45,17 +49,17 @@ def _length(config: RunConfig, prepared: Prepared) -> Length:
     return run_length(config, objective_of(config, prepared.tokenizer()).dataset(part), part)
 
 
-def _why_not(before: RunConfig, now: RunConfig, old: Length, new: Length, progress: Progress) -> str | None:
-    """Why the steps that are done are not those of a run of the new length."""
+def _reason_to_refuse(before: RunConfig, now: RunConfig, old: Length, new: Length, progress: Progress) -> str | None:
+    """Return why the finished steps would differ under the new length, or None if they would not."""
     done = progress.step
     if old.steps is None or new.steps is None or old.total is None or new.total is None:
-        return _why_no_budget(before, now, progress)
+        return _reason_to_refuse_budget(before, now, progress)
     if before.parallel.deepspeed is not None:
         return "DeepSpeed's engine has a schedule of its own (parallel.deepspeed)"
     if progress.stopped_early:
-        return f"it stopped at step {done:,}, since validations did not get better (validate.patience)"
+        return f"it stopped at step {done:,} because validation did not improve (validate.patience)"
     if new.steps < done:
-        return f"it has done {done:,} steps"
+        return f"it has already taken {done:,} steps"
     warmups = [progress.warmup, progress.warmup]
     if progress.warmup is None:
         warmups = [before.train.warmup.of(old.steps), now.train.warmup.of(new.steps)]
@@ -64,23 +68,23 @@ def _why_not(before: RunConfig, now: RunConfig, old: Length, new: Length, progre
         for step in range(done)
     ):
         schedule = before.train.schedule
-        return f"its learning rate went the way of a run of {old.steps:,} steps (train.schedule: {schedule})"
+        return f"the learning rate has already followed a {old.steps:,}-step schedule (train.schedule: {schedule})"
     if done * old.batch > new.total:
-        return f"step {done:,}, which is done, would be of fewer samples in it"
+        return f"its finished step {done:,} would have fewer samples"
     if done * old.batch > old.total:
-        return f"the last of its steps, {done:,}, was of fewer samples than the others"
+        return f"its last step, {done:,}, had fewer samples than the others"
     return None
 
 
-def _why_no_budget(before: RunConfig, now: RunConfig, progress: Progress) -> str | None:
-    """Why what is done within one budget is not what would have been done within the other."""
+def _reason_to_refuse_budget(before: RunConfig, now: RunConfig, progress: Progress) -> str | None:
+    """Return why the finished steps would differ under the new time budget, or None if they would not."""
     old, new = before.train.budget, now.train.budget
     if old is None or new is None:
-        return "one of the two lengths is a time (train.budget), the other is not"
+        return "only one of the two lengths is a time (train.budget)"
     if progress.stopped_early:
-        return f"it stopped at step {progress.step:,}, since validations did not get better (validate.patience)"
+        return f"it stopped at step {progress.step:,} because validation did not improve (validate.patience)"
     if progress.seconds >= new:
-        return f"it has taken {duration(progress.seconds)}"
+        return f"it has already run for {duration(progress.seconds)}"
     if progress.warmup is None:
         return None
     shares = [progress.share * part / 100 for part in range(101)]
@@ -89,21 +93,23 @@ def _why_no_budget(before: RunConfig, now: RunConfig, progress: Progress) -> str
         rate_by_time(before.train, progress.step, mine, 0) != rate_by_time(now.train, progress.step, other, 0)
         for mine, other in pairs
     ):
-        return f"its learning rate went the way of a run of {duration(old)} (train.schedule: {before.train.schedule})"
+        schedule = before.train.schedule
+        return f"the learning rate has already followed a schedule of {duration(old)} (train.schedule: {schedule})"
     return None
 
 
 def _refused(
     file: Path, before: RunConfig, now: RunConfig, done: int, new: Length, reason: str, model: Path
 ) -> InputError:
-    """`done`: steps that are done."""
+    """Return the refusal. `done`: finished steps."""
     if new.steps is None:
-        length, rest = duration(now.train.budget or 0.0), f"train.budget={duration(now.train.budget or 0.0)}"
+        length = duration(now.train.budget or 0.0)
+        rest = f"train.budget={length}"
     else:
         length, rest = f"{new.steps:,} steps", f"train.steps={max(1, new.steps - done)}"
-    what = f"the run cannot become one of {length}: {reason}"
+    what = f"the length cannot change to {length}: {reason}"
     if not model.is_dir():
-        return InputError.at(str(file), what, "set its length back, or begin anew with --restart")
+        return InputError.at(str(file), what, "restore the former length, or start over with --restart")
     name = str(file.parent)
     begin, place = [], str(model)
     if before.model.lora is not None:
@@ -117,5 +123,5 @@ def _refused(
     values.append(rest)
     commands = [*begin, ["artel", "train", name, *values]]
     line = " && ".join(shlex.join(command) for command in commands)
-    fix = f"to train its model further, by a schedule of its own: {line}"
+    fix = f"to train its model further with a new schedule: {line}"
     return InputError.at(str(file), what, fix)

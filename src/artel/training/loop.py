@@ -1,4 +1,4 @@
-"""The training loop: the heart of artel. Who has read this file knows how the system works.
+"""The training loop, the heart of artel. Read this file first: it shows how training works.
 
 The loop never asks which objective or parallel strategy it has. An objective turns a batch into a loss; a strategy
 runs a global batch over one process or many; callbacks log, validate and save.

@@ -63,7 +63,7 @@ class Run:
     budget: Budget
     """The time that the run may take."""
     clock: Callable[[], float]
-    """Seconds since any moment that stays."""
+    """Monotonic clock, in seconds."""
     started: float
     """When this start of the run began to load the model, by `clock`."""
     window_seconds: float = 0.0

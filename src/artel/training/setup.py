@@ -65,7 +65,7 @@ def open_run(
     except InputError as error:
         if not may_unpack(config) or any(problem.where not in _KEEPS_APART for problem in error.problems):
             raise
-        tell(f"data.packing: {ALONE}, since {error.problems[0].what}")
+        tell(f"data.packing={ALONE}: {error.problems[0].what}")
     config = with_packing(config, ALONE)
     world.barrier()  # all have read what was chosen before
     if world.first:

@@ -13,7 +13,7 @@ from artel.registry import CALLBACKS, FORMATS, OBJECTIVES, OPTIMIZERS, SCHEDULES
 
 @dataclass(frozen=True, slots=True)
 class _NameOf:
-    """Takes what a Literal of the names takes, says the same of all else, and knows the names that plugins add."""
+    """Like `Literal[names]`, plus the names registered by plugins."""
 
     registry: Registry
 

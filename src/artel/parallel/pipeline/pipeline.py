@@ -306,7 +306,7 @@ class PipelineParallel(Strategy):
         states = torch.linspace(-1, 1, width, dtype=dtype, device=device).repeat(*size, 1)
         return (states.requires_grad_(),)
 
-    def ask_no_other_rank(self) -> None:
+    def skip_collectives(self) -> None:
         hidden = self.model.config.get_text_config().hidden_size
         self._sent = [(hidden_dtype(self.model), hidden)] * self._count
 

@@ -47,10 +47,10 @@ def read_objective(answer: str, look: Look) -> str:
         raise InputError.at("--learn", what, f"begin with a recipe: artel recipes ls lists those of objective {answer}")
     shown = ", ".join(objective.verb or name for name, objective in fitting.items())
     known = {word for name in OBJECTIVES.names for word in (name, OBJECTIVES[name].verb)}
-    what = f"{answer!r} is nothing to learn"
+    what = f"Unknown task {answer!r}"
     if answer in known:
         what = f"{answer!r} cannot be learned from {' or '.join(sorted(look.kinds))}"
-    raise InputError.at("--learn", what, f"write one of: {shown}")
+    raise InputError.at("--learn", what, f"this text fits: {shown}")
 
 
 def read_model(answer: str) -> str:

@@ -172,7 +172,7 @@ def _parallelized(
     model.to = lambda *_, **__: model
     strategy = plan.parallelize(model, objective, world, precision, load_weights=None, tell=lambda _: None)
     del model.to
-    strategy.ask_no_other_rank()
+    strategy.skip_collectives()
     return strategy
 
 
@@ -218,7 +218,7 @@ def _local_parts(strategy: ParallelStrategy, batches: list[Batch], fake: FakeTen
             part,
             tensors={name: remember_values(fake.from_tensor(tensor), tensor) for name, tensor in part.tensors.items()},
         )
-        for part in strategy.take_parts(batches)
+        for part in strategy.shard_batches(batches)
     ]
 
 

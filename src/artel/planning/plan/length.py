@@ -1,4 +1,4 @@
-"""How long a run is before it has begun: by its token store, by the run file, or by a sample of its sources."""
+"""Length of a run before it starts: from its prepared text, its run file, or a sample of its sources."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PlannedLength:
     epoch_tokens: float | None
     """Of the training part, once; None where the length does not depend on it, and it was not looked at."""
     note: str
-    """Where it is from."""
+    """Where the length comes from, in parentheses in the plan."""
     filler: float = 0.0
     """The share of blocks that holds no token, 0 to 1."""
 
@@ -46,21 +46,21 @@ def planned_length(run: RunConfig, data: PlannedData) -> PlannedLength | None:
     if data.store is not None:
         part, length = data.store.train, run_length(run, data.samples, data.store.train)
         if data.objective.packs_text:
-            return _planned(length, length.samples * run.data.block, "its token store")
+            return _planned(length, length.samples * run.data.block, "counted in the prepared text")
         filler = data.samples.filler if isinstance(data.samples, PackedSamples) else 0.0
-        return _planned(length, part.tokens, "its token store", filler)
+        return _planned(length, part.tokens, "counted in the prepared text", filler)
     if data.objective.packs_text and run.train.steps is not None:
         in_all = run.train.steps * run.train.batch * run.data.block
-        return PlannedLength(run.train.steps, in_all, None, "train.steps")
+        return PlannedLength(run.train.steps, in_all, None, "set by train.steps")
     if data.objective.packs_text and run.train.tokens is not None:
         steps = -(-run.train.tokens // (run.train.batch * run.data.block))
-        return PlannedLength(steps, run.train.tokens, None, "train.tokens")
+        return PlannedLength(steps, run.train.tokens, None, "set by train.tokens")
     sampled = _sampled(run, data)
     if sampled is None:
         return None
     counts, share = sampled
     tokens = float(counts.sum()) / share
-    note = "the whole text" if share == 1 else f"{share:.1%} of the text"
+    note = "counted in the whole text" if share == 1 else f"estimated from {share:.1%} of the text"
     if data.objective.packs_text:
         samples = tokens / run.data.block
     elif data.objective.fills_blocks(run):

@@ -63,7 +63,7 @@ def _speed(plan: Plan) -> str:
     if step is not None and tokens is not None:
         return f"{tokens.mid:,.0f} tokens/s ({tokens.low:,.0f} to {tokens.high:,.0f}), by {step.source}"
     if plan.hardware.shares_memory:
-        return "not planned: artel bench hardware measures this machine once"
+        return "unknown. Run `artel bench hardware` once to measure this machine"
     if not plan.hardware.has_rates:
         return f"unknown: {plan.hardware.name} is not in the table of accelerators"
     return "unknown: transfers of parallel.offload are not planned"
@@ -74,8 +74,8 @@ def _time(plan: Plan) -> str:
     if plan.budget is not None:
         return _time_of_budget(plan, plan.budget / 3600)
     if plan.length is None:
-        return "unknown: artel prepare tells how much text there is"
-    length = f"{plan.length.steps:,} steps, {plan.length.tokens:,.0f} tokens, by {plan.length.note}"
+        return "length unknown until `artel prepare` has counted the text"
+    length = f"{plan.length.steps:,} steps = {plan.length.tokens:,.0f} tokens ({plan.length.note})"
     if plan.forecast is None:
         return length
     hours = plan.forecast.hours

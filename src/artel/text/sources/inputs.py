@@ -105,11 +105,11 @@ def all_inputs(data: DataConfig) -> Iterator[tuple[str, SourceConfig, list[Input
         yield key, source, inputs
 
 
-def cut_notes(inputs: Iterable[Input]) -> list[str]:
-    """A sentence for the user about each text that is read as several documents."""
+def cut_notes(inputs: Iterable[Input], held_out: float | None) -> list[str]:
+    """Return a note for each text that is cut into several documents. `held_out`: fraction kept for validation."""
     return [
-        f"{hide_secrets(entry.address)} is more than data.validation of all the text: it is read as documents of about "
-        f"{CUT_CHARACTERS:,} characters (document: auto), so that a share of it can be held out"
+        f"{hide_secrets(entry.address)} is cut into pieces of about {CUT_CHARACTERS:,} characters, so that "
+        f"{100 * (held_out or 0.0):.3g}% of the text can be kept for validation (document: auto)"
         for entry in inputs
         if entry.is_cut
     ]

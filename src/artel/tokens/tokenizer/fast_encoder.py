@@ -47,7 +47,7 @@ class Encoder:
     def __init__(self, exact: Encode, backend: Callable[[], Any], longest_compared: int = _LONGEST_COMPARED) -> None:
         """`exact` encodes by tokenizers, special tokens as plain text. `backend` returns its tokenizer."""
         self.name = TOKENIZERS
-        self.note = f"tokenizers encodes the first {_BEFORE:,} characters"
+        self.note = f"Tokenizing the first {_BEFORE:,} characters with tokenizers"
         self.doubtful = 0
         self.remedy = ""
         self._exact = exact
@@ -116,9 +116,8 @@ class Encoder:
                 break
             reasons.append(f"{name} gives other ids for {different}")
         shown = f"fastokens {version(FASTOKENS)}" if self.name == FASTOKENS else self.name
-        self.note = "; ".join([f"{shown} encodes", *reasons])
-        if self._quick is not None:
-            self.note += "; on samples of this text its ids are those of tokenizers"
+        checked = " (checked: same ids as tokenizers)" if self._quick is not None else ""
+        self.note = "; ".join([f"Tokenizing with {shown}{checked}", *reasons])
 
     def _by_fastokens(self, state: dict[str, Any]) -> Encode:
         fast = importlib.import_module(FASTOKENS).Tokenizer.from_json_str(_without_frame(state))
@@ -146,7 +145,7 @@ class Encoder:
         self._quick = None
         self.name = TOKENIZERS
         after = f"; the {self.doubtful:,} texts that it encoded before may have wrong ids too" if self.doubtful else ""
-        self.note = f"{reason}: tokenizers encodes from there on{after}"
+        self.note = f"{reason}: tokenizing with tokenizers from there on{after}"
 
 
 def encode_in_one_thread() -> None:

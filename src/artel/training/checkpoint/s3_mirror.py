@@ -19,10 +19,10 @@ from artel.training.run_folder import check_same, differs_in_length
 
 
 def copy_checkpoints(folder: Path, config: CheckpointConfig) -> None:
-    """Make the copies those checkpoints that are in `folder`: the new ones go there, then old ones go.
+    """Mirror `folder` to S3: upload new checkpoints, then delete old ones.
 
-    Those that are kept for good stay there: a machine that went on for another has none of them in its folder.
-    Raises InputError or WorkError as push_folder does.
+    Permanent copies (`checkpoint.keep_every`) stay: a machine that took over the run has none of them locally.
+    Raise InputError or WorkError as push_folder does.
     """
     assert config.copy_to is not None
     local = {path.name: path for path in list_checkpoints(folder)}
