@@ -136,18 +136,8 @@ def with_another(text: str, tool: str, key: str) -> str | None:
     for name in rest[:-1]:
         holder = holder[int(name)] if isinstance(holder, list) else holder[name]
     name = int(rest[-1]) if isinstance(holder, list) else rest[-1]
-    holder[name] = other_builder(holder[name]) if key == "model._component_" else another(holder[name])
+    holder[name] = another(holder[name])
     return yaml.safe_dump(tree, sort_keys=False)
-
-
-def other_builder(component: str) -> str:
-    """A builder of torchtune with an adapter for one without, and the other way round."""
-    module, _, name = component.rpartition(".")
-    return (
-        f"{module}.{re.sub('^q?(lora|dora)_', '', name)}"
-        if re.match("q?(lora|dora)_", name)
-        else f"{module}.lora_{name}"
-    )
 
 
 def another(value: Any) -> Any:
@@ -266,41 +256,6 @@ def of_llama_factory(text: str) -> dict[str, Any]:
     return expected
 
 
-def of_torchtune(text: str) -> dict[str, Any]:
-    tree = yaml.safe_load(text)
-    builder = tree["model"]["_component_"].rpartition(".")[2]
-    data_set = tree["dataset"]["_component_"].rpartition(".")[2]
-    micro, parts = tree["batch_size"], tree.get("gradient_accumulation_steps", 1)
-    epochs, most = tree["epochs"], tree.get("max_steps_per_epoch")
-    is_adapted = "lora" in builder or "dora" in builder
-    scheduler = tree.get("lr_scheduler")
-    expected = {
-        "objective": "preference" if "paired" in data_set or "preference" in data_set else "chat",
-        "chat.train_on": "all" if "alpaca" in data_set else "assistant",
-        "train.batch": micro * parts,
-        "train.micro_batch": micro,
-        "train.learning_rate": float(tree["optimizer"]["lr"]),
-        "train.weight_decay": tree["optimizer"].get("weight_decay", 0.01),
-        "train.schedule": "cosine" if scheduler else "constant",
-        "train.warmup": scheduler["num_warmup_steps"] if scheduler else 0,
-        "train.clip": tree.get("clip_grad_norm"),
-        "train.precision": tree["dtype"],
-        "model.quantize": "nf4"
-        if (builder.startswith("q") and is_adapted) or tree["model"].get("quantize_base")
-        else "none",
-        "data.validation": 0.05 if "dataset_val" in tree else 0.0,
-    }
-    expected |= {"train.steps": epochs * most} if most else {"train.epochs": epochs}
-    if is_adapted:
-        expected |= {"model.lora.rank": tree["model"]["lora_rank"], "model.lora.alpha": tree["model"]["lora_alpha"],
-                     "model.lora.dora": tree["model"].get("use_dora", False)}  # fmt: skip
-    if tree["tokenizer"].get("max_seq_len"):
-        expected["data.block"] = tree["tokenizer"]["max_seq_len"]
-    if expected["objective"] == "preference":
-        del expected["chat.train_on"]
-    return expected
-
-
 def of_command(text: str) -> dict[str, Any]:
     command = re.sub(r"\\\s*\n", " ", re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE))
     command = next(line for line in command.splitlines() if re.search(r"run_[cm]lm(_no_trainer)?\.py", line))
@@ -335,7 +290,7 @@ def of_command(text: str) -> dict[str, Any]:
 
 
 COMMANDS = "run_clm.py and run_mlm.py"
-EXPECTED = {"axolotl": of_axolotl, "LLaMA-Factory": of_llama_factory, "torchtune": of_torchtune, COMMANDS: of_command}
+EXPECTED = {"axolotl": of_axolotl, "LLaMA-Factory": of_llama_factory, COMMANDS: of_command}
 
 
 def value_of(plain: dict[str, Any], dotted: str) -> Any:

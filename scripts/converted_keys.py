@@ -19,7 +19,6 @@ MARK = "<!-- python scripts/make_docs.py -->"
 TOOLS = {
     "axolotl": (configs.AXOLOTL_QLORA, configs.AXOLOTL_DPO, configs.AXOLOTL_PRETRAIN, configs.AXOLOTL_MORE),
     "LLaMA-Factory": (configs.LLAMA_FACTORY_LORA, configs.LLAMA_FACTORY_DPO, configs.LLAMA_FACTORY_MORE),
-    "torchtune": (configs.TORCHTUNE_QLORA, configs.TORCHTUNE_DPO, configs.TORCHTUNE_MORE),
     "run_clm.py and run_mlm.py": (configs.RUN_CLM, configs.RUN_MLM, configs.RUN_CLM_MORE),
 }
 

@@ -135,14 +135,13 @@ def test_trackers_are_those_of_the_registry():
 def test_what_is_refused_for_its_objective_is_no_objective():
     assert not {"diffusion", "ppo", "grpo", "plm", "permutation"} & set(OBJECTIVES.names)
     named = [(place, name) for place, text in TEXTS for name in re.findall(r"write objective: (\w+)", text)]
-    assert {name for _, name in named} >= {"distill", "reward"}
+    assert {name for _, name in named} >= {"reward"}
     assert [place for place, name in named if name not in OBJECTIVES] == []
 
 
 def test_each_objective_of_another_tool_that_artel_has_is_named_in_its_refusal():
-    """Not called one that artel does not have: torchtune distils, axolotl and LLaMA-Factory train reward models."""
+    """axolotl and LLaMA-Factory train reward models."""
     for text, objective in (
-        ("kd_loss: {_component_: torchtune.modules.loss.ForwardKLLoss}\n", "distill"),
         ("base_model: m\nreward_model: true\ndatasets: [{path: a, type: b}]\n", "reward"),
         ("model_name_or_path: m\nstage: rm\ndo_train: true\ndataset: a\n", "reward"),
     ):

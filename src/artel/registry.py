@@ -146,7 +146,6 @@ TRACKERS = Registry(
 TOOLS = Registry(  # in the order in which a configuration is tried
     "config convert",
     {
-        "torchtune": "artel.config.converters.torchtune.convert:TORCHTUNE",
         "command_line": "artel.config.converters.command_line.convert:COMMAND_LINE",
         "llama_factory": "artel.config.converters.llama_factory.convert:LLAMA_FACTORY",
         "axolotl": "artel.config.converters.axolotl.convert:AXOLOTL",

@@ -167,15 +167,6 @@ TUTORIALS = (
         hub=("Qwen/Qwen3-0.6B",),
     ),
     Walk(
-        "coming from torchtune",
-        (
-            Step("artel config convert tune.yaml > qwen3.yaml", leaves="qwen3.yaml"),
-            Step("artel config check qwen3.yaml", says="nothing is wrong"),
-            Step("artel train qwen3.yaml --nproc 2", STEPS, leaves="runs/qwen3/model/adapter_config.json"),
-        ),
-        needs=(inputs.answers, inputs.chat_model(), inputs.written("docs/coming-from/torchtune.md", "tune.yaml")),
-    ),
-    Walk(
         "coming from Trainer",
         (
             Step("artel config convert run_clm.sh > texts.yaml", leaves="texts.yaml"),

@@ -1,4 +1,4 @@
-"""Configurations as users of axolotl, LLaMA-Factory, torchtune and transformers' scripts write them."""
+"""Configurations as users of axolotl, LLaMA-Factory and transformers' scripts write them."""
 
 AXOLOTL_QLORA = """
 base_model: OWNER/base-7b
@@ -187,101 +187,6 @@ LLAMA_FACTORY_DATA = {
               "columns": {"prompt": "question", "chosen": "better", "rejected": "worse"}},
 }  # fmt: skip
 
-TORCHTUNE_QLORA = """
-output_dir: /tmp/torchtune/base/qlora
-
-model:
-  _component_: torchtune.models.llama3_1.qlora_llama3_1_8b
-  lora_attn_modules: ['q_proj', 'v_proj', 'output_proj']
-  apply_lora_to_mlp: True
-  apply_lora_to_output: False
-  lora_rank: 8
-  lora_alpha: 16
-  lora_dropout: 0.0
-
-tokenizer:
-  _component_: torchtune.models.llama3.llama3_tokenizer
-  path: ${checkpointer.checkpoint_dir}/original/tokenizer.model
-  max_seq_len: null
-
-checkpointer:
-  _component_: torchtune.training.FullModelHFCheckpointer
-  checkpoint_dir: /tmp/base-8b/
-  checkpoint_files: [model-00001-of-00002.safetensors, model-00002-of-00002.safetensors]
-  recipe_checkpoint: null
-  output_dir: ${output_dir}
-  model_type: LLAMA3
-resume_from_checkpoint: False
-save_adapter_weights_only: False
-
-dataset:
-  _component_: torchtune.datasets.alpaca_cleaned_dataset
-  packed: False
-  split: train[:95%]
-dataset_val:
-  _component_: torchtune.datasets.alpaca_cleaned_dataset
-  split: train[95%:]
-run_val_every_n_steps: 100
-batch_size_val: ${batch_size}
-seed: null
-shuffle: True
-batch_size: 2
-
-optimizer:
-  _component_: torch.optim.AdamW
-  fused: True
-  weight_decay: 0.01
-  lr: 3e-4
-lr_scheduler:
-  _component_: torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup
-  num_warmup_steps: 100
-loss:
-  _component_: torchtune.modules.loss.LinearCrossEntropyLoss
-
-epochs: 2
-max_steps_per_epoch: null
-gradient_accumulation_steps: 8
-clip_grad_norm: null
-compile: False
-metric_logger:
-  _component_: torchtune.training.metric_logging.DiskLogger
-  log_dir: ${output_dir}/logs
-log_every_n_steps: 1
-log_peak_memory_stats: True
-log_level: INFO
-device: cuda
-dtype: bf16
-enable_activation_checkpointing: True
-enable_activation_offloading: False
-profiler:
-  _component_: torchtune.training.setup_torch_profiler
-  enabled: False
-  output_dir: ${output_dir}/profiling_outputs
-"""
-
-TORCHTUNE_DPO = """
-output_dir: out
-model: {_component_: torchtune.models.qwen2_5.qwen2_5_3b}
-tokenizer: {_component_: torchtune.models.qwen2_5.qwen2_5_tokenizer, path: /tmp/base/vocab.json, max_seq_len: 1024}
-checkpointer: {_component_: torchtune.training.FullModelHFCheckpointer, checkpoint_dir: /tmp/base,
-               keep_last_n_checkpoints: 2}
-dataset: {_component_: torchtune.datasets.preference_dataset, source: json, data_files: pairs.json, split: train,
-          column_map: {chosen: better, rejected: worse}}
-loss: {_component_: torchtune.rlhf.loss.DPOLoss, beta: 0.05, label_smoothing: 0.1}
-optimizer: {_component_: bitsandbytes.optim.PagedAdamW8bit, lr: 1e-5}
-optimizer_in_bwd: True
-epochs: 1
-max_steps_per_epoch: 300
-batch_size: 4
-gradient_accumulation_steps: 4
-clip_grad_norm: 1.0
-compile: True
-dtype: bf16
-tensor_parallel_dim: 2
-fsdp_cpu_offload: True
-metric_logger: {_component_: torchtune.training.metric_logging.WandBLogger, project: mine}
-"""
-
 RUN_CLM = r"""#!/bin/bash
 #SBATCH --gres=gpu:8
 export MODEL=openai-community/gpt2
@@ -395,30 +300,6 @@ tensor_model_parallel_size: 2
 pipeline_model_parallel_size: 2
 sequence_parallel: true
 learning_rate: 1e-4
-"""
-
-TORCHTUNE_MORE = """
-output_dir: out
-model: {_component_: torchtune.models.llama3_2.llama3_2_1b}
-tokenizer: {_component_: torchtune.models.llama3.llama3_tokenizer, path: /tmp/base/tokenizer.model, max_seq_len: 4096}
-checkpointer: {_component_: torchtune.training.FullModelHFCheckpointer, checkpoint_dir: /tmp/base}
-dataset:
-  - {_component_: torchtune.datasets.chat_dataset, source: OWNER/dialogs, subset: ru, split: "train[:10%]",
-     conversation_column: dialog, conversation_style: openai, train_on_input: False}
-  - {_component_: torchtune.datasets.instruct_dataset, source: json, data_files: questions.json,
-     column_map: {input: question, output: answer}}
-seed: 7
-optimizer: {_component_: torch.optim.AdamW, lr: 1e-5, betas: [0.9, 0.95], eps: 1e-7}
-epochs: 1
-batch_size: 4
-save_every_n_steps: 200
-enable_activation_checkpointing: True
-ac_mode: selective
-data_parallel_shard_dim: 4
-data_parallel_replicate_dim: 2
-context_parallel_dim: 2
-profiler: {enabled: True}
-dtype: bf16
 """
 
 RUN_CLM_MORE = (

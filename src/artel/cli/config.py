@@ -87,7 +87,7 @@ def convert(
 ) -> None:
     """Print another tool's configuration as a run file; standard error lists what it cannot hold.
 
-    Understood are the YAML of axolotl, LLaMA-Factory, torchtune and impruver, command lines of transformers'
+    Understood are the YAML of axolotl, LLaMA-Factory and impruver, command lines of transformers'
     run_clm.py and run_mlm.py (in a shell script, or on standard input), the .cfg of the distributed Natural Questions
     recipe and the JSON of the masked-LM script.
 

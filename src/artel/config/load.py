@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from artel.config.converters.masked_lm_json import from_masked_lm_json, is_masked_lm_json, refuse_other_json
-from artel.config.converters.tools import tool_of
+from artel.config.converters.tools import refuse_unsupported, tool_of
 from artel.config.converters.training_arguments import drop_ddp
 from artel.config.explain import UNKNOWN_KEY, explain
 from artel.config.former_names import rename_former_keys
@@ -102,6 +102,7 @@ def read_run_file(name: str) -> RunFile:
     if tool:
         fix = f"convert it: artel config convert {name} > run.yaml"
         raise InputError.at(place, f"is a configuration of {tool}, not a run file", fix)
+    refuse_unsupported(text, place)
     tree, lines = parse(text, place)
     refuse_other_json(tree, place)
     drop_ddp(tree, place)

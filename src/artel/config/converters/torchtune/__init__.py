@@ -1,1 +1,0 @@
-"""The YAML of torchtune (pytorch/torchtune) as a run file."""
