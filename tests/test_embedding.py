@@ -14,6 +14,7 @@ from transformers import BertConfig
 import artel as api
 from artel.config import EmbeddingConfig, RunConfig, TokenizerTraining, load_run
 from artel.errors import InputError
+from artel.inference.search import paragraphs
 from artel.objectives import objective_of
 from artel.objectives.embedding.folder import folder_files, read_folder
 from artel.objectives.embedding.losses import MatchKeys, Texts, loss_sum, match_keys
@@ -238,6 +239,23 @@ def test_sentence_transformers_gives_the_same_vectors(trained):
     foreign = api.open(trained / "model")
     assert foreign.objective == "embedding"
     assert np.abs(foreign.embed(texts, kind="query") - ours.embed(texts, kind="query")).max() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("one\ntwo\n\n\n three\n", [(1, "one\ntwo"), (5, "three")]),
+        ("one\ntwo\n  \nthree", [(1, "one\ntwo"), (4, "three")]),
+        ("\n\none\n\n\n\ntwo", [(3, "one"), (7, "two")]),
+        ("one\n two\nthree\n\n", [(1, "one"), (2, "two"), (3, "three")]),
+        ("one", [(1, "one")]),
+        (" \n\n", []),
+    ],
+)
+def test_paragraphs_are_named_by_their_first_line(text, found):
+    assert list(paragraphs(text)) == found
+    for line, paragraph in found:
+        assert text.splitlines()[line - 1].strip() == paragraph.splitlines()[0]
 
 
 def st_folder(folder, file, **changes):

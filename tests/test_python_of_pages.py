@@ -16,6 +16,8 @@ PAGES = {
     "docs/ru/reranking.md": ("rerank", "runs/rerank"),
     "docs/embeddings.md": ("embedding", "runs/embed-ru"),
     "docs/ru/embeddings.md": ("embedding", "runs/embed-ru"),
+    "docs/search.md": ("embedding", "runs/embed-ru"),
+    "docs/ru/search.md": ("embedding", "runs/embed-ru"),
     "docs/seq2seq.md": ("seq2seq", "runs/spelling-ru"),
     "docs/ru/seq2seq.md": ("seq2seq", "runs/spelling-ru"),
 }
@@ -28,6 +30,7 @@ def test_the_python_of_the_pages(name):
     (folder,) = set(pages.values())
     run = objective_run(Path("run.yaml").absolute(), name, train={"steps": 2, "batch": 8})
     artel.train(run, {"run": folder}, tell=lambda _: None)
+    Path("notes.txt").write_text("The key hangs behind the clock.\n\nThe train leaves at nine.\n")
     for page in pages:
         (block,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
         exec(block, {})

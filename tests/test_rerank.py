@@ -19,6 +19,7 @@ from artel.objectives.statistics import spearman
 from artel.text import Document, Match, Record, Rejected
 from artel.tokens import StoreWriter, TokenStore, evaluation_rows, micro_batches, train_tokenizer
 from support.objectives import objective_run, written
+from support.runs import artel as command
 from support.serving import client_of, served_model
 
 QUERY, DOCUMENTS = "Where is number 3?", ["No 4 is there.", "The number 3 is here, ", "The number 8 is here, " * 30]
@@ -244,6 +245,12 @@ def test_the_folder_gives_other_libraries_the_same_scores():
     assert model.rerank(QUERY, DOCUMENTS, top_n=1) == ranked[:1]
     assert model.rerank(QUERY, []) == []
     assert [one.document for one in model.rerank(QUERY, DOCUMENTS[0])] == DOCUMENTS[:1]
+    notes = folder.with_name("notes.txt")
+    notes.write_text("\n\n".join(DOCUMENTS))
+    done = command("generate", folder, "--prompt", QUERY, "--context", notes, "--json")
+    hits = json.loads(done.stdout)["hits"]
+    assert [(hit["line"], hit["text"]) for hit in hits] == [(1 + 2 * one.index, one.document.strip()) for one in ranked]
+    assert [hit["score"] for hit in hits] == pytest.approx([one.score for one in ranked], abs=1e-4)
     with pytest.raises(InputError, match="is a conversation"):
         model.score([{"role": "user", "content": QUERY}], DOCUMENTS)
     with pytest.raises(artel.InputError, match=r"has .* tokens, more than"):

@@ -46,6 +46,7 @@ def novel(name: str = "novel.txt") -> Make:
 
     def make(folder: Path) -> None:
         lines = ["Все счастливые семьи похожи друг на друга.", *story(1), *story(2), *story(3)]
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("\n".join(lines) + "\n", "utf-8")
 
     return make

@@ -10,7 +10,59 @@ _UPLOADS = "it uploads; tests/test_push.py does, to a hub on this machine"
 _SERVED = "it serves until Ctrl-C; tests/test_serve_clients.py asks a server that runs"
 _BENCH = "--steps 1 --rounds 1 --batch 1 --length 16 --time-limit 1"
 
+_SHELF = "data.sources.0.document=line train.epochs=null train.steps=2 data.block=32"
+
 DOCS = (
+    Walk(
+        "docs/further.md",
+        (
+            Step(
+                "artel train tolstoy-finetune 'data.sources.0.path=books/*.txt' model.from=FOLDER run=runs/books",
+                _SHELF,
+                leaves="runs/books/model",
+            ),
+            Step('artel generate runs/books --prompt "Все счастливые семьи" --max-new-tokens 150'),
+            Step(
+                "artel train tolstoy-finetune 'data.sources.0.path=more/*.txt' model.from=runs/books/model "
+                "run=runs/more",
+                _SHELF,
+                leaves="runs/more/model",
+            ),
+            Step(
+                "artel train tolstoy-finetune 'data.sources.0.path=books/*.txt' model.from=FOLDER model.lora.rank=16 "
+                "run=runs/books-lora",
+                _SHELF,
+                leaves="runs/books-lora/model",
+            ),
+        ),
+        needs=(inputs.novel("books/novel.txt"), inputs.novel("more/novel.txt"), inputs.gpt2()),
+    ),
+    Walk(
+        "docs/sweep.md",
+        (
+            Step(
+                "for rate in 1e-4 3e-4 1e-3; do artel train run.yaml run=runs/rate-$rate train.learning_rate=$rate; "
+                "done",
+                instead="artel train run.yaml run=runs/rate-1e-4 train.learning_rate=1e-4",
+                why="a test starts one command at a time; the others of the loop run before",
+            ),
+            Step("artel report runs/rate-1e-4 runs/rate-3e-4 runs/rate-1e-3", says="rate-3e-4"),
+        ),
+        before=tuple(
+            f"artel train run.yaml run=runs/rate-{rate} train.learning_rate={rate}" for rate in ("3e-4", "1e-3")
+        ),
+        needs=(inputs.run_yaml(),),
+    ),
+    Walk(
+        "docs/rented-gpu.md",
+        (
+            Step("artel plan run.yaml --hardware rtx-4090 --price 0.4", says="costs"),
+            Step("artel plan run.yaml --fit"),
+            Step("artel prepare run.yaml data.store=stores", leaves="stores"),
+            Step("artel train run.yaml data.store=stores", leaves="runs/run/model"),
+        ),
+        needs=(inputs.run_yaml(),),
+    ),
     Walk(
         "docs/checkpoints.md",
         (

@@ -94,12 +94,20 @@ OBJECTIVES = (
             Step("artel evaluate runs/embed-ru --data matches.jsonl --corpus texts.txt", says="queries"),
             Step("artel data mine runs/embed-ru matches.jsonl hard.jsonl --negatives 4", leaves="hard.jsonl"),
             Step(
+                'artel generate runs/embed-ru --prompt "Where is the key to the cellar?" --context notes.txt',
+                says="notes.txt:",
+            ),
+            Step(
+                'artel generate runs/embed-ru --prompt "Where is the key to the cellar?" --context notes.txt --json',
+                says='"hits"',
+            ),
+            Step(
                 "artel train embed-ru data.sources.0.path=train.json model.from=FOLDER",
                 f"{SHORT} embedding.matryoshka=[32,16] run=runs/questions",
                 leaves="runs/questions/model",
             ),
         ),
-        needs=(inputs.matches, inputs.squad("train.json"), inputs.bert()),
+        needs=(inputs.matches, inputs.squad("train.json"), inputs.novel("notes.txt"), inputs.bert()),
     ),
     Walk(
         "reranking",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +20,10 @@ from artel.launching.quiet_libraries import quiet_libraries
 if TYPE_CHECKING:
     from artel.inference import OpenedModel
     from artel.inference.batch import Prompt
+    from artel.inference.search import Hit
     from artel.objectives import Reply
+
+_SHOWN_HITS = 10
 
 
 def generate(
@@ -30,8 +35,8 @@ def generate(
     context: Annotated[
         str,
         typer.Option(
-            help="The text, or a file, that answers the question in --prompt, or is the second text of a pair; the "
-            "document, or the answer, that is scored beside it; - reads standard input."
+            help="A text or a file that goes with --prompt: the text to answer a question from, the second text of a "
+            "pair, the answer to score, or the file that an embedder or a reranker searches; - reads standard input."
         ),
     ] = "",
     max_new_tokens: Annotated[
@@ -73,6 +78,7 @@ def generate(
     from artel.errors import InputError
     from artel.inference import open_model, open_untrained
     from artel.inference.batch import Prompt, answers, best_answers, check_reward, weights_of
+    from artel.inference.search import can_search, search
 
     if overrides and not untrained:
         raise InputError.at("override", f"{overrides[0]} has no meaning here", "it goes with --untrained")
@@ -114,6 +120,9 @@ def generate(
     tell(f"loading {name}")
     opened = opened_model()
     objective, sampling = opened.objective, opened.objective.sampling(**given)
+    if context and can_search(opened) and (os.path.isfile(context) or not objective.needs_context):  # noqa: PTH113
+        _show_hits(text, context, search(opened, text, _read(context), tell), as_json)
+        return
     context_text = _read(context) if objective.needs_context or (context and objective.takes_context) else ""
     _show(opened, text, objective.reply(opened.model, text, context_text, sampling), as_json)
 
@@ -141,6 +150,18 @@ def _show(opened: OpenedModel, prompt: str, reply: Reply, as_json: bool) -> None
     show("")
     for note in reply.notes:
         tell(note)
+
+
+def _show_hits(query: str, context: str, hits: list[Hit], as_json: bool) -> None:
+    """Print the best hits with their lines; as JSON, all of them."""
+    if as_json:
+        print_json({"query": query, "context": context, "hits": [asdict(hit) for hit in hits]})
+        return
+    place = f"{context}:" if os.path.isfile(context) else "line "  # noqa: PTH113
+    for hit in hits[:_SHOWN_HITS]:
+        show(f"{hit.score:.4f}  {place}{hit.line}  {shorten(hit.text, 100, placeholder=' …')}")
+    if len(hits) > _SHOWN_HITS:
+        tell(f"the best {_SHOWN_HITS} of {len(hits):,} paragraphs; all of them with --json")
 
 
 def _show_best(result: dict[str, Any], count: int, as_json: bool) -> None:
