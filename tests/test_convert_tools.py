@@ -16,7 +16,7 @@ from artel.config.converters.tools import convert, tool_of
 from artel.config.converters.write import with_comments
 from artel.errors import InputError
 from support import foreign_configs as configs
-from support.converting import reported
+from support.converting import operations, reported
 from support.runs import artel
 
 HUB = "hf://datasets/{}@refs/convert/parquet/{}/*.parquet"
@@ -361,6 +361,35 @@ def test_the_tables_of_the_page_are_up_to_date():
 def test_a_run_file_is_none_of_these():
     assert tool_of("data: {sources: [{path: a.txt}]}\nmodel: {from: m}\ntrain: {epochs: 1}\n") == ""
     assert tool_of("# axolotl's base_model: m\nobjective: chat\nmodel: {from: m}\n") == ""
+
+
+def _data_sets(count):
+    fields = "type: chat_template, roles: {user: [a]}, message_property_mappings: {role: r, content: c}"
+    return "".join(f"  - {{path: d{number}.jsonl, {fields}}}\n" for number in range(count))
+
+
+@pytest.mark.parametrize("text", [
+    lambda count: f"base_model: m\ndatasets:\n{_data_sets(count)}",
+    lambda count: "base_model: m\ndatasets:\n" + "  - {path: 3}\n" * count,
+    lambda count: "base_model: m\ndatasets: [{path: a}]\n" + "".join(f"a_{number}: 1\n" for number in range(count)),
+    lambda count: f"model_name_or_path: m\ndo_train: true\ndataset: {','.join(map(str, range(count)))}\n",
+    lambda count: f"{configs.RUN_CLM_MORE} " + " \\\n".join(f"--a_{number} $A" for number in range(count)),
+    lambda count: "lr = 3\n" + "".join(f"a_{number} = 1\n" for number in range(count)),
+    lambda count: "llamafactory-cli train x.yaml\n" * count,
+], ids=["data sets", "wrong data sets", "unknown keys", "names", "arguments", "cfg", "commands"])  # fmt: skip
+def test_twice_as_much_takes_twice_the_work(text):
+    few, many = (operations(lambda count=count: convert(text(count), "old")) for count in (80, 160))
+    assert 0 < many < 2.1 * few
+
+
+@pytest.mark.parametrize("line", ["a_{}: 1\n", "run_{}: 1\n", "seed_{}: [1]\n"])
+def test_many_unknown_keys_of_a_run_file_are_not_all_guessed(line):
+    def read(count):
+        tree = yaml.safe_load("".join(line.format(number) for number in range(count)))
+        return lambda: run_from(tree, {}, {(): "old"})
+
+    few, many = operations(read(200)), operations(read(400))
+    assert 0 < many < 2 * few
 
 
 @pytest.mark.slow

@@ -24,11 +24,14 @@ _BOUNDS = {
 """Pydantic's errors of numbers: where the bound is in the context, how a value stands to it, what to write."""
 
 UNKNOWN_KEY = "there is no such key"
+_MOST_GUESSES = 100
+"""Unknown keys of which it is guessed what they mean, which takes a millisecond each."""
 
 
 def explain(error: ValidationError, lines: dict[Key, str]) -> dict[Key, Problem]:
     """Pydantic's errors as problems with key, line and remedy, one for each key."""
     problems: dict[Key, Problem] = {}
+    guesses = 0
     for detail in error.errors():
         place = detail["loc"]
         key = tuple(part for part in place[:-1] if not _is_union_label(part))
@@ -40,7 +43,8 @@ def explain(error: ValidationError, lines: dict[Key, str]) -> dict[Key, Problem]
         line = place_of(key, lines)
         kind, context = detail["type"], detail.get("ctx", {})
         if kind == "extra_forbidden":
-            what, fix = UNKNOWN_KEY, key_advice(key)
+            guesses += 1
+            what, fix = UNKNOWN_KEY, key_advice(key) if guesses <= _MOST_GUESSES else ""
         elif kind == "literal_error":
             near = difflib.get_close_matches(
                 _shown(detail["input"]).strip("'"), re.findall(r"'([^']*)'", context["expected"]), 1

@@ -185,7 +185,8 @@ def _validated(
             # A problem of a section may follow from one within it that was just reported.
             if not is_doubtful(dotted, before):
                 problems.append(problem)
-            doubtful |= {dotted, meant_key(key) or dotted} if problem.what == UNKNOWN_KEY else {dotted}
+            is_guessed = problem.what == UNKNOWN_KEY and problem.fix
+            doubtful |= {dotted, (meant_key(key) if is_guessed else None) or dotted}
             _leave_out(tree, key)
     return None
 

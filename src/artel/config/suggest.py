@@ -6,6 +6,7 @@ import difflib
 import types
 import typing
 from collections.abc import Iterator
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ _NEAR = 0.75  # difflib's ratio: one or two letters of a word differ
 _FAR = 0.5
 
 
+@lru_cache(1024)
 def meant_key(key: Key) -> str | None:
     """The dotted key that an unknown `key` probably means; None where no key is similar."""
     section, name = tuple(int(part) if str(part).isdecimal() else part for part in key[:-1]), _normal(key[-1])
@@ -27,15 +29,13 @@ def meant_key(key: Key) -> str | None:
         dotted = OTHER_NAMES[name]
         return dotted.replace("data.sources.0.", f"{key[0]}.{key[1]}.{key[2]}.") if _is_of_source(key) else dotted
     in_section = _names_in(section)
-    everywhere = list(all_keys(RunConfig))
-    same = [dotted for dotted in everywhere if dotted.split(".")[-1] == name]
+    by_name = _keys_by_name()
     near = difflib.get_close_matches(name, in_section, 1, cutoff=_NEAR)
-    if not near and same:
-        return same[0]
+    if not near and name in by_name:
+        return by_name[name]
     near = near or difflib.get_close_matches(name, in_section, 1, cutoff=_FAR)
     if near:
         return ".".join(map(str, (*section, near[0])))
-    by_name = {dotted.split(".")[-1]: dotted for dotted in reversed(everywhere)}
     return next((by_name[similar] for similar in difflib.get_close_matches(name, by_name, 1, cutoff=_NEAR)), None)
 
 
@@ -101,6 +101,13 @@ def _normal(name: str | int) -> str:
     return str(name).lower().replace("-", "_")
 
 
+@cache
+def _keys_by_name() -> dict[str, str]:
+    """The first dotted key of each name."""
+    return {dotted.split(".")[-1]: dotted for dotted in reversed(list(all_keys(RunConfig)))}
+
+
+@lru_cache(1024)
 def _names_in(section: Key) -> list[str]:
     kind = _section_at(section)
     return [] if kind is None else [field.alias or name for name, field in kind.model_fields.items()]

@@ -48,11 +48,13 @@ class OldKeys:
     def __init__(self, place: str, defaults: dict[str, Any], tree: dict[str, Any]) -> None:
         self.place = place
         self.problems: list[Problem] = []
+        self._refused: set[Problem] = set()
         self._values = dict(defaults)
         self._written: dict[str, tuple[str, str]] = {}  # of each key in the file: `file:line`, and the value for people
+        self._below: dict[str, dict[str, None]] = {}  # of each section, the keys of the file within it
         self._given: dict[str, Any] = {}  # the values of the file alone, without the defaults
         self._read_keys: set[str] = set()
-        self._carried: dict[str, list[str]] = {}
+        self._carried: dict[str, dict[str, None]] = {}
         self._same: dict[str, str] = {}
         self._left: dict[str, list[str]] = {}
         self._lines: list[str] = []
@@ -63,6 +65,10 @@ class OldKeys:
         """Add a key of the file, which stands at `place` (`file:line`). A value of None means that there is none."""
         if value is not None:
             self._values[key] = value
+        if key not in self._written:
+            section = key
+            while section := section.rpartition(".")[0]:
+                self._below.setdefault(section, {})[key] = None
         self._written[key] = (place, written)
         self._given[key] = value
 
@@ -94,11 +100,12 @@ class OldKeys:
 
     def below(self, section: str) -> list[str]:
         """The keys of a section in the file: `trainer.seed` and so on for `trainer`."""
-        return [key for key in self._written if key.startswith(f"{section}.")]
+        return list(self._below.get(section, ()))
 
-    def unasked(self) -> list[str]:
-        """The unknown keys in the file: neither read nor left out."""
-        return [key for key in self._written if key not in self._read_keys]
+    def unasked(self, section: str = "") -> list[str]:
+        """The unknown keys in the file, or in a section of it: neither read nor left out."""
+        keys = self._below.get(section, {}) if section else self._written
+        return [key for key in keys if key not in self._read_keys]
 
     def read(self, key: str, read: Reader) -> Any:
         """The value, or the tool's default; None when there is neither, or the value is wrong."""
@@ -117,7 +124,8 @@ class OldKeys:
         place, _ = self._written.get(key, (self.place, ""))
         what, _, fix = error.partition("; ")
         problem = Problem(f"{place}: {key}", what, fix)
-        if problem not in self.problems:  # a key may be read more than once
+        if problem not in self._refused:  # a key may be read more than once
+            self._refused.add(problem)
             self.problems.append(problem)
 
     def put(self, dotted: str, value: Any, *keys: str) -> None:
@@ -149,8 +157,8 @@ class OldKeys:
         """Note that `keys` of the old file decided a key of the run file."""
         for key in keys:
             self._read_keys.add(key)
-            if self.has(key) and dotted not in self._carried.setdefault(key, []):
-                self._carried[key].append(dotted)
+            if self.has(key):
+                self._carried.setdefault(key, {})[dotted] = None
 
     def carry(self, key: str, dotted: str, read: Reader) -> None:
         value = self.read(key, read)
@@ -169,7 +177,7 @@ class OldKeys:
     def agree(self, key: str, reason: str) -> None:
         """Note that artel does of itself what the key says, unless it was carried over or left already."""
         self._read_keys.add(key)
-        if self.has(key) and key not in {*self._left, *self._carried}:
+        if self.has(key) and key not in self._left and key not in self._carried:
             self._same[key] = reason
 
     def leave_if_on(self, key: str, reason: str) -> None:
@@ -210,7 +218,7 @@ class OldKeys:
                 *self._lines,
             ],
             same={key: self._same[key] for key in self._written if key in self._same and key not in self._carried},
-            carried={key: self._carried[key] for key in self._written if key in self._carried},
+            carried={key: list(self._carried[key]) for key in self._written if key in self._carried},
             comments=self._comments,
         )
 
@@ -303,7 +311,7 @@ class Section:
 
     def unasked(self) -> list[str]:
         """The names of the part's keys that nobody has read."""
-        keys = [key for key in self.old.unasked() if key.startswith(self._prefix)]
+        keys = self.old.unasked(self._prefix.removesuffix("."))
         return [key.removeprefix(self._prefix) for key in keys]
 
 

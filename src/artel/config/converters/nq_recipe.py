@@ -50,7 +50,7 @@ class _Recipe(OldKeys):
             )
             return
         key, value = match[1], match[2].strip("\"'")
-        if key in self.given():
+        if key in self._written:
             self.problems.append(Problem(where, f"the key {key} is given twice", "keep one of them"))
         self.give(key, None if value == "None" else value, value, where)
 

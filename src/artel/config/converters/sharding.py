@@ -78,8 +78,9 @@ def carry_fsdp(section: Section) -> None:
             section.old.agree(key, _OF_FSDP[name])
         elif name == "mixed_precision_policy":
             section.old.leave(key, "train.precision says in what layers compute")
+    unasked = set(section.old.unasked())
     for key in keys:
-        if key in section.old.unasked():
+        if key in unasked:
             section.old.leave(key, "artel shards by FSDP2, and has no such option")
     section.agree("fsdp_version", "artel shards by FSDP2")
     section.leave("fsdp_config", "is no list of options within this file; write parallel: {data: fsdp}")

@@ -224,9 +224,8 @@ def _leave_rest(old: YamlKeys, at: str) -> None:
         old.agree(f"{at}.{name}", reason)
     for name, reason in _LEFT.items():
         old.leave_if_on(f"{at}.{name}", reason)
-    for key in old.below(at):
-        if key in old.unasked():
-            old.leave(key, "artel has nothing in its place; write converter: module:function for what rows need")
+    for key in old.unasked(at):
+        old.leave(key, "artel has nothing in its place; write converter: module:function for what rows need")
 
 
 def _carry_trained_roles(old: YamlKeys, at: str) -> None:

@@ -83,8 +83,10 @@ def _words(lines: list[str], number: int, values: dict[str, str]) -> Iterator[Wo
     stream = StringIO(joined)
     lexer = shlex.shlex(stream, posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters = True, ""
+    line, counted = number, 0
     while (text := lexer.get_token()) is not None:
-        line = number + joined[: max(0, stream.tell() - 1)].count("\n")
+        end = max(counted, stream.tell() - 1)
+        line, counted = line + joined.count("\n", counted, end), end
         replaced, unset = _replaced(text, values)
         is_assignment = re.match(r"(\w+)=(.*)", text)
         if is_assignment:
