@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import artel as api
 from artel.cli.main import main
 from artel.config import load_run
 from artel.errors import WorkError
@@ -260,3 +261,82 @@ def test_a_host_that_did_not_see_the_mark_leaves_looking_to_the_others(tmp_path)
     Run.check_folder(SimpleNamespace(folder=folder, folder_identity=folder.identity()))
     with pytest.raises(WorkError, match="was removed or moved"):
         Run.check_folder(SimpleNamespace(folder=folder, folder_identity="another"))
+
+
+def state_of(folder: Path) -> dict[str, bytes | str]:
+    """Files of a run, without what changes as it is opened."""
+    return {name: content for name, content in contents(folder).items() if not name.startswith((".lock", "ranks/"))}
+
+
+@pytest.mark.slow
+def test_the_folder_that_is_named_is_the_run(artel, tmp_path):
+    """Copied and moved folders: relative and absolute paths, links, their config.yaml, Python, with --restart."""
+    assert artel("train", run_file(run="runs/a"))[0] == 0
+    before = state_of(Path("runs/a"))
+    copies = [Path(f"runs/{name}") for name in "bcdefg"]
+    for copy in copies:
+        shutil.copytree("runs/a", copy, symlinks=True)
+    Path("link").symlink_to("runs/e")
+    outside = Path.cwd()
+    named = [("runs/b", "--restart"), (outside / "runs/c",), ("runs/d/config.yaml",), ("link", "--restart")]
+    for (name, *words), copy in zip(named, copies, strict=False):
+        status, said = artel("train", name, *words, "train.steps=2" if words else "log.every=2")
+        assert status == 0, said
+        assert f"is a copy of {outside / 'runs/a'}; from now on it is a run of its own" in said
+        result = json.loads((copy / "result.json").read_bytes())
+        assert result["steps"] == (2 if words else 6)
+        status, said = artel("train", name, "log.every=3")
+        assert (status, "is a copy of" in said, "is complete" in said) == (0, False, True), said
+    api.train("runs/f", {"train.steps": 2}, restart=True)
+    assert api.Run("runs/f").result["steps"] == 2
+    assert load_run("runs/g").run == "runs/g"
+    assert len({RunFolder(folder).identity() for folder in [Path("runs/a"), *copies]}) == len(copies)  # g is not begun
+    assert state_of(Path("runs/a")) == before
+
+    Path("runs/a").rename("moved")  # the same run in another place: not a copy
+    status, said = artel("train", "moved")
+    assert (status, "moved is complete" in said, "moved is a copy" in said) == (0, True, False), said
+    assert not Path("runs/a").exists()
+
+
+@pytest.mark.slow
+def test_checkpoints_model_and_config_of_another_run_are_refused(artel):
+    """Exchanged between two runs of the same shape; and those of a run that was begun anew."""
+    file = run_file(run="a")
+    assert artel("train", file)[0] == 0
+    assert artel("train", file, "run=b", "seed=7")[0] == 0
+    shutil.copytree("a", "saved", symlinks=True)
+    checkpoint, other = (next(Path(name, "checkpoints").glob("step-*")) for name in "ab")
+
+    shutil.copytree(other, checkpoint.with_name("step-000000099"))
+    status, said = artel("train", file, "train.steps=100")
+    assert (status, "step-000000099: is a checkpoint of another run" in said) == (2, True), said
+    shutil.rmtree(checkpoint.with_name("step-000000099"))
+
+    shutil.copyfile("b/model/model.safetensors", "a/model/model.safetensors")
+    for words in (["train", "a"], ["generate", "a", "--prompt", "x"], ["export", "a", "out"]):
+        status, said = artel(*words)
+        assert (status, "a/model/model.safetensors: is not what this run wrote" in said) == (2, True), said
+    Path("a/model/model.safetensors").unlink()  # the weights are gone: the run is not complete, and writes them again
+    status, said = artel("train", file)
+    assert (status, "is complete" in said) == (0, False), said
+    assert contents(Path("a/model")) == contents(Path("saved/model"))
+
+    Path("a/config.yaml").unlink()
+    for words in (["seed=7"], ["train.learning_rate=0.5"]):
+        status, said = artel("train", file, *words)
+        assert (status, "the run began with" in said) == (2, True), said
+    shutil.copyfile("b/config.yaml", "a/config.yaml")
+    status, said = artel("train", "a")
+    assert (status, "the run began with seed: 42 -> 7" in said) == (2, True), said
+
+    shutil.copyfile("saved/config.yaml", "a/config.yaml")
+    shutil.rmtree("a/checkpoints")
+    Path("a/model/model.safetensors").unlink()
+    status, said = artel("train", "a")
+    assert (status, "a/model: lacks the weights of this run" in said) == (2, True), said
+
+    assert artel("train", "a", "--restart")[0] == 0
+    shutil.copytree(Path("saved/checkpoints", checkpoint.name), checkpoint, dirs_exist_ok=True)
+    status, said = artel("train", "a")
+    assert (status, f"{checkpoint}: is a checkpoint of another run" in said) == (2, True), said

@@ -35,6 +35,8 @@ from artel.secrets import hide_secrets
 
 _LONGEST_NAME_SHOWN = 200  # characters of a name in a message
 _LARGEST = 10_000_000  # bytes of a configuration
+RUN_MARK = ".artel-run.json"
+"""The file by which a folder is known as that of a run (`preparing/claim.py`)."""
 _ROUNDS = 20  # each leaves out the wrong keys, so that the problems they hid are found
 
 
@@ -107,9 +109,29 @@ def read_run_file(name: str) -> RunFile:
     refuse_other_json(tree, place)
     drop_ddp(tree, place)
     _allow_replacing(tree, place)
+    folder = _named_folder(Path(name))
+    if folder is not None:
+        tree["run"] = _folder_text(folder, tree.get("run"))
     if is_masked_lm_json(tree):
         tree, lines = from_masked_lm_json(tree, place), {(): place}
     return RunFile(tree, lines, stem, name)
+
+
+def _named_folder(path: Path) -> Path | None:
+    """The folder of a run, named by itself or by its config.yaml; None if a run file elsewhere is named."""
+    if path.is_dir():
+        return path
+    return path.parent if path.name == "config.yaml" and (path.parent / RUN_MARK).is_file() else None
+
+
+def _folder_text(folder: Path, recorded: object) -> str:
+    """`run` for a folder that was named: it is that folder, whatever its config.yaml recorded before a copy or a move.
+
+    The recorded path is kept if it leads to the same folder.
+    """
+    if isinstance(recorded, str) and Path(recorded).is_dir() and folder.samefile(recorded):
+        return recorded
+    return str(folder if folder.name not in ("", "..") else folder.absolute().resolve())
 
 
 def _allow_replacing(tree: dict[str, Any], place: str) -> None:

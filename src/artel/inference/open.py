@@ -22,6 +22,7 @@ from artel.models.lora.adapters import read_adapter
 from artel.models.quantization import compute_in
 from artel.objectives import Objective, objective_of
 from artel.preparing import Prepared, prepare
+from artel.preparing.claim import check_own_checkpoints
 from artel.registry import OBJECTIVES
 from artel.tokens import Tokenizer, load_tokenizer
 from artel.tokens.tokenizer.chat_template import TurnEnd, template_of, turn_end
@@ -90,8 +91,10 @@ def _open(name: str) -> OpenedModel:
     folder = RunFolder(Path(name))
     if folder.config.is_file():
         run = load_run(name)
-        if folder.has_newest_model:
-            return _open_folder(name, str(folder.model), run)
+        folder.check_config(run)
+        model = folder.newest_model()
+        if model is not None:
+            return _open_folder(name, str(model), run)
         if (folder.checkpoints / "latest").exists():
             return open_checkpoint(run, prepare(run), folder.checkpoints / "latest")
         raise InputError.at(name, "has no checkpoint yet", f"train it: artel train {folder.config}")
@@ -144,6 +147,7 @@ def open_fresh(run: RunConfig, prepared: Prepared) -> OpenedModel:
 
 def open_checkpoint(run: RunConfig, prepared: Prepared, path: Path) -> OpenedModel:
     """The run's model with the weights of the checkpoint at `path`."""
+    check_own_checkpoints(path.parent.parent, [path])
     opened = open_fresh(run, prepared)
     load_weights(path, opened.model)
     opened.objective.calibrate(read_progress(path).calibration)

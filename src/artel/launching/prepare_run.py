@@ -27,6 +27,9 @@ def prepare_run(file: RunFile, overrides: Overrides, announce: Callable[[str], N
     run = checked_run(file, overrides, here=False)
     folder = RunFolder(Path(run.run))
     folder.check_claim()
+    original = folder.original
+    if original is not None:
+        announce(f"{folder.path} is a copy of {original}; from now on it is a run of its own")
     if not run.data.store:
         check_cache()
     if has_secrets(run):

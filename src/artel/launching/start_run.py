@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from artel.config import Overrides, RunConfig, RunFile
+from artel.config import Overrides, RunConfig, RunFile, load_run
 from artel.config.schema.quantities import duration
 from artel.errors import InputError
 from artel.interrupts import in_main_thread
@@ -110,10 +110,15 @@ def start_run(
     leads = LED not in os.environ and (os.environ.get("RANK", "0") == "0" if meeting is None else meeting.leads)
     if leads:
         folder.check_claim()  # before the lock, which is a file in it
+        original = folder.original
+        if original is not None:
+            _check_copy(run, original)
         check_cache()
     with lock(folder.lock, wait=False) if leads else nullcontext():
         if leads:
             folder.claim()
+            if original is not None:
+                announce(f"{folder.path} is a copy of {original}; from now on it is a run of its own")
             announce(f"{folder.path}: checking the run, its model and its texts")
             _wait_for_earlier_processes(folder, announce)
         with start_status(folder) if leads else nullcontext():
@@ -122,6 +127,7 @@ def start_run(
             else:
                 run = _as_begun(prepare(run, announce).run)
             if not options.restart and is_done(run):  # with --restart the leader is emptying the folder
+                folder.newest_model()  # refused if these are the weights of another model
                 announce(f"{folder.path} is complete, its model is in {folder.model}; --restart starts over")
                 return folder.read_result()
             if leads:
@@ -132,6 +138,14 @@ def start_run(
             with file.named() as name:
                 launch(["train", name, *overrides.words], processes, meeting, folder, announce)
             return folder.read_result() if leads else {}
+
+
+def _check_copy(run: RunConfig, original: Path) -> None:
+    """Raise InputError if a copied run would write its checkpoints over those of the original, on S3."""
+    address, has_begun = run.checkpoint.copy_to, RunFolder(original).config.is_file()
+    if address is not None and has_begun and load_run(str(original)).checkpoint.copy_to == address:
+        what = f"the run is a copy of {original}, whose checkpoints are copied to {address}"
+        raise InputError.at("checkpoint.copy_to", what, "write another address for this run")
 
 
 def _read_environment(options: StartOptions) -> None:
@@ -207,6 +221,9 @@ def _lead(
     from artel.training.same_run import check_same_run
 
     restart, from_deepspeed = options.restart, options.from_deepspeed
+    restored = None if restart else folder.restore_config()
+    if restored is not None:
+        announce(f"{folder.config} was gone: it is written again from {restored}")
     if from_deepspeed is not None and not restart and any(folder.checkpoints.glob("step-*")):
         announce(
             f"{folder.path} has begun, and resumes from its own checkpoint; --restart begins from {from_deepspeed}"

@@ -1,7 +1,8 @@
 """The mark of a run's folder. artel replaces and removes files only in folders that have it.
 
-RUN/.artel-run.json     {"artel": version, "id": random, "names": [...], "model": [...]}: the names in this folder, and
-                        in its model/, that belong to artel
+RUN/.artel-run.json     {"artel": version, "id": random, "folder": absolute path, "names": [...], "model": [...]}: the
+                        names in this folder, and in its model/, that belong to artel; also "weights": digests of the
+                        final model's weights, and "former_ids": ids of the runs that this one is a copy of
 
 No file had these names when the mark was written, so that every file with such a name is artel's. A folder that has one
 of them and no mark is refused: it is the user's. Runs that began before there were marks are recognized by files that
@@ -19,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import xxhash
 
 import artel
+from artel.config.load import RUN_MARK
 from artel.errors import InputError, Problem, WorkError
 from artel.storage import check_regular, write_file
 
-MARK = ".artel-run.json"
-CHECKPOINTS, MODEL = "checkpoints", "model"
+MARK, CHECKPOINTS, MODEL = RUN_MARK, "checkpoints", "model"
 _LOCKS = (".lock", ".lock-processes")
 _FILES = (
     "config.yaml ledger.json rejected.jsonl contaminated.jsonl store.json metrics.jsonl samples.jsonl bad_steps.jsonl "
@@ -33,6 +35,7 @@ _FILES = (
     "choice.json teacher.json tensorboard wandb tracker_runs.json .secret"
 )
 NAMES = (*_FILES.split(), CHECKPOINTS, MODEL, *_LOCKS)
+_SAMPLES, _SAMPLE_BYTES = 64, 2**16  # of a file of weights: files of up to 4 MiB are read whole
 _ELSEWHERE = "choose another folder (run=…), or move it away"
 
 
@@ -57,15 +60,142 @@ def check_claim(folder: Path) -> None:
 
 
 def claim(folder: Path) -> None:
-    """Create a run's folder and mark it, unless it is marked. Raises as `check_claim` and a disk do."""
-    known = _known(folder)
-    if known >= set(NAMES):
+    """Create a run's folder and mark it, unless it is marked; a copied folder becomes a run of its own.
+
+    Raises as `check_claim` and a disk do.
+    """
+    known, place = _known(folder), os.path.realpath(folder)
+    if known >= set(NAMES) and _read(folder).get("folder") == place:
         return
     check_claim(folder)
+    if original_of(folder) is not None:
+        _separate_from_original(folder)
     # A new folder has no model of artel's yet; of an earlier version's it is not known what artel wrote.
     mark = _read(folder) or ({} if _began_before_marks(folder) else {"model": []})
     names = sorted({*known, *NAMES})
-    _write(folder, mark | {"artel": artel.__version__, "id": identity(folder) or secrets.token_hex(8), "names": names})
+    run_id = identity(folder) or _id_of_checkpoints(folder) or _new_id()
+    _write(folder, mark | {"artel": artel.__version__, "id": run_id, "folder": place, "names": names})
+
+
+def original_of(folder: Path) -> Path | None:
+    """The run whose folder was copied to make this one; None unless both are there.
+
+    A folder that was moved, or copied from another machine, is the same run in a new place.
+    """
+    mark = _read(folder)
+    recorded = mark.get("folder")
+    if not isinstance(recorded, str) or recorded == os.path.realpath(folder):
+        return None
+    with suppress(OSError, InputError):
+        original = Path(recorded)
+        if identity(original) == mark["id"] and not original.samefile(folder):
+            return original
+    return None
+
+
+def _separate_from_original(folder: Path) -> None:
+    """Make a copied folder a run of its own: a new id, and no runs of trackers or other hosts shared with the original.
+
+    Checkpoints and a model that came with the copy carry the original's id, which is kept as a former one.
+    """
+    mark = _read(folder)
+    for name in ("tracker_runs.json", ".secret"):
+        (folder / name).unlink(missing_ok=True)
+    former = [*mark.get("former_ids", []), mark["id"]]
+    _write(folder, mark | {"id": _new_id(), "former_ids": former, "folder": os.path.realpath(folder)})
+
+
+def begin_new_run(folder: Path) -> None:
+    """Give an emptied folder a new id, so that checkpoints of the earlier run are not taken for the new run's."""
+    mark = {key: value for key, value in _read(folder).items() if key not in ("former_ids", "weights")}
+    if mark:
+        _write(folder, mark | {"id": _new_id()})
+
+
+def note_former_id(folder: Path, run_id: str) -> None:
+    """Accept checkpoints with the id `run_id`: those of the same run from another machine."""
+    mark = _read(folder)
+    if mark and run_id and run_id not in run_ids(folder):
+        _write(folder, mark | {"former_ids": [*mark.get("former_ids", []), run_id]})
+
+
+def run_ids(folder: Path) -> set[str]:
+    """The run's id, and the ids of the runs that it is a copy of; empty if there is no mark."""
+    mark = _read(folder)
+    return {mark["id"], *mark.get("former_ids", [])} if mark else set()
+
+
+def check_own_checkpoints(folder: Path, checkpoints: Iterable[Path]) -> None:
+    """Raise InputError for checkpoints that carry the id of another run."""
+    ids = run_ids(folder)
+    fix = "move it away: this run resumes from its own newest checkpoint"
+    problems = [
+        Problem(str(path), f"is a checkpoint of another run (id {other}, not {identity(folder)})", fix)
+        for path in checkpoints
+        if ids and (other := _id_of(path)) and other not in ids
+    ]
+    if problems:
+        raise InputError(problems)
+
+
+def note_weights(folder: Path) -> None:
+    """Record digests of the final model's weights, which artel has just written."""
+    mark = _read(folder)
+    _write(folder, mark | {"weights": {name: _digest(folder / MODEL / name) for name in _weight_files(folder)}})
+
+
+def has_weights(folder: Path) -> bool:
+    """True if all weights of the final model are there; those of an earlier version's run, if any are."""
+    recorded = _read(folder).get("weights")
+    if recorded:
+        return all((folder / MODEL / name).is_file() for name in recorded)
+    return any((folder / MODEL).glob("*.safetensors")) or any((folder / MODEL).glob("*.bin"))
+
+
+def check_own_weights(folder: Path) -> None:
+    """Raise InputError if the weights in a run's model/ are not those that the run wrote."""
+    fix = f"move {folder / MODEL} away, and artel train {folder} writes it again; or name {folder / MODEL} itself"
+    what = "is not what this run wrote: these are the weights of another model"
+    problems = [
+        Problem(str(folder / MODEL / name), what, fix)
+        for name, digest in (_read(folder).get("weights") or {}).items()
+        if (folder / MODEL / name).is_file() and _digest(folder / MODEL / name) != digest
+    ]
+    if problems:
+        raise InputError(problems)
+
+
+def _weight_files(folder: Path) -> list[str]:
+    model, written = folder / MODEL, _read(folder).get("model") or []
+    files = (path.relative_to(model) for path in model.rglob("*.safetensors"))
+    return sorted(str(file) for file in files if file.parts[0] in written)
+
+
+def _digest(file: Path) -> str:
+    """Digest of a file's size and of _SAMPLES pieces of it: the weights of a large model are told apart in no time."""
+    size = file.stat().st_size
+    digest = xxhash.xxh3_128(b"%d" % size)
+    with file.open("rb") as stream:
+        for number in range(_SAMPLES):
+            stream.seek(max(0, size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
+            digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _id_of(checkpoint: Path) -> str:
+    """The id of the run that wrote a checkpoint; empty if it was written before ids were, or is damaged."""
+    with suppress(OSError, ValueError, AttributeError):
+        return str(orjson.loads((checkpoint / "state.json").read_bytes()).get("run", ""))
+    return ""
+
+
+def _id_of_checkpoints(folder: Path) -> str:
+    """The id in the newest checkpoint, for a folder that was copied without its mark."""
+    return next(filter(None, map(_id_of, sorted((folder / CHECKPOINTS).glob("step-*"), reverse=True))), "")
+
+
+def _new_id() -> str:
+    return secrets.token_hex(8)
 
 
 def note_model(folder: Path, names: Iterable[str]) -> None:
@@ -116,7 +246,8 @@ def _read(folder: Path) -> dict[str, Any]:
     file = folder / MARK
     try:
         mark = orjson.loads(file.read_bytes())
-        if isinstance(mark["id"], str) and _are_names(mark["names"]) and _are_names(mark.get("model", [])):
+        lists = (mark["names"], mark.get("model", []), mark.get("former_ids", []), list(mark.get("weights", {})))
+        if isinstance(mark["id"], str) and all(map(_are_names, lists)):
             return mark
     except (FileNotFoundError, NotADirectoryError):
         return {}

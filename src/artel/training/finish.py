@@ -63,6 +63,7 @@ def finish(run: Run) -> dict[str, Any]:
             kept=run.folder.foreign_in_model(),
             note=run.folder.note_model,
         )
+        run.folder.note_weights()
         comparison = note_reached(run.folder, run.config, result)
         if comparison is not None:
             run.tell(comparison)

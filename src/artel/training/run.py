@@ -200,7 +200,7 @@ class Run:
     def progress_so_far(self) -> Progress:
         """The progress with the wall time of this start added, and on a budget what is measured of the run's end."""
         end = {} if self.config.train.budget is None else self.budget.end
-        return replace(self.progress, seconds=self.seconds, end=end)
+        return replace(self.progress, run=self.folder_identity, seconds=self.seconds, end=end)
 
 
 class IntervalClock:

@@ -15,15 +15,21 @@ import orjson
 from artel.config import RunConfig, load_run, result_differences
 from artel.errors import InputError, Problem
 from artel.preparing.claim import (
+    begin_new_run,
     check_claim,
     check_model_is_artels,
+    check_own_checkpoints,
+    check_own_weights,
     check_there,
     claim,
     foreign_in_model,
+    has_weights,
     identity,
     note_model,
+    note_weights,
+    original_of,
 )
-from artel.storage import disk_errors, remove_leftovers, write_file
+from artel.storage import checksum, disk_errors, remove_leftovers, write_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +162,73 @@ class RunFolder:
         """Raise WorkError where the folder was removed, moved or made anew."""
         check_there(self.path, its_identity)
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the run has ended, and its model is here."""
-        return self.result.is_file() and self.model.is_dir()
+    def note_weights(self) -> None:
+        """Record digests of the weights in `model`."""
+        note_weights(self.path)
 
     @property
-    def has_newest_model(self) -> bool:
-        """Whether `model` is there, and newer than every checkpoint: the run was not made longer and is at work."""
-        return self.model.is_dir() and (self.is_complete or not (self.checkpoints / "latest").exists())
+    def original(self) -> Path | None:
+        """The folder that this one is a copy of, before it is claimed."""
+        return original_of(self.path)
+
+    def check_own_checkpoints(self) -> None:
+        """Raise InputError for checkpoints of another run."""
+        check_own_checkpoints(self.path, written_checkpoints(self.checkpoints))
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the run has ended, and the weights of its model are there."""
+        return self.result.is_file() and has_weights(self.path)
+
+    def newest_model(self) -> Path | None:
+        """Return `model` unless it lacks weights or a checkpoint is newer, as in a run made longer.
+
+        Raises InputError if these are the weights of another model.
+        """
+        if not has_weights(self.path) or not (self.is_complete or not (self.checkpoints / "latest").exists()):
+            return None
+        check_own_weights(self.path)
+        return self.model
+
+    def restore_config(self) -> Path | None:
+        """Write a missing config.yaml again from the newest checkpoint, and return that file; else None.
+
+        Raises InputError for a run that is complete and has no checkpoint either: nothing says how it was trained.
+        """
+        if self.config.is_file():
+            return None
+        saved = self.newest_run_file()
+        if saved is not None:
+            write_file(self.config, saved.read_bytes())
+        elif self.result.is_file():
+            what = "is gone, and so are the checkpoints: nothing says how this run was trained"
+            raise InputError.at(str(self.config), what, "put it back, or begin anew with --restart")
+        return saved
+
+    def newest_run_file(self) -> Path | None:
+        """The run file in the newest checkpoint where it is undamaged; None without such a checkpoint."""
+        for path in reversed(written_checkpoints(self.checkpoints)):
+            file = path / "run.yaml"
+            with suppress(OSError, ValueError, AttributeError):
+                if orjson.loads((path / "checksums.json").read_bytes()).get(file.name) == checksum(file):
+                    return file
+        return None
+
+    def check_config(self, config: RunConfig) -> None:
+        """Raise InputError if config.yaml describes another model than the checkpoints do: it was exchanged.
+
+        Names of files and folders may change, since texts and base models are moved.
+        """
+        saved = self.newest_run_file()
+        changed = [] if saved is None else result_differences(load_run(str(saved)), config)
+        fix = f"put the run's own back: cp {saved} {self.config}"
+        problems = [
+            Problem(str(self.config), f"describes another model than {saved} ({line})", fix)
+            for line in changed
+            if line.startswith(("objective:", "model.")) and not line.startswith("model.from:")
+        ]
+        if problems:
+            raise InputError(problems)
 
     @property
     def secret(self) -> Path:
@@ -218,6 +282,7 @@ class RunFolder:
             for path in (*folders, *of_trackers, *files):
                 _remove(path)
             _forget_measured(self.plan)
+            begin_new_run(self.path)
 
 
 def written_checkpoints(folder: Path) -> list[Path]:
@@ -248,10 +313,13 @@ def is_done(config: RunConfig) -> bool:
     )
 
 
+_LENGTH = frozenset(("train.epochs", "train.steps", "train.tokens", "train.budget"))
+
+
 def differs_in_length(before: RunConfig, config: RunConfig) -> bool:
     """Whether how long the run is differs, and nothing else that shapes the result."""
     changed = {line.partition(":")[0] for line in result_differences(before, config)}
-    return bool(changed) and changed <= {"train.epochs", "train.steps", "train.tokens", "train.budget"}
+    return bool(changed) and changed <= _LENGTH
 
 
 def check_same(file: Path, config: RunConfig, instead: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from artel.config import RunConfig, dump_run, load_run
+from artel.config import RunConfig, dump_run, load_run, result_differences
+from artel.errors import InputError
 from artel.preparing import Prepared
 from artel.storage import remove_leftovers, write_file
 from artel.training.lengthening import change_length
@@ -20,16 +21,35 @@ def check_same_run(config: RunConfig, prepared: Prepared) -> None:
     the first process, before the others start. Raises InputError.
     """
     folder = RunFolder(Path(config.run))
-    if folder.config.is_file() and (folder.is_complete or written_checkpoints(folder.checkpoints)):
-        before = load_run(str(folder.config))
+    folder.check_own_checkpoints()
+    checkpoints = written_checkpoints(folder.checkpoints)
+    if folder.result.is_file() and not (folder.is_complete or checkpoints or config.checkpoint.copy_to):
+        what = "lacks the weights of this run, which was complete, and there is no checkpoint to write them from"
+        raise InputError.at(str(folder.model), what, "put them back, or begin anew with --restart")
+    if folder.config.is_file() and (folder.is_complete or checkpoints):
+        file = _trained_as(folder, config)
+        before = load_run(str(file))
         if differs_in_length(before, config):
             folder.check_model_is_artels()
             if change_length(folder.config, before, config, prepared, folder.model):
                 folder.result.unlink(missing_ok=True)
         else:
-            check_same(folder.config, config, "choose another folder (run=…)")
+            check_same(file, config, "choose another folder (run=…)")
     remove_leftovers(folder.path)
     write_file(folder.config, dump_run(config))
+
+
+def _trained_as(folder: RunFolder, config: RunConfig) -> Path:
+    """The file that says how the run was trained: config.yaml, or the newest checkpoint's run file if it was edited.
+
+    An edited config.yaml may name other places: texts, which the store's digest identifies, and models are moved.
+    """
+    saved = folder.newest_run_file()
+    if saved is None or result_differences(load_run(str(folder.config)), config):
+        return folder.config
+    changed = result_differences(load_run(str(saved)), config)
+    is_edited = any(not line.startswith(("data.", "model.from:", "tokenizer.from:")) for line in changed)
+    return saved if is_edited else folder.config
 
 
 def with_earlier_packing(config: RunConfig, *, begun: bool = True) -> RunConfig:

@@ -94,9 +94,10 @@ def begin_run(run: RunConfig, prepared: Prepared, folder: Path, tell: Callable[[
         what = f"is of step {step:,}, and this run ends after {steps:,}"
         raise InputError.at(str(folder), what, "give train.steps, tokens or epochs for all of it")
     weights, state = _of_run(opened.model, saved.weights(), state, folder)
-    checkpoints = RunFolder(Path(run.run)).checkpoints
+    run_folder = RunFolder(Path(run.run))
+    checkpoints, progress = run_folder.checkpoints, Progress(step, run=run_folder.identity(), store=store.digest)
     checkpoints.mkdir(parents=True, exist_ok=True)
-    content = Content({MODEL: weights, OPTIMIZER: state}, Progress(step=step, store=store.digest), dump_run(run))
+    content = Content({MODEL: weights, OPTIMIZER: state}, progress, dump_run(run))
     write_whole(checkpoint_path(checkpoints, step), content)
     tell(f"step {step:,} of {folder} is this run's: weights, averages, count of steps; the order of samples is its own")
 

@@ -45,6 +45,8 @@ def newest_checkpoint(name: str) -> tuple[RunConfig, Path]:
         fix = "give a run's folder, or leave --deepspeed out"
         raise InputError.at(name, "is no run, and has no optimizer's state", fix)
     run = load_run(name)
+    folder.check_config(run)
+    folder.check_own_checkpoints()
     problems = exchange_problems(run)
     newest = folder.checkpoints / "latest"
     if not newest.exists():

@@ -114,7 +114,8 @@ def _source(name: str) -> tuple[Path | OpenedModel | AssembledModel, RunConfig |
     run_folder, folder = RunFolder(Path(name)), Path(name)
     if run_folder.config.is_file():
         run = load_run(name)
-        return (run_folder.model if run_folder.has_newest_model else open_model(name, torch.device("cpu"))), run
+        run_folder.check_config(run)
+        return run_folder.newest_model() or open_model(name, torch.device("cpu")), run
     if is_sharded_checkpoint(folder):
         return assemble(folder), None
     if read_adapter(name) is not None:

@@ -57,13 +57,14 @@ def find_model(name: str, options: PushOptions) -> PushedModel:
     """The final model of the run, or the checkpoint that the options name. Raises InputError; nothing is loaded."""
     folder = _run_folder(name)
     run = load_run(name)
+    folder.check_config(run)
     base = options.base_model or _hub_id(run.model.from_)
     if options.step:
         checkpoint = _checkpoint(folder, options.step)
         if run.model.lora is not None and not base:
             raise _nobodys_base(run.model.from_ or "")
         return PushedModel(run, folder, checkpoint, int(checkpoint.name.removeprefix("step-")), base)
-    if not folder.has_newest_model:
+    if folder.newest_model() is None:
         steps = _steps(folder)
         fix = f"train it: artel train {folder.config}"
         if steps:

@@ -102,6 +102,9 @@ def _with_adapter(opened: OpenedModel, label: str, place: str) -> OpenedModel:
     """The model with another adapter loaded into it, and what belongs to that. Raises InputError."""
     run_folder = RunFolder(Path(place))
     run = load_run(place) if run_folder.config.is_file() else None
+    if run is not None:
+        run_folder.check_config(run)
+        run_folder.newest_model()
     folder = place if run is None else str(run_folder.model)
     adapter = read_adapter(folder)
     if adapter is None:

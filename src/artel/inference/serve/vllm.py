@@ -8,6 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from artel.config import load_run
 from artel.errors import InputError
 from artel.inference.engine.room import USUAL
 from artel.inference.open import check_run_name
@@ -86,6 +87,8 @@ def _model_folder(name: str) -> str:
     folder = RunFolder(Path(name))
     if not folder.config.is_file():
         return name
-    if not folder.has_newest_model:
+    folder.check_config(load_run(name))
+    model = folder.newest_model()
+    if model is None:
         raise InputError.at(name, "has no final model yet", f"end it first: artel train {folder.config}")
-    return str(folder.model)
+    return str(model)

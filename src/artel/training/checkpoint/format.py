@@ -72,6 +72,8 @@ class Progress:
     best_calibration: dict[str, Any] = field(default_factory=dict)
     validations_since_best: int = 0
     stopped_early: bool = False
+    run: str = ""
+    """Id of the run, as in the mark of its folder."""
     store: str = ""
     """Digest of the token store that the run is trained on."""
     losses: list[float] = field(default_factory=list)

@@ -12,6 +12,7 @@ from pathlib import Path
 from artel.config import RunConfig, load_run
 from artel.config.schema.run import CheckpointConfig
 from artel.errors import InputError, Problem
+from artel.preparing.claim import note_former_id
 from artel.storage import discard, finished_folders, pull_folder, push_folder, remove_remote_folder
 from artel.training.checkpoint.format import RUN_FILE, SUMS, checkpoint_path, fault_of, list_checkpoints, read_progress
 from artel.training.checkpoint.retention import is_for_good
@@ -95,11 +96,11 @@ def _fetch(folder: Path, name: str, config: RunConfig, *, any_length: bool = Fal
     if fault is not None:
         discard(path)
         return fault
-    if any_length and differs_in_length(load_run(str(path / RUN_FILE)), config):
-        return None
-    try:
-        check_same(path / RUN_FILE, config, "choose another place for copies (checkpoint.copy_to=…)")
-    except InputError:
-        discard(path)
-        raise
+    if not (any_length and differs_in_length(load_run(str(path / RUN_FILE)), config)):
+        try:
+            check_same(path / RUN_FILE, config, "choose another place for copies (checkpoint.copy_to=…)")
+        except InputError:
+            discard(path)
+            raise
+    note_former_id(folder.parent, read_progress(path).run)
     return None
