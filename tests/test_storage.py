@@ -1,7 +1,9 @@
 """Whole-or-absent writes, checksums and locks, with real files, real processes and a real kill."""
 
 import errno
+import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -11,7 +13,19 @@ from pathlib import Path
 import pytest
 
 from artel.errors import InputError, WorkError
-from artel.storage import cache_folder, checksum, disk_errors, lock, new_folder, point, remove_leftovers, write_file
+from artel.storage import (
+    cache_folder,
+    checksum,
+    disk_errors,
+    lock,
+    new_folder,
+    point,
+    remove_leftovers,
+    scratch_folder,
+    write_file,
+    write_output,
+)
+from support.runs import artel
 from support.waiting import wait_until
 
 
@@ -36,6 +50,63 @@ def test_a_file_is_written_with_its_folders_and_replaced(tmp_path: Path) -> None
     write_file(tmp_path / "a" / "c.bin", b"\xff\x00")
     assert file.read_text(encoding="utf-8") == "новое"
     assert sorted(entry.name for entry in file.parent.iterdir()) == ["b.txt", "c.bin"]
+
+
+def test_what_a_user_names_as_output_is_written_to_and_only_a_file_is_replaced(tmp_path: Path) -> None:
+    target, link, dangling = tmp_path / "target", tmp_path / "link", tmp_path / "dangling"
+    target.write_bytes(b"old")
+    link.symlink_to("target")
+    dangling.symlink_to("new")
+    for path in (link, dangling):
+        write_output(path, "text")
+        assert (path.is_symlink(), path.read_bytes()) == (True, b"text")
+    write_output("/dev/null", "text")
+    assert Path("/dev/null").is_char_device()
+    with pytest.raises(WorkError, match="the disk is full"):
+        write_output("/dev/full", "text")
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+        write_output(pipe, "text")
+        assert reader.read() == b"text"
+    assert pipe.is_fifo()
+
+    (tmp_path / "folder").mkdir()
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(tmp_path / "socket"))
+    with listening:
+        for name, kind in (("folder", "a folder"), ("socket", "a socket")):
+            with pytest.raises(InputError, match=f"is {kind}, and cannot be replaced"):
+                write_output(tmp_path / name, "text")
+    assert ((tmp_path / "folder").is_dir(), (tmp_path / "socket").is_socket()) == (True, True)
+
+
+@pytest.mark.processes
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
+def test_a_command_writes_to_its_standard_output_whatever_that_is(tmp_path: Path, name: str) -> None:
+    """A file that the shell appends to, a pipe and a socket; the names and links of it stay what they are."""
+    Path("link").symlink_to("/dev/stdout")
+    expected = artel("recipes", "cat", "demo").stdout
+    command = [sys.executable, "-m", "artel", "recipes", "cp", "demo", name]
+    subprocess.run(["sh", "-c", 'echo before >out; "$@" >>out; echo after >>out', "sh", *command], check=True)
+    assert Path("out").read_text() == f"before\n{expected}after\n"
+    assert subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout == expected
+    ours, its = socket.socketpair()
+    with ours, its:
+        subprocess.run(command, stdout=its, check=True)
+        its.shutdown(socket.SHUT_WR)
+        with ours.makefile() as received:
+            assert received.read() == expected
+    assert Path("link").readlink() == Path("/dev/stdout")
+
+
+def test_every_command_writes_a_named_file_by_write_output() -> None:
+    sources = Path(__file__).resolve().parents[1] / "src" / "artel" / "cli"
+    for source in sources.glob("*.py"):
+        code = source.read_text()
+        assert not any(f"{call}(" in code for call in ("write_file", "write_text", "write_bytes")), source
 
 
 def test_a_folder_appears_only_at_the_end(tmp_path: Path) -> None:
@@ -82,6 +153,12 @@ def test_what_a_killed_process_leaves_is_removed_and_what_a_living_one_has_is_no
     assert len(remove_leftovers(tmp_path)) == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine.txt"]
     assert remove_leftovers(tmp_path / "absent") == []
+
+    kill(start(code, tmp_path / "store"))  # whoever writes a folder there next, under whatever name, removes it
+    for write in (new_folder, scratch_folder):
+        with write(tmp_path / "other") as partial:
+            hidden = [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")]
+            assert hidden == [partial.name]
 
 
 def test_a_pointer_is_relative_and_replaced(tmp_path: Path) -> None:

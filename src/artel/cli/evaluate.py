@@ -59,14 +59,14 @@ def evaluate(
     from artel.inference import evaluate_on_corpus, open_model
     from artel.launching import check_worker, choose_interface_of_process
     from artel.parallel import join_world
-    from artel.storage import check_new
+    from artel.storage import check_new_file
 
     if not models:
         raise InputError.at("MODEL", "names no model", "artel evaluate runs/NAME")
     if predictions is not None and len(models) > 1:
         raise InputError.at("--predictions", "is a file for one model", "name one")
     if predictions is not None:
-        check_new(predictions, "--predictions")
+        check_new_file(predictions, "--predictions")
     _check_together(words, data, predictions, corpus, tasks)
     if tasks:
         _run_tasks(models, tasks.split(","), task_folder, limit, as_json)
@@ -115,11 +115,11 @@ def _show(results: list[EvaluationResult], as_json: bool) -> None:
 
 def _write_predictions(result: EvaluationResult, file: Path) -> None:
     from artel.errors import InputError
-    from artel.storage import write_file
+    from artel.storage import write_output
 
     if result.predictions is None:
         raise InputError.at("--predictions", f"{result.model} answers no questions", "leave it out")
-    write_file(file, json.dumps(result.predictions, ensure_ascii=False, indent=1))
+    write_output(file, json.dumps(result.predictions, ensure_ascii=False, indent=1))
     tell(f"answers to {result.documents:,} questions: {file}")
 
 

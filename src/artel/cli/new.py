@@ -39,10 +39,10 @@ def new(
               artel new run.yaml --text novel.txt --learn write --from scratch --time 30min
     """
     from artel.config.yaml_lines import parse
-    from artel.storage import check_new, write_file
+    from artel.storage import check_new_file, write_output
 
     if not force:
-        check_new(file)
+        check_new_file(file)
     quiet_libraries()
     from artel.config import run_from
     from artel.planning import check_run
@@ -54,7 +54,7 @@ def new(
     run = run_from(tree, {}, lines)
     if not answers.hardware:
         check_run(run.model_copy(update={"run": f"runs/{file.stem}"}))
-    write_file(file, content)
+    write_output(file, content)
     tell(f"{file} is written; next:", f"    artel plan {file}", f"    artel train {file}")
     if as_json:
         print_json({"file": str(file), "run": tree})

@@ -45,12 +45,12 @@ def cp(name: Name, file: Annotated[Path, typer.Argument(help="Where to write it.
 
     Example: artel recipes cp tolstoy-scratch run.yaml
     """
-    from artel.storage import check_new, write_file
+    from artel.storage import check_new_file, write_output
 
     if file.is_dir():
         file = file / f"{name}.yaml"
-    check_new(file)
-    write_file(file, _text(name))
+    check_new_file(file)
+    write_output(file, _text(name))
     tell(f"{file}: now artel train {file}")
 
 

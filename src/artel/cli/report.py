@@ -88,13 +88,13 @@ def _compared(folders: list[str]) -> dict[str, Any]:
 def _in_browser(folders: list[str], html: Path | None, port: int | None, language: str) -> dict[str, Any]:
     from artel.reports.page import Page, check_plotly
     from artel.reports.several import read_runs
-    from artel.storage import write_file
+    from artel.storage import write_output
 
     check_plotly()
     result: dict[str, Any] = {}
     if html is not None:
         runs = read_runs(folders)
-        write_file(html, Page(language).html(runs).encode())
+        write_output(html, Page(language).html(runs).encode())
         tell(f"{html}: the report of {', '.join(folders)}; open it in a browser")
         result = {"html": str(html), "runs": [{"run": str(run.folder), "state": run.status.state} for run in runs]}
     if port is not None:

@@ -22,7 +22,7 @@ from artel.inference.open import OpenedModel
 from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.structure import position_limit
 from artel.objectives.replies import Beginning
-from artel.storage import check_new, user_path, write_file
+from artel.storage import check_new_file, user_path, write_output
 from artel.text import Message, ToolCall, Tools
 from artel.text.calls.reader import CallReader
 from artel.tokens.tokenizer.chat_template import CHATML, TemplateRefuses, prompt_ids
@@ -176,10 +176,10 @@ class ChatSession:
             raise InputError.at("save", "nothing has been said yet", "write a message first")
         file = user_path(path, "save").absolute()
         if file not in self._saved:
-            check_new(file)
+            check_new_file(file)
         fields = {"messages": self.messages} | ({"tools": list(self._tools)} if self._tools else {})
         line = json.dumps(fields, ensure_ascii=False)
-        write_file(file, line + "\n")
+        write_output(file, line + "\n")
         self._saved.add(file)
 
     def load(self, path: str) -> None:

@@ -15,7 +15,7 @@ import orjson
 
 from artel.inference.match_files import check_embeds, corpus_texts, merged_matches, tell_dropped, unit_vectors
 from artel.inference.open import OpenedModel
-from artel.storage import check_new, write_file
+from artel.storage import check_new_file, write_output
 from artel.text import Ledger
 
 _AT_ONCE = 1 << 24
@@ -59,7 +59,7 @@ def mine(
     Raises InputError.
     """
     check_embeds(opened)
-    check_new(out)
+    check_new_file(out)
     of_data, of_corpus = Ledger(), Ledger()
     matches = merged_matches(data, of_data)
     texts = dict.fromkeys(text for positives, known in matches.values() for text in [*positives, *known])
@@ -85,5 +85,5 @@ def mine(
         found = [documents[place] for place in nearest if -np.inf < row[place] <= limit]
         count, without = count + len(found), without + (not found)
         lines.append(orjson.dumps({"query": query, "pos": positives, "neg": [*known, *found]}))
-    write_file(out, b"\n".join(lines) + b"\n")
+    write_output(out, b"\n".join(lines) + b"\n")
     return Mined(len(matches), len(documents), count, without, of_data.rejected + of_corpus.rejected)

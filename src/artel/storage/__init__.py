@@ -1,6 +1,16 @@
 """Reading and writing: downloads, atomic writes, checksums, locks, S3 and the hub."""
 
-from artel.storage.atomic import check_new, discard, new_folder, point, remove_leftovers, scratch_folder, write_file
+from artel.storage.atomic import (
+    check_new,
+    check_new_file,
+    discard,
+    new_folder,
+    point,
+    remove_leftovers,
+    scratch_folder,
+    write_file,
+    write_output,
+)
 from artel.storage.bus_errors import kept_bus_error_handler, report_bus_errors
 from artel.storage.checksums import checksum
 from artel.storage.http.download import Download, fetch
@@ -25,6 +35,7 @@ __all__ = [
     "cache_folder",
     "check_cache",
     "check_new",
+    "check_new_file",
     "check_regular",
     "check_regular_in",
     "checksum",
@@ -53,4 +64,5 @@ __all__ = [
     "user_path",
     "write_bytes",
     "write_file",
+    "write_output",
 ]

@@ -1,7 +1,8 @@
 """Atomic writes: a file or folder appears under its name only when all its bytes are on the disk.
 
 It is written as a hidden sibling, `.NAME.partial-<pid>-<host and random>`, on the same file system, so that the last
-step is one rename. A killed process leaves only such siblings; `remove_leftovers` removes them.
+step is one rename. A killed process leaves only such siblings. The next process that makes a folder beside them removes
+them, and so does `remove_leftovers`.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from artel.errors import InputError
 from artel.storage.locations import disk_errors
+from artel.storage.regular_files import special_kind
 
 _PARTIAL = re.compile(r"\..*\.partial-(\d+)-([0-9a-f]{8})[0-9a-f]{8}", re.DOTALL)
 
@@ -46,6 +50,54 @@ def write_file(path: Path | str, content: bytes | str) -> None:
         _sync(path.parent)
 
 
+def write_output(path: Path | str, content: bytes | str) -> None:
+    """Write a file that a user named: the target of a link, or what a pipe, a device or /dev/stdout takes.
+
+    Only a regular file is replaced. Raises InputError for a folder, a disk or a socket, and as `write_file` does.
+    """
+    path = Path(path)
+    with disk_errors(path.parent):
+        if not is_stream(path):
+            if path.exists() and not path.is_file():
+                what = f"is {special_kind(path.stat().st_mode) or 'a folder'}, and cannot be replaced by a file"
+                raise InputError.at(str(path), what, "choose another name")
+            write_file(path.resolve(), content)
+            return
+        own = _descriptor(path)
+        number = os.open(path, os.O_WRONLY | os.O_APPEND) if own is None else os.dup(own)
+        with os.fdopen(number, "wb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
+
+
+def is_stream(path: Path) -> bool:
+    """True for a path that is written to as it is: a named pipe, a character device, /dev/stdout."""
+    if _descriptor(path) is not None:
+        return True
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+
+
+def _descriptor(path: Path) -> int | None:
+    """The number of this process's open file that a path stands for: 1 for /dev/stdout and links to it."""
+    for _ in range(40):  # as many links as Linux follows
+        parent = os.path.realpath(path.parent)
+        if parent in (f"/proc/{os.getpid()}/fd", "/dev/fd") and path.name.isdecimal():
+            return int(path.name)
+        if not path.is_symlink():
+            return None
+        path = Path(parent, path.readlink())
+    return None
+
+
+def check_new_file(path: Path | str, key: str = "") -> None:
+    """`check_new` for a file that `write_output` writes: what it writes to as it is may exist."""
+    if not is_stream(Path(path)):
+        check_new(path, key)
+
+
 def check_new(path: Path | str, key: str = "") -> None:
     """Raise InputError if a file or folder that is to be written exists, even as a broken link.
 
@@ -67,6 +119,7 @@ def new_folder(path: Path | str, *, replace: bool = False) -> Iterator[Path]:
     path = Path(path)
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers_once(path.parent.absolute())
         partial = _partial_name(path)
         partial.mkdir()
         try:
@@ -83,6 +136,7 @@ def scratch_folder(path: Path | str) -> Iterator[Path]:
     """Yield a hidden folder beside `path`, named after it, that is removed at the end: for what is made on the way."""
     path = Path(path)
     with disk_errors(path.parent):
+        _remove_leftovers_once(path.parent.absolute())
         partial = _partial_name(path)
         partial.mkdir()
     try:
@@ -108,6 +162,12 @@ def remove_leftovers(folder: Path | str) -> list[Path]:
             entry.unlink(missing_ok=True)
         removed.append(entry)
     return removed
+
+
+@cache
+def _remove_leftovers_once(folder: Path) -> None:
+    """`remove_leftovers` of a folder in which this process writes: those of an export that was killed, say."""
+    remove_leftovers(folder)
 
 
 def discard(folder: Path | str) -> None:

@@ -11,7 +11,7 @@ from artel.inference.push.hub import Hub
 from artel.inference.push.model import PushedModel, find_model, write_folder
 from artel.inference.push.options import PushOptions
 from artel.preparing import refuse_overlaps
-from artel.storage import new_folder, remove_leftovers, scratch_folder
+from artel.storage import new_folder, scratch_folder
 
 Tell = Callable[[str], None]
 
@@ -51,7 +51,6 @@ def push(name: str, repo: str, options: PushOptions, tell: Tell) -> Pushed:
     hub = Hub()
     repo = hub.full_name(repo)
     private = hub.ready(repo, public=options.public)
-    remove_leftovers(model.folder.path)
     with scratch_folder(model.folder.path / "push") as folder:
         _tell_left_out(write_folder(model, repo, options, folder, links=True), tell)
         files = _sizes(folder)
