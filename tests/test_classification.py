@@ -59,6 +59,15 @@ def test_a_run_is_prepared_whose_labels_its_records_have_decided(tmp_path):
     assert planned_data(run).store is not None
 
 
+@pytest.mark.parametrize("content", [b"[]", b'"x"', b'{"kin', b"", b"{}", b'{"kind": 3, "labels": "x"}'])
+def test_what_the_records_decided_is_read_again_where_it_is_damaged(tmp_path, content):
+    run = load_run(str(label_run(tmp_path / "run.yaml", ROWS["single"](40), data={"store": str(tmp_path / "stores")})))
+    decided = prepare(run).run.classification
+    (file,) = (tmp_path / "stores").glob("*.settled.json")
+    file.write_bytes(content)
+    assert prepare(run).run.classification == decided
+
+
 def test_a_plan_groups_rows_as_the_device_that_it_is_made_for(tmp_path):
     """Not as this machine: rows for a GPU would be sixteen times as many groups, which plans trace one by one."""
     run = load_run(str(label_run(tmp_path / "run.yaml", ROWS["single"](40), data={"block": 64})))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -220,6 +221,23 @@ def test_a_measurement_is_kept_for_this_device_and_version(monkeypatch: pytest.M
     assert read_rates(1, CPU) is None
     path.write_text("{}")
     assert read_rates(1, CPU) is None
+
+
+def test_a_damaged_measurement_is_told_and_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ARTEL_CACHE", str(tmp_path))
+    about = about_here(CPU)
+    path = save_rates(about, [Rates(1, {"fused": [(10, 1.0)]})])
+    torn = path.read_bytes()[:-9]
+    wrong = ({"1": {"fused": []}}, {"1": {"fused": [[10]]}}, {"1": {"fused": [[10, -1.0]]}}, {"x": {}}, [], "1")
+    whole = (json.dumps(about | {"processes": processes}).encode() for processes in wrong)
+    for content in (b"[]", b'"x"', b"null", b"1", b"", torn, *whole):
+        caplog.clear()
+        path.write_bytes(content)
+        assert read_rates(1, CPU) is None
+        assert f"{path}: is damaged" in caplog.text, content
+        assert "artel bench hardware measures it again" in caplog.text
 
 
 @pytest.mark.parametrize("width", [Sizes().width, ON_GPU.width])

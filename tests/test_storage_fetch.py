@@ -165,6 +165,17 @@ def test_a_silent_server_is_a_timeout(tmp_path: Path, monkeypatch: pytest.Monkey
         fetch(f"http://127.0.0.1:{silent.getsockname()[1]}/", tmp_path, timeout=0.1)
 
 
+@pytest.mark.parametrize("content", [b"[]", b'"x"', b'{"url', b"", b'{"bytes": 3}'])
+def test_a_damaged_download_is_fetched_again(site: Site, tmp_path: Path, content: bytes) -> None:
+    fetched = fetch(site.address + "/page", tmp_path)
+    fetched.path.with_name("headers.json").write_bytes(content)
+    assert fetch(site.address + "/page", tmp_path) == fetched
+    assert site.asked.total() == 2
+    fetched.path.write_bytes(b"to")  # torn
+    assert fetch(site.address + "/page", tmp_path) == fetched
+    assert fetched.path.read_bytes().decode("cp1251") == "Анна"
+
+
 def test_a_cache_of_an_earlier_artel_has_digests(site: Site, tmp_path: Path) -> None:
     fetched = fetch(site.address + "/page", tmp_path)
     headers = fetched.path.with_name("headers.json")

@@ -7,15 +7,18 @@ them it stays what it was at the last one.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
 import torch
+from pydantic import Field, TypeAdapter
 
 from artel.host import processor
 from artel.models.flops import device_name
@@ -23,6 +26,8 @@ from artel.planning.operations import ATTENTION, MEMORY, PRODUCT, Operation
 from artel.storage import cache_folder, write_file
 
 _FILE = "hardware.json"
+_Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_MEASURED = TypeAdapter(dict[int, dict[str, Annotated[list[tuple[_Number, _Number]], Field(min_length=1)]]])
 _VERSIONS = {"cpu": 4, "cuda": 3}
 """Of what is measured, by the type of the device."""
 
@@ -92,14 +97,27 @@ def read_rates(processes: int, device: torch.device) -> Rates | None:
 
     More processes than were measured share the same cores: each takes as much longer.
     """
+    file = cache_folder() / _FILE
     try:
-        content = orjson.loads((cache_folder() / _FILE).read_bytes())
-        measured = {int(count): points for count, points in content["processes"].items()}
-    except (OSError, ValueError, KeyError, AttributeError):
+        content = file.read_bytes()
+    except OSError:
         return None
-    if any(content.get(key) != value for key, value in about_here(device).items()) or not measured:
+    about, measured = _parsed(file, content)
+    if any(about.get(key) != value for key, value in about_here(device).items()) or not measured:
         return None
     nearest = max((count for count in measured if count <= processes), default=min(measured))
     slower = max(1.0, processes / nearest) if device.type == "cpu" else 1.0
     points = {key: [(size, seconds * slower) for size, seconds in values] for key, values in measured[nearest].items()}
     return Rates(processes, points)
+
+
+@cache
+def _parsed(file: Path, content: bytes) -> tuple[dict[str, Any], dict[int, dict[str, Points]]]:
+    """A measurement as `save_rates` wrote it: what it depends on, and points by processes. Warns if it is damaged."""
+    try:
+        about = orjson.loads(content)
+        return about, _MEASURED.validate_python(about["processes"])
+    except (ValueError, KeyError, TypeError, IndexError):
+        what = f"{file}: is damaged, so the speed of this machine is not known; artel bench hardware measures it again"
+        logging.getLogger("artel").warning(what)
+        return {}, {}

@@ -7,6 +7,7 @@ records are read for it once.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,16 +28,25 @@ def settle(run: RunConfig, file: Path, tell: Tell) -> RunConfig:
 
     `file` keeps what was decided. Raises InputError for records that cannot be read, or decide nothing.
     """
-    if objective_type(run).undecided(run) and not file.is_file():
+    if objective_type(run).undecided(run) and _decided(run, file) is None:
         write_file(file, orjson.dumps(_decide(run, file, tell)))
     return settled_before(run, file)
 
 
 def settled_before(run: RunConfig, file: Path) -> RunConfig:
     """The run with what its records decided before, as `file` keeps it; the run itself where they were not read yet."""
-    if not objective_type(run).undecided(run) or not file.is_file():
-        return run
-    return _with_values(run, orjson.loads(file.read_bytes()))
+    values = _decided(run, file) if objective_type(run).undecided(run) else None
+    return run if values is None else _with_values(run, values)
+
+
+def _decided(run: RunConfig, file: Path) -> dict[str, Any] | None:
+    """What `file` keeps for the undecided keys; None if it is missing or damaged."""
+    section = getattr(run, objective_type(run).section)
+    with suppress(OSError, ValueError, TypeError):
+        values = orjson.loads(file.read_bytes())
+        section.model_validate(section.model_dump(by_alias=True) | values)
+        return values if values.keys() >= set(objective_type(run).undecided(run)) else None
+    return None
 
 
 def as_begun(run: RunConfig) -> RunConfig:

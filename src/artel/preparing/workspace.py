@@ -20,6 +20,7 @@ A task's result appears atomically; a task that has one is not run again.
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -166,7 +167,10 @@ def _with_validation(run: RunConfig, fraction: float) -> RunConfig:
 
 
 def _has_format(plan: Path) -> bool:
-    return not plan.is_file() or orjson.loads(plan.read_bytes()).get("format") == _FORMAT
+    """True for a workspace that this version planned, or nobody yet; False also for a damaged plan."""
+    with suppress(ValueError, AttributeError):
+        return not plan.is_file() or bool(orjson.loads(plan.read_bytes()).get("format") == _FORMAT)
+    return False
 
 
 def _make_private(folder: Path) -> None:

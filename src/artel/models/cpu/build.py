@@ -79,7 +79,11 @@ def _library(name: str) -> ctypes.CDLL | None:
             if not compiler:
                 raise OSError("no C++ compiler is installed (g++ or clang++)")
             _build(command, file)
-        return ctypes.CDLL(str(file))
+        try:
+            return ctypes.CDLL(str(file))
+        except OSError:  # damaged since it was built
+            _build(command, file)
+            return ctypes.CDLL(str(file))
     except (OSError, subprocess.SubprocessError) as error:
         reason = " ".join(str(getattr(error, "stderr", None) or error).split())[:300]
         warnings.warn(f"{name}.cpp could not be built, PyTorch's slower operators do the same: {reason}", stacklevel=2)

@@ -23,7 +23,7 @@ from typing import Any
 import xxhash
 
 from artel.errors import ArtelError
-from artel.storage.atomic import new_folder, remove_leftovers, write_file
+from artel.storage.atomic import discard, new_folder, remove_leftovers, write_file
 from artel.storage.locations import disk_errors
 from artel.storage.locks import lock
 
@@ -130,12 +130,14 @@ def fetch_once(cache: Path, key: str, download: Callable[[PartialDownload], dict
     time; others wait for it. Raises as `download` and `disk_errors` do.
     """
     folder = cache / key
-    if folder.is_dir():
+    if _is_whole(folder):
         return folder
     remove_stale(cache)
     with lock(cache / UNFINISHED / f"{key}.lock", keep=False):
-        if folder.is_dir():
+        if _is_whole(folder):
             return folder
+        if folder.is_dir():  # damaged
+            discard(folder)
         download_file = PartialDownload(cache / UNFINISHED, key)
         is_finished = False
         try:
@@ -147,6 +149,14 @@ def fetch_once(cache: Path, key: str, download: Callable[[PartialDownload], dict
         finally:
             download_file.close(keep=not is_finished)
     return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    """True if a download is there with its headers and all its bytes."""
+    with suppress(OSError, ValueError, AttributeError):
+        size = (folder / "body").stat().st_size
+        return bool(json.loads((folder / "headers.json").read_bytes()).get("bytes", size) == size)
+    return False
 
 
 @functools.cache

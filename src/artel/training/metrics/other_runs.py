@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from artel.errors import InputError
 from artel.storage import write_file
 from artel.training.metrics.tracker import Figures, Tracker
 from artel.training.run_folder import RunFolder
@@ -26,7 +27,14 @@ def keep_id(folder: RunFolder, package: str, its_id: str) -> None:
 
 
 def _ids(folder: RunFolder) -> dict[str, str]:
-    return orjson.loads(folder.tracker_runs.read_bytes()) if folder.tracker_runs.exists() else {}
+    file = folder.tracker_runs
+    try:
+        ids = orjson.loads(file.read_bytes()) if file.exists() else {}
+    except ValueError:
+        ids = None
+    if not isinstance(ids, dict) or not all(isinstance(value, str) for value in ids.values()):
+        raise InputError.at(str(file), "is damaged", "remove it: the trackers then begin new runs")
+    return ids
 
 
 def send_earlier(tracker: Tracker, folder: RunFolder, step: int, has: Callable[[str, int], bool]) -> None:

@@ -131,7 +131,7 @@ def _noted(note: Path, store: TokenStore) -> Path | None:
     try:
         folder = Path(orjson.loads(note.read_bytes())["outputs"])
         return folder if read_manifest(folder)["store"] == store.digest else None
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
