@@ -112,7 +112,7 @@ def read_rates(processes: int, device: torch.device) -> Rates | None:
 
 
 @cache
-def _parsed(file: Path, content: bytes) -> tuple[dict[str, Any], dict[int, dict[str, Points]]]:
+def _parsed(file: Path, content: bytes) -> tuple[dict[str, Any], Mapping[int, Mapping[str, Points]]]:
     """A measurement as `save_rates` wrote it: what it depends on, and points by processes. Warns if it is damaged."""
     try:
         about = orjson.loads(content)
