@@ -24,9 +24,14 @@ app = typer.Typer(
 )
 
 
-@app.command("check", short_help="Check a run as `artel train` does, and print every key.")
-def check(name: RunName, overrides: OverrideWords = None, as_json: AsJson = False) -> None:
-    """Check a run as `artel train` does before it begins, and print it with every key written out.
+@app.command("check", short_help="Check a run as `artel train` does.")
+def check(
+    name: RunName,
+    overrides: OverrideWords = None,
+    every_key: Annotated[bool, typer.Option("--all", help="Print every key of the run, with its value.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check a run as `artel train` does before it begins: report all problems together, or that nothing is wrong.
 
     The first records are read, too: all of them where the texts are on this machine and have 2 MB or less.
 
@@ -38,15 +43,16 @@ def check(name: RunName, overrides: OverrideWords = None, as_json: AsJson = Fals
 
     run = read_run(name, Overrides.parse(overrides))
     quiet_libraries()
-    from artel.planning import Check, check_records, check_run
+    from artel.planning import Check, check_records, check_run, notes_on_length
 
     notes: list[str] = []
     check_run(run, further=[Check(("data", "tokenizer", "objective"), lambda: notes.extend(check_records(run)))])
+    notes += notes_on_length(run)
     for note in notes:
         tell(note)
     if as_json:
         print_json(hide_secrets(run.model_dump(mode="json", by_alias=True)))
-    else:
+    elif every_key:
         show(dump_run(run), end="")
     tell(f"{name}: nothing is wrong{'; see what is noted above' if notes else ''}")
 

@@ -251,6 +251,8 @@ def _lead(
         run, choice = _with_choice(run, world, on_host, restart, announce)
     run = _with_packing(run, prepared, restart, announce)
     if not is_over:
+        if restart or not any(folder.checkpoints.glob("step-*")):
+            _note_unreached(run, prepared, announce)
         nodes = hosts.least if hosts.elastic else world // on_host
         begin_with_plan(run, prepared, on_host, nodes, options.force, announce)
         if choice is not None and folder.plan.exists():
@@ -272,6 +274,16 @@ def _as_begun(run: RunConfig) -> RunConfig:
     from artel.training.same_run import with_earlier_choice, with_earlier_packing
 
     return as_begun(with_earlier_packing((with_earlier_choice(run) or run) if run.model.auto else run))
+
+
+def _note_unreached(run: RunConfig, prepared: Prepared, announce: Announce) -> None:
+    """Announce settings that cannot act in a run of this length. Raises InputError for a warmup far beyond its end."""
+    from artel.training.lengthening import prepared_length
+    from artel.training.unreached import unreached_settings
+
+    length = prepared_length(run, prepared)
+    for note in unreached_settings(run, length) if length.samples else ():
+        announce(note)
 
 
 def _with_packing(run: RunConfig, prepared: Prepared, restart: bool, announce: Announce) -> RunConfig:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,14 +31,16 @@ from artel.planning.budget.auto import auto_problems, smallest
 from artel.planning.budget.shortest import check_budget
 from artel.planning.memory import check_memory
 from artel.planning.outline import is_within_reach, outline_model, tokenizer_here
-from artel.preparing import check_claim, check_from_store, check_texts
+from artel.preparing import check_claim, check_from_store, check_texts, is_prepared, prepare
 from artel.registry import STRATEGIES
 from artel.training.checkpoint.format import list_checkpoints
+from artel.training.lengthening import prepared_length
 from artel.training.metrics.trackers import check_trackers
 from artel.training.model_setup import check_layout
 from artel.training.optim.optimizer import check_optimizer
 from artel.training.run_folder import RunFolder
 from artel.training.tasks.harness import check_tasks
+from artel.training.unreached import unreached_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,18 @@ def check_run(run: RunConfig, start: Start | None = None, further: Sequence[Chec
         raise InputError(by_line(problems))
 
 
+def notes_on_length(run: RunConfig) -> list[str]:
+    """Sentences about settings that cannot act in a run of this length, as far as it is known."""
+    if _has_begun(run):
+        return []
+    length = None
+    with suppress(InputError):  # said by other checks
+        if not run.model.auto and is_prepared(run):
+            prepared = prepare(run, verify=False)
+            length = prepared_length(prepared.run, prepared)
+    return unreached_settings(run, length if length and length.samples else None)
+
+
 def _problems(run: RunConfig, checks: Iterable[Check], doubtful: set[str]) -> list[Problem]:
     problems: list[Problem] = []
     for check in checks:
@@ -107,6 +122,8 @@ def _checks(run: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]
     if run.parallel.deepspeed is not None:
         file = Path(run.parallel.deepspeed)
         yield Check(("parallel.deepspeed",), lambda: read_file(file))
+    if not _has_begun(run):
+        yield Check(("train", "validate", "checkpoint", "log"), lambda: unreached_settings(run))
     yield Check(("track",), lambda: check_trackers(list(run.track)))
     yield Check(("train.optimizer", "train.weights", "train.precision"), lambda: check_optimizer(train))
     if start.here:
@@ -133,6 +150,10 @@ def _checks(run: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]
         if train.budget is not None and not is_chosen:
             yield Check(("parallel", "train", *model), lambda: _check_budget(run, outline, start))
     yield Check(("parallel", "train", *model), lambda: _check_layout(run, auto_class, start))
+
+
+def _has_begun(run: RunConfig) -> bool:
+    return bool(list_checkpoints(RunFolder(Path(run.run)).checkpoints))
 
 
 def _refuse(problems: list[Problem]) -> None:
@@ -178,8 +199,7 @@ def _check_memory(run: RunConfig, outline: Callable[[], PreTrainedModel | None],
 
 def _check_budget(run: RunConfig, outline: Callable[[], PreTrainedModel | None], start: Start) -> None:
     """Raise InputError for a budget that the first steps outlast; a run that resumes has had them."""
-    has_begun = list_checkpoints(RunFolder(Path(run.run)).checkpoints)
-    if run.parallel.deepspeed is not None or start.world_size is None or has_begun:
+    if run.parallel.deepspeed is not None or start.world_size is None or _has_begun(run):
         return
     model = _sound_model(outline)
     if model is not None:

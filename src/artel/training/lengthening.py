@@ -30,7 +30,7 @@ def change_length(file: Path, before: RunConfig, now: RunConfig, prepared: Prepa
 
     Raise InputError if the run cannot continue with the new length, with a command that trains its model further.
     """
-    old, new = _length(before, prepared), _length(now, prepared)
+    old, new = prepared_length(before, prepared), prepared_length(now, prepared)
     checkpoints = list_checkpoints(file.parent / "checkpoints")
     if not checkpoints:
         raise _refused(file, before, now, old.steps or 0, new, "its checkpoints are gone", model)
@@ -44,7 +44,8 @@ def change_length(file: Path, before: RunConfig, now: RunConfig, prepared: Prepa
     return new.steps is None or new.steps > progress.step
 
 
-def _length(config: RunConfig, prepared: Prepared) -> Length:
+def prepared_length(config: RunConfig, prepared: Prepared) -> Length:
+    """Return the length of a run on its prepared text."""
     part = prepared.open().train
     return run_length(config, objective_of(config, prepared.tokenizer()).dataset(part), part)
 
