@@ -77,6 +77,20 @@ def test_a_changed_file_or_rule_makes_another_store():
     assert made()
 
 
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ("*** START OF THE PROJECT GUTENBERG EBOOK A BOOK ***", "Project Gutenberg's header and licence"),
+        ('<doc id="7" url="https://a?curid=7" title="A">\nA\n\n</doc>', "WikiExtractor's <doc> tags"),
+        ("*** START ***\n<doc>", ""),
+    ],
+)
+def test_what_stands_around_a_text_of_a_known_site_is_told(tmp_path, text, note):
+    (tmp_path / "a.txt").write_text(f"{text}\n{'Once upon a time. ' * 40}")
+    notes = prepare(run_of(tmp_path, data={"sources": [{"path": str(tmp_path / "a.txt")}]})).notes()
+    assert [said.split(" holds ")[-1].split(", which are learned")[0] for said in notes] == ([note] if note else [])
+
+
 @pytest.mark.ci
 @pytest.mark.processes
 def test_a_killed_prepare_leaves_nothing_that_is_taken_for_a_store(novels):

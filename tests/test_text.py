@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from artel.config import CleanConfig, DataConfig
 from artel.errors import InputError
-from artel.text import Ledger, html_to_text, read_documents
+from artel.text import Ledger, check_sources, html_to_text, read_documents
 from artel.text.cleaning.rules import clean
 from artel.text.reading.encodings import detect_encoding
 from artel.text.records import BadRecord
@@ -108,6 +108,50 @@ def test_documents_are_files_lines_or_paragraphs(tmp_path):
     documents, _ = read(sources=[{**source, "document": "paragraph"}])
     assert [(d.record.text, d.record.origin.split(":")[-1]) for d in documents] == [("one\ntwo", "1"), ("three", "5")]
     assert texts(sources=[{**source, "document": "line"}]) == ["one", "two", "three"]
+
+
+LICENCE = (
+    "The Project Gutenberg eBook of A Book\n\n{}\n\n\nOne.\n\nTwo.\n\n"
+    "*** END OF THE PROJECT GUTENBERG EBOOK A BOOK ***\n\nTerms."
+)
+
+
+@pytest.mark.parametrize(
+    "mark",
+    ["*** START OF THE PROJECT GUTENBERG EBOOK A BOOK ***", "***START OF THIS PROJECT GUTENBERG EBOOK A BOOK***",
+     "*** START OF THE PROJECT GUTENBERG EBOOK A BOOK;\nOR, A LONG TITLE ***"],
+)  # fmt: skip
+def test_a_book_of_project_gutenberg_is_read_without_its_licence(tmp_path, mark):
+    (tmp_path / "a.txt").write_text(LICENCE.format(mark))
+    (tmp_path / "b.txt").write_text("One.\n\nTwo.")
+    source = {"path": str(tmp_path / "*.txt"), "profile": "gutenberg"}
+    assert texts(sources=[{**source, "path": str(tmp_path / "a.txt")}]) == ["One.\n\nTwo."]
+    assert texts(sources=[source], dedup={"exact": False}) == ["One.\n\nTwo."] * 2
+    documents, _ = read(sources=[{**source, "document": "paragraph"}], dedup={"exact": False})
+    assert [document.record.text for document in documents] == ["One.", "Two."] * 2
+    line = 3 + mark.count("\n") + 3
+    assert [document.record.origin.split(":")[-1] for document in documents[:2]] == [str(line), str(line + 2)]
+    (tmp_path / "a.txt").write_text(LICENCE.format(mark).replace("One.", "One.\n\n" * 9000))
+    (cut, *rest) = texts(sources=[{**source, "path": str(tmp_path / "a.txt")}], validation=0.1)
+    assert cut.startswith("One.")
+    assert rest[-1].endswith("Two.")
+
+
+@pytest.mark.parametrize(
+    ("content", "source", "problem"),
+    [
+        ('{"id": "7", "text": "a"}\n{"id": "9", "text": "b"}\n', {}, ".format: {} holds JSON lines, not text"),
+        ("one\rtwo\r", {"document": "line"}, ".path: {} ends its lines with carriage returns alone"),
+    ],
+)
+def test_files_that_are_not_the_text_they_seem_are_refused(tmp_path, content, source, problem):
+    file = tmp_path / "wiki_00"
+    file.write_bytes(content.encode())
+    with pytest.raises(InputError) as refused:
+        check_sources(DataConfig.model_validate({"sources": [{"path": str(file), **source}]}))
+    assert str(refused.value).startswith(f"data.sources.0{problem.format(file)}")
+    meant = {"format": "text"} if content.startswith("{") else {}
+    check_sources(DataConfig.model_validate({"sources": [{"path": str(file), **meant}]}))
 
 
 def test_three_encodings_of_a_lib_ru_page_give_the_same_text(shared_data):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -35,6 +36,17 @@ Better = Literal["higher", "lower"]
 
 _PROMPT_WORDS, _PROMPT_TOKENS = 4, 100
 """Of a prompt that is taken from the training text."""
+_FRAMES = (
+    (
+        re.compile(r"\*\*\* ?START OF TH(?:E|IS) PROJECT GUTENBERG EBOOK"),
+        "Project Gutenberg's header and licence, which are learned: write profile: gutenberg in the source",
+    ),
+    (
+        re.compile(r'<doc id="[^"]*" (?:revid="[^"]*" )?url="'),
+        "WikiExtractor's <doc> tags, which are learned: extract with --json, and write format: jsonl in the source",
+    ),
+)
+"""What other tools and sites write around a text, and what to write against it."""
 
 
 class Objective(TeacherHooks, GlobalBatchHooks, ABC):
@@ -284,7 +296,12 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
 
     def notes(self, documents: Iterable[Document]) -> list[str]:
         """Sentences for the user: what is learned of a run's first documents, where it is not what one expects."""
-        return []
+        notes = {}
+        for document in documents:
+            for mark, what in _FRAMES:
+                if what not in notes and mark.search(document.record.text):
+                    notes[what] = f"{document.record.origin} holds {what}"
+        return list(notes.values())
 
     def review(self, observed: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
         """Sentences for the user about the (origin, `DocumentSamples.observed`) of all documents that are kept.

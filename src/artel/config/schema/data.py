@@ -78,9 +78,10 @@ class SourceConfig(Section):
     )
     include: list[str] = Field(default=[], description="Only records of these sets are kept (see set_field).")
     exclude: list[str] = Field(default=[], description="Records of these sets are dropped (see set_field).")
-    profile: Literal["none", "lib.ru"] = Field(
+    profile: Literal["none", "lib.ru", "gutenberg"] = Field(
         default="none",
-        description="html: drop the header and footer of a known site; a page without its marks is kept whole.",
+        description="Drop the header and footer of a known site: lib.ru (html), gutenberg (text). A file without its "
+        "marks is kept whole.",
     )
     extract: Literal["all", "main"] = Field(
         default="all",
@@ -114,7 +115,7 @@ class SourceConfig(Section):
     converter: str = Field(
         default="auto",
         description="chat, preference: the form of a row: auto (by its fields), messages, alpaca, sharegpt, dialog, "
-        "character, oasst, xlam; or module:function, a function of your own from a row to messages.",
+        "character, oasst, xlam, completion; or module:function, a function of your own from a row to messages.",
     )
     tools: list[dict[str, Any]] = Field(
         default=[],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import re
 from contextlib import suppress
-from typing import Literal
 
 from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNode
 
@@ -39,9 +38,7 @@ _MARKS = b"\0\1\2\3"
 _STAND_INS = (("\x01", " "), ("\x02", "\n"), ("\x03", "\t"))
 
 
-def html_to_text(
-    data: bytes, content_type: str = "", profile: Literal["none", "lib.ru"] = "none", encoding: str = "auto"
-) -> str:
+def html_to_text(data: bytes, content_type: str = "", profile: str = "none", encoding: str = "auto") -> str:
     """The text of a page, a block of it per line.
 
     The encoding is the one given, else by byte order mark, HTTP header, `<meta>` or XML declaration, else detected.
@@ -56,7 +53,7 @@ def html_to_text(
     return _lines(_marked_text(root)) if root is not None else ""
 
 
-def page_source(data: bytes, content_type: str, profile: Literal["none", "lib.ru"], encoding: str) -> bytes:
+def page_source(data: bytes, content_type: str, profile: str, encoding: str) -> bytes:
     """The HTML of a page in UTF-8, without comments; with the profile of a site, only that of the work itself."""
     code = _in_utf_8(data, encoding) if encoding != "auto" else _found_in_utf_8(data, content_type)
     if any(mark in code for mark in _MARKS):

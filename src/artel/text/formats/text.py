@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
 
+import orjson
+
+from artel.config import DataConfig, SourceConfig
+from artel.errors import Problem
+from artel.registry import FORMATS
 from artel.text.formats.format import Format
 from artel.text.reading.chapters import Chapters, is_heading
 from artel.text.reading.encodings import check_lines, decode, detect_encoding
-from artel.text.reading.file_names import with_compressed
+from artel.text.reading.file_names import file_name, uncompressed_name, with_compressed
 from artel.text.reading.lines import read_whole
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import BadRecord, Record, Rejected
 
 CUT_CHARACTERS = 4000
 """A long text is cut into documents of this many characters or slightly more: about a thousand tokens."""
+_GUTENBERG_START = re.compile(r"\*\*\* ?START OF TH(?:E|IS) PROJECT GUTENBERG EBOOK", re.IGNORECASE)
+"""The mark between Project Gutenberg's header and the work. A long title takes it over the end of the line."""
+_GUTENBERG_END = re.compile(r"\*\*\* ?END OF TH(?:E|IS) PROJECT GUTENBERG EBOOK", re.IGNORECASE)
+_GUTENBERG_HEADER = 500
+"""Lines in which the mark is looked for."""
+_HEAD_BYTES = 1 << 16
+
+Lines = Iterable[tuple[int, str | BadRecord]]
 
 
 def read_text(file: SourceFile) -> Iterator[Record | Rejected]:
@@ -37,7 +55,7 @@ def _in_chapters(file: SourceFile, items: Iterator[Record | Rejected]) -> Iterat
 
 
 def _lines(file: SourceFile) -> Iterator[Record | Rejected]:
-    for number, line in file.lines():
+    for number, line in _lines_of_work(file):
         origin = f"{file.origin}:{number}"
         if isinstance(line, BadRecord):
             yield file.reject(origin, line)
@@ -52,7 +70,32 @@ def _whole_file(file: SourceFile) -> Record:
         encoding = detect_encoding(content)
         file.on_encoding(file.set_name, encoding)
         check_lines(content, encoding)
-    return Record(decode(content, encoding), file.origin, file.set_name)
+    text = decode(content, encoding)
+    if file.source.profile == "gutenberg":
+        text = "\n".join(line for _, line in _of_gutenberg(enumerate(text.split("\n"), 1)) if isinstance(line, str))
+    return Record(text, file.origin, file.set_name)
+
+
+def _lines_of_work(file: SourceFile) -> Lines:
+    return _of_gutenberg(file.lines()) if file.source.profile == "gutenberg" else file.lines()
+
+
+def _of_gutenberg(lines: Lines) -> Iterator[tuple[int, str | BadRecord]]:
+    """The lines between Project Gutenberg's header and its licence; all lines of a text without its marks."""
+    rest = iter(lines)
+    header: list[tuple[int, str | BadRecord]] = []
+    for item in islice(rest, _GUTENBERG_HEADER):
+        header.append(item)
+        if isinstance(item[1], str) and _GUTENBERG_START.search(item[1]):
+            header = []
+            if not item[1].rstrip().endswith("***"):  # a long title
+                next((line for _, line in rest if str(line).rstrip().endswith("***")), None)
+            break
+    yield from header
+    for number, line in rest:
+        if isinstance(line, str) and _GUTENBERG_END.search(line):
+            return
+        yield number, line
 
 
 def _paragraphs(file: SourceFile) -> Iterator[Record | Rejected]:
@@ -60,7 +103,7 @@ def _paragraphs(file: SourceFile) -> Iterator[Record | Rejected]:
     lines: list[str] = []
     first, length = 1, 0
     try:
-        for number, line in file.lines():
+        for number, line in _lines_of_work(file):
             if isinstance(line, BadRecord):
                 yield file.reject(f"{file.origin}:{number}", line)
                 continue
@@ -85,11 +128,30 @@ def _paragraphs(file: SourceFile) -> Iterator[Record | Rejected]:
         yield Record("\n".join(lines), f"{file.origin}:{first}", file.set_name)
 
 
+def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
+    """Whether a file holds JSON lines, which would be learned letter by letter, or lines that end with CR alone."""
+    with path.open("rb") as stream:
+        head = stream.read(_HEAD_BYTES)
+    has_lines = source.document in ("line", "paragraph") and uncompressed_name(path.name) == file_name(path.name)
+    if has_lines and b"\r" in head and b"\n" not in head:
+        fix = f"write them with line feeds: tr '\\r' '\\n' < {shlex.quote(str(path))} > NEW.txt"
+        return [Problem(f"{key}.path", f"{path} ends its lines with carriage returns alone, as old Macs did", fix)]
+    if not FORMATS[source.format].goes_by_suffix:
+        return []
+    lines = [line for line in head.splitlines()[:3] if line.strip()][:2]
+    with suppress(orjson.JSONDecodeError):
+        if lines and all(isinstance(orjson.loads(line), dict) for line in lines):
+            fix = "write format: jsonl and field: NAME; or format: text, to learn the JSON itself"
+            return [Problem(f"{key}.format", f"{path} holds JSON lines, not text", fix)]
+    return []
+
+
 TEXT = Format(
     read=read_text,
     suffixes=(".text", ".md", ".rst", ".tex", ".py", *with_compressed(".txt")),
     is_detected=True,
     is_plain_text=True,
     has_lines=lambda file: file.is_cut or file.source.document in ("line", "paragraph"),
-    can_be_divided=lambda source: source.document == "line",
+    can_be_divided=lambda source: source.document == "line" and source.profile == "none",
+    check=_check,
 )
