@@ -59,6 +59,8 @@ def preferences(folder, *rows, **source):
         ({"prompt": {"role": "prompter", "text": "who?",
                      "replies": [{"role": "assistant", "text": "me"}]}}, "oasst"),
         ({"dialogues": [{"chat": [message("operator", "who?"), message("char", "me")]}]}, "character"),
+        ({"prompt": "who?", "completion": "me"}, "completion"),
+        ({"prompt": [message("user", "who?")], "completion": [message("assistant", "me")]}, "completion"),
     ],
 )  # fmt: skip
 def test_every_form_is_told_by_its_fields_and_by_its_name(tmp_path, row, converter):
@@ -67,6 +69,27 @@ def test_every_form_is_told_by_its_fields_and_by_its_name(tmp_path, row, convert
         assert turns(record) == ASKED
         assert (record.text, record.group) == ("who?\n\nme", "who?")
         assert record.origin == "a.jsonl:1" or re.fullmatch(r"a\.jsonl:1 \((instances|dialogues)\[0\]\)", record.origin)
+
+
+def test_answers_in_a_prompt_are_not_learned(tmp_path):
+    prompt = [message("user", "a"), message("assistant", "b"), message("user", "c")]
+    (record,) = chat(tmp_path, {"prompt": prompt, "completion": [message("assistant", "d")]})
+    assert [item.trained for item in record.fields.messages if item.role == "assistant"] == [False, None]
+
+
+def test_nulls_that_datasets_wrote_into_json_lines_are_no_arguments(tmp_path):
+    """`Dataset.to_json` gives each message, and the arguments of each call, the keys of all rows."""
+    padded = {"tool_calls": None, "tool_call_id": None, "name": None}
+    arguments = {"city": "Omsk", "unit": None}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    asked, answer = message("user", "who?"), message("tool", "-3")
+    rows = [
+        {"messages": [{**asked, **padded}, {**message("assistant", None), **padded, "tool_calls": [call]},
+                      {**answer, **padded, "tool_call_id": "1"}, {**message("assistant", "me"), **padded}]},
+        {"messages": [asked, message("assistant", None, tool_calls=[call]), answer, message("assistant", "me")]},
+    ]  # fmt: skip
+    found = [record.fields.messages[1].tool_calls[0].arguments for record in chat(tmp_path, *rows)]
+    assert found == [{"city": "Omsk"}, arguments]
 
 
 def test_system_messages_history_and_input(tmp_path):
@@ -144,6 +167,7 @@ def test_thoughts(tmp_path):
         {"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4", "thinking": "2 and 2"}]},
         {"instruction": "2+2?", "reasoning": "2 and 2", "output": "4"},
         {"instruction": "2+2?", "thinking": "2 and 2", "output": "4"},
+        {"messages": [asked, message("assistant", "2 and 2\n</think>\n\n4")]},  # the generation prompt opened it
     ]
     for item in chat(tmp_path, *rows):
         assert item.fields.messages[-1] == want

@@ -13,7 +13,7 @@ from artel.text.formats.format import Format
 from artel.text.formats.jsonl import SUFFIXES, has_lines, read_rows
 from artel.text.formats.parquet import SUFFIX, check_parquet_rows
 from artel.text.formats.preferences import PreferenceReader
-from artel.text.formats.tool_rows import without_nulls
+from artel.text.formats.tool_rows import is_padded, without_nulls
 from artel.text.reading.file_names import file_name
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import BadRecord, Conversation, Preference, Record, Rejected
@@ -37,7 +37,7 @@ def _records(file: SourceFile, fields_of: Callable[[Any], Fields]) -> Iterator[R
     is_table = not has_lines(file)
     for place, row in read_rows(file):
         try:
-            for path, fields in fields_of(without_nulls(row) if is_table else row):
+            for path, fields in fields_of(without_nulls(row) if is_table or is_padded(row) else row):
                 origin = f"{place} ({path})" if path else place
                 if isinstance(fields, BadRecord):
                     yield file.reject(origin, fields)

@@ -160,6 +160,8 @@ def _form_of(row: dict[str, Any]) -> str:
         return "alpaca"
     if "query" in row and "answers" in row:
         return "xlam"
+    if "prompt" in row and "completion" in row:
+        return "completion"
     fix = "name its fields (mapping: {instruction: question, output: answer}), or write converter: module:function"
     raise BadRecord("unknown_form", f"is no conversation of a known form (it has: {names_of(row)}); {fix}")
 
@@ -195,6 +197,18 @@ def _xlam(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
     """A question and the calls that answer it (Salesforce's xLAM)."""
     question: Turn = {"role": "user", "content": reader.text(row, "query")}
     return [("", [*reader.system(row), question, {"role": "function_call", "content": row.get("answers")}])]
+
+
+def _completion(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
+    """A prompt and its completion, each a text or messages (TRL). Answers in the prompt are not learned."""
+
+    def turns(name: str, role: str) -> list[Turn]:
+        value = row.get(name)
+        is_text = value is None or (isinstance(value, str) and not value.lstrip().startswith("[{"))
+        return [{"role": role, "content": reader.text(row, name)}] if is_text else reader.turns(value, name)
+
+    prompt = [{**turn, "loss_weight": 0} for turn in turns("prompt", "user")]
+    return [("", [*reader.system(row), *prompt, *turns("completion", "assistant")])]
 
 
 def _character(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
@@ -258,4 +272,5 @@ FORMS: dict[str, Callable[[RowReader, dict[str, Any]], Iterable[PathTurns]]] = {
     "character": _character,
     "oasst": _oasst,
     "xlam": _xlam,
+    "completion": _completion,
 }

@@ -206,6 +206,13 @@ def check_results(messages: Iterable[Message]) -> None:
             raise BadRecord("no_call", f"message {number} is one answer of a tool more than the {count} calls; {fix}")
 
 
+def is_padded(row: Any) -> bool:
+    """True for a row that `datasets` wrote as JSON: each message has the keys of all messages, most of them null."""
+    values = row.values() if isinstance(row, dict) else ()
+    messages = [item for value in values if isinstance(value, list) for item in value if isinstance(item, dict)]
+    return any(message.get(name, "") is None for message in messages for name in ("tool_calls", "tool_call_id"))
+
+
 def without_nulls(value: Any) -> Any:
     """Rows of parquet have a null in place of each key that other rows have; what the file lacked is taken out."""
     if isinstance(value, list):

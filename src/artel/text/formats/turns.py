@@ -5,7 +5,8 @@ Rules for all forms of rows:
   to alternate, and data sets that are split by message do not.
 - An empty system message is left out.
 - A turn of the role function_call is the assistant's, and what it says is a call.
-- <think> … </think> at the beginning of what the assistant says is its thought.
+- <think> … </think> at the beginning of what the assistant says is its thought. The opening tag may be missing: the
+  generation prompts of DeepSeek R1 and Qwen 3.5 write it, so what such a model wrote begins behind it.
 """
 
 from __future__ import annotations
@@ -136,6 +137,8 @@ class RowReader:
         content = self._fill_in(_text_of(turn["content"], f"the content of {place}"))
         thought = next((turn[name] for name in THOUGHT_FIELDS if turn.get(name)), "") if role == "assistant" else ""
         thought = self._fill_in(_text_of(thought, f"the thought of {place}"))
+        if role == "assistant" and "</think>" in content and "<think>" not in content:
+            content = f"<think>{content}"  # written after a generation prompt that ends with the opening tag
         if role == "assistant" and content.lstrip().startswith("<think>"):
             match = _THINK.match(content)
             if match is None:
