@@ -192,6 +192,21 @@ def test_a_column_of_another_name_can_be_named_on_the_command_line(tmp_path, con
         prepared(tmp_path / "run.yaml", one_label(1), data=data | {"max_bad": 0.0})
 
 
+@pytest.mark.parametrize(
+    ("labels", "notes"),
+    [
+        (["0", "1", "2", "-1"], ["'-1' is learned as a label"]),  # SNLI: no gold label
+        (["-1", "0", "1"], []),  # a mood
+        (["entailment", "neutral", "-"], ["'-' is learned as a label"]),
+        (["Good", "good", "bad", "BAD"], ["'BAD' and 'bad', 'Good' and 'good' are learned as different labels"]),
+    ],
+)
+def test_labels_that_look_like_none_or_like_another_are_told(tmp_path, labels, notes):
+    rows = [{**row, "label": labels[number % len(labels)]} for number, row in enumerate(one_label(40))]
+    found = prepared(tmp_path / "run.yaml", rows, data={"validation": 0}).notes()
+    assert [note.split(":")[0].split(";")[0] for note in found] == notes
+
+
 def test_what_makes_figures_worth_little_is_told(tmp_path):
     """A validation of a few texts, and a share of texts that is too long."""
     rows = one_label(40) + [{"text": f"{number} " + "long " * 500, "label": "law"} for number in range(25)]

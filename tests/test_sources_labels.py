@@ -49,6 +49,23 @@ def test_labels_as_json_has_them(tmp_path, value, labels, number):
     assert found.fields == Labeled("a", "", labels, number)
 
 
+@pytest.mark.parametrize("marks", [[0, 1, 0], [1, 1], [0.0, 1.0]])
+def test_marks_of_labels_are_not_taken_for_labels(tmp_path, marks):
+    """`multi_label_classification` of transformers: a list with 0 or 1 for each label."""
+    found = read(read_labels, rows_of(tmp_path, [{"text": "a", "label": marks}, {"text": "b", "label": [0, 1]}]))
+    assert bad(found) == [("a.jsonl:1", "no_label")]
+    assert f"a list of {len(marks)} marks" in found[0].detail
+    assert values(found[1:]) == [("b", ("0", "1"))]
+
+
+def test_the_text_of_a_list_is_no_label(tmp_path):
+    """Lists as pandas and `datasets` write them to csv."""
+    cells = ("['x', 'y']", "['x' 'y']", "[]", "[1 2]", '[""x""]')
+    rows = "".join(f'{number},"{cell}"\n' for number, cell in enumerate(cells))
+    assert [reason for _, reason in bad(labels_of(tmp_path, f"text,label\n{rows}"))] == ["no_label"] * len(cells)
+    assert values(labels_of(tmp_path, "text,label\na,[x]\n")) == [("a", ("[x]",))]
+
+
 def test_several_labels_in_one_cell_and_in_columns(tmp_path):
     found = labels_of(tmp_path, "text,label\na,x| y\nb,\nc,x\n", separator="|")
     assert values(found) == [("a", ("x", "y")), ("b", ()), ("c", ("x",))]

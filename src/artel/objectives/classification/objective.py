@@ -39,6 +39,7 @@ _BEGINS, _TARGET = 0, 1  # columns of a sample's numbers: where its second text 
 _LISTED = 10
 _SHORTEST_BLOCK = 8
 _MANY_LABELS = 50
+_NO_LABEL = {"-", "nan", "none", "null", "n/a", "<na>"}
 _EXAMPLE = "A quiet film that stays with you."
 
 
@@ -96,6 +97,10 @@ class Classification(Objective):
             labels = [] if kind == "number" else _checked_labels(counts, texts, text_lengths, kind)
         values = {"kind": kind, "labels": labels}
         return {key: values[key] for key in cls.undecided(run)}
+
+    def notes(self, documents: Iterable[Document]) -> list[str]:
+        labels = self.run.classification.labels
+        return [] if labels == "auto" else _doubtful_labels(labels)
 
     @classmethod
     def has_classes(cls, run: RunConfig) -> bool:
@@ -342,6 +347,23 @@ def _checked_labels(counts: Counter[str], texts: int, text_lengths: int, kind: s
             fix = "labels are longer than texts: are `field` and `label` of the source swapped?"
         raise InputError.at(key, what, fix)
     return labels
+
+
+def _doubtful_labels(labels: list[str]) -> list[str]:
+    """Sentences about labels that mean "no label" in well-known data sets, and about those that differ by case only."""
+    notes = []
+    numbers = [int(label) for label in labels if re.fullmatch("[+-]?[0-9]+", label)]
+    is_placeholder = len(numbers) == len(labels) > 2 and min(numbers) == -1 and max(numbers) > 1  # not of -1, 0, 1
+    unlabeled = [label for label in labels if label.lower() in _NO_LABEL or (is_placeholder and label == "-1")]
+    for label in unlabeled:
+        notes.append(f"{label!r} is learned as a label; many data sets mark texts without one so: leave such rows out")
+    by_name: dict[str, list[str]] = {}
+    for label in labels:
+        by_name.setdefault(label.casefold(), []).append(label)
+    alike = [" and ".join(map(repr, names)) for names in by_name.values() if len(names) > 1]
+    if alike:
+        notes.append(f"{', '.join(alike[:3])} are learned as different labels: write each in one way")
+    return notes
 
 
 def _read_thresholds(file: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem
+from artel.printable import shortened
 from artel.text.formats.csv_rows import read_csv_rows
 from artel.text.formats.format import Format
 from artel.text.formats.jsonl import SUFFIXES as JSON
@@ -23,6 +25,7 @@ from artel.text.reading.source_file import SourceFile, column_fix, settings_key
 from artel.text.records import BadRecord, Labeled, Record, Rejected
 
 _TABLES = with_compressed(".csv", ".tsv")
+_LIST_AS_TEXT = re.compile(r"""\[\s*(['"\d].*)?\]""", re.DOTALL)  # as pandas and `datasets` write lists to csv
 _MARKS = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 
 
@@ -116,7 +119,19 @@ def _labels(values: Sequence[Any], source: SourceConfig) -> tuple[str, ...]:
         items: list[Any] = [item for item in value.split(source.separator) if item.strip()]
     else:
         items = value if isinstance(value, list) else [value]
+        _check_items(value, source.label[0])
     return tuple(dict.fromkeys(_label(item, source.label[0]) for item in items))
+
+
+def _check_items(value: Any, column: str) -> None:
+    """Raise BadRecord for a list of marks, and for a list that stands in a cell as text: neither names its labels."""
+    if isinstance(value, list) and len(value) > 1 and all(item in (0, 1) for item in value):
+        if len(set(value)) < len(value) or any(isinstance(item, float) for item in value):
+            what = f"the label in {column!r} is a list of {len(value)} marks, 0 or 1"
+            raise BadRecord("no_label", f"{what}; write the names of its labels, or a column for each label")
+    elif isinstance(value, str) and _LIST_AS_TEXT.fullmatch(value.strip()):
+        what = f"the label in {column!r} is the text of a list, {shortened(value)!r}"
+        raise BadRecord("no_label", f"{what}; write x,y with separator: ',' in the source, or JSON lines")
 
 
 def _mark(name: str, value: Any) -> bool:
