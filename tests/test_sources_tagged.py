@@ -262,6 +262,18 @@ def test_label_studio_counts_as_javascript_does(tmp_path):
     assert named(entities(tmp_path, row)[0]) == [("Anna", "PER")]
 
 
+def test_label_studio_shows_several_spaces_as_one(tmp_path):
+    text = "In Berlin,  Germany\nand"
+    value = {"start": 3, "end": 19, "text": "Berlin, Germany", "labels": ["LOC"]}
+    tasks = [
+        {"data": {"text": text}, "annotations": [{"result": [{"value": value | places}]}]}
+        for places in ({}, {"start": 4})
+    ]
+    found = entities(tmp_path, *tasks)
+    assert named(found[0]) == [("Berlin,  Germany", "LOC")]
+    assert bad(found) == [("a.jsonl:2", "span_outside")]
+
+
 def test_what_an_annotator_did_not_accept_is_dropped(tmp_path):
     rows = [
         {"text": TEXT, "spans": OBJECTS, "answer": "reject"},

@@ -46,12 +46,17 @@ def _spans(result: Any, text: str, path: str) -> list[Span]:
     start, end, marked = value.get("start"), value.get("end"), value.get("text")
     if not isinstance(start, int) or not isinstance(end, int) or not all(isinstance(label, str) for label in labels):
         raise BadRecord("no_span", f"{path} has no start, end and labels; export it again as JSON")
-    if isinstance(marked, str) and text[start:end] != marked:
+    if isinstance(marked, str) and _said(text[start:end]) != _said(marked):
         start, end = _characters(text, start), _characters(text, end)
-        if text[start:end] != marked:
+        if _said(text[start:end]) != _said(marked):
             what = f"{path} marks {marked[:40]!r}, and there stands {text[start:end][:40]!r}"
             raise BadRecord("span_outside", f"{what}; export the task again, or leave it out")
     return [(start, end, label) for label in labels]
+
+
+def _said(text: str) -> str:
+    """A text without its white space: the page that marks spans shows several spaces, and ends of lines, as one."""
+    return "".join(text.split())
 
 
 def _characters(text: str, units: int) -> int:
