@@ -10,11 +10,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from artel.config import RunConfig, TokenizerTraining
+from artel.errors import InputError
 from artel.models.output_head import output_head
 from artel.objectives import DocumentSamples
 from artel.text import Document, Message, Preference, Record, Rejected, read_documents
 from artel.text.ledger import Ledger
-from artel.tokens import WholeSamples, evaluation_rows, train_tokenizer
+from artel.tokens import TokenStore, WholeSamples, evaluation_rows, train_tokenizer
 from support.preferences import CONTROL, MODEL, PAIRS, preferring, stored
 from support.runs import artel, metrics, write_run
 from support.templates import LLAMA_3
@@ -222,6 +223,16 @@ def test_unpaired_answers_are_for_kto_alone(tokenizer, tmp_path):
     assert (made.origin, "kto" in made.detail) == ("b.jsonl:3", True)
 
 
+@pytest.mark.parametrize(("answer", "missing"), [(("Good.", None), "bad"), ((None, "Bad."), "good")])
+def test_kto_needs_answers_of_both_kinds(tokenizer, tmp_path, answer, missing):
+    objective = preferring(tokenizer, tmp_path, "kto")
+    stored(objective, tmp_path / "store", [(question, *answer) for question in "abc"])
+    with pytest.raises(InputError, match=f"no answer is labeled as {missing}"):
+        objective.check_store(TokenStore(tmp_path / "store"))
+    stored(objective, tmp_path / "both", [("a", "Good.", None), ("b", None, "Bad.")])
+    objective.check_store(TokenStore(tmp_path / "both"))
+
+
 def test_before_any_step_every_loss_is_what_theory_says(tokenizer, tmp_path):
     """A model compared with itself: -log(1/2) for DPO, (1 / 2 beta)^2 for IPO, 1/2 for KTO."""
     _, reference = models(tokenizer)
@@ -293,3 +304,13 @@ def test_kto_goes_by_an_answer_to_another_prompt(tokenizer, tmp_path):
     others = [tokenizer.decode(data.read(number).ids[len(own.read(number).ids) :]) for number in range(4)]
     for other, foreign in zip(others, ("Three", "Three", "One", "One"), strict=True):
         assert foreign in other, others
+
+
+def test_an_answer_counts_as_many_tokens_after_another_prompt(tokenizer, tmp_path):
+    """Not the line feed that ChatML writes after the end of a turn."""
+    objective = preferring(tokenizer, tmp_path, "kto")
+    data = objective.dataset(stored(objective, tmp_path / "store", [("Who?", "One", None), ("Count.", None, "Two")]))
+    own = WholeSamples(data.split).read(1)
+    sample = data.read(0)
+    other = slice(len(sample.ids) - sample.numbers[-1], None)
+    assert sample.ids[other][sample.flags[other] > 0].tolist() == own.ids[own.flags > 0].tolist()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from artel.config import RunConfig
-from artel.errors import Problem
+from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
 from artel.objectives.answer_rows import Answer, AnswerSums, answer_tensors
 from artel.objectives.base import Better, Objective
@@ -117,6 +117,13 @@ class PreferenceOptimization(Objective):
 
     def check_store(self, store: TokenStore) -> None:
         self._chat.check_store(store)
+        if self._config.loss != "kto" or not store.train.samples:
+            return
+        for column, name in ((_CHOSEN, "good"), (_REJECTED, "bad")):
+            if not store.train.numbers()[:, column].any():
+                what = f"no answer is labeled as {name}, and kto learns from the difference"
+                fix = f"give {name} answers too; to learn from answers of one kind write objective: chat"
+                raise InputError.at("preference.loss", what, fix)
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         for document in documents:
@@ -366,9 +373,9 @@ class _WithAnother(WholeSamples):
             other = super().read((index + distance) % len(self))
             if not np.array_equal(_first_answer(other)[0], prompt):
                 break
-        answer = _first_answer(other)[1][: max(1, self._block - len(prompt))]
+        _, answer, marks = (each[: max(1, self._block - len(prompt))] for each in _first_answer(other))
         assert mine.flags is not None
-        flags = np.concatenate([mine.flags, np.zeros(len(prompt), np.uint8), np.ones(len(answer), np.uint8)])
+        flags = np.concatenate([mine.flags, np.zeros(len(prompt), np.uint8), marks])
         numbers = (*mine.numbers, len(prompt) + len(answer))
         return Sample(np.concatenate([mine.ids, prompt, answer]), flags, numbers)
 
@@ -381,9 +388,9 @@ def _answers(rows: Rows, row: int) -> list[Answer]:
     return [Answer(rows.ids[row, span], rows.flags[row, span]) for span in spans]
 
 
-def _first_answer(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
-    """(ids before it, ids of it) of the chosen answer, or of the rejected one where none was chosen."""
+def _first_answer(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(ids before it, ids of it, its flags) of the chosen answer, or of the rejected one where none was chosen."""
     assert sample.flags is not None
     length = sample.numbers[_CHOSEN] or sample.numbers[_REJECTED]
     first = int(np.flatnonzero(sample.flags[:length])[0])
-    return sample.ids[:first], sample.ids[first:length]
+    return sample.ids[:first], sample.ids[first:length], sample.flags[first:length]
