@@ -1,6 +1,7 @@
 """Adapters over plain and quantized weights, frozen parameters: the same losses, small checkpoints, peft's folder."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +15,12 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Robe
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.inference import open_model
+from artel.inference.export.export import export
 from artel.models.loading.build import build_model, load_model
 from artel.models.loading.check import check_model
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.save import save_model
+from artel.models.lora.adapters import read_adapter
 from artel.tokens import train_tokenizer
 from support import WORKERS
 from support.runs import ENVIRONMENT, artel, kill, largest_difference, losses, start, torchrun, wait_for_step, write_run
@@ -280,6 +283,37 @@ def test_a_missing_extra_is_told_with_its_remedy(base, tmp_path, package, model,
     assert not (tmp_path / "stores").exists()
 
 
+@pytest.mark.parametrize(
+    "written", ["{tmp}/old/models/base", "models/base", "../models/base", "D:\\old\\models\\base"]
+)
+def test_an_adapter_finds_its_base_where_the_project_lies_now(base, tokenizer, tmp_path, monkeypatch, caplog, written):
+    project, name = tmp_path / "new", str(tmp_path / "new" / "runs" / "a" / "model")
+    shutil.copytree(base, project / "models" / "base")
+    built = build_model(ModelRequest(model_config_of(base, lora={"rank": 2}), CAUSAL, block=8, seed=1), tokenizer)
+    save_model(built.model, tokenizer, Path(name))
+    file = Path(name, "adapter_config.json")
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps(values | {"base_model_name_or_path": written.format(tmp=tmp_path)}))
+    monkeypatch.chdir(tmp_path)
+    assert read_adapter(name).base == str(project / "models" / "base")
+    assert "was not found; using" in caplog.text
+    export(name, tmp_path / "copy", tell=lambda _: None)
+    copied = json.loads((tmp_path / "copy" / "adapter_config.json").read_text())
+    assert copied["base_model_name_or_path"] == str(project / "models" / "base")
+    with torch.no_grad():
+        ids = torch.arange(9)[None]
+        assert torch.equal(open_model(name).model(ids).logits, open_model(str(tmp_path / "copy")).model(ids).logits)
+
+
+def test_a_hub_id_is_not_shortened_to_a_folder_near_the_adapter(base, tokenizer, tmp_path):
+    shutil.copytree(base, tmp_path / "base")
+    built = build_model(ModelRequest(model_config_of(base, lora={"rank": 2}), CAUSAL, block=8, seed=1), tokenizer)
+    save_model(built.model, tokenizer, tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_config.json"
+    file.write_text(file.read_text().replace(str(base.resolve()), "someone/base"))
+    assert read_adapter(str(tmp_path / "adapter")).base == "someone/base"
+
+
 @pytest.mark.long
 def test_an_adapter_is_no_model_to_start_from_and_needs_its_base(base, tokenizer, tmp_path):
     moved = tmp_path / "base"
@@ -291,7 +325,7 @@ def test_an_adapter_is_no_model_to_start_from_and_needs_its_base(base, tokenizer
         check_model(model_config_of(folder), CAUSAL)
     file = folder / "adapter_config.json"
     file.write_text(file.read_text().replace(str(base.resolve()), str(tmp_path / "gone")))
-    with pytest.raises(InputError, match="is not there any more"):
+    with pytest.raises(InputError, match='gone was not found, and no folder .*\n.*write .* as "base_model_name_or_path"'):
         open_model(str(folder))
     (folder / "adapter_model.safetensors").rename(folder / "elsewhere")
     file.write_text(file.read_text().replace(str(tmp_path / "gone"), str(moved)))

@@ -23,7 +23,7 @@ from artel.models.loading.build import load_model
 from artel.models.loading.check import check_whole
 from artel.models.loading.model_folder import check_folder, is_sharded_checkpoint, read_config
 from artel.models.loading.save import write_model
-from artel.models.lora.adapters import is_adapted, read_adapter
+from artel.models.lora.adapters import is_adapted, name_base, read_adapter
 from artel.models.text_vectors import module_folders
 from artel.preparing import prepare, refuse_overlaps
 from artel.storage import check_new, new_folder
@@ -137,11 +137,14 @@ def _write_source(source: Path | OpenedModel | AssembledModel, folder: Path) -> 
         files = source.objective.model_files(source.model) if isinstance(source, OpenedModel) else {}
         write_model(source.model, source.tokenizer, folder, weights, files)
         return folder
-    if read_adapter(str(source)) is None:
+    adapter = read_adapter(str(source))
+    if adapter is None:
         check_whole(str(source))
     for file in source.iterdir():
         if file.is_file():
             shutil.copy2(file, folder)
+    if adapter is not None and adapter.base != adapter.config.base_model_name_or_path:
+        name_base(folder, str(Path(adapter.base).resolve()))
     for name in module_folders(source):
         shutil.copytree(source / name, folder / name)
     return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from artel.models.loading.check import check_whole
 from artel.models.loading.model_folder import read_config
 from artel.models.loading.multimodal.language_part import takes_images
 from artel.models.loading.save import write_model
-from artel.models.lora.adapters import CONFIG, read_adapter
+from artel.models.lora.adapters import CONFIG, name_base, read_adapter
 from artel.objectives import Objective, objective_of
 from artel.preparing import prepare
 from artel.registry import OBJECTIVES
@@ -156,7 +155,7 @@ def write_folder(model: PushedModel, repo: str, options: PushOptions, folder: Pa
         _place(_written(model.folder), folder, links=links)
         left_out = [path.name for path in model.folder.foreign_in_model() if path.name != CARD]
     if (folder / CONFIG).is_file() and not (folder / "config.json").is_file():
-        _name_base(folder / CONFIG, model.base_model)
+        name_base(folder, model.base_model)
     own_card = model.folder.model / CARD
     if model.checkpoint is None and own_card.is_file() and own_card in model.folder.foreign_in_model():
         shutil.copyfile(own_card, folder / CARD)
@@ -179,14 +178,6 @@ def _place(paths: list[Path], folder: Path, *, links: bool) -> None:
             target.symlink_to(path.resolve())
         else:
             shutil.copyfile(path, target)
-
-
-def _name_base(file: Path, base: str) -> None:
-    """Let an adapter name its base model by what others can load it by."""
-    config = json.loads(file.read_bytes())
-    config["base_model_name_or_path"] = base
-    file.unlink()  # it may be a link to that of the run
-    file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def describe(model: PushedModel, data: RunData, repo: str, options: PushOptions, folder: Path) -> Published:

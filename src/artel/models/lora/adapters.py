@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import json
+import logging
 import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import torch
@@ -33,6 +36,8 @@ _BASE_CONFIG = "base_config.json"
 PREFIX = "base_model.model."  # peft wraps the model twice, and its tensor names show it
 _MAX_NAMES = 20  # in a message
 _CHANGED = "artel_base_changed"
+_MAX_LEVELS = 4
+"""Parent folders of an adapter that are searched for a base model that has moved: RUN, runs, the project, one more."""
 
 
 def require_peft() -> None:
@@ -51,7 +56,7 @@ class AdapterFolder:
     config: Any
     """peft's LoraConfig."""
     base: str
-    """Its base model: a folder or a hub id."""
+    """Its base model: a folder or a hub id. If the folder in adapter_config.json is gone, the one found nearby."""
 
     @property
     def base_config(self) -> Path | None:
@@ -84,10 +89,49 @@ def read_adapter(name: str) -> AdapterFolder | None:
     base = config.base_model_name_or_path
     if not base or not isinstance(base, str):
         raise InputError.at(where, "names no base model", 'add "base_model_name_or_path": its folder or hub id')
-    if base.startswith(("/", ".", "~")) and not Path(base).is_dir():
-        fix = "write its new place there as base_model_name_or_path"
-        raise InputError.at(where, f"its base model {base} is not there any more", fix)
-    return AdapterFolder(folder, config, base)
+    return AdapterFolder(folder, config, _find_base(base, folder))
+
+
+def _find_base(base: str, folder: Path) -> str:
+    """The base model of the adapter in `folder`: as it is written there, or where it lies after both have moved.
+
+    A path that leads nowhere is looked for beside the adapter and in the folders above it: all of the path first,
+    then fewer and fewer of its last parts. Raises InputError if it is not found.
+    """
+    if Path(base).is_dir():
+        return base
+    windows, is_path = PureWindowsPath(base), base.startswith(("/", ".", "~"))
+    is_windows = bool(windows.drive) or "\\" in base
+    written = windows if is_windows else PurePosixPath(base)
+    parts = [part for part in written.parts if part not in (written.anchor, ".", "..", "~")]
+    above = [folder.resolve(), *folder.resolve().parents][: _MAX_LEVELS + 1]
+    lengths = range(len(parts), 0, -1) if is_path or is_windows else [len(parts)]  # a hub id is not shortened
+    for length in lengths:
+        for place in above:
+            found = place.joinpath(*parts[-length:])
+            if (found / "config.json").is_file():
+                _log_moved(base, str(found))
+                return str(found)
+    if is_path or is_windows:
+        what = f"its base model {base} was not found, and no folder {'/'.join(parts[-2:])} with a model lies near the adapter"
+        fix = 'write the folder of the base model, or its hub id, as "base_model_name_or_path"'
+        raise InputError.at(str(folder / CONFIG), what, fix)
+    return base
+
+
+@cache
+def _log_moved(base: str, found: str) -> None:
+    """Log once that the base model was found in another folder."""
+    logging.getLogger("artel").warning("the base model %s was not found; using %s, near its adapter", base, found)
+
+
+def name_base(folder: Path, base: str) -> None:
+    """Write `base` into the configuration of the adapter in `folder` as its base model."""
+    file = folder / CONFIG
+    config = json.loads(file.read_bytes())
+    config["base_model_name_or_path"] = base
+    file.unlink()  # it may be a link to that of the run
+    file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def is_adapted(model: nn.Module) -> bool:
