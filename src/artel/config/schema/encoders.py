@@ -30,7 +30,8 @@ class ClassificationConfig(Section):
     labels: Annotated[Literal["auto"] | list[str], BeforeValidator(_as_texts)] = Field(
         default="auto",
         description="The labels, in the order of the model's outputs; of two the second is the positive one. auto: all "
-        "that occur, sorted. A row with another label is rejected and listed.",
+        "that occur, sorted; those of a pretrained head first, in its order. A row with another label is rejected and "
+        "listed.",
     )
     too_long: Literal["truncate", "drop"] = Field(
         default="truncate",

@@ -7,7 +7,7 @@ parameters once they have their values (DeepSpeed) gets them one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -36,6 +36,8 @@ class WeightSource:
     plan: LoadingPlan | None = None
     grown: dict[str, int] = field(default_factory=dict)
     """Parameters that got more rows, with their former number of rows."""
+    kept_rows: dict[str, Mapping[int, int]] = field(default_factory=dict)
+    """Parameters that are new but for some rows: for each of those its number in the file, by its number here."""
     adapters: dict[str, torch.Tensor] = field(default_factory=dict)
     """The first weights of adapters that were put into the model, by their names in it."""
 
@@ -243,6 +245,7 @@ class _Sources:
         self._saved = {self.names[name]: origin for name, origin in saved.items()}
         grown = {self.names[name]: rows for name, rows in weights.grown.items()}
         self._grown = {name: rows for name, rows in grown.items() if name in self._saved}
+        self._kept_rows = {self.names[name]: (name, rows) for name, rows in weights.kept_rows.items()}
 
     def canonical(self, name: str) -> str:
         """The canonical name of what a model with adapters calls `name`: an adapter's own, or one of the reference."""
@@ -292,6 +295,9 @@ class _Sources:
             origin = self._saved[name]
             old = self._read(origin) if isinstance(origin, str) else self._convert(origin)[name]
             tensors[name][: self._grown[name]] = old
+        for name in tensors.keys() & self._kept_rows.keys():
+            origin, rows = self._kept_rows[name]
+            fill_rows(tensors[name], self._read(origin), rows)
         return tensors
 
     def _is_new(self, name: str) -> bool:
@@ -311,6 +317,12 @@ class _Sources:
         first, *others = indices
         (rows,) = self._convert(conversion, first.span).values()
         return first.select(_select(rows.__getitem__, [LocalIndices(torch.arange(len(rows))), *others]), 0)
+
+
+def fill_rows(tensor: torch.Tensor, saved: torch.Tensor, kept: Mapping[int, int]) -> None:
+    """Copy the rows `kept` (number in `tensor`: number in `saved`)."""
+    if kept:
+        tensor[list(kept)] = saved[list(kept.values())].to(tensor)
 
 
 def _index(make: Callable[[], dict[str, torch.Tensor]], name: str, index: tuple[slice, ...]) -> torch.Tensor:

@@ -20,6 +20,7 @@ from transformers.utils.loading_report import log_state_dict_report
 from artel.config import ModelConfig
 from artel.errors import InputError
 from artel.models.loading.conversion import LoadingPlan, plan_loading
+from artel.models.loading.head_rows import HeadRows, find_head_rows
 from artel.models.loading.heads import is_unused, model_class
 from artel.models.loading.init_weights import initialize_again
 from artel.models.loading.materialize import WeightSource, materialize
@@ -59,6 +60,7 @@ def load_pretrained(
     with _refusing(name):
         reference = without_weights(config, request.auto_class, request.heads, runs_code)
         new_heads = heads_of_other_sizes(reference, name, config) if for_training else set()
+        rows = find_head_rows(request, config) if for_training else None
         check_shapes(reference, name, config, new_heads)
         options = loading_options(quantize, reference, elsewhere) if quantize != "none" else {}
         if new_heads:
@@ -68,15 +70,17 @@ def load_pretrained(
         )
     keep_trainable(model)
     built = BuiltModel(model, notes)
-    missing = set(info.get("missing_keys") or ()) | new_heads
+    missing = set(info.get("missing_keys") or ()) | new_heads | (rows.tensors if rows else set())
     check_complete(model, name, missing, for_training=for_training, elsewhere=elsewhere)
-    _note_differences(built, name, missing, info.get("unexpected_keys") or set())
+    _note_differences(built, name, missing, info.get("unexpected_keys") or set(), rows)
     if not for_training and not has_embeddings(model, elsewhere):
         check_vocabulary(model, tokenizer, name)
         return built
     grown = grow_vocabulary(built, tokenizer)
     grow_vocabulary(BuiltModel(reference), tokenizer)
     initialize_again(model, reference, grown | dict.fromkeys(missing, 0), request.seed)
+    if rows is not None:
+        rows.copy_into(model, name)
     return built
 
 
@@ -91,7 +95,8 @@ def plan_pretrained(request: ModelRequest, tokenizer: Tokenizer, *, elsewhere: S
         return _on_meta(request, tokenizer, config, notes)
     with _refusing(name):
         model = _untied(config, model_class(config, request.auto_class, request.heads, runs_code=runs_code))
-        new_heads = heads_of_other_sizes(model, name, config)
+        rows = find_head_rows(request, config)
+        new_heads = heads_of_other_sizes(model, name, config) | (rows.tensors if rows else set())
         check_shapes(model, name, config, new_heads)
         files, plan = _plan(model, name, config, new_heads)
         # As from_pretrained does it, errors included.
@@ -101,9 +106,11 @@ def plan_pretrained(request: ModelRequest, tokenizer: Tokenizer, *, elsewhere: S
         read_generation_config(model, name)
     built = BuiltModel(model.eval(), notes)
     check_complete(model, name, plan.info.missing_keys, for_training=True, elsewhere=elsewhere)
-    _note_differences(built, name, plan.info.missing_keys, plan.info.unexpected_keys)
+    _note_differences(built, name, plan.info.missing_keys, plan.info.unexpected_keys, rows)
     grown = grow_vocabulary(built, tokenizer)
     built.weights = WeightSource(copy.deepcopy(model), request.seed, files, plan, grown)
+    if rows is not None:
+        built.weights.kept_rows = dict.fromkeys(rows.tensors, rows.kept)
     return built
 
 
@@ -230,11 +237,16 @@ def _refusing(name: str) -> Iterator[None]:
         raise cannot_load(name, error) from None
 
 
-def _note_differences(built: BuiltModel, name: str, missing: set[str], unexpected: set[str]) -> None:
-    """Note which tensors the files of a model lack, and which of theirs are left out."""
+def _note_differences(
+    built: BuiltModel, name: str, missing: set[str], unexpected: set[str], rows: HeadRows | None = None
+) -> None:
+    """Note which tensors the files of a model lack, which of theirs are left out, and which rows of a head moved."""
     lacking = sorted(key for key in missing if not is_unused(built.model, key))
+    built.new_modules += dict.fromkeys(key.rpartition(".")[0] for key in lacking)
+    if rows is not None:
+        built.notes.append(rows.note)
+        lacking = [key for key in lacking if key not in rows.tensors]
     if lacking:
-        built.new_modules += dict.fromkeys(key.rpartition(".")[0] for key in lacking)
         built.notes.append(f"not in {name}, so initialized anew: {', '.join(lacking)}")
     if unexpected:
         built.notes.append(f"in {name} but not in this model, so left out: {', '.join(sorted(unexpected)[:8])}")

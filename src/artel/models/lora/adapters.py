@@ -113,7 +113,7 @@ def _find_base(base: str, folder: Path) -> str:
                 _log_moved(base, str(found))
                 return str(found)
     if is_path or is_windows:
-        what = f"its base model {base} was not found, and no folder {'/'.join(parts[-2:])} with a model lies near the adapter"
+        what = f"its base model {base} was not found, and there is no {'/'.join(parts[-2:])} with a model near it"
         fix = 'write the folder of the base model, or its hub id, as "base_model_name_or_path"'
         raise InputError.at(str(folder / CONFIG), what, fix)
     return base

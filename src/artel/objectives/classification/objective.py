@@ -19,6 +19,7 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
 from artel.objectives.base import Better, Objective
+from artel.objectives.base_labels import base_labels, in_order_of
 from artel.objectives.batch import Batch, DocumentSamples
 from artel.objectives.classification.framing import Framing
 from artel.objectives.classification.kinds import KINDS, THRESHOLDS, Kind, Undecided, Unfit
@@ -95,6 +96,7 @@ class Classification(Objective):
             kind = "multi" if several else "number" if all_numbers and has_fraction and labels == "auto" else "single"
         if labels == "auto":
             labels = [] if kind == "number" else _checked_labels(counts, texts, text_lengths, kind)
+            labels = in_order_of(labels, base_labels(run, cls.auto_class))
         values = {"kind": kind, "labels": labels}
         return {key: values[key] for key in cls.undecided(run)}
 
@@ -133,7 +135,8 @@ class Classification(Objective):
     @classmethod
     def store_settings(cls, run: RunConfig) -> Any:
         config = run.classification
-        return [run.data.block, config.kind, config.labels, config.too_long]
+        base = base_labels(run, cls.auto_class) if config.labels == "auto" else []
+        return [run.data.block, config.kind, base or config.labels, config.too_long]
 
     # the model
 

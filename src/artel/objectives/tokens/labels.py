@@ -8,6 +8,7 @@ from functools import cached_property
 
 from artel.config import RunConfig
 from artel.errors import InputError
+from artel.objectives.base_labels import in_order_of
 from artel.text import Record, Tagged
 from artel.text.formats.tagged.spans import WORDS
 from artel.text.tags import BEGIN, END, INSIDE, OUTSIDE, SINGLE, split_tag
@@ -31,8 +32,7 @@ class TagSet:
             return cls((OUTSIDE,), of_words=False)
         if of_words or OUTSIDE in labels:
             return cls(tuple(labels), of_words)
-        letters = _LETTERS[run.tokens.scheme]
-        return cls((OUTSIDE, *(f"{letter}-{label}" for label in labels for letter in letters)), of_words)
+        return cls(tuple(_tags_of(labels, run.tokens.scheme)), of_words)
 
     @cached_property
     def labels(self) -> list[str]:
@@ -70,6 +70,22 @@ class TagSet:
 
     def names(self, ids: Iterable[int]) -> list[str]:
         return [self.tags[number] for number in ids]
+
+
+def labels_or_tags(labels: Sequence[str], run: RunConfig, base: Sequence[str]) -> list[str]:
+    """Labels of records in the order of a pretrained head with the tags `base`.
+
+    If the tags of the run are the same but `tokens.scheme` would order them otherwise, the tags themselves.
+    """
+    if is_of_words(run):
+        return in_order_of(labels, base)
+    ordered = in_order_of(labels, list(dict.fromkeys(split_tag(tag)[1] for tag in base)))
+    tags = _tags_of(ordered, run.tokens.scheme)
+    return list(base) if set(tags) == set(base) and tags != list(base) else ordered
+
+
+def _tags_of(labels: Sequence[str], scheme: str) -> list[str]:
+    return [OUTSIDE, *(f"{letter}-{label}" for label in labels for letter in _LETTERS[scheme])]
 
 
 def is_of_words(run: RunConfig) -> bool:

@@ -12,11 +12,12 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
 from artel.objectives.base import Better, Objective
+from artel.objectives.base_labels import base_labels
 from artel.objectives.batch import Batch, DocumentSamples
 from artel.objectives.length_groups import group_inputs, group_rows
 from artel.objectives.replies import Reading, Reply
 from artel.objectives.tokens.answers import commonest_share, entities_in, found_in, judged_tags, marked, predicted_tags
-from artel.objectives.tokens.labels import TagSet, is_of_words, labels_of
+from artel.objectives.tokens.labels import TagSet, is_of_words, labels_of, labels_or_tags
 from artel.objectives.tokens.scores import Scores
 from artel.objectives.tokens.span_review import review_spans
 from artel.objectives.tokens.usage import bilou_usage, bio_usage, pipeline_usage, word_usage
@@ -74,7 +75,8 @@ class Tokens(Objective):
 
     @classmethod
     def decide(cls, run: RunConfig, records: Iterable[Record]) -> dict[str, Any]:
-        return {"labels": labels_of(records, of_words=is_of_words(run))}
+        labels = labels_of(records, of_words=is_of_words(run))
+        return {"labels": labels_or_tags(labels, run, base_labels(run, cls.auto_class))}
 
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
@@ -101,7 +103,8 @@ class Tokens(Objective):
 
     @classmethod
     def store_settings(cls, run: RunConfig) -> Any:
-        return [run.data.block, cls.settings(run), is_of_words(run)]
+        base = base_labels(run, cls.auto_class) if run.tokens.labels == "auto" else []
+        return [run.data.block, cls.settings(run), is_of_words(run), *([base] if base else [])]
 
     @classmethod
     def small_run(cls, block: int) -> dict[str, Any]:
