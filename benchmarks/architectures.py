@@ -166,7 +166,7 @@ def _run_file(objective: str, model_type: str, folder: Path) -> dict[str, Any]:
         "data": {"sources": [{"format": "dummy", "documents": 200}], "validation": 0, "block": BLOCK,
                  "store": str(folder / "stores")},
         "tokenizer": {"train": {"vocab": 300}},
-        "model": {"config": tiny_config(model_type)},
+        "model": {"config": _decoder(tiny_config(model_type)) if objective == "causal" else tiny_config(model_type)},
         "train": {"steps": STEPS, "batch": ROWS, "micro_batch": ROWS, "learning_rate": 1e-3, "precision": "fp32",
                   "compile": "off", "activation_checkpointing": "none", "threads": 1},
         "checkpoint": {"every": 2, "keep": 5},
@@ -179,6 +179,17 @@ def _run_file(objective: str, model_type: str, folder: Path) -> dict[str, Any]:
     if objective == "images":
         run |= {"objective": "causal", "tokenizer": {}, "model": {"from": str(_saved_whole(model_type, folder))}}
     return run
+
+
+def _decoder(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with the key that makes a decoder of an encoder's architecture, where it has one."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    try:
+        config = CONFIG_MAPPING[values["model_type"]]()
+    except Exception:  # its defaults are no model
+        return values
+    return {**{key: True for key in ("is_decoder", "causal") if getattr(config, key, None) is False}, **values}
 
 
 def _saved_whole(model_type: str, folder: Path) -> Path:

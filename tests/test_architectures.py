@@ -1,15 +1,19 @@
 """Architectures that transformers' own code makes special: trained by the loop, saved, and the same in transformers."""
 
+import json
 import math
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, DogeConfig, Llama4TextConfig, PhimoeConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from artel.config import ModelConfig, TokenizerTraining
+from artel.errors import InputError
 from artel.inference import open_model
 from artel.models.attention_switch import use_for_training
 from artel.models.loading.build import build_model
+from artel.models.loading.check import check_model
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.structure import from_scratch
 from artel.tokens import train_tokenizer
@@ -85,8 +89,48 @@ def test_ids_that_a_configuration_cannot_do_without():
     assert config("llama").pad_token_id is None
 
 
-def training_model(values):
-    return build_model(ModelRequest(ModelConfig(config=values), "AutoModelForCausalLM", block=64), tokenizer()).model
+def training_model(values, auto_class="AutoModelForCausalLM"):
+    return build_model(ModelRequest(ModelConfig(config=values), auto_class, block=64), tokenizer()).model
+
+
+ENCODERS = {
+    "bert": "is_decoder", "roberta": "is_decoder", "electra": "is_decoder", "camembert": "is_decoder",
+    "xlm-roberta": "is_decoder", "roformer": "is_decoder", "bert-generation": "is_decoder", "xlm": "causal",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_an_encoder_predicts_next_tokens_only_as_a_decoder(kind, tmp_path):
+    sizes = {"n_layers": 2, "emb_dim": 32, "n_heads": 2} if kind == "xlm" else SIZES
+    values, key = {"model_type": kind, **sizes}, ENCODERS[kind]
+    with pytest.raises(InputError, match=rf"{kind} is an encoder.*\n.*model\.config\.{key}: true") as raised:
+        check_model(ModelConfig(config=values), "AutoModelForCausalLM")
+    assert ("objective: masked" in str(raised.value)) == (kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+    with pytest.raises(InputError, match="is an encoder"):
+        training_model(values)
+    model = training_model(values | {key: True}).eval()
+    ids = torch.randint(3, 100, (1, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole, first = model(ids).logits, model(ids[:, :7]).logits
+    torch.testing.assert_close(whole[:, :7], first, atol=1e-5, rtol=1e-4)
+    model.save_pretrained(tmp_path)
+    saved = ModelConfig.model_validate({"from": str(tmp_path)})
+    check_model(saved, "AutoModelForCausalLM")
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {key: False}))
+    with pytest.raises(InputError, match=rf'is an encoder.*\n.*"{key}": true in its config.json'):
+        check_model(saved, "AutoModelForCausalLM")
+
+
+@pytest.mark.parametrize("kind", ["modernbert", "deberta-v2", "albert"])
+def test_an_encoder_without_a_causal_head_names_the_objective_that_it_has(kind):
+    with pytest.raises(InputError, match=r"no head for next tokens.*\n.*write objective: masked"):
+        check_model(ModelConfig(config={"model_type": kind}), "AutoModelForCausalLM")
+
+
+def test_decoders_are_not_taken_for_encoders():
+    for kind in ("gpt2", "gpt_neox", "llama", "trocr", "bart", "xlnet", "modernbert-decoder"):
+        check_model(ModelConfig(config={"model_type": kind}), "AutoModelForCausalLM")
 
 
 def test_a_pass_of_reformer_depends_on_the_seed_alone():
@@ -111,12 +155,13 @@ def test_a_pass_of_reformer_depends_on_the_seed_alone():
 def test_a_pass_of_big_bird_does_not_depend_on_the_rows_before_it():
     """Short rows are computed with full attention; transformers keeps that for all that follows."""
     sizes = SIZES | {"block_size": 4, "num_random_blocks": 1, "attention_type": "block_sparse", "is_decoder": False}
-    model = training_model({"model_type": "big_bird", **sizes}).train()
+    model = training_model({"model_type": "big_bird", **sizes}, "AutoModelForMaskedLM").train()
     rows = torch.randint(3, 100, (2, 64), generator=torch.Generator().manual_seed(0))
 
     def loss(length):
         torch.manual_seed(1)
-        return model(rows[:, :length], labels=rows[:, :length]).loss
+        ids = rows[:, :length].contiguous()
+        return model(ids, labels=ids).loss
 
     long, short = loss(64), loss(16)
     assert (loss(16), loss(64), loss(64)) == (short, long, long)

@@ -215,8 +215,7 @@ def test_other_architectures_train_from_scratch(tmp_path, model_type):
         "model_type": model_type, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 64,
     }  # fmt: skip
-    if model_type != "roberta":
-        config |= {"num_key_value_heads": 2, "head_dim": 8}
+    config |= {"is_decoder": True} if model_type == "roberta" else {"num_key_value_heads": 2, "head_dim": 8}
     file = write_run(tmp_path / "run.yaml", model=None, train={"learning_rate": 1e-2})
     run = load_run(str(file), Overrides.parse([f"model.config={json.dumps(config)}"]))
     result = train(run, prepare(run), World(0, 1, 0, torch.device("cpu")), lambda text: None)

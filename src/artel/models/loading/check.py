@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import transformers
-from transformers import PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from artel.config import ModelConfig
 from artel.errors import InputError
 from artel.models.loading.context import change_context, check_rotary
-from artel.models.loading.heads import check_head, check_sizes, model_class, own_classes
+from artel.models.loading.heads import check_direction, check_head, check_sizes, model_class, own_classes
 from artel.models.loading.model_config import check_type, known_keys
 from artel.models.loading.model_folder import check_folder, read_config
 from artel.models.loading.multimodal.language_part import find_language_part, takes_images
@@ -37,6 +37,9 @@ def check_model(config: ModelConfig, auto_class: str) -> None:
         if problems:
             raise InputError(problems)
         check_head(config.config["model_type"], auto_class, "model.config.model_type")
+        draft = CONFIG_MAPPING[config.config["model_type"]]()
+        vars(draft).update(config.config)  # unchecked: a wrong value is reported when the model is built
+        check_direction(draft, auto_class, "model.config.model_type")
     elif config.from_ is not None and Path(config.from_).is_dir():
         check_folder(Path(config.from_))
         saved, _ = read_config(config.from_, runs_code=config.runs_code)
@@ -45,6 +48,7 @@ def check_model(config: ModelConfig, auto_class: str) -> None:
             find_language_part(saved, config.from_)
         else:
             check_head(saved.model_type, auto_class, "model.from", own_classes(saved, runs_code=config.runs_code))
+            check_direction(saved, auto_class, "model.from")
         change_context(saved, config)
     if config.rope is not None and (model := outline(config, auto_class)) is not None:
         check_rotary(model)

@@ -13,6 +13,7 @@ from transformers.integrations.heterogeneity.configuration_utils import Ambiguou
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.errors import InputError, Problem
+from artel.models.loading.heads import check_direction
 from artel.models.loading.model_folder import in_words
 from artel.tokens import Tokenizer
 
@@ -95,13 +96,13 @@ def configuration(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str)
     arguments = {**ids, **keys, "vocab_size": vocabulary}
     for key in _SAME_AS_VOCABULARY & known:
         arguments.setdefault(key, vocabulary)
-    if "is_decoder" in known and auto_class == "AutoModelForCausalLM":
-        arguments.setdefault("is_decoder", True)  # an encoder's architecture with a causal mask
     try:
-        return CONFIG_MAPPING[model_type](**arguments)
+        config = CONFIG_MAPPING[model_type](**arguments)
     except Exception as error:  # each configuration checks in its own way
         what = f"{model_type} refuses it: {in_words(error)}"
         raise InputError.at("model.config", what, "check its values") from None
+    check_direction(config, auto_class, "model.config.model_type")
+    return config
 
 
 def decoder_start_id(model_type: str, tokenizer: Tokenizer) -> int:

@@ -13,7 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from artel.config import ModelConfig
 from artel.errors import InputError
 from artel.models.loading.context import change_context
-from artel.models.loading.heads import check_head, model_class, own_classes
+from artel.models.loading.heads import check_direction, check_head, model_class, own_classes
 from artel.models.loading.model_config import configuration
 from artel.models.loading.model_folder import cannot_load, check_folder, read_config
 from artel.models.loading.multimodal.language_part import find_language_part, set_whole, takes_images
@@ -133,6 +133,7 @@ def pretrained_config(request: ModelRequest) -> tuple[PreTrainedConfig, list[str
     config, notes = read_config(name, runs_code=runs_code)
     if not takes_images(config, request.auto_class):
         check_head(config.model_type, request.auto_class, "model.from", own_classes(config, runs_code=runs_code))
+        check_direction(config, request.auto_class, "model.from")
     if request.base_config is not None:
         config = type(config).from_json_file(request.base_config)
     change_context(config, request.config)
