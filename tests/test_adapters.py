@@ -283,9 +283,7 @@ def test_a_missing_extra_is_told_with_its_remedy(base, tmp_path, package, model,
     assert not (tmp_path / "stores").exists()
 
 
-@pytest.mark.parametrize(
-    "written", ["{tmp}/old/models/base", "models/base", "../models/base", "D:\\old\\models\\base"]
-)
+@pytest.mark.parametrize("written", ["{tmp}/old/models/base", "models/base", "../models/base", "D:\\old\\models\\base"])
 def test_an_adapter_finds_its_base_where_the_project_lies_now(base, tokenizer, tmp_path, monkeypatch, caplog, written):
     project, name = tmp_path / "new", str(tmp_path / "new" / "runs" / "a" / "model")
     shutil.copytree(base, project / "models" / "base")

@@ -99,6 +99,8 @@ class LoadingPlan:
     info: LoadStateDictInfo
     used: list[Any]
     """transformers' conversions that applied: a model is saved by undoing them."""
+    unused: list[str] = field(default_factory=list)
+    """Tensors of the files that make no parameter or buffer."""
 
     def leave_out(self, names: Collection[str]) -> None:
         """Take these from no file: they are missing then."""
@@ -121,6 +123,7 @@ def plan_loading(model: PreTrainedModel, files: TensorFiles) -> LoadingPlan:
     info.missing_keys = set(tensors)
     same: dict[str, str] = {}
     conversions: dict[str, Conversion] = {}
+    unused: list[str] = []
     for key in sorted(files.names, key=dot_natural_key):
         name, pattern = rename_source_key(key, renamings, converters, prefix, tensors)
         if name not in tensors and key in tensors:  # it has the new name already
@@ -131,8 +134,10 @@ def plan_loading(model: PreTrainedModel, files: TensorFiles) -> LoadingPlan:
             conversion = conversions.setdefault(name, Conversion(name, by_pattern[pattern]))
             conversion.sources.setdefault(pattern, []).append(key)
         elif pattern is None:
+            unused.append(key)
             info.unexpected_keys.add(name)
         else:
+            unused.append(key)
             targets = by_pattern[pattern].target_patterns
             info.unexpected_keys |= {name.replace(targets[0], target) for target in targets}
     shapes = {name: files.shape(key) for name, key in same.items()}
@@ -148,4 +153,4 @@ def plan_loading(model: PreTrainedModel, files: TensorFiles) -> LoadingPlan:
     converted = {name: conversion for conversion in conversions.values() for name in conversion.targets}
     # Earlier versions of transformers undo all of them.
     used = [entry for entry in table if not hasattr(entry, "was_used") or entry.was_used()]
-    return LoadingPlan(same, converted, info, used)
+    return LoadingPlan(same, converted, info, used, unused)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from transformers.utils.loading_report import log_state_dict_report
 
 from artel.config import ModelConfig
 from artel.errors import InputError
+from artel.models.loading.carried import carry_unused, kept_note, leave_out
 from artel.models.loading.conversion import LoadingPlan, plan_loading
 from artel.models.loading.head_rows import HeadRows, find_head_rows
 from artel.models.loading.heads import is_unused, model_class
@@ -72,11 +74,14 @@ def load_pretrained(
     built = BuiltModel(model, notes)
     missing = set(info.get("missing_keys") or ()) | new_heads | (rows.tensors if rows else set())
     check_complete(model, name, missing, for_training=for_training, elsewhere=elsewhere)
-    _note_differences(built, name, missing, info.get("unexpected_keys") or set(), rows)
+    _note_missing(built, name, missing, rows)
+    unexpected = set(info.get("unexpected_keys") or ())
     if not for_training and not has_embeddings(model, elsewhere):
         check_vocabulary(model, tokenizer, name)
+        built.notes += _unused_tensors(model, reference, name, config, unexpected, {})
         return built
     grown = grow_vocabulary(built, tokenizer)
+    built.notes += _unused_tensors(model, reference, name, config, unexpected, grown)
     grow_vocabulary(BuiltModel(reference), tokenizer)
     initialize_again(model, reference, grown | dict.fromkeys(missing, 0), request.seed)
     if rows is not None:
@@ -106,8 +111,9 @@ def plan_pretrained(request: ModelRequest, tokenizer: Tokenizer, *, elsewhere: S
         read_generation_config(model, name)
     built = BuiltModel(model.eval(), notes)
     check_complete(model, name, plan.info.missing_keys, for_training=True, elsewhere=elsewhere)
-    _note_differences(built, name, plan.info.missing_keys, plan.info.unexpected_keys, rows)
+    _note_missing(built, name, plan.info.missing_keys, rows)
     grown = grow_vocabulary(built, tokenizer)
+    built.notes += carry_unused(model, name, files, plan.unused, grown)
     built.weights = WeightSource(copy.deepcopy(model), request.seed, files, plan, grown)
     if rows is not None:
         built.weights.kept_rows = dict.fromkeys(rows.tensors, rows.kept)
@@ -176,7 +182,8 @@ def _on_meta(
     model, files, plan = plan_language_part(request.config, config)
     kind = model.config.model_type
     built = BuiltModel(model, [*notes, f"{name} takes images: its language part ({kind}) is trained, and saved in it"])
-    _note_differences(built, name, set(), plan.info.unexpected_keys)
+    if plan.unused:
+        built.notes.append(kept_note(name, plan.unused))
     grown: dict[str, int] = {}
     whole = whole_of(model)
     assert whole is not None
@@ -237,10 +244,32 @@ def _refusing(name: str) -> Iterator[None]:
         raise cannot_load(name, error) from None
 
 
-def _note_differences(
-    built: BuiltModel, name: str, missing: set[str], unexpected: set[str], rows: HeadRows | None = None
-) -> None:
-    """Note which tensors the files of a model lack, which of theirs are left out, and which rows of a head moved."""
+def _unused_tensors(
+    model: PreTrainedModel,
+    reference: PreTrainedModel,
+    name: str,
+    config: PreTrainedConfig,
+    unexpected: set[str],
+    grown: dict[str, int],
+) -> list[str]:
+    """Let `model` be saved with the tensors of its files that it does not use. Return notes for the user.
+
+    `reference` is the model on the meta device. Beside quantized weights such tensors cannot stay: they are left out.
+    """
+    files = find_files(name, config)
+    with files:
+        if not is_quantized(config):
+            unused = plan_loading(reference, files).unused
+        else:
+            patterns = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
+            unused = [key for key in files.names if any(pattern.search(key) for pattern in patterns)]
+    if is_quantized(config):
+        return leave_out(model, name, {*unused, *unexpected}) if unused or unexpected else []
+    return carry_unused(model, name, files, unused, grown)
+
+
+def _note_missing(built: BuiltModel, name: str, missing: set[str], rows: HeadRows | None) -> None:
+    """Note which tensors the files of a model lack, and which rows of its head moved."""
     lacking = sorted(key for key in missing if not is_unused(built.model, key))
     built.new_modules += dict.fromkeys(key.rpartition(".")[0] for key in lacking)
     if rows is not None:
@@ -248,8 +277,6 @@ def _note_differences(
         lacking = [key for key in lacking if key not in rows.tensors]
     if lacking:
         built.notes.append(f"not in {name}, so initialized anew: {', '.join(lacking)}")
-    if unexpected:
-        built.notes.append(f"in {name} but not in this model, so left out: {', '.join(sorted(unexpected)[:8])}")
 
 
 def grow_vocabulary(built: BuiltModel, tokenizer: Tokenizer) -> dict[str, int]:

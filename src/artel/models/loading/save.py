@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from artel.errors import WorkError
 from artel.models.architecture_error import architecture_error
+from artel.models.loading.carried import with_carried
 from artel.models.loading.multimodal.adapter import name_as_whole
 from artel.models.loading.multimodal.language_part import whole_of
 from artel.models.loading.multimodal.save import copy_old_template, save_inside
@@ -65,7 +66,8 @@ def write_model(
         save_inside(model, whole, folder, weights)
     else:
         try:
-            model.save_pretrained(str(folder), state_dict=weights)
+            with with_carried(model, weights) as state:
+                model.save_pretrained(str(folder), state_dict=state)
         except (RuntimeError, ValueError, TypeError, AttributeError, KeyError) as error:
             if architecture_error(error, model) is None:
                 raise

@@ -47,7 +47,7 @@ def plan_part(whole: Whole, plan: LoadingPlan) -> LoadingPlan:
         mismatched_keys={(names[full], *shapes) for full, *shapes in plan.info.mismatched_keys if full in names},
     )
     same = {names[full]: key for full, key in plan.same.items() if full in names}
-    return LoadingPlan(same, converted, info, plan.used)
+    return LoadingPlan(same, converted, info, plan.used, plan.unused)
 
 
 def _of_part(whole: Whole, entry: Conversion) -> PartConversion:

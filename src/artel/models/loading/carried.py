@@ -1,0 +1,112 @@
+"""Tensors of a pretrained model's files that the model in transformers has no place for.
+
+Layers that predict several tokens ahead (DeepSeek-V3, GLM-4.5, Qwen3-Next) are an example: transformers ignores them,
+vLLM uses them. They are saved again bit for bit. While a model trains, only their names are held; the values are read
+from the source when the model is saved. If that is impossible, config.json no longer announces such layers.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from artel.models.loading.safetensors_files import TensorFiles
+
+_LISTED = 8
+_LAYERS_AHEAD = re.compile(r"num_\w*(nextn|mtp)\w*_layers")
+"""Keys of a configuration: how many layers predict further tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedTensors:
+    """Tensors that are saved with a model but are not part of it."""
+
+    source: str
+    names: tuple[str, ...]
+    paths: tuple[Path, ...]
+    """The files of the source."""
+
+
+def carried_of(model: nn.Module) -> CarriedTensors | None:
+    """The tensors that are saved with `model`, if there are any."""
+    return getattr(model, "_artel_carried", None)
+
+
+def carry_unused(
+    model: PreTrainedModel, source: str, files: TensorFiles, unused: Collection[str], grown: Mapping[str, int]
+) -> list[str]:
+    """Remember the tensors in `files` that `model` does not use, to be saved with it. Return notes for the user.
+
+    They are left out if the model gets another head than `source` was saved with, since the tensors may belong to the
+    former head; and if the vocabulary grew (`grown`: former number of rows) and they have a row for each token.
+    """
+    computed = {name for name, _ in model.named_buffers()}  # positions, masks: saved by earlier versions
+    names = tuple(sorted(name for name in unused if name not in computed))
+    if not names:
+        return []
+    saved_by = (getattr(model.config, "architectures", None) or [type(model).__name__])[0]
+    rows = set(grown.values())
+    with files:
+        has_vocabulary = any(rows.intersection(files.shape(name)[:1]) for name in names)
+    if saved_by == type(model).__name__ and not has_vocabulary:
+        model._artel_carried = CarriedTensors(source, names, tuple(files.paths))
+        return [kept_note(source, names)]
+    return leave_out(model, source, names)
+
+
+def kept_note(source: str, names: Collection[str]) -> str:
+    return f"in {source} but not part of this model, so not trained; saved again unchanged: {_listed(names)}"
+
+
+def leave_out(model: PreTrainedModel, source: str, names: Iterable[str]) -> list[str]:
+    """Let the configuration say that there are no layers that predict further tokens. Return notes for the user."""
+    zeroed = [key for config in {id(each): each for each in (model.config, model.config.get_text_config())}.values()
+              for key in _announce_none(config)]  # fmt: skip
+    changed = f"; {' and '.join(dict.fromkeys(zeroed))} becomes 0" if zeroed else ""
+    return [f"in {source} but not in this model, so left out: {_listed(sorted(names))}{changed}"]
+
+
+def _announce_none(config: PreTrainedConfig) -> list[str]:
+    keys = [key for key, value in vars(config).items() if _LAYERS_AHEAD.fullmatch(key) and value]
+    for key in keys:
+        setattr(config, key, 0)
+    return keys
+
+
+@contextmanager
+def with_carried(
+    model: PreTrainedModel, weights: dict[str, torch.Tensor] | None
+) -> Iterator[dict[str, torch.Tensor] | None]:
+    """Yield `weights`, or those of `model`, together with the tensors that are saved with it; they are memory-mapped.
+
+    Where the source has gone, its tensors are left out, which is logged.
+    """
+    carried = carried_of(model)
+    if carried is None:
+        yield weights
+        return
+    files = TensorFiles(list(carried.paths))
+    try:
+        with files:
+            tensors = {name: files.read(name) for name in carried.names}
+    except (OSError, KeyError, RuntimeError, SafetensorError) as error:
+        (note,) = leave_out(model, carried.source, carried.names)
+        reason = " ".join(str(error).split())[:200]
+        logging.getLogger("artel").warning("%s can no longer be read (%s). %s", carried.source, reason, note)
+        yield weights
+        return
+    yield {**(model.state_dict() if weights is None else weights), **tensors}
+
+
+def _listed(names: Collection[str]) -> str:
+    more = f" … ({len(names)} in all)" if len(names) > _LISTED else ""
+    return ", ".join(list(names)[:_LISTED]) + more
