@@ -1,7 +1,10 @@
 """The command line: quick to start, help with an example, errors as messages, JSON on standard output alone."""
 
 import json
+import os
+import pty
 import re
+import signal
 import subprocess
 import sys
 
@@ -11,6 +14,7 @@ import typer
 
 from artel.cli.main import app
 from support.runs import ENVIRONMENT, TEXT_ALONE, artel, write_run
+from support.waiting import Screen, wait_until
 
 VERBS = [["prepare"], ["train"], ["generate"], ["report"], ["recipes", "ls"], ["recipes", "cat"], ["recipes", "cp"],
          ["config", "check"], ["config", "explain"], ["config", "schema"],
@@ -35,6 +39,54 @@ def test_starting_imports_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def imports_of(*arguments):
+    """Lines on standard error of a command: its own, and one for each module that it imports, in order."""
+    command = [sys.executable, "-X", "importtime", "-m", "artel", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+    lines = done.stderr.splitlines()
+    return [line.rsplit("|", 1)[1].strip() if line.startswith("import time:") else line for line in lines]
+
+
+HEAVY = {"torch", "transformers", "accelerate", "datasets", "scipy", "sklearn", "pandas", "plotly"}
+
+
+@pytest.mark.processes
+@pytest.mark.ci
+def test_commands_import_only_what_they_need(tmp_path):
+    helped = imports_of("--help")
+    assert not {"pydantic", "numpy", "rich", "yaml", "artel.config", "artel.storage", *HEAVY} & set(helped)
+
+    run = write_run(tmp_path / "run.yaml")
+    assert artel("train", run).returncode == 0
+    for command in (["report", run.with_suffix("")], ["watch", run.with_suffix("")]):
+        assert not HEAVY & set(imports_of(*command))
+
+    checked = imports_of("config", "check", run)
+    (verdict,) = [at for at, line in enumerate(checked) if "its keys are right; checking the model" in line]
+    assert not HEAVY & set(checked[:verdict])
+
+
+@pytest.mark.processes
+@pytest.mark.ci
+def test_a_terminal_shows_what_a_silent_command_does_and_for_how_long():
+    script = (
+        "import sys; from artel.cli.streams import show, tell; from artel.elapsed import paused, show_elapsed\n"
+        "show_elapsed(); tell('counting'); sys.stdin.readline(); tell('done'); sys.stdin.readline()"
+    )
+    master, slave = pty.openpty()
+    pipes = {"stdin": subprocess.PIPE, "stderr": slave, "text": True, "env": ENVIRONMENT | {"TERM": "xterm"}}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as process:
+        screen = Screen(master)
+        screen.read_until(lambda text: "counting (2 s)" in text)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        screen.read_until(lambda text: re.search(r"counting \(\d+ s\)\r\x1b\[Kdone\r\n", text))
+        process.stdin.close()
+    assert process.returncode == 0
+    os.close(master)
+    os.close(slave)
 
 
 def test_naming_an_objective_imports_no_torch():
@@ -144,3 +196,27 @@ def test_what_a_device_has_not_is_told_before_any_text_is_prepared(tmp_path):
     assert "fp8 needs a GPU" in done.stderr
     assert "only adamw's are rounded" in done.stderr
     assert not (tmp_path / "stores").exists()
+
+
+@pytest.mark.processes
+@pytest.mark.ci
+def test_ctrl_c_is_answered_while_the_main_thread_is_in_c_and_a_second_one_ends_it():
+    script = (
+        "import hashlib, sys, threading\n"
+        "from artel.interrupts import answer_at_once\n"
+        "answer_at_once()\n"
+        "begun = threading.Event()\n"
+        "def say(): begun.wait(); print('ready', flush=True)\n"
+        "threading.Thread(target=say, daemon=True).start()\n"
+        "sys.setswitchinterval(1000)\n"  # the thread runs only when the main one is in the call below
+        "begun.set()\n"
+        "hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)\n"  # minutes in one call, in which no handler runs
+    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline() == "artel: stopping; press Ctrl-C again to end at once\n"
+        wait_until(lambda: process.send_signal(signal.SIGINT) or process.poll() is not None)
+        assert process.stderr.read() == "artel: stopped at once\n"
+    assert process.returncode == 130

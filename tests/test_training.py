@@ -128,6 +128,7 @@ def test_ctrl_c_on_two_processes_saves_and_exits_130(tmp_path):
     process.send_signal(signal.SIGINT)
     _, output = process.communicate(timeout=LIMIT)
     assert process.returncode == 130, output
+    assert output.count("; press Ctrl-C again to stop at once and ") == 1, output  # by the first process alone
     step = max(losses(run.with_suffix("")))
     assert (run.with_suffix("") / "checkpoints" / "latest").resolve().name == f"step-{step:09d}"
 

@@ -54,7 +54,7 @@ def train(
     """Train a run, or resume it: `artel train`. A run that is complete is not trained again.
 
     Ctrl-C (a notebook's stop button) ends the run after its step, saved: it raises Interrupted, and the same call
-    resumes. A second one raises KeyboardInterrupt at once.
+    resumes. A second one, or one before the first step, raises KeyboardInterrupt at once.
 
     Args:
         run: the path of a run file, a recipe's name, the folder of an earlier run, the keys of a run file as a dict, or

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, TextIO
 from artel.cli.common import tell, tell_error
 from artel.cli.line_editor import line_editor
 from artel.cli.streams import write_out
+from artel.elapsed import paused
 from artel.errors import ArtelError, InputError
+from artel.interrupts import interrupt_is_handled
 from artel.printable import in_lines
 
 if TYPE_CHECKING:
@@ -90,6 +92,7 @@ class Session:
             except ArtelError as error:
                 tell_error(error)
             except KeyboardInterrupt:
+                interrupt_is_handled()
                 tell("", "(stopped; Ctrl-D ends)")
 
     def run_script(self, lines: Iterable[str], name: str) -> int:
@@ -224,9 +227,11 @@ def _whole(line: str, next_line: Callable[[], str]) -> _Entry:
 def _ask(prompt: str) -> str:
     """Read a line from the terminal. Raises EOFError at Ctrl-D."""
     if sys.stdout.isatty():
-        return _checked(input(prompt))
+        with paused():
+            return _checked(input(prompt))
     print(prompt, end="", file=sys.stderr, flush=True)  # standard output is a file, and gets no prompt
-    return _checked(input())
+    with paused():
+        return _checked(input())
 
 
 def _checked(line: str) -> str:

@@ -10,6 +10,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from artel.cli.common import print_json, tell
+from artel.elapsed import pause, resume
 
 if TYPE_CHECKING:
     from artel.inference.batch import Prompt
@@ -69,11 +70,13 @@ class _Progress:
         self._began = self._told = time.monotonic()
 
     def __enter__(self) -> _Progress:
+        pause()
         self._bar.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._bar.stop()
+        resume()
 
     def show(self, done: int, tokens: int) -> None:
         now = time.monotonic()

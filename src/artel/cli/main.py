@@ -35,10 +35,10 @@ from artel.cli import (
 )
 from artel.cli.parsing import Verbs
 from artel.cli.streams import be_utf8, last_message, leave_out, open_streams, show, write_lines
+from artel.elapsed import show_elapsed
 from artel.errors import ArtelError, OutOfMemory, WorkError
-from artel.launching.worker import LostOthers
+from artel.interrupts import answer_at_once, interrupt_is_handled
 from artel.printable import in_a_line
-from artel.storage.unexpected_errors import FAULT, fault_lines, machine_error
 
 app = typer.Typer(
     name="artel",
@@ -97,6 +97,8 @@ def main() -> None:
     be_utf8()
     open_streams()
     threading.excepthook = _thread_failed
+    answer_at_once()
+    show_elapsed()
     status = _run()
     try:
         sys.stdout.flush()
@@ -116,6 +118,7 @@ def _run() -> int:
         write_lines(["artel: aborted"])
         return 1
     except KeyboardInterrupt:
+        interrupt_is_handled()
         write_lines(["artel: interrupted"])
         return 130
     except BrokenPipeError:  # the reader of our output (head, less) went away
@@ -124,6 +127,8 @@ def _run() -> int:
     except BaseException as error:  # panics of libraries in Rust are no Exception
         if hasattr(error, "format_message"):
             return _refuse(error)
+        from artel.storage.unexpected_errors import FAULT, fault_lines, machine_error
+
         known = machine_error(error)
         if known is not None:
             return _end(known)
@@ -145,6 +150,8 @@ def _refuse(error: Any) -> int:
 def _thread_failed(failed: threading.ExceptHookArgs) -> None:
     """Report an unexpected exception of a thread like one of the command."""
     if failed.exc_value is not None and not isinstance(failed.exc_value, SystemExit):  # which ends the thread alone
+        from artel.storage.unexpected_errors import fault_lines
+
         name = failed.thread.name if failed.thread is not None else "a thread"
         write_lines([f"artel: {line}" for line in fault_lines(failed.exc_value, name)])
 
@@ -154,6 +161,8 @@ def _end(error: ArtelError) -> int:
     for problem in error.problems:
         first, *rest = problem.lines
         write_lines([f"artel: {first}", *rest])
+    from artel.launching.worker import LostOthers
+
     if isinstance(error, LostOthers | OutOfMemory):
         # Python would wait at its end, up to the group's 20 minutes, for collectives with the lost process.
         sys.stdout.flush()

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from artel.cli.common import AsJson, print_json, tell
+from artel.elapsed import paused
 from artel.launching.quiet_libraries import quiet_libraries
 
 
@@ -61,5 +62,6 @@ def new(
 
 
 def _ask(question: str, default: str) -> str:
-    answer: str = typer.prompt(question, default=default or None, err=True)
+    with paused():
+        answer: str = typer.prompt(question, default=default or None, err=True)
     return answer

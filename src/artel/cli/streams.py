@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
+from artel.elapsed import printing
 from artel.errors import WorkError
 from artel.printable import in_a_line, in_lines
 from artel.secrets import hide_secrets
@@ -66,8 +67,9 @@ def last_message() -> str:
 
 def write_lines(lines: tuple[str, ...] | list[str]) -> None:
     """Lines on standard error from any process. An error of writing is ignored: it could not be reported."""
-    with suppress(OSError):
-        print("\n".join(in_a_line(hide_secrets(line)) for line in lines), file=sys.stderr, flush=True)
+    shown = [in_a_line(hide_secrets(line)) for line in lines]
+    with suppress(OSError), printing(shown[0] if shown else ""):
+        print("\n".join(shown), file=sys.stderr, flush=True)
 
 
 def show(text: str, end: str = "\n") -> None:
@@ -85,8 +87,9 @@ def write_out(text: str, stream: TextIO | None = None) -> None:
     """
     stream = stream or sys.stdout
     try:
-        stream.write(text)
-        stream.flush()
+        with printing(ends_line=text.endswith("\n")):
+            stream.write(text)
+            stream.flush()
     except BrokenPipeError:
         raise
     except OSError as error:

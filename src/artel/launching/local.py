@@ -7,8 +7,10 @@ import signal
 import socket
 from typing import TYPE_CHECKING
 
+from artel.elapsed import paused
 from artel.errors import ArtelError, InputError, Interrupted, OutOfMemory, Problem, WorkError
 from artel.interpreter import python_of
+from artel.interrupts import answered_by
 from artel.launching.meeting import Meeting
 from artel.launching.run_secret import VARIABLE
 from artel.storage.unexpected_errors import FAULT, fault_of_process
@@ -58,7 +60,8 @@ def launch(
             monitor_interval=0.2,
             local_addr=meeting.local_address,
         )
-        result = Agent(spec, hosts, on_restart).run()
+        with answered_by(None), paused():  # the first process answers for all, and shows how far they are
+            result = Agent(spec, hosts, on_restart).run()
         if result is None:  # the other hosts were enough, to the end
             return
         # Hosts that may join and leave do not stop when this one fails.

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from artel.elapsed import paused
+
 Tell = Callable[[str], None]
 
 _SECONDS = 10
@@ -38,7 +40,8 @@ def reporting(tell: Tell, what: Callable[[], str], seconds: float = _SECONDS) ->
     thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
-        yield
+        with paused():
+            yield
     finally:
         done.set()
         thread.join()

@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from artel.elapsed import paused
 from artel.errors import InputError
 from artel.reports.page import Page
 from artel.reports.run_data import RunData
@@ -44,7 +45,7 @@ def serve(folders: Sequence[str], port: int, language: str, tell: Callable[[str]
         raise InputError.at("--port", what, "give another one; --port 0 takes one that is free") from None
     try:
         tell(f"the report is at http://{_HOST}:{server.server_port}/ and follows {', '.join(folders)}; Ctrl-C ends it")
-        with report:
+        with report, paused():
             server.serve_forever()
     except KeyboardInterrupt:
         tell("the report is no longer served")

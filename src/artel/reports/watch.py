@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from artel.elapsed import paused
 from artel.errors import InputError, WorkError
 from artel.printable import in_a_line
 from artel.reports.progress import elapsed_seconds, seconds_left, share_done
@@ -35,7 +36,7 @@ def watch(folder: str, console: Console) -> RunData:
     reader = RunReader(folder, points=1000)
     run = reader.read()
     if console.is_terminal:
-        with Live(screen(run, console.width), console=console, refresh_per_second=4) as live:
+        with paused(), Live(screen(run, console.width), console=console, refresh_per_second=4) as live:
             run = _follow(reader, run, lambda run: live.update(screen(run, console.width)))
     else:
         show = _Lines(console)
@@ -146,8 +147,8 @@ def figures(run: RunData) -> list[str]:
         found.append(f"loss {newest['loss']:.4f}")
     if isinstance(validation.get("loss"), int | float):
         found.append(f"validation {validation['loss']:.4f} (step {run.curves.newest_validation_step:,})")
-    if isinstance(newest.get("tokens_per_second"), int | float):
-        found.append(f"{newest['tokens_per_second']:,.0f} tokens/s")
+    if run.tokens_per_second is not None:
+        found.append(f"{run.tokens_per_second:,.0f} tokens/s")
     if isinstance(newest.get("mfu"), int | float):
         found.append(f"MFU {newest['mfu']:.1%}")
     if isinstance(newest.get("memory_gib"), int | float):

@@ -10,17 +10,20 @@ import math
 import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
+from types import FrameType
 from typing import Any, Protocol
 
 import orjson
 
 from artel.config.schema.quantities import Interval
 from artel.errors import Interrupted, Problem, WorkError
-from artel.interrupts import in_main_thread
+from artel.interrupts import SAME, answered_by, in_main_thread
 from artel.models.flops import tokens_a_second, utilization
 from artel.storage import write_file
 from artel.training.best import compare_with_best
+from artel.training.checkpoint.format import list_checkpoints
 from artel.training.evaluation import Validation
 from artel.training.faults.bad_steps import Guard
 from artel.training.memory.in_use import memory_in_use
@@ -66,6 +69,7 @@ class Log:
                 "learning_rate": run.learning_rate,
                 "tokens": run.progress.tokens,
                 "tokens_per_second": speed,
+                "run_tokens_per_second": run.progress.tokens_per_second,
                 **({"filler": round(1 - tokens / positions, 6)} if tokens < positions else {}),  # of the rows
                 "seconds": round(run.progress.seconds + run.first_rank_seconds, 3),
                 "memory_gib": round(memory_in_use(run.world.device) / 2**30, 4),
@@ -226,24 +230,33 @@ def _save_and_wait(run: Run) -> None:
 class StopOnSignal:
     """Ends the run after this step, saved, on SIGTERM, Ctrl-C or Slurm's SIGUSR1; at once on a second Ctrl-C.
 
-    "At once" is what a handler does that a caller of artel had set, else the end of the process. In a thread that is
-    not the main one nothing arrives.
+    Before the first step there is nothing to finish, so the first Ctrl-C ends the process at once. "At once" is what a
+    handler does that a caller of artel had set, else the end of the process. In a thread that is not the main one
+    nothing arrives.
     """
-
-    # One Ctrl-C can arrive twice: from the terminal, and passed on by a launcher. Two within a second are one.
-    _SAME = 1.0
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.requested = False
         """True once this process was asked to stop."""
+        self.finishes_step = False
+        """True while steps are taken: a first Ctrl-C then waits for the end of the step."""
         self._clock, self._when = clock, 0.0
+        self._answered = ExitStack()
         signals = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) if in_main_thread() else ()
         self._before = {number: signal.signal(number, self._on_signal) for number in signals}
 
-    def _on_signal(self, number: int, frame: object) -> None:
+    def follow(self, run: Run) -> StopOnSignal:
+        """Finish the step of `run` before it stops, and say so to whoever presses Ctrl-C. Return this callback."""
+        self.finishes_step = True
+        self._answered.enter_context(answered_by(partial(_stopping, run)))
+        return self
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = self._clock()
-        if self.requested and number == signal.SIGINT and now - self._when > self._SAME:
-            before = self._before[signal.SIGINT]
+        before = self._before[signal.SIGINT]
+        if number == signal.SIGINT and not self.finishes_step and callable(before):
+            before(number, frame)
+        if self.requested and number == signal.SIGINT and now - self._when > SAME:
             signal.signal(signal.SIGINT, signal.SIG_DFL if before is signal.default_int_handler else before)
             signal.raise_signal(signal.SIGINT)
         if not self.requested:
@@ -255,5 +268,17 @@ class StopOnSignal:
             raise Interrupted.at("", f"stopped and saved after {run.position}", "the same command resumes")
 
     def close(self) -> None:
+        self._answered.close()
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+
+def _stopping(run: Run) -> str:
+    """What Ctrl-C does to `run` now, and what a second one would do."""
+    checkpoints = list_checkpoints(run.folder.checkpoints)
+    step = f"step {int(checkpoints[-1].name.removeprefix('step-')):,}" if checkpoints else ""
+    resumes = f"resume from the last checkpoint ({step})" if step else "lose its steps: no checkpoint is written yet"
+    seconds = run.seconds_left_of_step
+    about = f" (about {seconds:,.0f} s)" if seconds >= 1 else ""
+    what = f"once this is done: {run.trackers.doing}" if run.trackers.doing else f"after this step{about}"
+    return f"stopping {what}; press Ctrl-C again to stop at once and {resumes}"

@@ -75,7 +75,7 @@ def train(
             # last, so that it sees each step together with what callbacks do after it.
             validate, samples, measure = Validate(guard, validation), ShowSamples(), MeasureEnd(guard, validation)
             callbacks = [*callbacks, Log(guard), validate, samples, EvaluateTasks(guard), measure, Save(guard)]
-            callbacks += [CompareWithPlan(run), signals, profile]
+            callbacks += [CompareWithPlan(run), signals.follow(run), profile]
             with (
                 watchdog(run),
                 retained_host_memory(world.device),

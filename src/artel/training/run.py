@@ -81,6 +81,10 @@ class Run:
     """The step after which the newest validation ran."""
     first_rank_seconds: float = 0.0
     """Seconds since the start on the first rank's clock, so that all ranks see the same intervals end."""
+    step_started: float = 0.0
+    """When the newest step began, by `clock`."""
+    first_step_is_done: bool = False
+    """True after the first step of this start."""
     budget_is_over: bool = False
     """True on every rank in the last step of a run on a budget."""
 
@@ -100,6 +104,11 @@ class Run:
     def seconds(self) -> float:
         """Seconds that the run has taken, all its starts together, on this rank's clock."""
         return self.progress.seconds + self.clock() - self.started
+
+    @property
+    def seconds_left_of_step(self) -> float:
+        """Until the end of the step that is taken, at the present pace; 0 where it is not known."""
+        return max(0.0, self.budget.step_seconds - (self.clock() - self.step_started))
 
     @property
     def budget_used(self) -> float | None:
@@ -130,10 +139,15 @@ class Run:
     @contextmanager
     def timed_step(self) -> Iterator[None]:
         """Count the seconds within the block as time spent in training steps."""
-        started = self.clock()
+        started, step, tokens = self.clock(), self.progress.step, self.progress.tokens
+        self.step_started, self.trackers.doing = started, ""
         yield
         seconds = self.clock() - started
         self.progress.train_seconds += seconds
+        if not self.first_step_is_done:
+            self.progress.first_steps_seconds += seconds
+            self.progress.first_steps_tokens += self.progress.tokens - tokens
+            self.first_step_is_done = self.progress.step > step
         self.window_seconds += seconds
         self.budget.note_step(seconds)
 
@@ -204,15 +218,20 @@ class Run:
 
 
 class IntervalClock:
-    """Says when an interval of steps, epochs or time ends; one for each callback that works by intervals."""
+    """Says when an interval of steps, epochs or time ends; one for each callback that works by intervals.
+
+    Time counts from the first step of a start: loading a model is no reason to validate it.
+    """
 
     def __init__(self) -> None:
-        self._last = 0.0
+        self._last: float | None = None
 
     def is_due(self, run: Run, interval: Interval) -> bool:
         """True when the interval ends with the newest step, on all ranks alike."""
         if interval.seconds is None:
             return run.length.is_due(interval, run.step)
+        if self._last is None:
+            self._last = run.first_rank_seconds
         due = run.first_rank_seconds - self._last >= interval.seconds
         if due:
             self._last = run.first_rank_seconds

@@ -14,6 +14,7 @@ import uvicorn
 from transformers import PreTrainedModel
 
 from artel.config import load_run
+from artel.elapsed import paused
 from artel.errors import InputError
 from artel.inference.open import OpenedModel, move_to_device, objective_of_folder, open_model
 from artel.inference.serve.app import Limits, make_app
@@ -71,7 +72,7 @@ def serve(name: str, options: ServerOptions, tell: Tell) -> None:
         tell(f"{names} is served at http://{f'[{host}]' if ':' in host else host}:{port}/v1; Ctrl-C ends")
         config = uvicorn.Config(app, log_level="warning", lifespan="off", server_header=False, timeout_keep_alive=30)
         server = uvicorn.Server(config)
-        with suppress(KeyboardInterrupt):  # uvicorn raises the signal again when all answers are finished
+        with suppress(KeyboardInterrupt), paused():  # uvicorn raises the signal again when all answers are finished
             server.run(sockets=[listening])
 
 

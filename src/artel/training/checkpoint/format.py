@@ -37,6 +37,7 @@ from transformers import PreTrainedModel
 
 import artel
 from artel.errors import ArtelError, InputError, Problem, WorkError
+from artel.models.flops import tokens_a_second
 from artel.parallel import OptimizerProtocol
 from artel.storage import check_regular_in, checksum, new_folder, remove_leftovers
 from artel.training.checkpoint.items import CALLBACKS, MODEL, OPTIMIZER, CheckpointItems, Tensors, is_of_callback
@@ -60,6 +61,9 @@ class Progress:
     """Wall time from the loading of the model on, all starts of the run together."""
     train_seconds: float = 0.0
     """Of these, the time in training steps alone."""
+    first_steps_tokens: int = 0
+    first_steps_seconds: float = 0.0
+    """Of `tokens` and `train_seconds`: the first step of every start, which compiles and allocates memory."""
     train_loss: float | None = None
     validation: dict[str, float] = field(default_factory=dict)
     best: float | None = None
@@ -92,6 +96,16 @@ class Progress:
     """Under `train.budget`: what the parts of the run's end take, as `Budget.end` has them."""
     spent_budget: float | None = None
     """The budget in seconds to whose end the run has come."""
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Speed of the run so far: the one definition for terminal, page, JSON, model card and plan.
+
+        Input tokens without padding per second of training steps, without the first step of every start unless there
+        are no others. None before the first step.
+        """
+        tokens, seconds = self.tokens - self.first_steps_tokens, self.train_seconds - self.first_steps_seconds
+        return tokens_a_second(tokens, seconds) or tokens_a_second(self.tokens, self.train_seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from artel.config import RunConfig
+from artel.elapsed import pause, resume
 from artel.errors import InputError, missing_extra
 from artel.notebooks import in_notebook
 from artel.printable import in_a_line
@@ -49,6 +50,9 @@ class Trackers:
     def __init__(self, run: RunConfig, folder: RunFolder, *, step: int, steps: int | None) -> None:
         self._alive: dict[str, Tracker] = {}
         self._closed = False
+        pause()  # a bar or lines of figures say how far the run is
+        self.doing = ""
+        """What the run does between two steps, as last given to `busy`."""
         for name in run.track:
             try:
                 self._alive[name] = TRACKERS[name].for_this_process()(run, folder, step, steps)
@@ -75,6 +79,7 @@ class Trackers:
         self._each("step", step)
 
     def busy(self, what: str, share: float | None = None) -> None:
+        self.doing = what
         self._each("busy", what, share)
 
     def finished(self, make_report: Callable[[], str | None]) -> None:
@@ -90,6 +95,7 @@ class Trackers:
         if not self._closed:
             self._closed = True
             self._each("close")
+            resume()
 
     def _each(self, what: str, *arguments: Any) -> None:
         for name, tracker in list(self._alive.items()):
