@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from artel.errors import WorkError
-from artel.launching import Hosts, Meeting
+from artel.launching.hosts import Hosts
 from artel.launching.local import _failed
+from artel.launching.meeting import Meeting
 from artel.parallel.process_group import threads_of
 from artel.storage import lock
 from artel.training import RunFolder

@@ -6,8 +6,8 @@ from unittest.mock import patch
 import pytest
 
 from artel.errors import InputError
-from artel.launching import Hosts, check_worker, read_launcher
-from artel.launching.started import first_host, tasks_of_node
+from artel.launching.hosts import Hosts
+from artel.launching.started import check_worker, first_host, read_launcher, tasks_of_node
 from support.runs import artel
 
 # Which hosts --------------------------------------------------------------------------------------------------------

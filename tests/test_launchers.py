@@ -15,7 +15,7 @@ import yaml
 
 from artel.config import Overrides, load_run
 from artel.errors import InputError
-from artel.launching import take_over
+from artel.launching.accelerate import take_over
 from support.runs import ENVIRONMENT, artel, end, largest_difference, losses, start, wait_for_step, write_run
 from support.sockets import free_ports
 from support.waiting import LIMIT, wait_until_gone

@@ -19,8 +19,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
 from artel.errors import InputError, WorkError
-from artel.launching import choose_interface, choose_interface_of_process
-from artel.launching.interface import _means_this_host
+from artel.launching.interface import _means_this_host, choose_interface, choose_interface_of_process
 from artel.launching.run_secret import run_secret
 from artel.launching.signed_store import ForeignValue, SignedStore
 from artel.parallel.tcp_store import process_store, serve_store

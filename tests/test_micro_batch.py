@@ -384,3 +384,17 @@ def test_memory_that_really_runs_out(cache):
     assert "can't allocate memory" in results["larger"]
     assert results["tried_again"] == []
     assert results["left"] < 100 * 2**20
+
+
+@pytest.mark.skipif(not micro_batch._RESET.exists(), reason="peaks of memory begin anew on Linux only")
+def test_where_memory_is_ample_the_largest_is_reckoned_from_one_attempt():
+    tried = []
+
+    def attempt(rows, how):
+        tried.append(rows)
+        torch.ones(rows * 2**20)  # 4 MiB a row
+
+    assert find(attempt, 64) == MicroBatchPlan(64, "none")
+    assert tried == [1]
+    assert find(attempt, 64, planned=MicroBatchPlan(32, "none"), is_ample=True, key={"planned": 1}).size == 32
+    assert tried == [1]  # what a plan of ample memory says is taken untried

@@ -145,7 +145,7 @@ def hosts_by_name(hosts):
 
 
 CHOSEN = (
-    "import os; from artel.launching import choose_interface; "
+    "import os; from artel.launching.interface import choose_interface; "
     "print(choose_interface({!r}, 9).own, os.environ['GLOO_SOCKET_IFNAME'], os.environ['NCCL_SOCKET_IFNAME'])"
 )
 

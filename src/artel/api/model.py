@@ -375,8 +375,9 @@ class Model:
         Raises InputError where there is nothing to evaluate on, or the data is for another objective.
         """
         from artel.inference import evaluate, evaluate_on_corpus
-        from artel.launching import check_worker, choose_interface_of_process
+        from artel.launching.interface import choose_interface_of_process
         from artel.launching.quiet_libraries import quiet_libraries
+        from artel.launching.started import check_worker
         from artel.parallel import join_world
 
         quiet_libraries()

@@ -15,7 +15,6 @@ from artel.cli.chat_session import Screen, Session
 from artel.cli.common import AsJson, print_json, tell
 from artel.errors import InputError
 from artel.launching.quiet_libraries import quiet_libraries
-from artel.storage import check_regular
 
 if TYPE_CHECKING:
     from artel.inference.chat_exchanges import Exchange
@@ -94,6 +93,8 @@ def _lines(script: str) -> Iterable[str]:
     """The lines of a file at once, or of standard input as they come."""
     if script == "-":
         return (line.removesuffix("\n") for line in sys.stdin)
+    from artel.storage import check_regular
+
     check_regular(Path(script))
     try:
         return Path(script).read_text(encoding="utf-8-sig").split("\n")

@@ -37,11 +37,17 @@ def check(
 
     Example: artel config check run.yaml
     """
-    from artel.config import Overrides, dump_run
-    from artel.launching.read_run import read_run
+    from artel.config import Overrides, WrongRunFile, dump_run, read_run_file
+    from artel.launching.read_run import checked_run
     from artel.secrets import hide_secrets
 
-    run = read_run(name, Overrides.parse(overrides))
+    file, values = read_run_file(name), Overrides.parse(overrides)
+    try:
+        file.run(values)
+        tell(f"{name}: its keys are right; checking the model, the tokenizer and the texts")
+    except WrongRunFile as error:
+        tell(f"{name}: {len(error.problems)} problem(s) in its keys; checking the model and the texts, too")
+    run = checked_run(file, values)
     quiet_libraries()
     from artel.planning import Check, check_records, check_run, notes_on_length
 

@@ -57,7 +57,8 @@ def evaluate(
     from artel.errors import InputError
     from artel.inference import evaluate as evaluate_model
     from artel.inference import evaluate_on_corpus, open_model
-    from artel.launching import check_worker, choose_interface_of_process
+    from artel.launching.interface import choose_interface_of_process
+    from artel.launching.started import check_worker
     from artel.parallel import join_world
     from artel.storage import check_new_file
 

@@ -8,8 +8,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
-from artel.storage import state_folder
-
 _LINES = 1000
 """Of the history."""
 
@@ -22,6 +20,8 @@ def line_editor(commands: Sequence[str], settings: Sequence[str]) -> Iterator[No
     except ImportError:
         yield
         return
+    from artel.storage import state_folder
+
     folder = state_folder()
     history = None if folder is None else folder / "chat_history"
     if history is not None:

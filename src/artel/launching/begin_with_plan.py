@@ -1,7 +1,7 @@
 """The plan with which `artel train` begins: three lines, and a refusal of what cannot fit.
 
 `artel plan` makes it in a process of its own, whose memory is gone before training begins. RUN/plan.json keeps it: the
-search for a micro-batch starts from it, and after a minute what was measured is written beside it.
+search for a micro-batch starts from it, and what was measured is written beside it.
 """
 
 from __future__ import annotations

@@ -67,11 +67,12 @@ def plan_run(
         from artel.planning.budget.choose import CHOOSING, choose_for_plan
 
         announce(CHOOSING)
-        choice = choose_for_plan(run, hardware, options.nproc)
+        choice = choose_for_plan(run, hardware, options.nproc, announce)
         for line in choice.lines:
             announce(line)
         run = choice.run
     run = with_planned_packing(settled(run, announce))
-    announce("tracing two steps")
+    announce("building the model without memory")
     text = planned_text(run) if with_text else None
-    return PlannedRun(run, make_plan(run, hardware, options.nproc, options.price, text), text, choice)
+    plan = make_plan(run, hardware, options.nproc, options.price, text, announce)
+    return PlannedRun(run, plan, text, choice)

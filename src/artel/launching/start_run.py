@@ -325,7 +325,7 @@ def _with_choice(
     chosen, choice = None if restart else with_earlier_choice(run), None
     if chosen is None:
         announce(CHOOSING)
-        choice = choose(run, find_hardware(), world, on_host)
+        choice = choose(run, find_hardware(), world, on_host, announce)
         for line in choice.lines:
             announce(line)
         chosen = choice.run

@@ -48,7 +48,7 @@ from artel.training.memory.micro_batch import (
 from artel.training.optim.bf16_adamw import hold_in_bf16
 from artel.training.optim.loss_scaler import LossScale
 from artel.training.optim.optimizer import Optimizer, plain_optimizer, state_bytes
-from artel.training.planned import planned_micro_batch
+from artel.training.planned import planned_micro_batch, plans_ample_memory
 from artel.training.run_folder import RunFolder
 
 
@@ -263,16 +263,17 @@ def _fit(
             planned = None
         return planned or MicroBatchPlan(largest, modes[0])
 
-    attempts = 0
+    earlier = ""
 
     def attempt(rows: int, how: Recompute) -> None:
-        nonlocal attempts
-        if not attempts:
-            tell("trying which micro-batch fits into memory")
-        attempts += 1
+        nonlocal earlier
+        again = "" if how == modes[0] else f" with activation_checkpointing: {how}"
+        tell(f"{earlier}trying whether a micro-batch of {rows} fits into memory{again}")
+        earlier = f"a micro-batch of {rows} does not fit; "
         recompute(strategy.model, how)
         try:
             strategy.probe_memory(repeat_sample(objective, samples, index, rows))
+            earlier = f"a micro-batch of {rows} fits; "
         except Exception as error:
             refusal = None if is_out_of_memory(error) else architecture_error(error, strategy.model)
             if refusal is not None:
@@ -293,4 +294,5 @@ def _fit(
         exactly=size != "auto",
         agree=strategy.all_reduce_min,
         planned=planned_before_run,
+        is_ample=plans_ample_memory(RunFolder(Path(config.run))),
     )

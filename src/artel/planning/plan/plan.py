@@ -177,6 +177,7 @@ def make_plan(
     nproc: int | None = None,
     price: float | None = None,
     text: PlannedText | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Plan:
     """Plan `run` on `hardware`. Raises InputError for what cannot be planned.
 
@@ -208,6 +209,8 @@ def make_plan(
     def planned(rows: int, how: Recompute, compiled: bool = compiled) -> Plan:
         count = -(-most // rows)
         rows = -(-most // count)
+        again = "" if how == "none" else f", activation_checkpointing: {how}"
+        tell(f"tracing two steps with micro-batches of {rows}{again}")
         usual = usual_of(rows, dims.dp_degree)
         plan = _planned(
             run, hardware, outline, data, length, world_size, on_host, precision, count, rows, usual, how, compiled

@@ -55,8 +55,8 @@ def retained_host_memory(device: torch.device) -> Iterator[None]:
     library.mallopt(_MMAP_MAX, 0)
     host = memory()
     room = host.limit or host.total
-    own_range = _own_range(room) if _may_promise() else None
-    if own_range is None and _may_promise():
+    own_range = _own_range(room) if has_no_memory_limit() else None
+    if own_range is None and has_no_memory_limit():
         _grow_in_large_pages(library, room // 2)
     try:
         yield
@@ -74,11 +74,11 @@ def release_free_memory() -> None:
     if platform.libc_ver()[0] != "glibc" or os.environ.keys() & _CHOSEN:
         return
     ctypes.CDLL(None).malloc_trim(0)
-    if _may_promise() and (own_range := _built()) is not None:
+    if has_no_memory_limit() and (own_range := _built()) is not None:
         own_range.trim_tensors()
 
 
-def _may_promise() -> bool:
+def has_no_memory_limit() -> bool:
     """Whether room that is only promised counts for nothing: no limit of this process, no strict kernel."""
     limits = (resource.getrlimit(each)[0] for each in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
     try:

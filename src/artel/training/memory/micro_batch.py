@@ -25,13 +25,13 @@ from transformers import PreTrainedModel
 import artel
 from artel.config import RunConfig
 from artel.errors import InputError
-from artel.host import memory, process_memory
+from artel.host import memory, process_memory, reset_peak_memory
 from artel.models.activation_checkpointing import NotSelective, Recompute
 from artel.objectives import Batch, Objective
 from artel.registry import OBJECTIVES
 from artel.storage import cache_folder, write_file
 from artel.tokens import Samples, WholeSamples, training_rows
-from artel.training.memory.cpu_allocator import KEPT_SHARE, release_free_memory
+from artel.training.memory.cpu_allocator import KEPT_SHARE, has_no_memory_limit, release_free_memory
 
 Attempt = Callable[[int, Recompute], None]
 """Runs forward and backward of so many of the longest samples, recomputing as told, and leaves no gradients behind."""
@@ -43,6 +43,10 @@ _MOST_TOKENS = {"cpu": 4096, "cuda": 65536}
 _ENOUGH_TOKENS = {"cpu": 1, "cuda": 8192}
 # The share of memory that is left free: for fragments, communication and other processes. Chosen, not measured.
 _MARGIN = 0.1
+AMPLE = 0.5
+"""Share of the free memory below which a reckoned micro-batch is taken untried: reckoning errs by far less, and where
+it does not fit, the first step is done again with a smaller one."""
+_MEASURABLE = 2**20  # bytes; less may be memory that the process had before
 # What is said where no torch.OutOfMemoryError is raised.
 _OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "std::bad_alloc")
 _LOOKED_AT = 64  # samples
@@ -107,6 +111,7 @@ def find_micro_batch(
     agree: Callable[[int], int] = lambda number: number,
     enough_tokens: int | None = None,
     planned: MicroBatchPlan | None = None,
+    is_ample: bool = False,
 ) -> MicroBatchPlan:
     """The largest micro-batch that fits, with the first of `modes` that is enough for it.
 
@@ -117,7 +122,7 @@ def find_micro_batch(
     before is used without trying, one in the folder `run` before one of the cache, so that a run goes on bit for bit as
     it began whatever became of the cache. `agree` gives the smallest of all processes' numbers: they try the same sizes
     one after another, and what does not fit one of them is too large for all. What `artel plan` found before the run,
-    `planned`, is tried first, and a little less where it does not fit.
+    `planned`, is tried first, and a little less where it does not fit; with `is_ample` it is taken untried.
 
     Raises InputError when not even a row fits. What else `attempt` raises goes through.
     """
@@ -129,8 +134,12 @@ def find_micro_batch(
         _remember(files[:1], known, key)
         return known
     sizes = [most] if exactly else sizes_to_try(most, row_tokens, device)
+    candidates = _planned_ones(same_everywhere(planned, modes, agree), sizes, modes)
+    if candidates and agree(int(is_ample)):
+        _remember(files[:1], candidates[0], key)  # for this run alone: nobody has tried it
+        return candidates[0]
     trials = _Trials(attempt, device, reserve, agree)
-    plan = trials.first_that_fits(_planned_ones(same_everywhere(planned, modes, agree), sizes, modes))
+    plan = trials.first_that_fits(candidates)
     if plan is None:
         plan = trials.search(sizes, modes, enough_rows(row_tokens, device, enough_tokens))
     if plan is None:
@@ -273,7 +282,8 @@ class _Trials:
             last = mode == modes[-1]
             candidates = [size for size in sizes if last or size >= enough or size == sizes[-1]]
             try:
-                size = self._largest(self._within_host_memory(candidates, mode), mode)
+                candidates, is_ample = self._within_host_memory(candidates, mode)
+                size = candidates[-1] if is_ample else self._largest(candidates, mode)
             except NotSelective:
                 if last:
                     raise
@@ -326,26 +336,37 @@ class _Trials:
             torch.cuda.reset_peak_memory_stats(self.device)  # what was in the way is none of the run's memory
         return fits
 
-    def _within_host_memory(self, sizes: list[int], mode: Recompute) -> list[int]:
-        """Those sizes that the host has memory for, by what attempts with one row and with two take."""
-        if self.device.type != "cpu" or sizes[-1] <= 2 or not _RESET.exists():
-            return sizes
-        most = self.agree(self._rows_in_host_memory(mode))
-        return [size for size in sizes if size <= most]
+    def _within_host_memory(self, sizes: list[int], mode: Recompute) -> tuple[list[int], bool]:
+        """The sizes that the host has memory for, by what attempts with one row and with two take.
 
-    def _rows_in_host_memory(self, mode: Recompute) -> int:
+        True beside them if the largest needs so little that it need not be tried.
+        """
+        if self.device.type != "cpu" or sizes[-1] <= 2 or not _RESET.exists():
+            return sizes, False
+        most, is_ample = self._rows_in_host_memory(mode, sizes[-1])
+        if self.agree(int(is_ample)):
+            return sizes, True
+        most = self.agree(most)
+        return [size for size in sizes if size <= most], False
+
+    def _rows_in_host_memory(self, mode: Recompute, largest: int) -> tuple[int, bool]:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's: processes that share the host
         release_free_memory()  # else an attempt would take what is free already, and seem to take nothing
-        limit = process_memory("VmRSS") + int((1 - _MARGIN) * memory().free) // here - self.reserve
-        peaks = []
+        before, free = process_memory("VmRSS"), memory().free // here - self.reserve
+        limit = before + int((1 - _MARGIN) * memory().free) // here - self.reserve
+        peaks: list[int] = []
         for rows in (1, 2):
-            _RESET.write_text("5")  # the peak begins anew (proc(5))
+            reset_peak_memory()
             if not self._fits_here(rows, mode):
-                return rows - 1
+                return rows - 1, False
             peaks.append(process_memory("VmHWM"))
             release_free_memory()
+            # A row takes less than the attempt with one did: that had to make room for the gradients, too.
+            taken = (1 + KEPT_SHARE) * (peaks[0] - before)
+            if taken > _MEASURABLE and largest * taken < AMPLE * free and has_no_memory_limit():
+                return largest, True
         row = max(1, int((1 + KEPT_SHARE) * (peaks[1] - peaks[0])))
-        return max(0, 1 + (limit - peaks[0]) // row)
+        return max(0, 1 + (limit - peaks[0]) // row), False
 
 
 _RESET = Path("/proc/self/clear_refs")  # Linux only
