@@ -14,6 +14,8 @@ from artel.errors import InputError, Interrupted, WorkError
 from artel.models.compile import OFF, compile_choice
 from artel.parallel import World
 from artel.preparing import prepare
+from artel.reports.run_data import read_run
+from artel.reports.several import compared
 from artel.training.budget import Budget
 from artel.training.callbacks import Callback
 from artel.training.loop import train
@@ -224,6 +226,37 @@ def test_every_schedule_follows_the_time(schedule: str) -> None:
         assert rates[-1] == pytest.approx(0.1)
 
 
+@pytest.mark.slow
+def test_a_run_slower_than_planned_says_so_after_ten_seconds_of_steps_and_has_one_speed(tmp_path: Path) -> None:
+    run, said = budget_run(tmp_path), []
+    machine, folder = Machine(steady), RunFolder(Path(run.run))
+    prepared = prepare(run, lambda _: None)
+    folder.claim()
+    check_same_run(run, prepared)
+    plan = {"memory_share": 0.1, "tokens_per_second": {"low": 9e5, "mid": 1e6, "high": 2e6}, "verdict": "fits",
+            "per_rank_gib": {"reserved": 0.5, "framework": 0.1}, "host_gib": 0.5, "micro_batch": 16,
+            "activation_checkpointing": "none"}  # fmt: skip
+    folder.plan.write_text(json.dumps(plan))
+    result = train(run, prepared, ALONE, said.append, [machine], machine.clock)
+
+    (at,) = [number for number, line in enumerate(said) if line.startswith("measured after step 21: ")]
+    assert "tokens/s, planned 1,000,000 (-100%)" in said[at]
+    assert "at this speed about 1" in said[at + 1]
+    assert "more steps fit into the 0:01:" in said[at + 1]
+    assert " were planned" in said[at + 1]
+
+    rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    tokens = [row["tokens"] for row in rows if "tokens" in row]
+    exact = (tokens[-1] - tokens[0]) / ((len(tokens) - 1) * 0.5)  # without the first step, which took no time here
+    assert result["tokens_per_second"] == pytest.approx(exact)
+    measured = json.loads(folder.plan.read_text())["measured"]["tokens_per_second"]
+    assert measured == result["tokens_per_second"] == read_run(folder.path).tokens_per_second
+    (folder.path / "result.json").unlink()  # as while it runs
+    assert read_run(folder.path).tokens_per_second == pytest.approx(exact)
+    table = compared([read_run(folder.path)])[0]
+    assert table[0]["tokens_per_second"] == pytest.approx(exact)
+
+
 def test_warmup_is_in_steps_or_a_fraction_of_the_time() -> None:
     in_steps = TrainConfig.model_validate({"budget": "1h", "warmup": 4})
     assert [rate_by_time(in_steps, step, 0.001 * step, 4) for step in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
@@ -246,7 +279,7 @@ def test_what_the_end_takes_is_kept_free_and_grows_where_the_machine_becomes_slo
     assert budget.end_seconds == 18.0
     for _ in range(5):
         budget.note_step(0.5)
-    assert budget.end_seconds == 6.0
+    assert budget.end_seconds == 4.0  # half of the validation, and the files as before
     before = budget.share(50.0, 40.0)
     budget.note_end("validation", 0.0)
     assert budget.share(50.0, 40.0) == before  # it never falls

@@ -38,7 +38,8 @@ def test_a_run_says_at_its_end_what_it_reached_and_its_report_too(tmp_path, fold
     run, lines = load_run(str(folder.config), {"train.budget": None, "train.steps": 4}), []
     result = train(run, prepare(run), ALONE, lines.append)
     (line,) = [line for line in lines if line.startswith("reached: ")]
-    assert f"reached: {result['validation']['bits_per_byte']:.3f} bits per byte of validation, planned 2.000 (" in line
+    bits = result["validation"]["bits_per_byte"]
+    assert f"reached: {bits:.3f} bits per byte of validation, expected 1.80 to 2.20; " in line
     assert "tokens/s, planned 1,000 (" in line
     assert " min, planned 0.5 (" in line
     kept = json.loads(folder.choice.read_text())
@@ -53,7 +54,7 @@ def test_a_run_says_at_its_end_what_it_reached_and_its_report_too(tmp_path, fold
 def test_figures_stand_beside_the_expected_ones(folder):
     line = note_reached(folder, load_run(str(folder.config)), RESULT)
     assert line == (
-        "reached: 2.200 bits per byte of validation, planned 2.000 (+10%); 900 tokens/s, planned 1,000 (-10%); "
+        "reached: 2.200 bits per byte of validation, expected 1.80 to 2.20; 900 tokens/s, planned 1,000 (-10%); "
         "0.5 min, planned 0.5 (+0%)"
     )
     assert reached(read_choice(folder) or {}) == line

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +72,12 @@ def swap() -> int:
 def process_memory(name: str) -> int:
     """Bytes of this process on Linux: VmRSS (resident), VmHWM (its peak), RssAnon (no files), VmSize; 0 elsewhere."""
     return _field(Path("/proc/self/status"), f"{name}:", 0) * 1024
+
+
+def reset_peak_memory() -> None:
+    """Let `process_memory("VmHWM")` count from now on. Does nothing where the kernel has no such switch."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # proc(5)
 
 
 def processor() -> str:

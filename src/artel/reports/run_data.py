@@ -113,6 +113,14 @@ class RunData:
         steps = chosen or self.config.get("train", {}).get("steps") or planned
         return int(steps) if steps is not None else None
 
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Speed of the run up to its newest logged step (`Progress.tokens_per_second`)."""
+        newest = self.curves.newest
+        speed = (self.result or {}).get("tokens_per_second") or newest.get("run_tokens_per_second")
+        speed = speed or newest.get("tokens_per_second")  # runs of older versions lack the line before
+        return float(speed) if isinstance(speed, int | float) else None
+
 
 class RunReader:
     """Reads a run's folder again and again while the run goes on: of metrics.jsonl what was added alone."""

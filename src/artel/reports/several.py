@@ -53,7 +53,7 @@ def compared(runs: Sequence[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
             "state": run.status.state,
             "steps": run.status.step,
             "loss": run.curves.newest.get("loss"),
-            "tokens_per_second": run.curves.newest.get("tokens_per_second"),
+            "tokens_per_second": run.tokens_per_second,
             "validation": run.curves.newest_validation,
         }
         for run in runs

@@ -16,6 +16,8 @@ from statistics import median
 
 FEWEST_STEPS = 4
 """Of a run on a budget: two tell the pace, and the one after them is taken only where there is time for another."""
+_COMPUTED = {"validation", "samples"}
+"""Parts of the end that the model computes; the others write files."""
 _NEWEST = 5  # steps whose median is the pace: one that was held up does not count, a slower machine soon does
 
 
@@ -43,9 +45,16 @@ class Budget:
 
     @property
     def end_seconds(self) -> float:
-        """What the end takes at the present pace: as measured, or more where steps take longer than they did then."""
-        now = self.step_seconds
-        return sum(seconds * max(1.0, now / then if then else 1.0) for seconds, then in self.end.values())
+        """What the end takes at the present pace.
+
+        What the model computes takes longer where steps take longer than they did when it was measured, and less where
+        they take less. Files that are written do not get faster with the steps.
+        """
+        now, total = self.step_seconds, 0.0
+        for part, (seconds, then) in self.end.items():
+            pace = now / then if now and then else 1.0
+            total += seconds * (pace if part in _COMPUTED else max(1.0, pace))
+        return total
 
     def note_step(self, seconds: float) -> None:
         """A step took so long. The first one of a start, which compiles and allocates, says nothing of the pace."""

@@ -25,6 +25,16 @@ EXPECTED = ("bits_per_byte", "tokens_per_second", "minutes")
 """The figures of RUN/choice.json."""
 
 
+BITS_ERROR = 0.1
+"""How far the expected bits per byte of a chosen model may be off, as a fraction. Two novels on which the fits were not
+made ended between 0.4 % below and 9 % above (benchmarks/NOTES.md)."""
+
+
+def expected_range(bits_per_byte: float) -> tuple[float, float]:
+    """Lowest and highest bits per byte to expect of a chosen model."""
+    return bits_per_byte * (1 - BITS_ERROR), bits_per_byte * (1 + BITS_ERROR)
+
+
 def compared(planned: Mapping[str, float | None], measured: Mapping[str, float | None]) -> str:
     """Each measured figure beside the planned one of its name, with the difference."""
     parts = []
@@ -33,7 +43,11 @@ def compared(planned: Mapping[str, float | None], measured: Mapping[str, float |
             continue
         unit, digits = _UNITS[name]
         part = f"{value:,.{digits}f} {unit}"
-        if expected := planned.get(name):
+        expected = planned.get(name)
+        if expected and name == "bits_per_byte":
+            low, high = expected_range(expected)
+            part += f", expected {low:.2f} to {high:.2f}"
+        elif expected:
             part += f", planned {expected:,.{digits}f} ({value / expected - 1:+.0%})"
         parts.append(part)
     return "; ".join(parts)

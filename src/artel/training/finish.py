@@ -11,7 +11,6 @@ from typing import Any
 import orjson
 import torch
 
-from artel.models.flops import tokens_a_second
 from artel.models.loading.build import build_model
 from artel.models.loading.save import save_model
 from artel.storage import write_file
@@ -42,7 +41,7 @@ def finish(run: Run) -> dict[str, Any]:
         "tokens": progress.tokens,
         "train_loss": progress.train_loss,
         "validation": progress.validation,
-        "tokens_per_second": tokens_a_second(progress.tokens, progress.train_seconds),
+        "tokens_per_second": progress.tokens_per_second,
         "wall_seconds": progress.seconds,
         "peak_memory_gib": _peak_memory(run.world.device) / 2**30,
     }

@@ -4,20 +4,27 @@ measured is written beside it.
 
 from __future__ import annotations
 
+import os
+from datetime import timedelta
 from typing import Any
 
 import orjson
 import torch
 
-from artel.host import process_memory
+from artel.host import process_memory, usable_cores
 from artel.models.flops import tokens_a_second
 from artel.storage import write_file
-from artel.training.comparison import compared
-from artel.training.memory.micro_batch import MicroBatchPlan
+from artel.training.comparison import compared, figures, read_choice
+from artel.training.memory.micro_batch import AMPLE, MicroBatchPlan
 from artel.training.run import Run
 from artel.training.run_folder import RunFolder
 
-_FIRST_MINUTE = 60.0
+_FEWEST_SECONDS = 10.0
+"""Time in steps before their speed is compared with the plan."""
+_SLOW = 0.6
+"""Share of the planned speed below which a warning is due. No plan in benchmarks/plan.md was that far off."""
+_BUSY = 1.5
+"""Load for each core, above which other programs must be running: a run keeps each core busy once."""
 _TRUSTED_ON_CPU = 0.7
 """Of the memory. A plan was up to 26 % too low (benchmarks/plan.md), and a CPU's process that takes more is killed."""
 
@@ -32,33 +39,84 @@ def planned_micro_batch(folder: RunFolder, device: torch.device) -> MicroBatchPl
     return MicroBatchPlan(plan["micro_batch"], plan["activation_checkpointing"])
 
 
-class CompareWithPlan:
-    """Says after the first minute, or at the end, how near the plan came, and writes it into RUN/plan.json.
+def plans_ample_memory(folder: RunFolder) -> bool:
+    """True if the run's plan needs so little of the memory that its micro-batch need not be tried."""
+    plan = _read(folder)
+    return plan is not None and plan["verdict"] == "fits" and plan["memory_share"] < AMPLE
 
-    The speed is that of all steps but the first, which may compile; the memory is the most that was held so far.
+
+class CompareWithPlan:
+    """Compares the plan with the first measured steps, prints what is left at their speed, and notes it in plan.json.
+
+    plan.json gets the measurement again at the end of the run. The speed is that of this start without its first step,
+    as in `Progress.tokens_per_second`; the memory is the most that was held so far.
     """
 
     def __init__(self, run: Run) -> None:
-        self._begun: tuple[int, float] | None = None
-        self._done = run.finished
+        self._seconds_before = run.progress.train_seconds
+        self._first: tuple[int, float] | None = None
+        self._is_said = self._done = run.finished
 
     def __call__(self, run: Run) -> None:
-        """`run.first_rank_seconds` ends the minute for all ranks after the same step."""
-        if self._done:
+        if self._done or (self._is_said and not run.finished):
             return
-        tokens, seconds = run.progress.tokens, run.progress.train_seconds
-        if self._begun is None:
-            self._begun = tokens, seconds
-        if run.first_rank_seconds < _FIRST_MINUTE and not run.finished:
+        progress = run.progress
+        if self._first is None:
+            self._first = progress.tokens, progress.train_seconds
+        if not (run.finished or self._is_due(run)):
             return
-        self._done = True
-        speed = tokens_a_second(tokens - self._begun[0], seconds - self._begun[1])
-        memory = _memory(run)
-        plan = _read(run.folder) if run.world.first else None
+        self._done = run.finished
+        tokens, seconds = self._first
+        speed = tokens_a_second(progress.tokens - tokens, progress.train_seconds - seconds)
+        measured: dict[str, float | None] = {"tokens_per_second": speed or progress.tokens_per_second, **_memory(run)}
+        if run.world.first:
+            self._note(run, measured)
+        self._is_said = True
+
+    def _is_due(self, run: Run) -> bool:
+        """True once the steps of this start took long enough, on the first rank's clock."""
+        seconds = run.progress.train_seconds - self._seconds_before
+        return run.strategy.all_reduce_sum([seconds if run.world.first else 0.0])[0] >= _FEWEST_SECONDS
+
+    def _note(self, run: Run, measured: dict[str, float | None]) -> None:
+        plan, choice = _read(run.folder), read_choice(run.folder)
+        planned = {} if plan is None else _planned(plan)
         if plan is not None:
-            measured = {"tokens_per_second": speed or None, **memory}
             write_file(run.folder.plan, orjson.dumps(plan | {"measured": measured}, option=orjson.OPT_INDENT_2))
-            run.tell(f"measured after step {run.step:,}: {compared(_planned(plan), measured)}")
+        expected = {} if choice is None else figures(choice, "expected")
+        planned["tokens_per_second"] = planned.get("tokens_per_second") or expected.get("tokens_per_second")
+        if self._is_said or not any(planned.values()):
+            return
+        run.tell(f"measured after step {run.step:,}: {compared(planned, measured)}")
+        speed, hoped = measured["tokens_per_second"], planned["tokens_per_second"]
+        if not run.finished and speed:
+            run.tell(_what_is_left(run, speed, hoped, "bits_per_byte" in expected))
+
+
+def _what_is_left(run: Run, speed: float, planned: float | None, has_expectation: bool) -> str:
+    """What the rest of the run is at this speed, in a line, and why it may be slow."""
+    is_slow = planned is not None and speed < _SLOW * planned
+    tokens_a_step = max(1.0, run.progress.tokens / run.step)
+    if run.length.steps is None:
+        seconds = max(0.0, run.budget.seconds - run.seconds - run.budget.end_seconds)
+        steps = seconds * speed / tokens_a_step
+        line = f"at this speed about {steps:,.0f} more steps fit into the {_short(seconds)} left for them"
+        if is_slow and planned is not None:
+            line += f", where {seconds * planned / tokens_a_step:,.0f} were planned"
+            line += "; the expected bits per byte were for those" if has_expectation else ""
+    else:
+        steps = run.length.steps - run.step
+        line = f"at this speed the other {steps:,.0f} steps take about {_short(steps * tokens_a_step / speed)}"
+        if is_slow and planned is not None:
+            line += f", where {_short(steps * tokens_a_step / planned)} were planned"
+    load, cores = os.getloadavg()[0], usable_cores()
+    if is_slow and run.world.device.type == "cpu" and load > _BUSY * cores:
+        line += f"; other programs are using the processor (load {load:.0f} on {cores} cores)"
+    return line
+
+
+def _short(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
 
 
 def _memory(run: Run) -> dict[str, float]:

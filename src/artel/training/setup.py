@@ -11,6 +11,7 @@ import torch
 from artel.config import RunConfig, dump_run
 from artel.config.schema.quantities import duration
 from artel.errors import InputError
+from artel.host import reset_peak_memory
 from artel.models.compile import try_compiled
 from artel.models.flops import device_name, flops_a_token, peak_flops
 from artel.objectives import objective_of
@@ -58,6 +59,7 @@ def open_run(
     """
     if not world.first:
         tell = _silent
+    reset_peak_memory()  # reading the text and choosing a model took memory that is free again
     if config.data.packing == AUTO:
         config = with_packing(config, choose_packing(config, prepared.open().train).value)
     try:

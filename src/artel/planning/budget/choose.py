@@ -22,6 +22,7 @@ from artel.planning.budget.text import BLOCKS, Text, text_of, with_block
 from artel.planning.hardware import Hardware
 from artel.planning.plan.batches import planned_data
 from artel.planning.plan.plan import processes_on_host
+from artel.training.comparison import expected_range
 
 CHOOSING = "choosing the model: two small ones are tried, which takes about 15 s, longer beside other programs"
 """To be said before `choose`."""
@@ -96,7 +97,9 @@ class _Option:
     """Bits per byte, by the fits."""
 
 
-def choose(run: RunConfig, hardware: Hardware, processes: int, on_host: int) -> Choice:
+def choose(
+    run: RunConfig, hardware: Hardware, processes: int, on_host: int, tell: Callable[[str], None] = lambda _: None
+) -> Choice:
     """The choice for a run with `model.auto` on `processes` processes, `on_host` of them on each host.
 
     On CPUs, which are this machine's, a few steps are measured. GPUs, one for each process, are known by public
@@ -105,7 +108,7 @@ def choose(run: RunConfig, hardware: Hardware, processes: int, on_host: int) -> 
     text = text_of(run)
     run = fitting_block(run, text)
     if hardware.shares_memory:
-        speed = measure_speed(run, planned_data(run), processes, on_host)
+        speed = measure_speed(run, planned_data(run), processes, on_host, tell)
         memory = hardware.memory_bytes / on_host
     else:
         used = replace(hardware, count=on_host, nodes=processes // on_host)
@@ -139,10 +142,10 @@ def decide(run: RunConfig, text: Text, speed: Speed, processes: int, memory: flo
     return Choice(_chosen(run, text, best, fits), tuple(_reasons(run, text, expected, options, best, fits)), expected)
 
 
-def choose_for_plan(run: RunConfig, hardware: Hardware, nproc: int | None) -> Choice:
+def choose_for_plan(run: RunConfig, hardware: Hardware, nproc: int | None, tell: Callable[[str], None]) -> Choice:
     """The choice for `artel plan`, with as many processes as `make_plan` takes. Raises InputError."""
     on_host = processes_on_host(run, hardware, nproc)
-    return choose(run, hardware, on_host * hardware.nodes, on_host)
+    return choose(run, hardware, on_host * hardware.nodes, on_host, tell)
 
 
 def fitting_block(run: RunConfig, text: Text) -> RunConfig:
@@ -262,7 +265,8 @@ def _reasons(
         f"of the text, by {text.note}"
     )
     if expected.bits_per_byte is not None:
-        yield f"expected: {expected.bits_per_byte:.3f} bits per byte of validation, by fits of small runs on a novel"
+        low, high = expected_range(expected.bits_per_byte)
+        yield f"expected: {low:.2f} to {high:.2f} bits per byte of validation, by fits of small runs on a novel"
     others: dict[int, list[float]] = {}
     for option in options:
         others.setdefault(option.size.depth, []).append(option.loss)

@@ -34,7 +34,8 @@ _MEASURED = (Size(2), Size(5))
 _PLANNED = (Size(8), Size(20))
 _ROWS = 8  # of a micro-batch that is measured, beside one of a single row
 _FEWEST, _MOST, _SECONDS = 3, 30, 2.0
-"""Steps that are measured of each size, as many as the seconds allow; the first allocates."""
+"""Steps that are measured of each size, as many as the seconds allow; the first allocates. Two are enough where they
+take twice the seconds."""
 _WAITING = 2.0
 """How many times its processor time a step may take by the clock. Threads wait for one another, which is part of a
 step: by processor time alone 5 × 320 on two cores had 9,746 tokens/s, and a run of it 5,030. Other programs are not:
@@ -88,11 +89,17 @@ def _between(place: float, first: float, last: float) -> float:
     return first * (last / first) ** place
 
 
-def measure_speed(run: RunConfig, data: PlannedData, processes: int, on_host: int) -> Speed:
+def measure_speed(
+    run: RunConfig, data: PlannedData, processes: int, on_host: int, tell: Callable[[str], None] = lambda _: None
+) -> Speed:
     """Measure a few steps of two small models on a CPU, each process with its share of the cores; takes seconds."""
     threads = run.train.threads or max(1, usable_cores() // on_host)
     with _measuring(threads):
-        first, last = (_measure(run, data, size, processes) for size in _MEASURED)
+        points = []
+        for number, size in enumerate(_MEASURED, 1):
+            tell(f"measuring small model {number} of {len(_MEASURED)}: {size.layers} layers of {size.width}")
+            points.append(_measure(run, data, size, processes))
+    first, last = points
     small, large = within_reach(first, last), within_reach(last, first)
     each = f"{processes} processes with " if processes > 1 else ""
     plural = "" if threads == 1 else "s"
@@ -161,7 +168,8 @@ def _steps(strategy: DataParallel, optimizer: Optimizer, batch: Batch) -> Iterat
     """What each of a few steps spends in forward and backward, and in the optimizer."""
     end = time.perf_counter() + _SECONDS
     for count in range(_MOST):
-        if count >= _FEWEST and time.perf_counter() >= end:
+        now = time.perf_counter()
+        if (count >= _FEWEST and now >= end) or (count > 1 and now >= end + _SECONDS):
             return
         started = time.perf_counter(), time.thread_time()
         strategy.run([batch], float(batch.targets), optimizer.loss_factor)

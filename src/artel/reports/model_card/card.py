@@ -135,7 +135,7 @@ def _training(run: RunData, published: Published, words: Language) -> Iterator[l
     """What a reader wants to know of how it was trained, as rows."""
     train, start = run.config.get("train", {}), run.starts[-1] if run.starts else None
     chosen, environment = (start.chosen, start.environment) if start else ({}, {})
-    newest, result = run.curves.newest, run.result or {}
+    newest = run.curves.newest
     yield ["objective", ": ".join(filter(None, (published.objective, published.does)))]
     size = f"{words.integer(published.parameters)} parameters"
     joint = " with an adapter of" if published.is_adapter else ","
@@ -162,9 +162,8 @@ def _training(run: RunData, published: Published, words: Language) -> Iterator[l
     seconds = elapsed_seconds(run)
     if seconds is not None:
         yield ["wall time", words.duration(seconds)]
-    speed = result.get("tokens_per_second") or newest.get("tokens_per_second")
-    if isinstance(speed, int | float):
-        yield ["speed", f"{words.integer(speed)} tokens/s"]
+    if run.tokens_per_second is not None:
+        yield ["speed", f"{words.integer(run.tokens_per_second)} tokens/s"]
     yield ["seed", str(run.config.get("seed", ""))]
 
 

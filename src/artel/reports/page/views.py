@@ -14,7 +14,7 @@ from artel.reports.page.language import Language
 from artel.reports.page.run_file import in_yaml, set_keys
 from artel.reports.progress import elapsed_seconds, seconds_left
 from artel.reports.run_data import RunData, Sample
-from artel.training.comparison import EXPECTED, figures
+from artel.training.comparison import EXPECTED, expected_range, figures
 
 Table = dict[str, Any]
 """columns, rows, the numbers of columns that hold numbers, whether it is of code, a caption."""
@@ -116,15 +116,14 @@ def _tiles(run: RunData, words: Language) -> Any:
         yield _tile(words["tile_loss"], words.number(newest.get("loss")))
     if curves.lines:
         more = words["tile_of_steps"].format(steps=words.integer(run.steps)) if run.steps else ""
-        yield _tile(words["tile_step"], words.integer(run.status.step), more=more)
+        yield _tile(words["tile_step"], words.integer(newest.get("step", run.status.step)), more=more)
     if isinstance(newest.get("tokens"), int):
         yield _tile(words["tile_tokens"], words.integer(newest["tokens"]))
     elapsed = elapsed_seconds(run)
     if elapsed is not None:
         yield _tile(words["tile_time"], words.duration(elapsed))
-    speed = (run.result or newest).get("tokens_per_second")
-    if isinstance(speed, int | float):
-        yield _tile(words["tile_speed"], words.integer(speed), words["tile_tokens_per_second"])
+    if run.tokens_per_second is not None:
+        yield _tile(words["tile_speed"], words.integer(run.tokens_per_second), words["tile_tokens_per_second"])
     if isinstance(newest.get("mfu"), int | float):
         yield _tile(words["tile_mfu"], words.percent(newest["mfu"]))
     peak = (run.result or {}).get("peak_memory_gib")
@@ -276,7 +275,11 @@ def choice_table(run: RunData, words: Language) -> Table | None:
     expected, reached = (figures(run.choice or {}, group) for group in ("expected", "reached"))
     if not expected:
         return None
-    rows = [_planned(name, expected.get(name), reached.get(name), words) for name in EXPECTED]
+    planned: dict[str, Any] = dict(expected)
+    if "bits_per_byte" in expected:
+        low, high = expected_range(expected["bits_per_byte"])
+        planned["bits_per_byte"] = {"low": low, "mid": expected["bits_per_byte"], "high": high}
+    rows = [_planned(name, planned.get(name), reached.get(name), words) for name in EXPECTED]
     columns = ["", words["expected"], words["reached"], words["difference"]]
     return table(columns, [row for row in rows if row[1] or row[2]], {1, 2, 3})
 
