@@ -39,3 +39,11 @@ def _escape(match: re.Match[str]) -> str:
 def shortened(text: str, characters: int = 40) -> str:
     """The first characters of a long text, with an ellipsis; a short text unchanged."""
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
+
+
+def in_bytes(count: int) -> str:
+    """A number of bytes for people: `3.1 MB`."""
+    for scale, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count} bytes"

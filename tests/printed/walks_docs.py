@@ -38,6 +38,10 @@ DOCS = (
         needs=(inputs.novel("books/novel.txt"), inputs.novel("more/novel.txt"), inputs.gpt2()),
     ),
     Walk(
+        "docs/run-folder.md",
+        (Step("artel clean", says="in all"), Step("artel clean downloads faults", says="removed")),
+    ),
+    Walk(
         "docs/sweep.md",
         (
             Step(

@@ -16,6 +16,7 @@ import typer
 from artel.cli import (
     bench,
     chat,
+    clean,
     config,
     data,
     doctor,
@@ -84,6 +85,7 @@ app.command("export", short_help="Write a model as a Hugging Face folder, GGUF o
 app.command("push", short_help="Upload a run's model to the Hugging Face hub.")(push.push)
 app.command("report", short_help="Draw a run's loss, or write a report for the browser.")(report.report)
 app.command("watch", short_help="Follow a run until it ends.")(watch.watch)
+app.command("clean", short_help="List what artel keeps on this machine, and remove it.")(clean.clean)
 app.command("doctor", short_help="Look at this machine, and at what stands in artel's way.")(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data", short_help="Look into a token store, or make one of other tokens.")

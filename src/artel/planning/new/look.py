@@ -9,6 +9,7 @@ from pathlib import Path
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
+from artel.printable import in_bytes
 from artel.registry import FORMATS
 from artel.text import Ledger, all_inputs, check_sources, read_documents
 from artel.text.formats.auto import format_of
@@ -41,13 +42,6 @@ class Look:
         plural = "" if self.files == 1 else "s"
         kinds = " or ".join(dict.fromkeys(self.formats.values()))
         return f"{self.files:,} file{plural}, {in_bytes(self.bytes)}: {kinds}"
-
-
-def in_bytes(count: int) -> str:
-    for scale, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if count >= scale:
-            return f"{count / scale:.3g} {unit}"
-    return f"{count} bytes"
 
 
 def look_at(paths: list[str]) -> Look:

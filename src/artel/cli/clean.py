@@ -1,0 +1,143 @@
+"""`artel clean`: what artel keeps on this machine outside the folders of runs, and removes when it is asked to."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from artel.cli.common import AsJson, print_json, tell
+from artel.cli.streams import show
+from artel.errors import ArtelError, InputError, Problem, WorkError
+from artel.printable import in_bytes
+
+_KEY = "[0-9a-f]{32}"
+_KINDS = {
+    "stores": (
+        rf"{_KEY}(\.(parts|damaged|teachers|settled\.json|copy|lock))?",
+        "token store: prepared again if needed",
+    ),
+    "downloads": (rf"{_KEY}|unfinished", "pages and files from http(s): fetched again"),
+    "remote": (rf"{_KEY}|unfinished", "files from s3:// and hf://: fetched again"),
+    "listings": (rf"{_KEY}\.json", "listings of s3:// and hf://, for starts without a network"),
+    "micro_batches": (rf"{_KEY}\.json", "micro-batches that fit into memory: tried again"),
+    "built": (r"\w+-[0-9a-f]{16}\.so", "operators compiled for this CPU: built again"),
+    "hardware.json": ("", "speed of this machine: artel bench hardware measures it again"),
+    "bench": (".*", "work of artel bench that was killed"),
+    "faults": (r".*-process-\d+\.txt", "tracebacks of faults of artel"),
+    "chat_history": ("", "what was typed in artel chat"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    name: str
+    """KIND, or stores/KEY."""
+    paths: tuple[Path, ...]
+    size: int
+    used: float
+    """When it was last changed, in seconds since 1970."""
+
+    @property
+    def key(self) -> str:
+        return self.name.partition("/")[2]
+
+
+def clean(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="What to remove, by the names in the list; or all.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what artel keeps on this machine, with sizes; with names, remove it. Runs are never touched.
+
+    Examples: artel clean
+              artel clean downloads faults
+    """
+    from artel.storage import cache_folder
+
+    tell(f"looking into {cache_folder()}")
+    entries = list(_entries())
+    removed, problems = _remove(_chosen(entries, names)) if names else ([], [])
+    if as_json:
+        shown = removed if names else entries
+        rows = [{"name": entry.name, "bytes": entry.size, "paths": list(map(str, entry.paths))} for entry in shown]
+        print_json({"folder": str(cache_folder()), "removed" if names else "kept": rows})
+    elif names:
+        show(f"{_size(removed)} removed: {', '.join(entry.name for entry in removed) or 'nothing'}")
+    else:
+        _list(entries)
+    if problems:
+        raise WorkError(problems)
+
+
+def _list(entries: list[_Entry]) -> None:
+    for entry in entries:
+        about = _KINDS[entry.name.partition("/")[0]][1]
+        if entry.key:
+            about += f" · {time.strftime('%Y-%m-%d', time.localtime(entry.used))}"
+        show(f"{_size([entry]):>10}  {entry.name:<40} {about}")
+    show(f"{_size(entries):>10}  in all" + ("; artel clean NAME removes" if entries else ""))
+
+
+def _entries() -> Iterator[_Entry]:
+    """What is there, in the order of _KINDS; each token store by itself."""
+    from artel.storage import cache_folder, state_folder
+
+    for kind, (pattern, _) in _KINDS.items():
+        folder = (state_folder() if kind == "chat_history" else cache_folder()) or cache_folder()
+        place = folder / kind
+        if not pattern:
+            groups = {kind: [place] if place.is_file() else []}
+        else:
+            groups = {}
+            for path in sorted(place.iterdir()) if place.is_dir() else []:
+                if re.fullmatch(pattern, path.name) and not path.is_symlink():
+                    name = f"{kind}/{path.name.partition('.')[0]}" if kind == "stores" else kind
+                    groups.setdefault(name, []).append(path)
+        for name, paths in groups.items():
+            files = [file.lstat() for path in paths for file in (path, *path.rglob("*"))]
+            if size := sum(file.st_size for file in files):
+                yield _Entry(name, tuple(paths), size, max(file.st_mtime for file in files))
+
+
+def _chosen(entries: list[_Entry], names: list[str]) -> list[_Entry]:
+    """The entries of those names, of a kind or one token store. Raises InputError for names that are not listed."""
+    present = dict.fromkeys(part for entry in entries for part in (entry.name.partition("/")[0], entry.name))
+    kinds = ", ".join(name for name in present if "/" not in name)
+    fix = f"write all, or some of: {kinds}" if kinds else "nothing is kept on this machine"
+    unknown = [name for name in names if name not in (*present, *_KINDS, "all")]
+    if unknown:
+        raise InputError([Problem(name, "is nothing that artel keeps here", fix) for name in unknown])
+    return [entry for entry in entries if {"all", entry.name, entry.name.partition("/")[0]} & set(names)]
+
+
+def _remove(entries: list[_Entry]) -> tuple[list[_Entry], list[Problem]]:
+    """Remove entries. Return those that are gone, and why others stay: a store that is being prepared, say."""
+    from artel.storage import disk_errors, lock
+
+    removed: list[_Entry] = []
+    problems: list[Problem] = []
+    for entry in entries:
+        folder = entry.paths[0].parent
+        unused = lock(folder / f"{entry.key}.lock", wait=False, keep=False) if entry.key else nullcontext()
+        try:
+            with unused, disk_errors(folder):
+                for path in entry.paths:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        except ArtelError as error:
+            problems += error.problems
+        else:
+            removed.append(entry)
+    return removed, problems
+
+
+def _size(entries: list[_Entry]) -> str:
+    return in_bytes(sum(entry.size for entry in entries))
