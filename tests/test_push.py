@@ -3,14 +3,20 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import yaml
 from huggingface_hub import ModelCard
 
+import artel as api
+from artel.errors import InputError
+from artel.inference.push.hub import Hub as HubClient
 from support.hub import TOKEN, ByXet, Hub
 from support.runs import ENVIRONMENT, artel, write_run
 from support.sockets import free_ports
@@ -229,3 +235,44 @@ def test_a_stored_login_is_taken_and_a_card_that_the_hub_refuses(runs, hub):
     said = push(hub, runs / "base", "me/tiny", "--license", "no-such-licence", status=2, HF_TOKEN="").stderr
     assert '"license" must be one of [apache-2.0, …]' in said
     assert "model.safetensors" not in hub.files("me/tiny")
+
+
+@pytest.mark.parametrize("answer", [b"{}", b"[]", b'"x"', b"null", b"<html></html>", b'{"name": "me", "auth": 3}'])
+def test_a_server_that_is_no_hub_is_told_to_be_none(monkeypatch, answer):
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        with pytest.raises(InputError, match=f"{address} does not answer as a Hugging Face hub does") as raised:
+            HubClient()
+        assert "HF_ENDPOINT" in raised.value.problems[0].fix
+        server.shutdown()
+        thread.join()
+
+
+def test_links_in_the_model_of_a_run_are_not_followed(runs):
+    shutil.copytree(runs / "base", "run", symlinks=True)
+    Path("secret").write_text("my token")
+    Path("run/model/README.md").symlink_to(Path("secret").absolute())
+    said = []
+    api.push("run", "me/tiny", dry_run="out", tell=said.append)
+    assert "my token" not in Path("out/README.md").read_text()
+    assert any("left out" in line and "README.md" in line for line in said)
+    Path("run/model/tokenizer.json").unlink()
+    Path("run/model/tokenizer.json").symlink_to(Path("secret").absolute())
+    with pytest.raises(InputError, match=r"tokenizer.json: is a link, and only files are uploaded"):
+        api.push("run", "me/tiny", dry_run="other")
+    assert not Path("other").exists()

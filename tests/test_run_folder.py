@@ -340,3 +340,34 @@ def test_checkpoints_model_and_config_of_another_run_are_refused(artel):
     shutil.copytree(Path("saved/checkpoints", checkpoint.name), checkpoint, dirs_exist_ok=True)
     status, said = artel("train", "a")
     assert (status, f"{checkpoint}: is a checkpoint of another run" in said) == (2, True), said
+
+
+@pytest.mark.slow
+def test_a_run_that_never_trained_and_one_that_is_unfinished_say_so(artel, caplog):
+    file = run_file(run="run", checkpoint={"every": 2})
+    generate, push = ["generate", "run", "--prompt", "x"], ["push", "run", "me/x", "--dry-run", "pushed"]
+    assert artel("prepare", file)[0] == 0
+    for words in (generate, push, ["export", "run", "out"]):
+        status, said = artel(*words)
+        assert (status, "run: has not been trained yet: its text is prepared, no more" in said) == (2, True), said
+
+    assert artel("train", file)[0] == 0
+    Path("run/result.json").unlink()  # as if it had been stopped after step 4
+    shutil.rmtree("run/model")
+    shutil.rmtree("run/checkpoints/step-000000006")
+    for name in ("latest", "best"):
+        Path("run/checkpoints", name).unlink()
+        Path("run/checkpoints", name).symlink_to("step-000000004")
+    for words in (generate, ["export", "run", "out"]):
+        caplog.clear()
+        assert artel(*words)[0] == 0
+        assert "run is not complete: its newest checkpoint is used, step 4" in caplog.text
+    status, said = artel(*push)
+    assert (status, "the run is not complete" in said) == (2, True), said
+    status, said = artel("report", "run")
+    assert (status, "at step 6; artel train run resumes" in said) == (0, True), said
+
+    shutil.rmtree("run/checkpoints")
+    for words in (generate, ["export", "run", "other"]):
+        status, said = artel(*words)
+        assert (status, "artel: run: has not been trained yet: there is no checkpoint" in said) == (2, True), said

@@ -10,7 +10,9 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from artel.errors import InputError, WorkError
 from artel.storage import (
@@ -116,6 +118,21 @@ def test_a_folder_appears_only_at_the_end(tmp_path: Path) -> None:
         assert not (tmp_path / "store").exists()
     assert [entry.name for entry in tmp_path.iterdir()] == ["store"]
     assert (tmp_path / "store" / "deep" / "shard").read_bytes() == b"1"
+
+
+def test_files_of_a_folder_have_the_rights_that_the_umask_gives(tmp_path: Path) -> None:
+    """Also those of safetensors, which writes for its user alone; what nobody may change stays so."""
+    before = os.umask(0o027)
+    try:
+        with new_folder(tmp_path / "model") as partial:
+            save_file({"weight": np.zeros(2)}, partial / "model.safetensors")
+            (partial / "config.json").write_text("{}")
+            (partial / "fixed").write_text("")
+            (partial / "fixed").chmod(0o400)
+    finally:
+        os.umask(before)
+    rights = {file.name: oct(file.stat().st_mode & 0o777) for file in (tmp_path / "model").iterdir()}
+    assert rights == {"model.safetensors": "0o640", "config.json": "0o640", "fixed": "0o400"}
 
 
 def test_a_failed_folder_leaves_nothing(tmp_path: Path) -> None:

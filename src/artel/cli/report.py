@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -49,11 +50,17 @@ def report(
 def _in_terminal(folder: str) -> dict[str, Any]:
     from artel.reports.details import detail_lines, read_details
     from artel.reports.report import curve, read_curves
+    from artel.reports.run_data import read_status
     from artel.training.comparison import reached, read_choice
     from artel.training.run_folder import RunFolder
 
     curves = read_curves(RunFolder(Path(folder)).metrics, tell)
     tell(*curve(curves))
+    status = read_status(RunFolder(Path(folder)), curves)
+    if status.state != "complete":
+        state = {"unknown": "not complete"}.get(status.state, status.state)
+        resumes = "" if state == "running" else f"; artel train {shlex.quote(folder)} resumes"
+        tell(f"{folder}: {state} at step {status.step:,}{resumes}")
     if curves.newest_validation:
         figures = curves.newest_validation.items()
         shown = " · ".join(f"{name} {'NaN' if value is None else f'{value:.4f}'}" for name, value in figures)
@@ -65,7 +72,7 @@ def _in_terminal(folder: str) -> dict[str, Any]:
     tell(*detail_lines(read_details(details)))
     newest = {**curves.tasks_line, **curves.validation_line}
     more = {name: value for name, value in (("details", details), ("choice", choice)) if value}
-    return {"steps": curves.step, **newest, **more}
+    return {"steps": curves.step, "state": status.state, **newest, **more}
 
 
 def _details(file: Path) -> dict[str, Any]:

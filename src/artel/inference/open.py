@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,9 +96,12 @@ def _open(name: str) -> OpenedModel:
         model = folder.newest_model()
         if model is not None:
             return _open_folder(name, str(model), run)
-        if (folder.checkpoints / "latest").exists():
-            return open_checkpoint(run, prepare(run), folder.checkpoints / "latest")
-        raise InputError.at(name, "has no checkpoint yet", f"train it: artel train {folder.config}")
+        newest = folder.checkpoints / "latest"
+        if newest.exists():
+            step = int(newest.resolve().name.removeprefix("step-"))
+            logging.getLogger("artel").warning("%s is not complete: its newest checkpoint is used, step %d", name, step)
+            return open_checkpoint(run, prepare(run), newest)
+    check_was_trained(folder)
     if folder.path.is_file():
         fix = "give the run's folder, or --untrained for the model before training"
         raise InputError.at(name, "is a file, not a run, a model folder or a hub id", fix)
@@ -109,6 +113,20 @@ def _open(name: str) -> OpenedModel:
             raise
         what = "there is no such run or model folder, nor a model of that name to be had from the hub"
         raise InputError.at(name, what, f"did you mean {near}?") from None
+
+
+def check_was_trained(folder: RunFolder) -> None:
+    """Raise InputError for the folder of a run that has no weights: it never trained, or they were removed."""
+    name = str(folder.path)
+    if folder.result.is_file():
+        raise InputError.at(
+            name, "has lost its weights and its checkpoints", "put them back, or train it with --restart"
+        )
+    if folder.config.is_file():
+        raise InputError.at(name, "has not been trained yet: there is no checkpoint", f"train it: artel train {name}")
+    if folder.identity():
+        fix = f"train it by its run file: artel train RUN.yaml run={name}"
+        raise InputError.at(name, "has not been trained yet: its text is prepared, no more", fix)
 
 
 def check_run_name(name: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -139,7 +140,7 @@ class RunReader:
         if curves.torn:
             found.torn.append(str(folder.metrics))
         starts = list(found.lines(folder.starts, _start))
-        ranks = sorted(_ranks(folder.ranks), key=lambda rank: rank.rank)
+        ranks = _ranks(folder)
         begun = bool(curves.lines or starts)
         status = status_of(ranks, self._signs, complete=folder.is_complete, step=curves.step, begun=begun)
         data = RunData(
@@ -173,6 +174,12 @@ def read_run(folder: Path | str, points: int | None = 2000) -> RunData:
     Raises InputError where the folder is none of a run, and for all lines and files in it that no run writes.
     """
     return RunReader(folder, points).read()
+
+
+def read_status(folder: RunFolder, curves: Curves) -> Status:
+    """How a run stands whose curves have been read."""
+    begun = bool(curves.lines)
+    return status_of(_ranks(folder), SignsOfLife(), complete=folder.is_complete, step=curves.step, begun=begun)
 
 
 def check_is_run(folder: RunFolder) -> None:
@@ -283,13 +290,16 @@ def _config(found: _Found, file: Path) -> dict[str, Any]:
     return {}
 
 
-def _ranks(folder: Path) -> Iterator[RankStatus]:
-    """Of each process of the newest start; one that is being written or is damaged is left out."""
-    for file in folder.glob("rank-*.json"):
-        try:
-            yield RankStatus.read(orjson.loads(file.read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
+def _ranks(folder: RunFolder) -> list[RankStatus]:
+    """The processes of the newest start, by rank, without files that are damaged or being written.
+
+    A copied folder has none: those of the original may be at work.
+    """
+    ranks = []
+    for file in () if folder.original is not None else folder.ranks.glob("rank-*.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            ranks.append(RankStatus.read(orjson.loads(file.read_bytes())))
+    return sorted(ranks, key=lambda rank: rank.rank)
 
 
 def _checkpoints(folder: RunFolder) -> list[Checkpoint]:

@@ -124,6 +124,7 @@ def new_folder(path: Path | str, *, replace: bool = False) -> Iterator[Path]:
         partial.mkdir()
         try:
             yield partial
+            _give_usual_rights(partial)
             _sync_tree(partial)
             _take_name(partial, path, replace)
             _sync(path.parent)
@@ -234,6 +235,15 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         pass  # another user's process, alive
     return True
+
+
+def _give_usual_rights(folder: Path) -> None:
+    """Let files that a library wrote for its user alone (safetensors does) be read as the umask lets other files be."""
+    usual = stat.S_IMODE(folder.stat().st_mode) & 0o666
+    for root, _, names in os.walk(folder):
+        for file in (Path(root, name) for name in names):
+            if not file.is_symlink() and stat.S_IMODE(file.stat().st_mode) == 0o600:
+                file.chmod(usual)
 
 
 def _sync_tree(folder: Path) -> None:

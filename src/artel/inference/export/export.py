@@ -18,7 +18,14 @@ from artel.errors import InputError
 from artel.inference.deepspeed.from_checkpoint import AssembledModel, assemble
 from artel.inference.deepspeed.universal import newest_checkpoint, write_universal
 from artel.inference.export.exporter import ExportOptions, open_exporter
-from artel.inference.open import OpenedModel, check_run_name, objective_of_folder, open_checkpoint, open_model
+from artel.inference.open import (
+    OpenedModel,
+    check_run_name,
+    check_was_trained,
+    objective_of_folder,
+    open_checkpoint,
+    open_model,
+)
 from artel.models.loading.build import load_model
 from artel.models.loading.check import check_whole
 from artel.models.loading.model_folder import check_folder, is_sharded_checkpoint, read_config
@@ -116,6 +123,7 @@ def _source(name: str) -> tuple[Path | OpenedModel | AssembledModel, RunConfig |
         run = load_run(name)
         run_folder.check_config(run)
         return run_folder.newest_model() or open_model(name, torch.device("cpu")), run
+    check_was_trained(run_folder)
     if is_sharded_checkpoint(folder):
         return assemble(folder), None
     if read_adapter(name) is not None:

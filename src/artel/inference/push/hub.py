@@ -6,6 +6,7 @@ import glob
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,8 @@ class Hub:
             raise InputError.at("HF_HUB_OFFLINE", "is set, and says not to go to the hub", "unset it")
         with hub_errors(self._api.endpoint):
             user = self._api.whoami()
-        self._user = str(user["name"])
-        role = user.get("auth", {}).get("accessToken", {}).get("role")
+            self._user = str(user["name"])
+            role = user.get("auth", {}).get("accessToken", {}).get("role")
         if role == "read":
             raise InputError.at(self._api.endpoint, f"the token of {self._user} may only read", _LOG_IN)
 
@@ -137,6 +138,9 @@ def _as_artel_error(where: str, error: Exception) -> ArtelError | None:
     if names & {"TransportError", "ConnectionError", "TimeoutError"}:
         what = f"the hub cannot be reached: {_in_short(causes[-1])}"
         return WorkError.at(where, what, f"check the network, HF_ENDPOINT and proxies, and {_AGAIN}")
+    if isinstance(error, KeyError | IndexError | TypeError | AttributeError | JSONDecodeError):
+        what = f"{constants.ENDPOINT} does not answer as a Hugging Face hub does ({_in_short(repr(error))})"
+        return InputError.at(where, what, "set HF_ENDPOINT to the address of a hub, or unset it")
     if isinstance(error, ValueError | RuntimeError):  # of its checks of answers and of a card, and of hf_xet
         return WorkError.at(where, f"the upload failed: {_in_short(error)}", _AGAIN)
     return None

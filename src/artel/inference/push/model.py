@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from artel.config import RunConfig, load_run
 from artel.errors import InputError
-from artel.inference.open import open_checkpoint
+from artel.inference.open import check_was_trained, open_checkpoint
 from artel.inference.push.options import PushOptions, is_repo_id
 from artel.models.loading.check import check_whole
 from artel.models.loading.model_folder import read_config
@@ -91,7 +91,8 @@ def _run_folder(name: str) -> RunFolder:
         raise InputError.at(name, "is the folder of a model, and of no run", fix)
     check_is_run(folder)
     if not folder.config.is_file():
-        raise InputError.at(name, "has not begun: it has no config.yaml", f"train it: artel train {name}")
+        check_was_trained(folder)
+        raise InputError.at(name, "has no config.yaml", f"train it by its run file: artel train RUN.yaml run={name}")
     return folder
 
 
@@ -144,7 +145,7 @@ def _nobodys_base(base: str) -> InputError:
 def write_folder(model: PushedModel, repo: str, options: PushOptions, folder: Path, *, links: bool) -> list[str]:
     """Write into `folder` all that is to lie in the repository; with `links` the files of RUN/model are only linked.
 
-    Returns what of RUN/model was left out.
+    Returns what of RUN/model was left out. Raises InputError for links in it, which may lead to any file.
     """
     left_out = []
     if model.checkpoint is not None:
@@ -153,11 +154,12 @@ def write_folder(model: PushedModel, repo: str, options: PushOptions, folder: Pa
         del opened
     else:
         _place(_written(model.folder), folder, links=links)
-        left_out = [path.name for path in model.folder.foreign_in_model() if path.name != CARD]
+        left_out = [path.name for path in model.folder.foreign_in_model() if path.name != CARD or path.is_symlink()]
     if (folder / CONFIG).is_file() and not (folder / "config.json").is_file():
         name_base(folder, model.base_model)
     own_card = model.folder.model / CARD
-    if model.checkpoint is None and own_card.is_file() and own_card in model.folder.foreign_in_model():
+    is_foreign = own_card.is_file() and not own_card.is_symlink() and own_card in model.folder.foreign_in_model()
+    if model.checkpoint is None and is_foreign:
         shutil.copyfile(own_card, folder / CARD)
     else:
         data = read_run(model.folder.path, _POINTS)
@@ -171,6 +173,9 @@ def _place(paths: list[Path], folder: Path, *, links: bool) -> None:
     """Copies of files, or links to them; folders are made anew."""
     for path in paths:
         target = folder / path.name
+        if path.is_symlink():
+            fix = f"put the file itself there: {path.readlink()}"
+            raise InputError.at(str(path), "is a link, and only files are uploaded", fix)
         if path.is_dir():
             target.mkdir()
             _place(sorted(path.iterdir()), target, links=links)
