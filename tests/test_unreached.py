@@ -52,6 +52,8 @@ def test_a_run_cut_short_on_the_command_line_is_only_told(tmp_path):
         ({}, {"validate": {"every": 10, "patience": 2}}, "validate.patience: 2 cannot end the run early: only 2 valid"),
         ({}, {"validate": {"prompts": ["a"]}, "data": {"validation": 0.0}}, "only before the first step"),
         ({}, {"validate": {"every": 5}, "data": {"validation": 0.0}}, "validate.every has no effect"),
+        ({}, {"checkpoint": {"best": "loss"}, "data": {"validation": 0.0}}, "checkpoint.best has no effect"),
+        ({}, {"validate": {"patience": 2}, "data": {"validation": 0.0}}, "validate.patience has no effect"),
     ],
 )  # fmt: skip
 def test_what_cannot_act_is_noted(tmp_path, train, sections, told):
@@ -68,6 +70,7 @@ def test_what_cannot_act_is_noted(tmp_path, train, sections, told):
         ({"minimum_learning_rate": 0.1}, {}),
         ({}, {"validate": {"every": 30}, "checkpoint": {"every": 30, "keep_every": 30}, "log": {"every": 30}}),
         ({}, {"validate": {"every": 9, "patience": 2}}),
+        ({}, {"checkpoint": {"best": None}, "data": {"validation": 0.0}}),
         ({}, {"checkpoint": {"every": "never"}, "validate": {"every": "never", "prompts": ["a"]}}),
         ({"steps": None, "budget": "30min", "warmup": 1000}, {}),
     ],

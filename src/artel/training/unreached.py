@@ -99,6 +99,11 @@ def _without_validation(run: RunConfig) -> Iterator[str]:
             yield "validate.prompts are continued only before the first step: nothing is validated (data.validation: 0)"
         elif _is_set(run.validate_, "every") and run.validate_.every != Interval():
             yield "validate.every has no effect: nothing is kept for validation (data.validation: 0)"
+        judges = [("checkpoint.best", run.checkpoint), ("validate.patience", run.validate_)]
+        for name, section in judges if not run.validate_.tasks else []:
+            key = name.partition(".")[2]
+            if key in section.model_fields_set and getattr(section, key) is not None:
+                yield f"{name} has no effect: nothing is kept for validation (data.validation: 0)"
 
 
 def _has_validation(run: RunConfig) -> bool:
