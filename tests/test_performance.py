@@ -230,7 +230,15 @@ def test_a_damaged_measurement_is_told_and_not_used(
     about = about_here(CPU)
     path = save_rates(about, [Rates(1, {"fused": [(10, 1.0)]})])
     torn = path.read_bytes()[:-9]
-    wrong = ({"1": {"fused": []}}, {"1": {"fused": [[10]]}}, {"1": {"fused": [[10, -1.0]]}}, {"x": {}}, [], "1")
+    wrong = (
+        {"1": {"fused": []}},
+        {"1": {"fused": [[10]]}},
+        {"1": {"fused": [[10, -1.0]]}},
+        {"1": {"fused": [[0, 1.0]]}},
+        {"x": {}},
+        [],
+        "1",
+    )
     whole = (json.dumps(about | {"processes": processes}).encode() for processes in wrong)
     for content in (b"[]", b'"x"', b"null", b"1", b"", torn, *whole):
         caplog.clear()

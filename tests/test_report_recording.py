@@ -144,6 +144,7 @@ def test_a_start_writes_nothing_over_a_run_that_is_complete(process):
     """It may be refused."""
     process.folder.result.write_text("{}")
     process.folder.model.mkdir()
+    (process.folder.model / "model.safetensors").write_bytes(b"")
     with pytest.raises(WorkError), start_status(process.folder):
         raise WorkError.at("model", "is the user's", "move it")
     assert not process.folder.ranks.exists()

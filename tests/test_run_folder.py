@@ -274,15 +274,17 @@ def test_the_folder_that_is_named_is_the_run(artel, tmp_path):
     assert artel("train", run_file(run="runs/a"))[0] == 0
     before = state_of(Path("runs/a"))
     copies = [Path(f"runs/{name}") for name in "bcdefg"]
-    for copy in copies:
+    for copy in copies[1:]:
         shutil.copytree("runs/a", copy, symlinks=True)
+    shutil.copytree("runs/a", "runs/b", symlinks=True, ignore=lambda _, names: {*names} & {MARK})  # cp -r runs/a/*
     Path("link").symlink_to("runs/e")
     outside = Path.cwd()
     named = [("runs/b", "--restart"), (outside / "runs/c",), ("runs/d/config.yaml",), ("link", "--restart")]
     for (name, *words), copy in zip(named, copies, strict=False):
         status, said = artel("train", name, *words, "train.steps=2" if words else "log.every=2")
         assert status == 0, said
-        assert f"is a copy of {outside / 'runs/a'}; from now on it is a run of its own" in said
+        original = "runs/a" if copy.name == "b" else outside / "runs/a"
+        assert f"{name if name != 'runs/d/config.yaml' else copy} is a copy of {original}; from now on" in said
         result = json.loads((copy / "result.json").read_bytes())
         assert result["steps"] == (2 if words else 6)
         status, said = artel("train", name, "log.every=3")

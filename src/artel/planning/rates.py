@@ -26,8 +26,9 @@ from artel.planning.operations import ATTENTION, MEMORY, PRODUCT, Operation
 from artel.storage import cache_folder, write_file
 
 _FILE = "hardware.json"
-_Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-_MEASURED = TypeAdapter(dict[int, dict[str, Annotated[list[tuple[_Number, _Number]], Field(min_length=1)]]])
+_Size = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_MEASURED = TypeAdapter(dict[int, dict[str, Annotated[list[tuple[_Size, _Seconds]], Field(min_length=1)]]])
 _VERSIONS = {"cpu": 4, "cuda": 3}
 """Of what is measured, by the type of the device."""
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import orjson
 import xxhash
+import yaml
 
 import artel
 from artel.config.load import RUN_MARK
@@ -68,12 +69,16 @@ def claim(folder: Path) -> None:
     if known >= set(NAMES) and _read(folder).get("folder") == place:
         return
     check_claim(folder)
-    if original_of(folder) is not None:
-        _separate_from_original(folder)
+    is_copy = original_of(folder) is not None
     # A new folder has no model of artel's yet; of an earlier version's it is not known what artel wrote.
     mark = _read(folder) or ({} if _began_before_marks(folder) else {"model": []})
+    run_id = mark.get("id") or _id_of_checkpoints(folder) or _new_id()
+    if is_copy:  # checkpoints and model keep the id they came with; runs of trackers and hosts are the original's
+        mark["former_ids"] = [*mark.get("former_ids", []), run_id]
+        run_id = _new_id()
+        for name in ("tracker_runs.json", ".secret"):
+            (folder / name).unlink(missing_ok=True)
     names = sorted({*known, *NAMES})
-    run_id = identity(folder) or _id_of_checkpoints(folder) or _new_id()
     _write(folder, mark | {"artel": artel.__version__, "id": run_id, "folder": place, "names": names})
 
 
@@ -83,26 +88,23 @@ def original_of(folder: Path) -> Path | None:
     A folder that was moved, or copied from another machine, is the same run in a new place.
     """
     mark = _read(folder)
-    recorded = mark.get("folder")
-    if not isinstance(recorded, str) or recorded == os.path.realpath(folder):
+    run_id = mark.get("id") or _id_of_checkpoints(folder)
+    recorded = mark.get("folder") or _recorded_run(folder)
+    if not run_id or not isinstance(recorded, str) or recorded == os.path.realpath(folder):
         return None
     with suppress(OSError, InputError):
         original = Path(recorded)
-        if identity(original) == mark["id"] and not original.samefile(folder):
+        if identity(original) == run_id and not original.samefile(folder):
             return original
     return None
 
 
-def _separate_from_original(folder: Path) -> None:
-    """Make a copied folder a run of its own: a new id, and no runs of trackers or other hosts shared with the original.
-
-    Checkpoints and a model that came with the copy carry the original's id, which is kept as a former one.
-    """
-    mark = _read(folder)
-    for name in ("tracker_runs.json", ".secret"):
-        (folder / name).unlink(missing_ok=True)
-    former = [*mark.get("former_ids", []), mark["id"]]
-    _write(folder, mark | {"id": _new_id(), "former_ids": former, "folder": os.path.realpath(folder)})
+def _recorded_run(folder: Path) -> object:
+    """`run` in the config.yaml of a folder whose mark is missing, or does not say where the folder was."""
+    with suppress(OSError, ValueError, yaml.YAMLError):
+        line = re.search(r"^run:.*$", (folder / "config.yaml").read_text(encoding="utf-8"), re.MULTILINE)
+        return yaml.safe_load(line[0])["run"] if line else None
+    return None
 
 
 def begin_new_run(folder: Path) -> None:
