@@ -1,14 +1,18 @@
 """Which hosts and processes a run has, as flags and the variables of srun, an MPI, torchrun or deepspeed say it."""
 
 import os
+import signal
+import subprocess
+import sys
 from unittest.mock import patch
 
 import pytest
 
 from artel.errors import InputError
 from artel.launching.hosts import Hosts
-from artel.launching.started import check_worker, first_host, read_launcher, tasks_of_node
-from support.runs import artel
+from artel.launching.started import check_counts, check_worker, first_host, read_launcher, tasks_of_node
+from support.runs import ENVIRONMENT, artel, write_run
+from support.sockets import free_ports
 
 # Which hosts --------------------------------------------------------------------------------------------------------
 
@@ -172,3 +176,103 @@ def test_processes_of_an_mpi():
     intel = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
     assert read(**intel)["MASTER_ADDR"] == "127.0.0.1"
     assert read(PMI_RANK="0", PMI_SIZE="1") == {}
+
+
+# Pods ---------------------------------------------------------------------------------------------------------------
+
+# What Kubeflow sets in the second of two pods: the training operator for a PyTorchJob, the trainer for a TrainJob.
+PYTORCH_JOB = {"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456", "WORLD_SIZE": "4", "RANK": "1",
+               "PET_MASTER_ADDR": "job-master-0", "PET_MASTER_PORT": "23456", "PET_NNODES": "2", "PET_NODE_RANK": "1",
+               "PET_NPROC_PER_NODE": "2"}  # fmt: skip
+TRAIN_JOB = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": "1", "PET_MASTER_PORT": "29400",
+             "PET_MASTER_ADDR": "job-node-0-0.job", "JOB_COMPLETION_INDEX": "1"}  # fmt: skip
+HOSTS = {"nnodes": "2", "node_rank": 1}
+
+
+def options(nproc=None, **environment):
+    """The options that read_launcher gives, and which of RANK and WORLD_SIZE are left."""
+    with patch.dict(os.environ, environment, clear=True):
+        return read_launcher(nproc), {"RANK", "WORLD_SIZE"} & set(os.environ)
+
+
+def test_pods_of_kubeflow_are_hosts():
+    job = HOSTS | {"master_addr": "job-master-0", "master_port": 23456}
+    assert options(**PYTORCH_JOB) == (job | {"nproc": 2}, set())
+    assert options(2, **PYTORCH_JOB) == (job, set())
+    by_cores = options(**PYTORCH_JOB | {"PET_NPROC_PER_NODE": "cpu"})[0]
+    assert by_cores["nproc"] == len(os.sched_getaffinity(0))
+    train_job = HOSTS | {"master_addr": "job-node-0-0.job", "master_port": 29400, "nproc": 2}
+    assert options(**TRAIN_JOB) == (train_job, set())
+    del (numbered := dict(TRAIN_JOB))["PET_NODE_RANK"]
+    assert options(**numbered) == (train_job, set())
+
+
+def test_an_elastic_job_meets_at_its_endpoint():
+    elastic = {"PET_NNODES": "1:3", "PET_RDZV_ENDPOINT": "job-worker-0:23456", "PET_RDZV_BACKEND": "c10d",
+               "PET_MAX_RESTARTS": "3", "PET_NPROC_PER_NODE": "1", "RANK": "0", "WORLD_SIZE": "3"}  # fmt: skip
+    expected = {"nnodes": "1:3", "rdzv_endpoint": "job-worker-0:23456", "max_restarts": 3, "nproc": 1}
+    assert options(**elastic) == (expected, set())
+    with pytest.raises(InputError, match="PET_RDZV_BACKEND: is etcd"):
+        options(**elastic | {"PET_RDZV_BACKEND": "etcd"})
+
+
+@pytest.mark.parametrize("name", ["PET_NODE_RANK", "PET_MASTER_PORT", "PET_NPROC_PER_NODE"])
+def test_a_variable_of_a_pod_that_is_no_number_is_named(name):
+    with pytest.raises(InputError, match=f"{name}: is 'x', "):
+        options(**PYTORCH_JOB | {name: "x"})
+
+
+def test_a_process_of_torchrun_in_such_a_pod_stays_one():
+    worker = PYTORCH_JOB | {"RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert options(**worker) == ({}, {"RANK", "WORLD_SIZE"})
+
+
+def test_tasks_of_an_mpi_are_hosts_with_nproc():
+    """An MPIJob with one slot a pod, and --nproc."""
+    task = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "MASTER_ADDR": "job-worker-0", "MASTER_PORT": "7"}  # fmt: skip
+    assert read(2, **task) == {"NNODES": "2", "NODE_RANK": "1"}
+    assert read(1, **task)["RANK"] == "1"
+    with pytest.raises(InputError, match="MPI has started 2 tasks on this host, and each would start 2 processes"):
+        read(2, **task | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
+    hydra = {"PMI_RANK": "1", "PMI_SIZE": "2", "MASTER_ADDR": "job-worker-0"}
+    assert read(2, **hydra) == {"NNODES": "2", "NODE_RANK": "1", "MASTER_PORT": "29500"}
+
+
+def test_ranks_that_may_count_hosts_or_processes_are_refused_with_nproc():
+    pod = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
+    with patch.dict(os.environ, pod, clear=True):
+        with pytest.raises(InputError, match=r"--nnodes 2 --node-rank 0 --nproc 2; if processes, leave --nproc out"):
+            check_counts(2)
+        check_counts(None)
+        check_counts(1)
+        os.environ["LOCAL_RANK"] = "0"
+        check_counts(2)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("environment", "options", "told"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, (), "process 0 waits for the other processes of 2, which"),
+        ({"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_NPROC_PER_NODE": "2"}, (), "waits for the others of 2, "),
+        ({"PET_NNODES": "2", "PET_NODE_RANK": "1"}, (), "this host waits for the first one to answer at 127.0.0.1:"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, ("--nnodes=2", "--node-rank=1", "--nproc=2"), "waits for the first one"),
+    ],
+)  # fmt: skip
+def test_a_host_that_waits_says_for_what(tmp_path, environment, options, told):
+    (port,) = free_ports(1)
+    meets = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-m", "artel", "train", str(write_run(tmp_path / "run.yaml")), *options]
+    with subprocess.Popen(
+        command, env=ENVIRONMENT | meets | environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            said = next((line for line in process.stderr if "waits for" in line), "nothing")
+        finally:
+            process.send_signal(signal.SIGKILL)
+    assert told in said
+    assert "(10 s)" in said

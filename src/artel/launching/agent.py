@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -49,23 +50,29 @@ SILENT_SECONDS = 120
 class Agent(LocalElasticAgent):
     """Starts `spec.local_world_size` processes, watches them and the next host, and restarts them as allowed.
 
-    `on_restart` gets the failures by rank before a restart because of them.
+    `on_restart` gets the failures by rank before a restart because of them. `waiting` is entered while this host waits
+    for the others.
     """
 
     def __init__(
-        self, spec: WorkerSpec, hosts: Hosts, on_restart: Callable[[Mapping[int, ProcessFailure]], None]
+        self,
+        spec: WorkerSpec,
+        hosts: Hosts,
+        on_restart: Callable[[Mapping[int, ProcessFailure]], None],
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         for name in _LOGGERS:
             logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
         # Workers write to this terminal; torch's own folder for their logs would stay empty.
         super().__init__(spec, DefaultLogsSpecs(os.devnull), shutdown_timeout=_STOP_SECONDS)
-        self._hosts, self._on_restart = hosts, on_restart
+        self._hosts, self._on_restart, self._waiting = hosts, on_restart, waiting
         self._heartbeats = _Heartbeats()
         self._signals = _Signals()
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         self._signals.raise_at_once()
-        super()._rendezvous(worker_group)
+        with self._waiting():
+            super()._rendezvous(worker_group)
 
     def _exit_barrier(self) -> None:
         self._signals.raise_at_once()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 from artel.elapsed import paused
 from artel.errors import ArtelError, InputError, Interrupted, OutOfMemory, Problem, WorkError
 from artel.interpreter import python_of
 from artel.interrupts import answered_by
-from artel.launching.meeting import Meeting
+from artel.launching.meeting import Meeting, saying_while_waiting
 from artel.launching.run_secret import VARIABLE
 from artel.storage.unexpected_errors import FAULT, fault_of_process
 
@@ -60,8 +62,11 @@ def launch(
             monitor_interval=0.2,
             local_addr=meeting.local_address,
         )
+        count = f"{hosts.least} to {hosts.count}" if hosts.elastic else f"{hosts.count}"
+        others = f"this host waits for the others of {count}, which meet at {hosts.where}"
+        waiting = partial(saying_while_waiting, announce, others) if hosts.count > 1 else nullcontext
         with answered_by(None), paused():  # the first process answers for all, and shows how far they are
-            result = Agent(spec, hosts, on_restart).run()
+            result = Agent(spec, hosts, on_restart, waiting).run()
         if result is None:  # the other hosts were enough, to the end
             return
         # Hosts that may join and leave do not stop when this one fails.

@@ -12,8 +12,8 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,10 +28,10 @@ from artel.launching.begin_with_plan import begin_with_plan
 from artel.launching.hosts import Hosts
 from artel.launching.interface import choose_interface_of_process
 from artel.launching.local import launch
-from artel.launching.meeting import Meeting
+from artel.launching.meeting import Meeting, saying_while_waiting
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.launching.read_run import SECRETS_NOTE, checked_run, has_secrets
-from artel.launching.started import check_worker, read_launcher
+from artel.launching.started import check_counts, check_worker, is_pod, read_launcher
 from artel.launching.worker import end_with_launcher, is_worker, raising_lost_others
 from artel.preparing import as_begun, prepare
 from artel.storage import check_cache, lock, write_file
@@ -90,7 +90,7 @@ def start_run(
     """
     if in_main_thread():
         signal.signal(signal.SIGUSR1, signal.default_int_handler)  # Slurm's warning: Ctrl-C until the loop runs
-    _read_environment(options)
+    options = _read_environment(options)
     run, overrides = _read_run(file, overrides, options, announce)
     hosts = Hosts.read(
         options.nnodes,
@@ -148,15 +148,20 @@ def _check_copy(run: RunConfig, original: Path) -> None:
         raise InputError.at("checkpoint.copy_to", what, "write another address for this run")
 
 
-def _read_environment(options: StartOptions) -> None:
-    """Read what a launcher says of this process. Raises InputError where that cannot be true."""
+def _read_environment(options: StartOptions) -> StartOptions:
+    """Options with what a launcher says of this process. Raises InputError where that cannot be true."""
     if options.local_rank is not None:
         os.environ.setdefault("LOCAL_RANK", str(options.local_rank))
     if options.nnodes is None and options.rdzv_endpoint is None:
-        read_launcher(options.nproc)
+        options = replace(options, **read_launcher(options.nproc))
+        check_counts(options.nproc)
+    elif is_pod():  # the options say which host this is, and RANK may count hosts or processes
+        for name in ("RANK", "WORLD_SIZE"):
+            os.environ.pop(name, None)
     check_worker()
     if LED in os.environ:
         end_with_launcher(int(os.environ[LED]))
+    return options
 
 
 def _read_run(
@@ -364,7 +369,15 @@ def _train_in_this_process(run: RunConfig, callbacks: Sequence[Callback], announ
 
     choose_interface_of_process()
     processes_lock = lock(RunFolder(Path(run.run)).processes_lock, wait=False, shared=True)
-    with join_world(run.train.threads) as world, raising_lost_others(), processes_lock:
+    rank, size = (os.environ.get(name, "1") for name in ("RANK", "WORLD_SIZE"))
+    where = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+    others = f"process {rank} waits for the other processes of {size}, which meet at {where}"
+    says = size != "1" and os.environ.get("LOCAL_RANK", "0") == "0"
+    with ExitStack() as stack:
+        with saying_while_waiting(announce, others) if says else nullcontext():
+            world = stack.enter_context(join_world(run.train.threads))
+        stack.enter_context(raising_lost_others())
+        stack.enter_context(processes_lock)
         if LED in os.environ:  # now the next start of this run waits for this process
             end_with_launcher(int(os.environ[LED]))
         if run.model.auto:  # another process led the run, and has written what was chosen

@@ -1,15 +1,17 @@
-"""Read the environment of Slurm's srun, an MPI or deepspeed into the variables that torchrun sets.
+"""Read the environment of Slurm's srun, an MPI, deepspeed or Kubeflow into the variables that torchrun sets.
 
-Each task of srun is a process of the run; with --nproc each task is the launcher of one host. Only variables that the
-launcher of this process has set are read: a batch script and an interactive shell have some of them too.
+Each task of srun or an MPI is a process of the run; with --nproc each task is the launcher of one host. Only variables
+that the launcher of this process has set are read: a batch script and an interactive shell have some of them too.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from typing import Any
 
 from artel.errors import InputError, Problem
+from artel.host import usable_cores
 from artel.launching.worker import is_worker
 
 # Step numbers from here on are not srun's: the batch script, the interactive shell (slurm.h).
@@ -41,14 +43,90 @@ _NUMBERS = (
 )
 
 
-def read_launcher(nproc: int | None) -> None:
+def read_launcher(nproc: int | None) -> dict[str, Any]:
     """Set RANK, WORLD_SIZE and so on, or with `nproc` NNODES and so on, from the variables of srun or an MPI.
 
-    Nothing changes where a launcher has set them already, or for a single task. Raises InputError where --nproc does
-    not fit the tasks, where the first host is unknown, and for numbers that no launcher sets.
+    Nothing changes where a launcher has set them already, or for a single task. Return options of `artel train` that
+    the variables of torchrun's own options (PET_NNODES …) give. Raises InputError where --nproc does not fit the tasks,
+    where the first host is unknown, and for numbers that no launcher sets.
     """
     environment = os.environ
     _check_numbers(environment)
+    if is_pod() and "PET_NNODES" in environment:
+        return _read_pod(environment, nproc)
+    _read_tasks(environment, nproc)
+    return {}
+
+
+def is_pod() -> bool:
+    """True unless a launcher has started this as one of several processes on its host."""
+    return "LOCAL_RANK" not in os.environ
+
+
+def _read_pod(environment: os._Environ[str], nproc: int | None) -> dict[str, Any]:
+    """Options from PET_NNODES and so on: torchrun's options as Kubeflow's PyTorchJob and TrainJob set them in each pod.
+
+    RANK and WORLD_SIZE count pods there, or processes, as the release has it: they are removed.
+    """
+    options: dict[str, Any] = {"nnodes": environment["PET_NNODES"]}
+    if nproc is None:
+        options["nproc"] = _processes(environment.get("PET_NPROC_PER_NODE", "1"))
+    if "PET_MAX_RESTARTS" in environment:
+        options["max_restarts"] = _pet_number(environment, "PET_MAX_RESTARTS")
+    backend = environment.get("PET_RDZV_BACKEND", "static")
+    if endpoint := environment.get("PET_RDZV_ENDPOINT", ""):
+        if backend not in ("c10d", "static"):
+            what = f"is {backend}, and hosts of artel meet without such a server"
+            raise InputError.at("PET_RDZV_BACKEND", what, "write c10d (spec.elasticPolicy.rdzvBackend)")
+        options["rdzv_endpoint"] = endpoint
+    else:
+        rank = next((name for name in ("PET_NODE_RANK", "JOB_COMPLETION_INDEX", "RANK") if name in environment), None)
+        options["node_rank"] = 0 if rank is None else _pet_number(environment, rank)
+        options["master_addr"] = environment.get("PET_MASTER_ADDR") or environment.get("MASTER_ADDR")
+        port = next((name for name in ("PET_MASTER_PORT", "MASTER_PORT") if name in environment), None)
+        options["master_port"] = None if port is None else _pet_number(environment, port)
+    for name in ("RANK", "WORLD_SIZE"):
+        environment.pop(name, None)
+    return options
+
+
+def _pet_number(environment: os._Environ[str], name: str) -> int:
+    if not re.fullmatch(r"\d{1,18}", environment[name], re.ASCII):
+        raise InputError([_wrong(name, f"is {environment[name][:100]!r}, no number")])
+    return int(environment[name])
+
+
+def _processes(text: str) -> int:
+    """Number of processes by torchrun's --nproc-per-node: a number, gpu, cpu, or auto (GPUs, else cores)."""
+    if text.isdecimal():
+        return int(text)
+    if text not in ("auto", "gpu", "cpu"):
+        raise InputError([_wrong("PET_NPROC_PER_NODE", f"is {text[:100]!r}, neither a number nor auto, gpu or cpu")])
+    import torch
+
+    gpus = torch.cuda.device_count() if text != "cpu" else 0
+    if text == "gpu" and not gpus:
+        raise InputError([_wrong("PET_NPROC_PER_NODE", "is gpu, and PyTorch sees no GPU on this host")])
+    return gpus or usable_cores()
+
+
+def check_counts(nproc: int | None) -> None:
+    """Raise InputError where RANK and WORLD_SIZE may count hosts or processes, and it matters."""
+    environment = os.environ
+    if not (is_worker() and is_pod()) or (nproc or 1) == 1 or int(environment["WORLD_SIZE"]) == 1:
+        return
+    rank, world = environment["RANK"], environment["WORLD_SIZE"]
+    what = (
+        f"would start {nproc} processes here, and a launcher has set RANK {rank} of WORLD_SIZE {world}, which may "
+        "count hosts or processes"
+    )
+    by_hosts = f"--nnodes {world} --node-rank {rank} --nproc {nproc}"
+    fix = f"if they count hosts, write {by_hosts}; if processes, leave --nproc out"
+    raise InputError.at("--nproc", what, fix)
+
+
+def _read_tasks(environment: os._Environ[str], nproc: int | None) -> None:
+    """Read the variables of deepspeed, srun or an MPI."""
     if is_worker() and "LOCAL_SIZE" in environment:  # deepspeed's name
         environment.setdefault("LOCAL_WORLD_SIZE", environment["LOCAL_SIZE"])
     if is_worker() or "NNODES" in environment:
@@ -60,6 +138,9 @@ def read_launcher(nproc: int | None) -> None:
     for rank, size, local_rank, local_size in _MPI:
         if int(environment.get(size, "1")) > 1 and rank in environment:
             on_host = environment.get(local_size, "1")
+            if (nproc or 1) > 1:
+                _read_mpi_hosts(environment, environment[rank], environment[size], on_host, nproc)
+                return
             environment |= {
                 "RANK": environment[rank],
                 "WORLD_SIZE": environment[size],
@@ -68,6 +149,16 @@ def read_launcher(nproc: int | None) -> None:
             }
             _set_meeting(environment, on_host == environment[size])
             return
+
+
+def _read_mpi_hosts(environment: os._Environ[str], rank: str, size: str, on_host: str, nproc: int | None) -> None:
+    """Each task of an MPI launches the processes of one host."""
+    if on_host != "1":
+        what = f"MPI has started {on_host} tasks on this host, and each would start {nproc} processes"
+        fix = "start one task a host (mpirun --map-by ppr:1:node), or leave out --nproc: each task is then a process"
+        raise InputError.at("--nproc", what, fix)
+    environment |= {"NNODES": size, "NODE_RANK": rank}
+    _set_meeting(environment, alone=False)
 
 
 def check_worker() -> None:
