@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken
 
 from artel.config import RunConfig
 from artel.errors import InputError
@@ -11,6 +12,7 @@ from artel.objectives import Chat, DocumentSamples
 from artel.text import Conversation, Document, Message, Record, Rejected, ToolCall
 from artel.text.calls.reader import read_calls
 from artel.tokens.tokenizer.chat_template import prompt_ids, render, template_of, turn_end
+from support.chat_models import trained_tokenizer
 from support.chat_templates import FAMILIES
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
@@ -222,3 +224,27 @@ def test_what_stands_before_a_call_ends_no_turn():
         "gpt_oss": {"<|return|>", "<|call|>"},
         "glm4_5": {"<|user|>", "<|observation|>", "<|endoftext|>"},
     }
+
+
+EATING = (
+    "{% for m in messages %} <|{{ m['role'] }}|>\n{{ m['content'] }} <|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %} <|assistant|>\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("flags", [{"rstrip": True}, {"lstrip": True}, {"rstrip": True, "lstrip": True}], ids=str)
+@pytest.mark.parametrize("said", ["One.", "\n  One."])
+def test_tokens_that_take_white_space_in_do_so_in_training_too(flags, said):
+    """Phi-3's <|end|> covers the line feed behind it, which lies on the other side of the border of the turn."""
+    marks = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
+    tokenizer = trained_tokenizer([])
+    tokenizer.hf.add_tokens([AddedToken(mark, special=True, normalized=False, **flags) for mark in marks])
+    tokenizer.hf.chat_template = EATING
+    run = RunConfig.model_validate({"objective": "chat", "data": {"block": 1000}})
+    talk = [Message(USER, "a"), Message(ASSISTANT, said), Message(USER, " b"), Message(ASSISTANT, "Two!")]
+    (sample,) = one(Chat(run, tokenizer), talk).samples
+    as_dicts = [{"role": message.role, "content": message.content} for message in talk]
+    assert sample.ids.tolist() == tokenizer.hf.apply_chat_template(as_dicts, return_dict=False)
+    learned = tokenizer.decode(sample.ids[sample.flags > 0])
+    assert learned.replace(" ", "").replace("\n", "") == "One.<|end|>Two!<|end|>"
+    assert "<|assistant|>" not in learned

@@ -133,9 +133,18 @@ class Tokenizer:
         with self._special_tokens_parsed(control):
             backend = self._whole if control else self._for_texts
             encodings = backend.encode_batch(texts, add_special_tokens=False)
-        for encoding in encodings:
+        added = self._backend.get_added_tokens_decoder()
+        stripping = [number for number, token in added.items() if token.lstrip or token.rstrip]
+        for text, encoding in zip(texts, encodings, strict=True):
             offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-            yield Encoded(np.array(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1])
+            encoded = Encoded(np.array(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1])
+            # Tokens with lstrip or rstrip also cover the white space beside them, which may lie on the other side of
+            # the border of a turn: their offsets are reduced to their own letters.
+            for at in np.flatnonzero(np.isin(encoded.ids, stripping)) if stripping else ():
+                covered = text[encoded.starts[at] : encoded.ends[at]]
+                encoded.starts[at] += len(covered) - len(covered.lstrip())
+                encoded.ends[at] -= len(covered) - len(covered.rstrip())
+            yield encoded
 
     @contextmanager
     def _special_tokens_parsed(self, parsed: bool) -> Iterator[None]:
