@@ -27,12 +27,18 @@ def streamed(tokenizer, prompt, tokens):
 
 
 def test_bytes_that_are_no_text_end_nothing(tokenizer):
-    """tokenizers' own stream raises where half a character and a letter follow a byte that was shown."""
+    """A run of byte tokens that is not UTF-8 becomes U+FFFD as a whole, so its first bytes are not shown early."""
     newline, half, letter = 1 + 0x0A, 1 + 0xD0, 1 + 256 + 1
-    assert streamed(tokenizer, [], [letter, newline, half, letter]).replace("\ufffd", "") == "a\na"
+    assert streamed(tokenizer, [], [letter, newline, half, letter]) == "a\ufffd\ufffda"
     for seed in range(300):
         tokens = np.random.default_rng(seed).integers(1, tokenizer.vocabulary, 40).tolist()
-        assert streamed(tokenizer, [letter], [*tokens, letter]).endswith("a")
+        assert streamed(tokenizer, [letter], [*tokens, letter]) == tokenizer.decode([letter, *tokens, letter])[1:]
+
+
+def test_a_stop_text_within_a_run_of_bytes_is_found_at_once(tokenizer):
+    stream = TextStream(tokenizer, [], ("\n",))
+    pieces = [stream.add(token) for token in (1 + 256 + 1, 1 + 0x0A)]
+    assert ["".join(piece.text for piece in pieces), *(piece.stopped for piece in pieces)] == ["a", False, True]
 
 
 def test_a_prompt_that_ends_within_a_character_is_not_shown_again(tokenizer):

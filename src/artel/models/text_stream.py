@@ -52,22 +52,34 @@ class TextStream:
         self._stop_until = stop_until
         self._held = ""
         self._pending: list[int] = []  # tokens whose characters are not whole yet
+        self._bytes = _fallback_bytes(self._tokenizer)
+        self._run: list[int] = []  # tokens of single bytes, one after another
 
     def add(self, token: int) -> Piece:
-        """The text that is certain with this token."""
+        """The text that is certain with this token.
+
+        A run of byte tokens is decoded as a whole once it is over: if it is not UTF-8, all of it becomes U+FFFD. A stop
+        text in it is found at once.
+        """
         self._pending.append(token)
-        if text := self._step(token):
-            self._held += text
-            self._pending = []
+        self._run.append(token)
+        if token not in self._bytes or self._ends_within_run():
+            if text := self._step(self._run):
+                self._held += text
+                self._pending = []
+            self._run = []
         end, stopped = up_to_stop(self._held, self._stop)
         if stopped and self._stop_until and self._held.startswith(self._stop_until, end):
             self._stop, end, stopped = (), len(self._held), False
         text, self._held = self._held[:end], self._held[end:]
         return Piece(text, stopped)
 
-    def _step(self, token: int) -> str | None:
+    def _ends_within_run(self) -> bool:
+        return bool(self._stop) and up_to_stop(self._held + self._decode(self._run), self._stop)[1]
+
+    def _step(self, tokens: list[int]) -> str | None:
         try:
-            text: str | None = self._stream.step(self._tokenizer, token)
+            text: str | None = self._stream.step(self._tokenizer, tokens)
         except Exception:  # of tokenizers ("Invalid prefix"), where bytes that are no text follow a byte that is
             text = self._decode(self._pending)
             self._stream = DecodeStream(ids=list(self._pending), skip_special_tokens=self._skips)
@@ -76,6 +88,13 @@ class TextStream:
     def rest(self) -> str:
         """What was held back, when nothing more comes; U+FFFD stands for a part of a character."""
         return self._held + self._decode(self._pending)
+
+
+def _fallback_bytes(backend: Any) -> set[int]:
+    """The tokens of single bytes, in which SentencePiece writes what its vocabulary lacks."""
+    if backend.decoder is None or b"ByteFallback" not in backend.decoder.__getstate__():
+        return set()
+    return {backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)} - {None}
 
 
 def up_to_stop(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
