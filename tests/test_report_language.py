@@ -27,11 +27,6 @@ from artel.reports.page import LANGUAGES, Language, language
          "programs that stop at tokens do not",
          "Шаблон чата заканчивает реплику на '[/S]', а такого токена у токенизатора нет: artel там остановится, а "
          "программы, которые останавливаются на токенах, — нет"),
-        ("m/generation_config.json ends a text at 1 or 2, and the chat template a turn at '<a>' or '<b>': artel stops "
-         "at both; for other programs write eos_token_id: [1, 2, 3] into RUN/model/generation_config.json",
-         "m/generation_config.json заканчивает текст на 1 или 2, а шаблон чата заканчивает реплику на '<a>' или '<b>': "
-         "artel останавливается и там и там; для других программ впишите eos_token_id: [1, 2, 3] в "
-         "RUN/model/generation_config.json"),
         ("a sentence of a tool {x}", "a sentence of a tool {x}"),
     ],
 )  # fmt: skip

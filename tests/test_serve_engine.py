@@ -31,7 +31,7 @@ from support.serving import QUESTION, answer, client_of, error_of, greedy, serve
 def test_prompts_of_all_lengths_at_once_get_the_tokens_that_generate_writes(served, client):
     assert isinstance(served.engine, SlotEngine)
     texts = [f"{'the of and ' * (number % 7)}to {number}" for number in range(12)]
-    expected = [greedy(served, served.text_ids(text), 10 + number) for number, text in enumerate(texts)]
+    expected = [greedy(served, served.opened.tokenizer.prompt(text), 10 + number) for number, text in enumerate(texts)]
 
     def ask(number):
         body = {"prompt": texts[number], "temperature": 0, "max_tokens": 10 + number, "logprobs": 0}
@@ -47,7 +47,10 @@ def test_many_at_once_and_longer_ones_among_them_get_the_tokens_of_each_alone(se
     """More than the slots that are taken first; a slot is doubled while most are still empty."""
     with served_model(served_folder, requests=None) as many, client_of(many) as client:
         assert (many.requests, many.engine.requests) == (64, 64)
-        prompts = [many.text_ids("the of and to " * (75 if number == 7 else number % 5))[:300] for number in range(24)]
+        prompts = [
+            many.opened.tokenizer.prompt("the of and to " * (75 if number == 7 else number % 5))[:300]
+            for number in range(24)
+        ]
         assert max(map(len, prompts)) == 300
         expected = [greedy(many, ids, 6) for ids in prompts]
 
@@ -148,7 +151,7 @@ def test_weights_in_bf16_give_the_same_tokens_at_once_as_alone(served_folder):
     model = ServedModel(opened, "tiny", 4, None)
     try:
         assert {parameter.dtype for parameter in opened.model.parameters()} == {torch.bfloat16}
-        ids = model.text_ids("the of and")
+        ids = model.opened.tokenizer.prompt("the of and")
         with client_of(model) as client:
             body = {"prompt": ids, "temperature": 0, "max_tokens": 20, "logprobs": 1}
             logprobs = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
@@ -191,7 +194,7 @@ def test_a_base_in_8_or_4_bits_gives_the_tokens_of_generate(served_folder, quant
     folder = artel.train(run, tell=lambda _: None).folder
     with served_model(folder) as served, client_of(served) as client:
         assert served.opened.model.quantization_method == "bitsandbytes"
-        ids = served.text_ids("the of and")
+        ids = served.opened.tokenizer.prompt("the of and")
         body = {"prompt": ids, "temperature": 0, "max_tokens": 12, "logprobs": 0}
         tokens = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]["tokens"]
         assert tokens == [served.token_text(token) for token in greedy(served, ids, 12)]

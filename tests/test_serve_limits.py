@@ -181,7 +181,9 @@ def test_who_comes_when_all_places_are_taken_is_told_to_come_again(served):
 
 async def cut_off(served, new_tokens):
     """(tokens, why it ended) of an answer that has no time."""
-    prompt = Prompt(served.text_ids("the of"), SamplingOptions(temperature=0), new_tokens, TurnEnd(frozenset()))
+    prompt = Prompt(
+        served.opened.tokenizer.prompt("the of"), SamplingOptions(temperature=0), new_tokens, TurnEnd(frozenset())
+    )
     usage = Usage()
     deltas = [delta async for delta in write(served, prompt, 0, usage, Metrics(), 0.0)]
     return usage.completion_tokens, deltas[-1].finish_reason

@@ -128,18 +128,6 @@ def test_templates_that_keep_what_they_wrote_have_nothing_to_tell(tmp_path, fami
     assert prepare(run_with(tmp_path, family, [SYSTEM])).notes() == []
 
 
-def test_ends_that_other_programs_do_not_know_are_told(tmp_path):
-    run = run_with(tmp_path, "qwen2_5", [ONE])
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": 5}))
-    run = run.model_copy(update={"model": run.model.model_copy(update={"from_": str(model)})})
-    (note,) = check_records(run)
-    assert "generation_config.json ends a text at 5" in note
-    assert "<|im_end|>" in note
-    assert "generation_config.json заканчивает текст на 5, а" in Language("ru").phrase(note)
-
-
 def test_an_end_that_also_stands_before_calls_is_told(tmp_path):
     run = run_with(tmp_path, "gigachat3", [ONE])
     model = tmp_path / "model"

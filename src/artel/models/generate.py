@@ -53,22 +53,16 @@ def write(
 ) -> Iterator[str]:
     """Continue `prompt`. Yields text as soon as its characters are whole, until the end token or the limit.
 
-    `window` is the model's longest input in tokens; older tokens are dropped. An empty prompt starts from the end
-    token, as a new document does. The state of PyTorch's random generators does not change.
+    `window` is the model's longest input in tokens; older tokens are dropped. An empty prompt begins a new document.
+    The state of PyTorch's random generators does not change.
     """
-    ids = text_ids(tokenizer, prompt)
-    return write_ids(model, tokenizer, ids, sampling, window, text_end(tokenizer), special_tokens=True)
+    ids = tokenizer.prompt(prompt)
+    return write_ids(model, tokenizer, ids, sampling, window, text_end(model, tokenizer), special_tokens=True)
 
 
-def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a text to continue; those of an empty one are the end token, which a new document follows."""
-    ids: list[int] = next(tokenizer.encode([text])).tolist() if text else []
-    return ids or [tokenizer.end_id]
-
-
-def text_end(tokenizer: Tokenizer) -> TurnEnd:
-    """What ends a text: the end token."""
-    return TurnEnd(frozenset({tokenizer.end_id}))
+def text_end(model: PreTrainedModel, tokenizer: Tokenizer) -> TurnEnd:
+    """The end of a text: the tokenizer's end token, and those in the model's generation_config.json."""
+    return TurnEnd(frozenset({tokenizer.end_id, *end_ids(model)}))
 
 
 def write_ids(

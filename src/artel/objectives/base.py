@@ -232,7 +232,11 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
         """What a builder of models is to build for this objective; `config` is the section `model` of a run file."""
         from artel.models.loading.request import ModelRequest
 
-        return ModelRequest(config, self.auto_class, self.heads, block, seed, self.head_config)
+        request = ModelRequest(config, self.auto_class, self.heads, block, seed, self.head_config)
+        if not (self.generates or "generate" in self.tasks):
+            return request
+        turn = self.turn_end()
+        return replace(request, end_ids=turn.ids if turn is not None else frozenset({self.tokenizer.end_id}))
 
     def model_files(self, model: PreTrainedModel) -> dict[str, bytes]:
         """Files that belong beside the model in its folder, by their paths there: other libraries read them."""
@@ -272,7 +276,8 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
             return next(filter(None, self.run.validate_.prompts), "Once upon a time")
         if self.run.validate_.prompts:
             return self.run.validate_.prompts[0]
-        words = self.tokenizer.decode(samples.read(0).ids[:_PROMPT_TOKENS]).split()
+        ids = samples.read(0).ids[:_PROMPT_TOKENS]
+        words = self.tokenizer.decode(ids[~np.isin(ids, self.tokenizer.special_ids)]).split()
         return " ".join(words[: min(_PROMPT_WORDS, max(1, len(words) - 1))])  # the last may be cut
 
     @abstractmethod
@@ -392,7 +397,7 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
         """How its models write: the settings of `Sampling` that are given, and not None, and the rest by default."""
         return replace(self.default_sampling(), **{name: value for name, value in given.items() if value is not None})
 
-    def beginning(self, prompt: str) -> Beginning | None:
+    def beginning(self, model: PreTrainedModel, prompt: str) -> Beginning | None:
         """What a model that `generates` continues; None if `reply` alone can tell, one prompt after another."""
         return None
 

@@ -71,7 +71,7 @@ class Causal(NextTokenTexts):
 
         return write(model, self.tokenizer, prompt, sampling, position_limit(model))
 
-    def beginning(self, prompt: str) -> Beginning:
-        from artel.models.generate import text_end, text_ids
+    def beginning(self, model: PreTrainedModel, prompt: str) -> Beginning:
+        from artel.models.generate import text_end
 
-        return Beginning(text_ids(self.tokenizer, prompt), text_end(self.tokenizer), special_tokens=True)
+        return Beginning(self.tokenizer.prompt(prompt), text_end(model, self.tokenizer), special_tokens=True)

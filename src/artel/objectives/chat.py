@@ -239,14 +239,11 @@ class Chat(Objective):
 
     def writing(self, model: PreTrainedModel, part: StoreSplit) -> Writing | None:
         """The assistant's turns in conversations with tools: the first `chat.generate`, of which calls are compared."""
-        from artel.models.generate import end_ids
-
         most = self.run.chat.generate
         turns, left_out = call_turns(part.sources(), self._writer.prompt_ids, most)
         if not turns:
             return None
-        end = self.turn_end()
-        end = TurnEnd(end.ids | end_ids(model), end.texts)
+        end = self._end(model)
         # Some models begin a call with a control token: [TOOL_CALLS], <|python_tag|>.
         beginnings = [Beginning(turn.ids, end, special_tokens=True) for turn in turns]
         answers = ["\n".join(turn.answer.texts) for turn in turns]
@@ -261,7 +258,7 @@ class Chat(Objective):
         from artel.models.generate import write_ids
         from artel.models.loading.structure import position_limit
 
-        begin = self.beginning(prompt)
+        begin = self.beginning(model, prompt)
         has_begun = False
         for piece in write_ids(model, self.tokenizer, begin.ids, sampling, position_limit(model), begin.end):
             # Some templates leave the space before an answer to the model.
@@ -269,9 +266,16 @@ class Chat(Objective):
             has_begun = has_begun or bool(text)
             yield text
 
-    def beginning(self, prompt: str) -> Beginning:
+    def beginning(self, model: PreTrainedModel, prompt: str) -> Beginning:
         ids = prompt_ids(self.tokenizer, self.template, [{"role": "user", "content": prompt}])
-        return Beginning(ids, turn_end(self.tokenizer, self.template))
+        return Beginning(ids, self._end(model))
+
+    def _end(self, model: PreTrainedModel) -> TurnEnd:
+        """The ends of an answer: the template's, and those in the model's generation_config.json."""
+        from artel.models.generate import end_ids
+
+        end = self.turn_end()
+        return TurnEnd(end.ids | end_ids(model), end.texts)
 
 
 def template_problems(run: RunConfig) -> list[Problem]:

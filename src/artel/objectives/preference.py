@@ -344,8 +344,8 @@ class PreferenceOptimization(Objective):
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         return self._chat.show(model, prompt, sampling)
 
-    def beginning(self, prompt: str) -> Beginning:
-        return self._chat.beginning(prompt)
+    def beginning(self, model: PreTrainedModel, prompt: str) -> Beginning:
+        return self._chat.beginning(model, prompt)
 
 
 def _messages(pair: Preference) -> list[Message]:

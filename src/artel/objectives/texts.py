@@ -56,9 +56,13 @@ class Texts(Objective):
             check_documents(model, causal=self.causal)
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples]:
-        """The text's tokens and the end token."""
-        for ids in self.tokenizer.encode([document.record.text for document in documents]):
-            yield DocumentSamples([Sample(np.append(ids, self.tokenizer.end_id))])
+        """The text's tokens and the end token; for a causal model also the begin token, if the tokenizer adds one."""
+        texts = [document.record.text for document in documents]
+        if self.causal:
+            yield from (DocumentSamples([Sample(ids)]) for ids in self.tokenizer.documents(texts))
+        else:  # its begin token stands before each block
+            for ids in self.tokenizer.encode(texts):
+                yield DocumentSamples([Sample(np.append(ids, self.tokenizer.end_id))])
 
     def blocks(self, part: StoreSplit, length: int, lookahead: int) -> TokenBlocks:
         if self.run.data.packing == "best_fit":

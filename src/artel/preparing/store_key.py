@@ -12,7 +12,7 @@ from artel.config import RunConfig, SourceConfig
 from artel.objectives import objective_type
 from artel.plugins import code_digest
 from artel.preparing.mixture import depends_on_seed
-from artel.preparing.run_tokenizer import tokenizer_files
+from artel.preparing.run_tokenizer import tokenizer_files, tokenizer_name
 from artel.registry import FORMATS, OBJECTIVES
 from artel.secrets import hide_secrets
 from artel.text import source_fingerprint
@@ -28,6 +28,8 @@ _LATER = ("second", "label", "separator", "words", "tags", "tag_names")
 def store_key(run: RunConfig) -> str:
     """A digest of everything that the store's content depends on. It is cheap: no file is read."""
     files: dict[str, Any] = {"files": source_fingerprint(run.data), "tokenizer_files": tokenizer_files(run)}
+    if tokenizer_name(run) is not None and objective_type(run).packs_text:
+        files["begin_tokens"] = True  # stores without them were made by earlier releases
     if run.data.decontaminate is not None:
         files["benchmarks"] = benchmark_fingerprint(run.data)
     if run.data.clean.classifier is not None:

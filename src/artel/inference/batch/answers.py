@@ -111,7 +111,7 @@ def _beginnings(opened: OpenedModel, prompts: Sequence[Prompt]) -> list[Beginnin
             if prompt.messages is not None and talk is not None:
                 begin: Beginning | None = talk.beginning(prompt.messages)
             else:
-                begin = opened.objective.beginning(prompt.text)
+                begin = opened.objective.beginning(opened.model, prompt.text)
             if begin is None:
                 return None
             check_embedded(opened.model, opened.tokenizer, begin.ids)

@@ -152,9 +152,9 @@ class Completions(Answering):
     async def _make_prompts(self) -> None:
         served, body = self._served, self._request
         options = options_of(body, served, logprobs=body.logprobs)
-        end = TurnEnd(served.text_end.ids, stop_texts(body))
+        end, tokenizer = TurnEnd(served.text_end.ids, stop_texts(body)), served.opened.tokenizer
         for prompt in body.prompts:
-            ids = prompt if isinstance(prompt, list) else await served.work(partial(served.text_ids, prompt))
+            ids = prompt if isinstance(prompt, list) else await served.work(partial(tokenizer.prompt, prompt))
             self._add_prompt(ids, body.max_tokens, "prompt", options=options, end=end, special_tokens=False)
 
     async def choice(self, index: int) -> dict[str, Any]:

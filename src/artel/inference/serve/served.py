@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,10 +18,9 @@ from artel.inference.engine.room import USUAL
 from artel.inference.open import OpenedModel
 from artel.inference.serve.grammar import Grammars
 from artel.models.cpu.threads import release_helpers
-from artel.models.generate import end_ids
+from artel.models.generate import text_end
 from artel.models.loading.structure import position_limit
 from artel.tokens.tokenizer.byte_letters import bytes_of_piece
-from artel.tokens.tokenizer.chat_template import TurnEnd
 from artel.tokens.tokenizer.template_calls import CallForm, call_form
 from artel.tokens.tokenizer.template_tools import tool_style
 
@@ -77,7 +75,7 @@ class ServedModel:
         self.template = opened.chat_template()
         self.tool_style = tool_style(opened.tokenizer, self.template)
         self.turn_end = opened.turn_end(self.template)
-        self.text_end = TurnEnd(frozenset(end_ids(opened.model) | {opened.tokenizer.end_id}))
+        self.text_end = text_end(opened.model, opened.tokenizer)
         self.grammars = Grammars(opened.tokenizer, self.turn_end.ids)
         self._call_form: list[CallForm | None] = []
         self._said: set[str] = set()
@@ -147,20 +145,6 @@ class ServedModel:
         """Ids below it can be written: tokenizer and model may each have more."""
         config: Any = self.opened.model.config.get_text_config()
         return min(self.opened.tokenizer.vocabulary, config.vocab_size)
-
-    def text_ids(self, text: str) -> list[int]:
-        """The ids of a text to continue; an empty one begins a new document."""
-        opened = self.opened
-        ids: list[int] = next(opened.tokenizer.encode([text])).tolist() if text else []
-        if opened.run is None and self._begins_with_bos:  # artel trains without
-            ids = [opened.tokenizer.hf.bos_token_id, *ids]
-        return ids or [opened.tokenizer.end_id]
-
-    @cached_property
-    def _begins_with_bos(self) -> bool:
-        """Whether the tokenizer puts its token for a beginning before each text, as Llama's does."""
-        hf = self.opened.tokenizer.hf
-        return hf.bos_token_id is not None and hf("a")["input_ids"][:1] == [hf.bos_token_id]
 
     def token_text(self, token: int) -> str:
         """A token as text of its own; U+FFFD stands for a part of a character."""

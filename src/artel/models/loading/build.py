@@ -102,6 +102,7 @@ def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = 
             if must_load_whole(config) is not None:
                 _bring_weights(built)
         check_positions(built.model, request.block)
+    built.notes += name_ends(built.model, request, tokenizer)
     make_repeatable(built.model)
     _choose_trainable(built, request)
     if not on_meta and built.weights is not None:
@@ -122,6 +123,7 @@ def load_model(request: ModelRequest, tokenizer: Tokenizer, *, merge: bool = Fal
     base = replace(request, config=config, base_config=adapter.base_config)
     saved_whole = list(adapter.config.modules_to_save or [])  # the base may lack them
     model = load_pretrained(base, tokenizer, for_training=False, elsewhere=saved_whole).model
+    name_ends(model, request, tokenizer)
     with named_as_part(model, adapter) as named:
         if merge:
             return merge_adapter(model, named)
@@ -129,6 +131,40 @@ def load_model(request: ModelRequest, tokenizer: Tokenizer, *, merge: bool = Fal
     if adapter.base_config is not None:
         note_changed_base(model)
     return model
+
+
+def name_ends(model: PreTrainedModel, request: ModelRequest, tokenizer: Tokenizer) -> list[str]:
+    """Let the model's configurations name every token that ends what it learns to write, as transformers' Trainer does.
+
+    config.json gets the tokenizer's end token, generation_config.json all of them beside those that it has. Returns
+    notes for the user about what changed.
+    """
+    if not request.end_ids:
+        return []
+    configured = _as_list(getattr(model.config, "eos_token_id", None))
+    if tokenizer.end_id not in configured:
+        model.config.eos_token_id = tokenizer.end_id
+    settings = model.generation_config
+    named = _as_list(None if settings is None else settings.eos_token_id)
+    new = sorted(request.end_ids - set(named), key=lambda token: (token != tokenizer.end_id, token))
+    if settings is not None and new:
+        ends = [*new, *named]
+        settings.eos_token_id = ends if len(ends) > 1 else ends[0]
+    before = {*configured, *named}
+    if request.config.from_ is None or not before or request.end_ids <= before:
+        return []
+    shown, known = (
+        " and ".join(f"{tokenizer.hf.convert_ids_to_tokens(token)!r} ({token})" for token in sorted(tokens))
+        for tokens in (request.end_ids - before, before)
+    )
+    what = f"the run ends texts with {shown}, {request.config.from_} with {known}"
+    if request.config.lora is None:
+        return [f"{what}: RUN/model stops at both (config.json, generation_config.json)"]
+    return [f"{what}: an adapter has no generation_config.json; elsewhere write eos_token_id={settings.eos_token_id}"]
+
+
+def _as_list(ids: int | list[int] | None) -> list[int]:
+    return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
 
 def _hold_base_in_half(built: BuiltModel, dtype: torch.dtype) -> None:

@@ -35,6 +35,8 @@ class ModelRequest:
     """The configuration of an adapter's base where it is not the base's own."""
     base_dtype: torch.dtype | None = None
     """What the matrices beneath adapters are held in (`half_base.py`); None for float32."""
+    end_ids: frozenset[int] = frozenset()
+    """The tokens that end what the model writes: it is saved with them. Empty for a model that writes nothing."""
 
 
 @dataclass(slots=True)

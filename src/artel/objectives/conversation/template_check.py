@@ -130,7 +130,7 @@ def difference_notes(differences: Iterable[tuple[str, Difference | None]]) -> li
 
 
 def end_notes(ends: TurnEnd, tokenizer: Tokenizer, template: str, model: str | None) -> Iterator[str]:
-    """Sentences about ends of turns that other programs than artel do not know of, and ends that cut calls off.
+    """Sentences about ends of turns that are no tokens, and ends that cut calls off.
 
     Args:
         model: the folder of the pretrained model, if there is one.
@@ -148,12 +148,6 @@ def end_notes(ends: TurnEnd, tokenizer: Tokenizer, template: str, model: str | N
             f"generation stops at {_named(tokenizer, cutting)}, and the chat template writes it between what an answer "
             "says and what it then calls: the call would not be written; let the tokenizer's eos_token, and "
             "eos_token_id in generation_config.json, be what ends the whole turn"
-        )
-    elif known and not ends.ids & known:
-        yield (
-            f"{file} ends a text at {' or '.join(map(str, sorted(known)))}, and the chat template a turn at "
-            f"{_named(tokenizer, sorted(ends.ids))}: artel stops at both; for other programs write eos_token_id: "
-            f"{sorted(ends.ids | known)} into RUN/model/generation_config.json"
         )
 
 

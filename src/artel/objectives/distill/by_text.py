@@ -100,6 +100,7 @@ class TokenMap:
         self._tokenizer = teacher
         self._end = student.end_id
         self._packs_text = packs_text
+        self._begin = {*student.frame(needed=False).before} - {self._end} if packs_text else set()
         self._frame = list(teacher.frame(needed=False).before)
         ends = (student.end_id, teacher.end_id) if packs_text else None
         self._special = _same_special(self._student, self._teacher, ends)
@@ -151,7 +152,9 @@ class TokenMap:
         pieces = []
         for start, stop in pairwise(edges):
             follows = start > 0 and documents[start] == documents[start - 1]
-            begins = not follows or (self._packs_text and ids[start - 1] == self._end)
+            begins = not follows or (self._packs_text and int(ids[start - 1]) in {self._end, *self._begin})
+            if int(ids[start]) in self._begin:  # the teacher reads its own begin token instead
+                continue
             if special[start]:
                 known = int(ids[start]) in self._special
                 text = "" if known else self._student.special[int(ids[start])]

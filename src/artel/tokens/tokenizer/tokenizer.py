@@ -21,6 +21,7 @@ from artel.errors import InputError
 from artel.storage import check_regular_in
 from artel.storage.panics import hide_panics
 from artel.tokens.tokenizer.fast_encoder import Encoder
+from artel.tokens.tokenizer.missing_roles import is_of_gpt2, roles_by_config
 from artel.tokens.tokenizer.remote_code import check_whose, remedy
 from artel.tokens.tokenizer.unigram import is_unigram, without_special_tokens
 
@@ -91,6 +92,24 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """A hash: equal fingerprints mean equal ids for every text."""
         return xxhash.xxh3_128_hexdigest(self._whole.to_str().encode() + str(self.end_id).encode())
+
+    def documents(self, texts: list[str]) -> Iterator[np.ndarray]:
+        """Ids of each text as a model of next tokens learns it, int64 (tokens,).
+
+        They are those of transformers' `tokenizer(text)`, its begin token included, and the end token if it adds none.
+        """
+        frame = self.frame(needed=False)
+        after = frame.after if frame.after[-1:] == (self.end_id,) else (*frame.after, self.end_id)
+        before, end = np.array(frame.before, np.int64), np.array(after, np.int64)
+        return (np.concatenate([before, ids, end]) for ids in self.encode(texts))
+
+    def prompt(self, text: str) -> list[int]:
+        """Ids of a text that a model continues: those of the same document, without what closes it.
+
+        An empty text begins a document: with the begin token, or behind the end token of the one before.
+        """
+        ids: list[int] = next(self.encode([text])).tolist() if text else []
+        return [*self.frame(needed=False).before, *ids] or [self.end_id]
 
     def encode(self, texts: list[str]) -> Iterator[np.ndarray]:
         """Ids of each text, int64 (tokens,), without special tokens, from the fastest encoder with the same ids."""
@@ -362,10 +381,13 @@ def _open(name: str, folder: Path) -> PreTrainedTokenizerFast:
         # Older folders (fairseq's RoBERTa, GPT-2 as OpenAI gave it) do not say whose tokenizer this is; the
         # vocabulary does: RoBERTa's has <s> and </s>, GPT-2's has only <|endoftext|>.
         words = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
-        if {"<s>", "</s>"} <= words.keys():
+        if {"<s>", "</s>"} <= words.keys() and not is_of_gpt2(folder):
             return RobertaTokenizer.from_pretrained(name, mask_token=mask_token("<mask>"))
-        return GPT2Tokenizer.from_pretrained(name)
-    return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        hf = GPT2Tokenizer.from_pretrained(name)
+    else:
+        hf = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    roles = roles_by_config(hf, name)
+    return type(hf).from_pretrained(name, **roles) if roles else hf
 
 
 def _open_own(name: str) -> PreTrainedTokenizerFast:

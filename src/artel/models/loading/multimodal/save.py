@@ -54,6 +54,8 @@ def save_inside(
     _write_config(model, whole, folder, changed)
     for name in _COPIED:
         _copy(whole.source, name, folder)
+    if model.generation_config is not None:  # it may name other end tokens than the original's
+        model.generation_config.save_pretrained(str(folder))
 
 
 def copy_old_template(whole: Whole, folder: Path) -> None:
