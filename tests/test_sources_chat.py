@@ -326,7 +326,7 @@ def test_folders_and_tables(tmp_path):
 
 def test_turns_are_cleaned_and_compared_by_role(tmp_path):
     rows = [
-        {"messages": [message("user", " who?\r\n"), message("assistant", "<think>t\x00</think> me  ")]},
+        {"messages": [message("user", "who?\r\n"), message("assistant", "<think>t\x00</think> me  ")]},
         {"messages": [message("user", "who?"), message("assistant", "<think>t</think>me")]},
         {"messages": [message("user", "who?"), message("assistant", "t\n\nme")]},
         {"messages": [message("user", "who?"), message("assistant", "\x00")]},
@@ -334,8 +334,29 @@ def test_turns_are_cleaned_and_compared_by_role(tmp_path):
     kept, ledger = documents(sources=[{"path": str(rows_of(tmp_path, rows)), "format": "chat"}])
     assert kept[0].record.fields == Conversation((Message("user", "who?"), Message("assistant", "me", "t")))
     assert (kept[0].record.text, kept[0].record.group) == ("who?\n\nt\n\nme", "who?")
+    assert ledger.changed["control_removed"] == ledger.changed["trailing_space_removed"] == 1
     assert kept[1].record.fields.messages[1] == Message("assistant", "t\n\nme")
     assert ledger.total.dropped == {"duplicate": 1, "empty": 1}
+
+
+CODE = "    for name in names:\n        print(name)  \n\n\n\n\n    return None"
+
+
+@pytest.mark.parametrize(
+    ("said", "thought", "content"),
+    [
+        (CODE, "", CODE),
+        (f"<think>\n{CODE}\n</think>\n\n{CODE}\n", CODE, CODE),
+        (f"<think> \n \n{CODE}\n\n</think> \n{CODE}", CODE, CODE),
+        ("<think> why </think> so", "why", "so"),
+        ("<think></think>\tx", "", "x"),
+        ("\n\n<think>t</think>\n\n  \n\tx", "t", "\tx"),
+    ],
+)
+def test_white_space_within_answers_and_thoughts_stays(tmp_path, said, thought, content):
+    rows = [{"messages": [message("user", f"  {CODE}"), message("assistant", said)]}]
+    (kept,), _ = documents(sources=[{"path": str(rows_of(tmp_path, rows)), "format": "chat"}])
+    assert kept.record.fields.messages == (Message("user", f"  {CODE}"), Message("assistant", content, thought))
 
 
 def test_preferences_that_cleaning_makes_equal(tmp_path):

@@ -19,6 +19,7 @@ from artel.text import source_fingerprint
 from artel.text.classifier.model import classifier_digest
 from artel.text.decontamination.index import benchmark_fingerprint
 from artel.text.dedup.shingles import SHINGLE_VERSION
+from artel.text.pipeline import TEXT_VERSION
 from artel.tokens.store.manifest import FORMAT
 
 _LATER = ("second", "label", "separator", "words", "tags", "tag_names")
@@ -56,6 +57,7 @@ def _settings(run: RunConfig) -> dict[str, Any]:
     plugins = {module for module in (*modules, OBJECTIVES.module_of(run.objective)) if module is not None}
     return {
         "format": FORMAT,
+        "text": TEXT_VERSION,
         **({"plugins": [[module, code_digest(module)] for module in sorted(plugins)]} if plugins else {}),
         **({"grams": SHINGLE_VERSION} if run.data.dedup.near is not None else {}),
         "data": data,

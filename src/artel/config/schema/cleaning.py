@@ -76,7 +76,8 @@ class CleanConfig(Section):
     control: bool = Field(default=True, description="Remove control characters other than line feed and tab.")
     whitespace: bool = Field(
         default=True,
-        description="CRLF to LF, trailing spaces off each line, at most two blank lines in a row, ends stripped.",
+        description="CRLF to LF, and white space at the very end of a text removed. Indentation, spaces at ends of "
+        "lines and blank lines stay.",
     )
     mojibake: bool = Field(
         default=False,

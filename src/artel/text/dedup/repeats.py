@@ -9,8 +9,6 @@ from typing import Literal
 
 import xxhash
 
-from artel.text.cleaning.rules import without_spare_space
-
 # Shorter units are always kept: a closing brace, "Yes." or a heading are not copies of one another.
 _MIN_CHARACTERS = 30
 _BREAKS = {"line": re.compile(r"(\n)"), "paragraph": re.compile(r"(\n(?:[^\S\n]*\n)+)")}
@@ -32,7 +30,7 @@ class RepeatedUnits:
         """The text without the units that occurred before, in it or in an earlier text.
 
         White space at the ends of units is ignored. Adds the number of removed units to `changed["lines_repeated"]` or
-        `["paragraphs_repeated"]`. If any is removed, more than two blank lines in a row become two.
+        `["paragraphs_repeated"]`. The break before a unit goes with it.
         """
         pieces = _BREAKS[self._unit].split(text)  # units at even indices, breaks between them
         kept: list[str] = []
@@ -46,7 +44,8 @@ class RepeatedUnits:
         if not removed:
             return text
         changed[f"{self._unit}s_repeated"] += removed
-        return without_spare_space("".join(kept))
+        text = "".join(kept).rstrip()
+        return text.lstrip("\n") if kept and kept[0] else text
 
     def _is_new(self, unit: str) -> bool:
         digest = xxhash.xxh3_128_digest(unit.encode())

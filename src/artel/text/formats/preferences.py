@@ -131,7 +131,7 @@ def _margin(row: dict[str, Any]) -> float:
 
 
 def _said(answer: Message) -> tuple[object, ...]:
-    return answer.content.strip(), answer.thought, answer.tool_calls
+    return answer.content.rstrip(), answer.thought, answer.tool_calls
 
 
 def _with_calls(answer: Message, tools: Tools) -> Message:

@@ -38,7 +38,8 @@ _CONTENT_FIELDS = ("content", "value")
 THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _TRAINED_FIELDS = ("loss_weight", "weight", "train")
 _CALL_FIELDS = ("tool_calls", "function_call", "name", "tool_call_id")
-_THINK = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+# Spaces beside the tags and lines without letters set the thought apart; the indentation of the answer is its own.
+_THINK = re.compile(r"\s*<think>(?:\s*\n|[ \t]+)?(.*?)\s*</think>(?:\s*\n|[ \t]+)?", re.DOTALL)
 
 
 class RowReader:
@@ -143,9 +144,9 @@ class RowReader:
             match = _THINK.match(content)
             if match is None:
                 raise BadRecord("open_thought", f"{place} begins with <think>, which is never closed; write </think>")
-            thought, content = match[1].strip() or thought, content[match.end() :]
+            thought, content = match[1] or thought, content[match.end() :]
         calls = turn_calls(turn, place) if role == "assistant" else ()
-        return Message(role, content, thought.strip(), _trained(turn, place), calls)
+        return Message(role, content, thought if thought.strip() else "", _trained(turn, place), calls)
 
     def _fill_in(self, text: str) -> str:
         return self._placeholders.sub(lambda match: self._fill[match[1]], text) if self._fill else text
