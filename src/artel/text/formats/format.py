@@ -45,7 +45,7 @@ class Format:
     counts_words: bool = False
     """True if the official predictions for it count in words."""
     has_lines: Callable[[SourceFile], bool] = lambda file: False
-    """True for a file of lines, whose encoding is detected in its first megabyte."""
+    """True for a file of lines, whose encoding is detected before it is read."""
     can_be_divided: Callable[[SourceConfig], bool] = lambda source: False
     """True if several workers may read spans of a large file."""
     check: Callable[[Path, SourceConfig, str, DataConfig], list[Problem]] = lambda path, source, key, data: []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -28,8 +29,10 @@ _ASCII = bytes(range(128))
 SAMPLE = 1_000_000
 BLOCK = 1 << 17
 """Bytes of lines that are examined together."""
-# Bytes that decide between encodings, from the first non-ASCII byte on: more of them change nothing.
+# Non-ASCII bytes that decide between encodings, and bytes that are compared: more of them change nothing.
 _ENOUGH = 1 << 16
+# Share of characters of UTF-16 without a mark that are Latin, Cyrillic or punctuation.
+_WIDE = 0.9
 _NON_ASCII = re.compile("[^\x00-\x7f\ufffd]")
 _AMONG_LATIN = re.compile(rb"(?:[A-Za-z][\x80-\xff]+|(?<![\x80-\xff])[\x80-\xff]+(?=[A-Za-z]))")
 # How much likelier than 1 in 64 a letter is in Russian, natural logarithm; from the 1.3 M letters of Anna Karenina.
@@ -69,29 +72,35 @@ def marked_encoding(data: bytes) -> str | None:
     return next((name for mark, name in _MARKS if data.startswith(mark)), None)
 
 
-def detect_encoding(data: bytes, *, cut: bool = False) -> str:
-    """Detect the encoding of a text. `cut` means that `data` may end inside a character.
+def detect_encoding(data: bytes) -> str:
+    """`detect_encoding_of` a text that is in memory."""
+    return detect_encoding_of(io.BytesIO(data).read)
 
-    A byte order mark decides, then valid UTF-8: other encodings practically never form it. Between the Cyrillic
-    encodings the text decides: in a wrong one Russian reads as rare letters, capitals inside words and box-drawing
-    characters. Few and isolated non-ASCII bytes (a Western text) are windows-1252. Raises BadRecord for binary data,
-    and for a text that reads as neither.
+
+def detect_encoding_of(read: Callable[[int], bytes]) -> str:
+    """Detect the encoding of what `read` reads in blocks, by the lines that are not ASCII, wherever they are.
+
+    A byte order mark decides, then zeros as UTF-16 has them, then valid UTF-8: other encodings practically never form
+    it. Between the Cyrillic encodings the text decides: in a wrong one Russian reads as rare letters, capitals inside
+    words and box-drawing characters. Few and isolated non-ASCII bytes (a Western text) are windows-1252. It is read
+    until 64 KB of non-ASCII bytes are seen: a file of ASCII to its end. Raises BadRecord for binary
+    data, and for a text that reads as neither.
     """
-    marked = marked_encoding(data)
-    if marked:
-        return marked
-    sample = data[:SAMPLE]
-    binary = len(sample) - len(sample.translate(None, _BINARY))  # five times as fast as a regular expression
-    if b"\0" in data or binary * 100 > len(sample):
-        position = next(re.finditer(b"[" + _BINARY + b"]", data)).start()
-        raise BadRecord("binary", f"holds binary data (byte {data[position]} at {position}), not text")
+    head = read(SAMPLE)
+    encoding = encoding_of_wide_characters(head)
+    if encoding:
+        return encoding
+    binary = len(head) - len(head.translate(None, _BINARY))  # five times as fast as a regular expression
+    if b"\0" in head or binary * 100 > len(head):
+        position = next(re.finditer(b"[" + _BINARY + b"]", head)).start()
+        raise BadRecord("binary", f"holds binary data (byte {head[position]} at {position}), not text")
+    sample = _non_ascii_lines(head, read)
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(data, final=not cut)
+        codecs.getincrementaldecoder("utf-8")().decode(sample)  # its last character may be cut
         return "utf-8"
     except UnicodeDecodeError:
         pass
-    first = re.search(rb"[\x80-\xff]", data)
-    sample = data[max(first.start() - 1, 0) if first else 0 :][:_ENOUGH]
+    sample = sample[:SAMPLE]
     as_utf_8 = sample.decode("utf-8", "replace")
     if len(_NON_ASCII.findall(as_utf_8)) > 10 * as_utf_8.count("\ufffd"):
         return "utf-8"  # damaged in few places: decoding names the byte, and another encoding would garble the rest
@@ -99,8 +108,44 @@ def detect_encoding(data: bytes, *, cut: bool = False) -> str:
     if 2 * len(_AMONG_LATIN.findall(sample)) > len(re.findall(rb"[\x80-\xff]+", sample)):
         _check_western(sample)
         return "windows-1252"
+    sample = sample[:_ENOUGH] if _non_ascii_count(sample[:_ENOUGH]) > _FEWEST_OF_UNKNOWN else sample
     _check_cyrillic(sample)
     return _encoding_of_most_lines(sample)
+
+
+def encoding_of_wide_characters(head: bytes) -> str:
+    """UTF-8, UTF-16 or UTF-32 if a text begins with its byte order mark, or UTF-16 by its zeros; empty if neither."""
+    marked = marked_encoding(head)
+    if marked:
+        return marked
+    if b"\0" not in head:
+        return ""
+    units = np.frombuffer(head[: len(head) // 2 * 2], np.uint8).reshape(-1, 2)
+    for name, high, low in (("utf-16-le", units[:, 1], units[:, 0]), ("utf-16-be", units[:, 0], units[:, 1])):
+        # Latin, Cyrillic, or punctuation, and ASCII among it (spaces, line ends), whose controls are those of texts.
+        ascii_units = low[high == 0]
+        is_text = np.isin(high, (0, 1, 4, 0x20)).mean() > _WIDE if len(high) else False
+        if is_text and len(ascii_units) * 20 > len(units) and not np.isin(ascii_units, list(_BINARY)).any():
+            return name
+    return ""
+
+
+def _non_ascii_lines(block: bytes, read: Callable[[int], bytes]) -> bytes:
+    """The lines that are not ASCII, of `block` and what follows it, up to 64 KB of non-ASCII bytes."""
+    lines: list[bytes] = []
+    size = count = 0
+    while block:
+        if not block.isascii():
+            while block[-1] >= 0x80 and len(block) < 2 * SAMPLE and (more := read(1)):
+                block += more  # a block ends at an ASCII byte, which is inside of no character
+            found = [line for line in block.split(b"\n") if not line.isascii()]
+            lines += found
+            size += sum(map(len, found))
+            count += sum(map(_non_ascii_count, found))
+            if count >= _ENOUGH or size >= 4 * SAMPLE:
+                break
+        block = read(SAMPLE)
+    return b"\n".join(lines)
 
 
 def _check_western(sample: bytes) -> None:

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,7 +22,8 @@ from artel.text.reading.encodings import (
     BLOCK,
     SAMPLE,
     decode,
-    detect_encoding,
+    detect_encoding_of,
+    encoding_of_wide_characters,
     is_single_byte,
     lines_in_other_encoding,
     other_encoding_detail,
@@ -62,7 +64,7 @@ def read_lines(
 ) -> Iterator[tuple[int, str | BadRecord]]:
     """Yield (line number, the line without its end or what is wrong with it); numbers begin at 1, in a span too.
 
-    With `encoding` "auto" the first megabyte of the file decides. A compressed file that ends too early yields a last
+    With `encoding` "auto" the lines that are not ASCII decide. A compressed file that ends too early yields a last
     bad line. Only a file that `can_be_divided` has spans. Raises BadRecord for binary data, InputError for a line of
     over `max_bytes` bytes.
     """
@@ -152,15 +154,30 @@ def read_byte_lines(
 
 
 def line_encoding(file: Path, origin: str, encoding: str) -> str:
-    """`encoding`, or if it is "auto" the one detected in the first megabyte. Raises BadRecord for binary data."""
+    """`encoding`, or if it is "auto" the detected one. Raises BadRecord for binary data."""
     if encoding != "auto":
         return encoding
+    status = file.stat()
+    if status.st_size <= SAMPLE:
+        return _detected_encoding(file, origin)
+    return _detected_encoding_of_large(file, origin, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=1024)  # each span of a large file asks for it
+def _detected_encoding_of_large(file: Path, origin: str, size: int, changed: int) -> str:
+    return _detected_encoding(file, origin)
+
+
+def _detected_encoding(file: Path, origin: str) -> str:
     with open_decompressed(file, origin) as stream:
-        try:
-            # The sample may end inside a character, so it always counts as cut.
-            return detect_encoding(stream.peek(SAMPLE)[:SAMPLE], cut=True)
-        except DECOMPRESSION_ERRORS:
-            return "utf-8"  # nothing of it can be decompressed; reading its lines reports that
+
+        def read(count: int) -> bytes:
+            try:
+                return stream.read1(count)
+            except DECOMPRESSION_ERRORS:
+                return b""  # what is before the damage decides; reading the lines reports it
+
+        return detect_encoding_of(read)
 
 
 def can_be_divided(file: Path, origin: str, encoding: str) -> bool:
@@ -170,18 +187,17 @@ def can_be_divided(file: Path, origin: str, encoding: str) -> bool:
     """
     if file_name(origin).endswith(COMPRESSED):
         return False
-    try:
-        name = line_encoding(file, origin, encoding)
-    except BadRecord:
-        return False
-    if not _has_line_feed_byte(name):
-        return False
-    if not file_name(origin).endswith(".json"):
-        return True
     with file.open("rb") as stream:
+        head = stream.read(SAMPLE)
+        name = encoding_of_wide_characters(head) if encoding == "auto" else encoding
+        if (b"\0" in head and not name) or not _has_line_feed_byte(name or "utf-8"):
+            return False
+        if not file_name(origin).endswith(".json"):
+            return True
+        stream.seek(0)
         while line := stream.readline(SAMPLE):
             # As `read_rows` decides whether the file is an array.
-            if text := with_line_feeds(line.decode(name, "replace")).strip():
+            if text := with_line_feeds(line.decode(name or "utf-8", "replace")).strip():
                 return not text.startswith("[")
     return False
 
