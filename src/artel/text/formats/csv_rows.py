@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
 from io import TextIOWrapper
 
 from artel.errors import InputError, Problem
-from artel.text.reading.encodings import SAMPLE, detect_encoding, other_encoding_check, other_encoding_detail
+from artel.text.formats.table_lines import TableRows, is_quoted, too_long
+from artel.text.reading.encodings import BLOCK, other_encoding_check, other_encoding_detail
 from artel.text.reading.file_names import uncompressed_name
-from artel.text.reading.lines import DECOMPRESSION_ERRORS, decompression_error, open_decompressed
+from artel.text.reading.lines import DECOMPRESSION_ERRORS, decompression_error, line_encoding, open_decompressed
 from artel.text.reading.source_file import SourceFile, column_fix
 from artel.text.records import BadRecord
 
@@ -22,9 +25,10 @@ _UNDECODED = range(0xDC80, 0xDD00)  # what `surrogateescape` makes of bytes that
 def read_csv_rows(file: SourceFile, columns: Sequence[tuple[str, str]]) -> Iterator[Row]:
     """Yield the values of the columns, given as (key of the source, name in the header), row by row; .tsv by tabs.
 
-    Raises BadRecord for binary data, InputError for a wrong header, quote or compressed file.
+    Raises BadRecord for binary data, InputError for a wrong header or compressed file, and for a quote that is never
+    closed and begins no row of its own.
     """
-    return _rows(file, lambda place, header: _column_indices(place, _names(header), columns, file.key))
+    return _rows(file, lambda place, names: _column_indices(place, names, columns, file.key))
 
 
 def read_csv_objects(file: SourceFile) -> Iterator[tuple[str, dict[str, str] | BadRecord]]:
@@ -32,89 +36,95 @@ def read_csv_objects(file: SourceFile) -> Iterator[tuple[str, dict[str, str] | B
     names: list[str] = []
 
     def all_columns(place: str, header: list[str]) -> list[int]:
-        names.extend(_names(header))
+        names.extend(header)
         return _column_indices(place, names, [("mapping", name) for name in names], file.key)
 
     for place, row in _rows(file, all_columns):
         yield place, row if isinstance(row, BadRecord) else dict(zip(names, row, strict=True))
 
 
+def check_columns(file: SourceFile, columns: Sequence[tuple[str, str]] | None = None) -> list[Problem]:
+    """What is wrong with the header of a table, of which `columns` or all columns are read.
+
+    No row after it is read. Binary data are reported by reading.
+    """
+    try:
+        with suppress(BadRecord), _table(file) as (_, header, place):
+            _column_indices(place, header, columns or [("mapping", name) for name in header], file.key)
+    except InputError as error:
+        return list(error.problems)
+    return []
+
+
 def _rows(file: SourceFile, columns: Callable[[str, list[str]], list[int]]) -> Iterator[Row]:
-    """Yield the values of the columns whose indices `columns` gives for the place of the header and the header."""
-    csv.field_size_limit(file.max_bytes)  # the module's default of 131,072 characters is less than many documents have
-    encoding = file.source.encoding
-    with open_decompressed(file.path, file.origin) as stream:
-        if encoding == "auto":
-            try:
-                encoding = detect_encoding(stream.peek(SAMPLE)[:SAMPLE], cut=True)
-            except DECOMPRESSION_ERRORS as error:
-                raise _damaged(f"{file.origin}:1", error) from None
-        # Bytes that are not text must cost their row only, and the quotes around them still count.
-        text = TextIOWrapper(stream, encoding, errors="surrogateescape", newline="")
-        delimiter = "\t" if uncompressed_name(file.origin).endswith(".tsv") else ","
-        reader = csv.reader(_lines(text, file.origin, file.max_bytes), delimiter=delimiter, strict=True)
-        rows = _parsed(reader, file.origin, file.max_bytes)
-        place, header = next(rows, (f"{file.origin}:1", []))
-        if isinstance(header, BadRecord):
-            raise InputError.at(place, f"the header cannot be read: it {header.detail}", "mend the first line")
+    """Yield the values of the columns whose indices `columns` gives for the place of the header and its names."""
+    encoding = line_encoding(file.path, file.origin, file.source.encoding)
+    trusts_quotes = cache(lambda: _is_quoted(file))
+    with _table(file, trusts_quotes) as (rows, header, place):
         indices = columns(place, header)
-        for place, row in rows:
+        is_literal = _is_tsv(file) and _has_quotes(file) and not trusts_quotes()
+        for number, row in rows.without_quoting() if is_literal else rows:
+            place = f"{file.origin}:{number}"
             yield place, row if isinstance(row, BadRecord) else _values(row, len(header), indices, encoding)
 
 
+@contextmanager
+def _table(
+    file: SourceFile, trusts_quotes: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[TableRows, list[str], str]]:
+    """The rows of a table after its header, the names in the header, and its place."""
+    csv.field_size_limit(file.max_bytes)  # the module's default of 131,072 characters is less than many documents have
+    encoding = line_encoding(file.path, file.origin, file.source.encoding)
+    # Bytes that are not text must cost their row only, and the quotes around them still count.
+    with (
+        open_decompressed(file.path, file.origin) as stream,
+        TextIOWrapper(stream, encoding, errors="surrogateescape", newline="") as text,
+    ):
+        lines = _lines(text, file.origin, file.max_bytes)
+        rows = TableRows(lines, file.origin, "\t" if _is_tsv(file) else ",", file.max_bytes, trusts_quotes)
+        number, header = next(iter(rows), (1, []))
+        place = f"{file.origin}:{number}"
+        if isinstance(header, BadRecord):
+            raise InputError.at(place, f"the header cannot be read: it {header.detail}", "mend the first line")
+        yield rows, _names(header), place
+
+
+def _is_tsv(file: SourceFile) -> bool:
+    return uncompressed_name(file.origin).endswith(".tsv")
+
+
+def _has_quotes(file: SourceFile) -> bool:
+    """True if the file has a quote at all: most .tsv files have none, and are read once."""
+    with open_decompressed(file.path, file.origin) as stream, suppress(*DECOMPRESSION_ERRORS):
+        return any(b'"' in block for block in iter(lambda: stream.read1(BLOCK), b""))
+    return False
+
+
+def _is_quoted(file: SourceFile) -> bool:
+    """`is_quoted` of all rows, which are read once more to find out."""
+    with _table(file) as (rows, _, _):
+        return is_quoted(rows)
+
+
 def _lines(text: TextIOWrapper, origin: str, max_characters: int) -> Iterator[str]:
-    """The lines of a csv file. Raises InputError for one that is too long to be held in memory."""
+    """The lines of a table. Raises InputError for one that is too long to be held in memory."""
     number = 0
     try:
         while line := text.readline(max_characters + 1):
             number += 1
             if len(line) > max_characters:
-                raise _too_long(f"{origin}:{number}", "the line", max_characters)
-            yield line
+                raise too_long(f"{origin}:{number}", "the line", max_characters)
+            yield line.removeprefix("\ufeff")  # also in the middle, where files were joined
     except UnicodeError as error:  # only in encodings of several bytes per character: UTF-16, UTF-32
         what = f"is not {text.encoding}: {error}"
         raise InputError.at(f"{origin}:{number + 1}", what, "save the file as UTF-8") from None
     except DECOMPRESSION_ERRORS as error:
-        raise _damaged(f"{origin}:{number + 1}", error) from None
-
-
-def _damaged(place: str, error: Exception) -> InputError:
-    return InputError.at(place, decompression_error(error).detail, "leave the file out until then")
-
-
-def _too_long(place: str, what: str, max_characters: int) -> InputError:
-    fix = "close or double the quote, or write a larger data.max_document"
-    what = f"{what} is over {max_characters:,} characters (data.max_document), or its quote is never closed"
-    return InputError.at(place, what, fix)
-
-
-def _parsed(
-    reader: Iterator[list[str]], origin: str, max_characters: int
-) -> Iterator[tuple[str, list[str] | BadRecord]]:
-    """Yield (place of the row's first line, its cells). Empty rows are skipped.
-
-    Raises InputError for a quote that is never closed: it swallows all rows after it, so the file is wrong.
-    """
-    while True:
-        place = f"{origin}:{reader.line_num + 1}"  # type: ignore[attr-defined]
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            if "field limit" in str(error):
-                raise _too_long(place, "the row that begins here", max_characters) from None
-            if "end of data" in str(error):
-                fix = 'close the quote; a quote inside of a text is written twice: ""'
-                raise InputError.at(place, "a quote is opened in this row and never closed", fix) from None
-            yield place, BadRecord("bad_row", f'is not csv: {error}; a quote inside of a text is written twice: ""')
-            continue
-        if row:
-            yield place, row
+        fix = "leave the file out until then"
+        raise InputError.at(f"{origin}:{number + 1}", decompression_error(error).detail, fix) from None
 
 
 def _names(header: list[str]) -> list[str]:
-    return [name.removeprefix("\ufeff").strip() for name in header]
+    return [name.strip() for name in header]
 
 
 def _column_indices(place: str, names: list[str], columns: Sequence[tuple[str, str]], source: str) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,7 +12,7 @@ from urllib.parse import urlsplit
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem
 from artel.printable import shortened
-from artel.text.formats.csv_rows import read_csv_rows
+from artel.text.formats.csv_rows import check_columns, read_csv_rows
 from artel.text.formats.format import Format
 from artel.text.formats.jsonl import SUFFIXES as JSON
 from artel.text.formats.jsonl import object_of, read_rows, text_field
@@ -190,12 +189,11 @@ def _has_lines(file: SourceFile) -> bool:
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
     """Whether a table or a file of parquet has the columns that the source names."""
     file = SourceFile(path, str(path), "", source, data, key=settings_key(key))
+    if file_name(str(path)).endswith(_TABLES):
+        return check_columns(file, _columns(source))
     try:
-        with suppress(BadRecord):  # binary data: reading the file rejects it
-            if file_name(str(path)).endswith(_TABLES):
-                next(read_csv_rows(file, _columns(source)), None)
-            elif _is_parquet(str(path)):
-                return _missing_columns(file, key)
+        if _is_parquet(str(path)):
+            return _missing_columns(file, key)
     except InputError as error:
         return list(error.problems)
     return []

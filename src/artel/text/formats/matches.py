@@ -22,8 +22,8 @@ from typing import Any
 import orjson
 
 from artel.config import DataConfig, SourceConfig
-from artel.errors import InputError, Problem
-from artel.text.formats.csv_rows import read_csv_objects
+from artel.errors import Problem
+from artel.text.formats.csv_rows import check_columns, read_csv_objects
 from artel.text.formats.format import Format
 from artel.text.formats.jsonl import SUFFIXES, read_rows
 from artel.text.formats.parquet import SUFFIX, check_parquet_rows
@@ -196,12 +196,7 @@ def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list
         return check_parquet_rows(path, key)
     if not name.endswith(_TABLES):
         return []
-    try:
-        with suppress(BadRecord):  # binary data: reading the file rejects it
-            next(read_csv_objects(SourceFile(path, str(path), "", source, data)), None)
-    except InputError as error:
-        return list(error.problems)
-    return []
+    return check_columns(SourceFile(path, str(path), "", source, data))
 
 
 MATCHES = Format(

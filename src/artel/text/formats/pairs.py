@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem
 from artel.storage import user_path
-from artel.text.formats.csv_rows import Row, read_csv_rows
+from artel.text.formats.csv_rows import Row, check_columns, read_csv_rows
 from artel.text.formats.format import Format
 from artel.text.formats.jsonl import object_of, read_rows, text_field
 from artel.text.formats.parquet import SUFFIX as PARQUET
@@ -119,11 +118,7 @@ def _check_columns(
     if name.endswith(PARQUET):
         return check_parquet_columns(path, key, columns)
     if name.endswith(_TABLES):
-        try:
-            with suppress(BadRecord):  # binary data: reading the file rejects it
-                next(read_csv_rows(SourceFile(path, str(path), "", source, data, key=settings_key(key)), columns), None)
-        except InputError as error:
-            return list(error.problems)
+        return check_columns(SourceFile(path, str(path), "", source, data, key=settings_key(key)), columns)
     return []
 
 

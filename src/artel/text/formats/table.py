@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from artel.config import DataConfig, SourceConfig
-from artel.errors import InputError, Problem
-from artel.text.formats.csv_rows import read_csv_rows
+from artel.errors import Problem
+from artel.text.formats.csv_rows import check_columns, read_csv_rows
 from artel.text.formats.format import Format
 from artel.text.reading.file_names import with_compressed
 from artel.text.reading.source_file import SourceFile, settings_key
@@ -37,13 +36,8 @@ def table_columns(source: SourceConfig) -> list[tuple[str, str]]:
 
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
     """Whether the table has the columns that the source names."""
-    try:
-        with suppress(BadRecord):  # binary data: reading the file rejects it
-            file = SourceFile(path, str(path), "", source, data, key=settings_key(key))
-            next(read_csv_rows(file, table_columns(source)), None)
-    except InputError as error:
-        return list(error.problems)
-    return []
+    file = SourceFile(path, str(path), "", source, data, key=settings_key(key))
+    return check_columns(file, table_columns(source))
 
 
 CSV = Format(

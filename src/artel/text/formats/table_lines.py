@@ -1,0 +1,147 @@
+"""Lines of a .csv or .tsv file to rows of cells. A quote that is not closed never swallows the rows after it.
+
+In .csv a quote at the beginning of a cell quotes it (RFC 4180), as `csv`, pandas and datasets read it. Files of .tsv
+are written in two ways: like .csv (pandas), or without quoting, where a quote is a letter like any other (GLUE, corpora
+of translations, `csv.QUOTE_NONE`). The file itself shows which: see `is_quoted`.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from artel.errors import InputError
+from artel.text.records import BadRecord
+
+Cells = list[str] | BadRecord
+_FIX = 'close the quote; a quote inside of a text is written twice: ""'
+_CHECK_EVERY = (
+    64  # lines of one row, after which it is looked at: an open quote must not read on to the end of the file
+)
+
+
+class TableRows:
+    """Iterate over (number of the row's first line, its cells or what is wrong). Empty lines are skipped.
+
+    The first row is the header: it says how many cells a row has. `trusts_quotes` is asked about a text in quotes whose
+    lines look like rows: True takes it for a text, as others of the file are.
+    """
+
+    def __init__(
+        self,
+        lines: Iterator[str],
+        origin: str,
+        delimiter: str,
+        max_characters: int,
+        trusts_quotes: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._lines, self._origin, self._delimiter, self._max = lines, origin, delimiter, max_characters
+        self._trusts_quotes = trusts_quotes
+        self._pushed_back: deque[str] = deque()
+        self._read = 0
+        self._width = 0
+        self.quoted = self.literal = 0
+        """Rows that can be read only with quoting, and rows that can be read only without it."""
+
+    def __iter__(self) -> Iterator[tuple[int, Cells]]:
+        while (line := self._next_line()) is not None:
+            number = self._read
+            if '"' in line:
+                for offset, cells in enumerate(self._quoted_row(line)):
+                    yield number + offset, cells
+            elif line.strip("\r\n"):
+                yield number, self._literal(line)
+
+    def without_quoting(self) -> Iterator[tuple[int, Cells]]:
+        """The same rows where a quote is a letter like any other: a row per line."""
+        while (line := self._next_line()) is not None:
+            if line.strip("\r\n"):
+                yield self._read, self._literal(line)
+
+    def _next_line(self) -> str | None:
+        line = self._pushed_back.popleft() if self._pushed_back else next(self._lines, None)
+        self._read += line is not None
+        return line
+
+    def _literal(self, line: str) -> list[str]:
+        cells = line.rstrip("\r\n").split(self._delimiter)
+        self._width = self._width or len(cells)
+        return cells
+
+    def _quoted_row(self, line: str) -> list[Cells]:
+        """The row that begins with `line`, or a BadRecord for each line that is lost."""
+        first, taken = self._read, list[str]()
+
+        def lines() -> Iterator[str]:
+            following: str | None = line
+            while following is not None:
+                taken.append(following)
+                if len(taken) % _CHECK_EVERY == 0 and self._are_rows(taken) and not self._trusts_quotes():
+                    return
+                yield following
+                following = self._next_line()
+
+        cells: list[str] = []
+        wrong = ""
+        try:
+            cells = next(csv.reader(lines(), delimiter=self._delimiter, strict=True))
+        except csv.Error as error:
+            wrong = str(error)
+        if "field limit" in wrong:
+            raise too_long(f"{self._origin}:{first}", "the row that begins here", self._max) from None
+        is_swallowing = len(taken) > 1 and self._are_rows(taken)
+        if wrong and is_swallowing:
+            self._pushed_back.extendleft(reversed(taken[1:]))
+            self._read = first
+            self.literal += 1
+            return [BadRecord("open_quote", f"opens a quote that is never closed; {_FIX}")]
+        if is_swallowing and not self._trusts_quotes():
+            self.literal += 1
+            lost = f"its quote is closed in line {first + len(taken) - 1} only, and the lines up to there are rows"
+            return [BadRecord("open_quote", f"line {first}: {lost}; {_FIX}")] * len(taken)
+        if "end of data" in wrong:
+            raise InputError.at(f"{self._origin}:{first}", "a quote is opened in this row and never closed", _FIX)
+        if wrong:
+            self.literal += len(taken) == 1 and self._is_row(line)
+            span = f"lines {first} to {first + len(taken) - 1}: " if len(taken) > 1 else ""
+            bad = BadRecord("bad_row", f'{span}is not csv: {wrong}; a quote inside of a text is written twice: ""')
+            return [bad] * (len(taken) if self._width == 1 else 1)  # of one column every line may have been a row
+        self._width = self._width or len(cells)
+        self.quoted += len(cells) == self._width and self._needs_quoting(taken, cells)
+        return [cells]
+
+    def _are_rows(self, lines: list[str]) -> bool:
+        """True if most lines of one row look like rows: a quote was left open, and they were read as its text."""
+        count = sum(map(self._is_row, lines))
+        return self._width > 1 and count > 1 and 2 * count > len(lines)
+
+    def _is_row(self, line: str) -> bool:
+        """True if a line has all cells. After a comma of prose there is a space, after that of a table none."""
+        cells = line.rstrip("\r\n").split(self._delimiter)
+        return len(cells) == self._width and not any(cell.startswith(" ") for cell in cells[1:])
+
+    def _needs_quoting(self, lines: list[str], cells: list[str]) -> bool:
+        literal = self._literal(lines[0])
+        return len(lines) > 1 or len(literal) != len(cells) or any('"' in cell for cell in cells if cell not in literal)
+
+
+def is_quoted(rows: TableRows) -> bool:
+    """True unless more rows can be read only without quoting than only with it. Reads all rows.
+
+    With quoting only: cells in quotes that hold a delimiter, a line feed or a doubled quote. Without only: rows in
+    which quotes are left open or closed in the middle of a cell.
+    """
+    try:
+        for _ in rows:
+            pass
+    except InputError:  # an open quote at the end, which reading reports
+        rows.literal += 1
+    return rows.quoted >= rows.literal
+
+
+def too_long(place: str, what: str, max_characters: int) -> InputError:
+    """The error about a line or row that is too long to be held in memory."""
+    fix = "close or double the quote, or write a larger data.max_document"
+    what = f"{what} is over {max_characters:,} characters (data.max_document), or its quote is never closed"
+    return InputError.at(place, what, fix)
