@@ -174,6 +174,8 @@ def test_a_file_that_is_there_is_not_written_over_without_being_told():
     ("given", "flag"),
     [
         (Given(["gone.txt"], "write", "scratch", "1h"), "--text"),
+        (Given([""], "write", "scratch", "1h"), "--text"),  # not the working folder
+        (Given(["novel.txt", " "], "write", "scratch", "1h"), "--text"),
         (Given(["novel.txt"], "chat", "scratch", "1h"), "--learn"),
         (Given(["novel.txt"], "sing", "scratch", "1h"), "--learn"),
         (Given(["novel.txt"], "write", "./gone", "1h"), "--from"),

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from artel.config import DataConfig
 from artel.config.load import run_from
 from artel.errors import InputError
 from artel.preparing import check_texts, prepare, refuse_overlaps
 from artel.preparing.prepare import store_key
+from artel.text import check_sources, unread_notes
 from support.reading import checked, items, message, read_texts, written
 from support.runs import artel
-from support.stores import run_of
+from support.stores import run_of, stored
 
 
 def texts(folder: Path) -> Path:
@@ -42,6 +44,39 @@ def test_each_file_is_read_once_whatever_links_there_are(tmp_path, pattern):
     records = items(pattern)
     assert sorted(item.text for item in records) == ["one", "three", "two"]
     assert not any(item.origin.endswith("1.txt") for item in records)
+
+
+def test_files_of_a_folder_that_are_not_read_are_named(tmp_path):
+    """By suffix and count in a note, each in the ledger; what nobody misses (hidden files, README) is passed over."""
+    folder = texts(tmp_path)
+    for name in ("a.epub", "b.EPUB", "c.zip", "t.csv.gz", "notes", ".DS_Store", "README", "LICENSE", "x.txt~"):
+        written(folder, name, "x")
+    (folder / ".git").mkdir()
+    written(folder, ".git/HEAD", "x")
+    data = {"sources": [{"path": str(folder)}], "validation": 0.0}
+    (note,) = unread_notes(DataConfig.model_validate(data))
+    assert note.startswith(f"{folder}: not read: 2 .epub, 1 .zip, 1 without a suffix, 1 .csv.gz; auto reads .text .md")
+    assert note.endswith("to read .epub files, convert it with pandoc")
+    _, ledger = stored(tmp_path, data=data)
+    assert note in ledger["notes"]
+    assert [Path(name).name for name in ledger["not_read"]] == ["a.epub", "b.EPUB", "c.zip", "notes", "t.csv.gz"]
+    assert ledger["documents"]["read"] == 2
+    data["sources"][0]["format"] = "chat"
+    with pytest.raises(InputError, match=r"holds no file with .*, but 2 \.epub, 2 \.txt"):
+        check_sources(DataConfig.model_validate(data))
+
+
+@pytest.mark.parametrize(
+    ("data", "key"),
+    [
+        ({"sources": [{"path": ""}]}, r"data\.sources\.0\.path\.0"),
+        ({"sources": [{"path": ["a.txt", " "]}]}, r"data\.sources\.0\.path\.1"),
+        ({"sources": [{"path": "a.txt"}], "validation": ""}, r"data\.validation"),
+    ],
+)
+def test_an_empty_path_is_not_the_working_folder(data, key):
+    with pytest.raises(InputError, match=f"{key}: an empty path names nothing"):
+        run_from({"data": data}, {}, {(): "run.yaml"})
 
 
 def test_globs_match_what_they_matched():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from artel.api.process import Tell, leaves_process_unchanged, tell
 from artel.api.run import Run
-from artel.config import Overrides
-from artel.config.objects import RunLike, as_run_file
+from artel.api.run_values import OverridesLike, RunLike, as_overrides, as_run_file
 from artel.notebooks import html_table
 
 if TYPE_CHECKING:
@@ -20,13 +19,13 @@ if TYPE_CHECKING:
 
 
 @leaves_process_unchanged()
-def prepare(run: RunLike, overrides: Mapping[str, Any] | None = None, *, tell: Tell = tell) -> Prepared:
+def prepare(run: RunLike, overrides: OverridesLike = None, *, tell: Tell = tell) -> Prepared:
     """Clean, unique, split and tokenize a run's text, unless that was done before: `artel prepare`.
 
     Args:
         run: the path of a run file, a recipe's name, the folder of an earlier run, the keys of a run file as a dict, or
-            an `artel.RunConfig`.
-        overrides: values for dotted keys, laid over the run's: `{"data.block": 512}`.
+            an `artel.RunConfig`. A source of a dict may be `{"rows": …}`: texts, dicts, a DataFrame, a Dataset.
+        overrides: values for dotted keys, laid over the run's: `{"data.block": 512}`, or `["data.block=512"]`.
         tell: is called with each message for people, a line of text.
 
     Returns:
@@ -37,19 +36,20 @@ def prepare(run: RunLike, overrides: Mapping[str, Any] | None = None, *, tell: T
     """
     from artel.launching.prepare_run import prepare_run
 
-    return prepare_run(as_run_file(run), Overrides(overrides), tell)
+    return prepare_run(as_run_file(run, tell), as_overrides(overrides, tell), tell)
 
 
 @leaves_process_unchanged(with_torch=True)
 def train(
     run: RunLike,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: OverridesLike = None,
     *,
     callbacks: Sequence[Callback] = (),
     nproc: int | None = None,
     restart: bool = False,
     force: bool = False,
     tell: Tell = tell,
+    **settings: Any,
 ) -> Run:
     """Train a run, or resume it: `artel train`. A run that is complete is not trained again.
 
@@ -58,8 +58,8 @@ def train(
 
     Args:
         run: the path of a run file, a recipe's name, the folder of an earlier run, the keys of a run file as a dict, or
-            an `artel.RunConfig`.
-        overrides: values for dotted keys, laid over the run's: `{"train.learning_rate": 3e-4}`.
+            an `artel.RunConfig`. A source of a dict may be `{"rows": …}`: texts, dicts, a DataFrame, a Dataset.
+        overrides: values for dotted keys, laid over the run's: `{"data.block": 512}`, or `["data.block=512"]`.
         callbacks: called with the state of the training after every step, in order (docs/extending.md). Those with
             `state_dict` and `load_state_dict` are saved in checkpoints. In one process only: with several, the run file
             names them.
@@ -68,6 +68,7 @@ def train(
         restart: start over: what an earlier start wrote into the run's folder is removed first.
         force: train although the plan says that it cannot fit.
         tell: is called with each message for people, a line of text.
+        settings: keys of the section train, laid over the run's: `steps=300, learning_rate=3e-4`.
 
     Returns:
         The run: its metrics, ledger, samples and result.
@@ -77,7 +78,7 @@ def train(
     from artel.launching.start_run import StartOptions, start_run
 
     options = StartOptions(nproc=nproc, restart=restart, force=force)
-    file, changes = as_run_file(run), Overrides(overrides)
+    file, changes = as_run_file(run, tell), as_overrides(overrides, tell, settings)
     start_run(file, changes, options, tell, callbacks)
     return Run(file.run(changes).run)
 
@@ -134,7 +135,7 @@ class RunPlan:
 @leaves_process_unchanged(with_torch=True)
 def plan(
     run: RunLike,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: OverridesLike = None,
     *,
     hardware: str = "",
     nodes: int = 1,
@@ -165,5 +166,5 @@ def plan(
     from artel.launching.plan_run import PlanOptions, plan_run
 
     options = PlanOptions(hardware, nodes, nproc, host_memory, interconnect, price)
-    made = plan_run(as_run_file(run), Overrides(overrides), options, tell)
+    made = plan_run(as_run_file(run, tell), as_overrides(overrides, tell), options, tell)
     return RunPlan(made.plan, made.choice)

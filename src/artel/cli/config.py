@@ -50,8 +50,9 @@ def check(
     run = checked_run(file, values)
     quiet_libraries()
     from artel.planning import Check, check_records, check_run, notes_on_length
+    from artel.text import unread_notes
 
-    notes: list[str] = []
+    notes = unread_notes(run.data)
     check_run(run, further=[Check(("data", "tokenizer", "objective"), lambda: notes.extend(check_records(run)))])
     notes += notes_on_length(run)
     for note in notes:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.storage import cache_folder, folder_problem, is_remote
+from artel.storage import cache_folder, folder_problem, is_remote, rows_folder
 from artel.text import source_paths
 
 Outputs = list[tuple[str, Path]]
@@ -81,13 +81,14 @@ def _inside_output(input_key: str, files: Iterable[Path], outputs: Outputs) -> l
     by_real_path = {_real(folder): (key, folder) for key, folder in reversed(outputs)}
     problems: dict[str, Problem] = {}
     real_parents: dict[str, str] = {}
+    rows = _real(rows_folder())  # of rows that Python gave: written before the run is read, and never cleared
     for file in files:
         parent = os.path.dirname(file)  # noqa: PTH120
         if parent not in real_parents:
             real_parents[parent] = os.path.realpath(parent)
         path = Path(os.path.realpath(file)) if file.is_symlink() else Path(real_parents[parent], file.name)
         for real, (key, folder) in by_real_path.items():
-            if key not in problems and path.is_relative_to(real):
+            if key not in problems and path.is_relative_to(real) and path.parent != rows:
                 what = f"{file} (really {path}) lies in {folder} ({key}), where artel writes and clears"
                 fix = f"move it out of there, or choose another folder ({key})"
                 problems[key] = Problem(input_key, what, fix)

@@ -126,6 +126,7 @@ class Selection:
                 keep_rejected(partial / REJECTED)
             self._check_sets()
             ledger.notes += [*self._workspace.notes, *notes]
+            ledger.not_read = self._workspace.not_read
             index = self._workspace.benchmark_index()
             if index is not None:
                 found = (item for shard in self._shards for item in shard.contaminated)

@@ -30,14 +30,15 @@ import orjson
 
 from artel.config import RunConfig, dump_run, load_run
 from artel.errors import ArtelError, InputError, Problem, WorkError
+from artel.secrets import hide_secrets
 from artel.storage import discard, disk_errors, remove_leftovers, write_file
-from artel.text import BenchmarkIndex, InputShard, all_inputs, cut_notes, input_shards
+from artel.text import BenchmarkIndex, InputShard, all_inputs, cut_notes, input_shards, unread_files, unread_notes
 
 # Little text is divided into smaller shards, so that every core has a few, but none that takes less than 0.2 s.
 _MIN_SHARDS, _SMALL_SHARD = 16, 4_000_000
 
 # The version of the layout above. A workspace of another version is begun anew.
-_FORMAT = 8
+_FORMAT = 9
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,9 @@ class Workspace:
             inputs = [entry for _, _, inputs in all_inputs(run.data) for entry in inputs]
             size = min(run.prepare.part, max(_SMALL_SHARD, sum(entry.size for entry in inputs) // _MIN_SHARDS))
             shards = [shard.to_json() for shard in input_shards(run.data, size)]
-            plan = {"format": _FORMAT, "input_shards": shards, "notes": cut_notes(inputs, run.data.held_out)}
+            notes = [*unread_notes(run.data), *cut_notes(inputs, run.data.held_out)]
+            not_read = [hide_secrets(str(file)) for *_, files in unread_files(run.data) for file in files]
+            plan = {"format": _FORMAT, "input_shards": shards, "notes": notes, "not_read": not_read}
             write_file(workspace._plan, orjson.dumps(plan))
         write_file(path / "run.yaml", run_file)  # settings that do not shape the store may have changed
         for folder in (path, *(entry for entry in path.iterdir() if entry.is_dir())):
@@ -93,6 +96,11 @@ class Workspace:
     def notes(self) -> list[str]:
         """Sentences for the user: what was decided about the text before it was read, and what is held out."""
         return [*orjson.loads(self._plan.read_bytes())["notes"], *([self.held_out["note"]] if self.held_out else [])]
+
+    @property
+    def not_read(self) -> list[str]:
+        """Files in folders of sources that no format of theirs reads."""
+        return orjson.loads(self._plan.read_bytes())["not_read"]
 
     def hold_out(self, fraction: float, note: str) -> Workspace:
         """The workspace with another held-out share than the run's; all texts are read again."""

@@ -14,7 +14,15 @@ from artel.storage.atomic import (
 from artel.storage.bus_errors import kept_bus_error_handler, report_bus_errors
 from artel.storage.checksums import checksum
 from artel.storage.http.download import Download, fetch
-from artel.storage.locations import cache_folder, check_cache, disk_errors, folder_problem, state_folder, user_path
+from artel.storage.locations import (
+    cache_folder,
+    check_cache,
+    disk_errors,
+    folder_problem,
+    rows_folder,
+    state_folder,
+    user_path,
+)
 from artel.storage.locks import lock
 from artel.storage.regular_files import check_regular, check_regular_in, special_kind
 from artel.storage.remote.access import is_remote
@@ -58,6 +66,7 @@ __all__ = [
     "remove_leftovers",
     "remove_remote_folder",
     "report_bus_errors",
+    "rows_folder",
     "scratch_folder",
     "special_kind",
     "state_folder",

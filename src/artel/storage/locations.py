@@ -55,6 +55,11 @@ def cache_folder() -> Path:
         raise InputError.at("HOME", "there is no home folder", fix) from None
 
 
+def rows_folder() -> Path:
+    """The folder of the files that rows of the Python API are written to. Nothing clears it."""
+    return cache_folder() / "rows"
+
+
 def folder_problem(folder: Path) -> str:
     """Why a folder cannot be created or written, by its permissions; empty if it can."""
     existing = _nearest_existing(folder)

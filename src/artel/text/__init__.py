@@ -24,7 +24,7 @@ from artel.text.records import (
     ToolCall,
     Tools,
 )
-from artel.text.sources.find import check_sources
+from artel.text.sources.find import check_sources, unread_files, unread_notes
 from artel.text.sources.inputs import InputShard, all_inputs, cut_notes, input_shards, source_at, source_fingerprint
 from artel.text.sources.local_paths import SourcePath, source_paths
 
@@ -67,5 +67,7 @@ __all__ = [
     "source_at",
     "source_fingerprint",
     "source_paths",
+    "unread_files",
+    "unread_notes",
     "write_index",
 ]

@@ -67,6 +67,8 @@ class Ledger:
     """Of each benchmark: its rows, how many of them the documents have, and in how many documents."""
     split: dict[str, Any] = field(default_factory=dict)
     """By what the validation part was chosen, where that is not each document by itself."""
+    not_read: list[str] = field(default_factory=list)
+    """Files in folders of sources whose suffixes their formats do not read."""
     notes: list[str] = field(default_factory=list)
     """Sentences for the user about what was decided."""
 
@@ -176,6 +178,7 @@ class Ledger:
             "changed": dict(sorted(self.changed.items())),
             **({"split": self.split} if self.split else {}),
             **({"contamination": self.contamination} if self.contamination else {}),
+            **({"not_read": self.not_read} if self.not_read else {}),
             "notes": self.notes,
             "encodings": {source: dict(sorted(counts.items())) for source, counts in self.encodings.items()},
             "rejected": [item.to_json() for item in self.listed],

@@ -80,4 +80,12 @@ def _can_be_named(name: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_can_be_named)]
-Paths = Annotated[list[str], OneOrMore]
+
+
+def _is_no_blank(name: str) -> str:
+    if not name.strip():
+        raise ValueError("an empty path names nothing; write a file, a glob or a folder (. is the working folder)")
+    return name
+
+
+Paths = Annotated[list[Annotated[str, AfterValidator(_is_no_blank)]], OneOrMore]

@@ -94,8 +94,8 @@ def _paths(text: str) -> list[str]:
         paths = shlex.split(text)
     except ValueError as error:
         raise InputError.at("--text", f"{text!r}: {error}", "close the quotation mark") from None
-    if not paths:
-        raise InputError.at("--text", "no text is named", "give a file, a glob in quotes, or a folder")
+    if not paths or not all(path.strip() for path in paths):
+        raise InputError.at("--text", "no text is named", "give a file, a glob in quotes, or a folder (. is this one)")
     return paths
 
 

@@ -6,18 +6,20 @@ import importlib.util
 import os
 import stat
 import sysconfig
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.resources import files as package_files
 from pathlib import Path
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem, missing_extra
 from artel.registry import FORMATS
-from artel.storage import is_remote, list_remote, special_kind, user_path
+from artel.storage import is_remote, list_remote, rows_folder, special_kind, user_path
 from artel.text.formats.auto import detected_formats, format_of
 from artel.text.formats.conversations import check_converter
 from artel.text.reading.encodings import is_text_encoding
-from artel.text.reading.file_names import is_url, uncompressed_name
+from artel.text.reading.file_names import COMPRESSED, is_url, uncompressed_name
 from artel.text.reading.rows import check_rows
 from artel.text.sources.walk import files_in, files_matching, unique_files
 
@@ -29,6 +31,10 @@ _REMEDIES = {
     **dict.fromkeys((".odt", ".epub", ".fb2"), "convert it with pandoc"),
     **dict.fromkeys((".zip", ".tar", ".tgz", ".rar", ".7z"), "unpack it and give the folder"),
 }
+_LITTER = frozenset("thumbs.db desktop.ini readme license licence copying notice authors changelog".split())
+"""Names, in lower case, of files in folders of texts that nobody misses."""
+_SUFFIXES = defaultdict(lambda: 1, dict.fromkeys(COMPRESSED, 2))  # .csv.gz
+_MOST_SUFFIXES = 10  # in a message
 
 
 def all_sources(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
@@ -125,20 +131,23 @@ def local_path(path: str, key: str) -> Path:
 
 def _known_folders() -> dict[str, str]:
     """Folders that every machine with artel has, by the name that a path gives them in braces."""
-    return {"stdlib": sysconfig.get_path("stdlib"), "books": str(package_files("artel") / "books")}
+    return {
+        "stdlib": sysconfig.get_path("stdlib"),
+        "books": str(package_files("artel") / "books"),
+        "rows": str(rows_folder()),
+    }
 
 
 def _find_local(source: SourceConfig, path: str, key: str) -> list[Path]:
     local = local_path(path, key)
     if local.is_dir():
-        declared = FORMATS[source.format]
-        formats = detected_formats() if declared.goes_by_suffix else [declared]
-        suffixes = tuple(suffix for format in formats for suffix in format.suffixes)
+        suffixes = _suffixes(source)
         entries = (entry for entry in files_in(local) if entry.name.lower().endswith(suffixes))
         files = unique_files(entry for entry in entries if entry.is_file())
         if not files:
-            what = f"the folder {path} holds no file with {' '.join(suffixes)}"
-            raise InputError.at(key, what, "give a glob: folder/*")
+            others = by_suffix(_unread_in(local, suffixes))
+            what = f"the folder {path} holds no file with {_named(suffixes)}" + (f", but {others}" if others else "")
+            raise InputError.at(key, what, _remedy_of_folder(_unread_in(local, suffixes)))
         return files
     if local.exists():
         return [local]
@@ -146,8 +155,72 @@ def _find_local(source: SourceConfig, path: str, key: str) -> list[Path]:
     files = unique_files(file for file in files_matching(str(local)) if file.is_file()) if is_glob else []
     if not files:
         what = f"no file matches {path}" if is_glob else f"there is no file {path}"
-        raise InputError.at(key, what, f"paths are relative to {Path.cwd()}")
+        fix = f"paths are relative to {Path.cwd()}"
+        if path.startswith("{rows}"):
+            fix = "it held rows that Python gave: call artel.train or artel.prepare with the same rows again"
+        raise InputError.at(key, what, fix)
     return files
+
+
+def _suffixes(source: SourceConfig) -> tuple[str, ...]:
+    """The suffixes of the files of a folder that a source reads."""
+    declared = FORMATS[source.format]
+    formats = detected_formats() if declared.goes_by_suffix else [declared]
+    return tuple(suffix for format in formats for suffix in format.suffixes)
+
+
+def unread_files(data: DataConfig) -> Iterator[tuple[str, SourceConfig, str, list[Path]]]:
+    """Yield (key, source, folder, files in it that are not read) of each folder that has such files.
+
+    Hidden files, and what systems and repositories leave in folders (Thumbs.db, LICENSE), are not among them.
+    """
+    for key, source in all_sources(data):
+        for path in source.path if FORMATS[source.format].has_files else []:
+            if not is_remote(path) and not is_url(path):
+                with suppress(InputError, OSError):  # reported by `check_sources`
+                    local = local_path(path, key)
+                    if local.is_dir() and (files := _unread_in(local, _suffixes(source))):
+                        yield key, source, path, files
+
+
+def unread_notes(data: DataConfig) -> list[str]:
+    """A sentence for the user about each folder with files that are not read."""
+    return [
+        f"{path}: not read: {by_suffix(files)}; {source.format} reads {_named(_suffixes(source))}; "
+        f"{_remedy_of_folder(files)}"
+        for _, source, path, files in unread_files(data)
+    ]
+
+
+def _named(suffixes: tuple[str, ...]) -> str:
+    """Suffixes for people, without those of compressed files."""
+    return " ".join(suffix for suffix in suffixes if not suffix.endswith(COMPRESSED))
+
+
+def by_suffix(files: list[Path]) -> str:
+    """Files by suffix and count: `12 .epub, 3 .zip`."""
+    counts = Counter("".join(Path(file.name.lower()).suffixes[-_SUFFIXES[file.suffix.lower()] :]) for file in files)
+    shown = [f"{count:,} {suffix or 'without a suffix'}" for suffix, count in counts.most_common(_MOST_SUFFIXES)]
+    others = counts.total() - sum(count for _, count in counts.most_common(_MOST_SUFFIXES))
+    return ", ".join([*shown, *([f"{others:,} others"] if others else [])])
+
+
+def _remedy_of_folder(files: list[Path]) -> str:
+    """What to do about files that are not read, by the most frequent suffix for which there is something to do."""
+    for suffix, _ in Counter(file.suffix.lower() for file in files).most_common():
+        if suffix in _REMEDIES:
+            return f"to read {suffix} files, {_REMEDIES[suffix]}"
+    return "to read them, give a source of their format, or a glob: folder/*"
+
+
+def _unread_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    return [
+        file
+        for file in sorted(files_in(folder, include_hidden=False))
+        if not file.name.lower().endswith((*suffixes, "~"))
+        and file.name.lower() not in _LITTER
+        and file.parent.name != "__pycache__"
+    ]
 
 
 def _not_a_file(file: Path) -> str:

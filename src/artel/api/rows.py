@@ -1,0 +1,168 @@
+"""Rows that Python holds as a source of text: written to a file of JSON lines once, and read like any other file.
+
+The file is named by a digest of its content, in the folder `rows` of the cache: a run's config.yaml names it as
+`{rows}/DIGEST.jsonl`, so that the run can be resumed and repeated without the objects.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import orjson
+import xxhash
+
+from artel.errors import InputError
+from artel.registry import FORMATS
+from artel.storage import disk_errors, rows_folder, scratch_folder
+
+_SUFFIX = ".jsonl"
+_MANY = 100_000  # rows that take about a second to write
+_CHUNK = 10_000
+_FORMS = "give a list of texts, a list of dicts, a dict of lists, a pandas DataFrame or a datasets.Dataset"
+
+
+def is_table(value: object) -> bool:
+    """True for rows of another library, which no key but a source takes: of pandas, or of datasets."""
+    return isinstance(value, (*_types("pandas", "DataFrame", "Series"), *_types("datasets", "Dataset", *_NOT_ROWS)))
+
+
+def source_of_rows(rows: Any, source: dict[str, Any], key: str, tell: Callable[[str], object]) -> dict[str, Any]:
+    """Write `rows` to a file and return `source`, at `key` of the run, with its path. Raises InputError."""
+    if source.get("path"):
+        raise InputError.at(key, "has both rows and path", "make two sources of them")
+    name = source.get("format", "auto")
+    if name in FORMATS.names and not (FORMATS[name].goes_by_suffix or _SUFFIX in FORMATS[name].suffixes):
+        fits = ", ".join(format for format in FORMATS.names if _SUFFIX in FORMATS[format].suffixes)
+        raise InputError.at(f"{key}.format", f"{name} reads files, not rows", f"leave it out, or write one of: {fits}")
+    file = _written(_rows_of(rows, str(source.get("field", "text")), f"{key}.rows"), f"{key}.rows", tell)
+    number = key.rpartition(".")[2]
+    default = "rows" if number in ("sources", "0") else f"rows {number}"
+    return {"name": default, **source, "path": [f"{{rows}}/{file.name}"]}
+
+
+def _written(rows: Iterable[dict[str, Any]], key: str, tell: Callable[[str], object]) -> Path:
+    folder = rows_folder()
+    digest = xxhash.xxh3_128()
+    count = 0
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with disk_errors(folder), scratch_folder(folder / "rows") as scratch:
+        partial = scratch / "rows"
+        with partial.open("wb") as stream:
+            for count, row in enumerate(rows, 1):
+                line = _line(row, f"{key}[{count - 1}]")
+                digest.update(line)
+                stream.write(line)
+                if count == _MANY:
+                    tell(f"{key}: writing the rows to {folder}")
+        if not count:
+            raise InputError.at(key, "there are no rows", _FORMS)
+        file = folder / f"{digest.hexdigest()}{_SUFFIX}"
+        if not file.is_file() or file.stat().st_size != partial.stat().st_size:
+            with partial.open("rb+") as stream:
+                os.fsync(stream.fileno())
+            os.utime(partial, ns=(0, 0))  # written anew, it is the same text: a store goes by the time of change
+            partial.replace(file)
+    return file
+
+
+def _line(row: dict[str, Any], place: str) -> bytes:
+    for name in row:
+        if not isinstance(name, str):
+            raise InputError.at(place, f"has the field {name!r}, {type(name).__name__}", "write names as text")
+    try:
+        return orjson.dumps(row, default=_plain_cell, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
+    except TypeError as error:
+        fix = "take the field out, or write it as text, a number, a list or a dict"
+        raise InputError.at(place, f"holds a value that is no text or number: {error}", fix) from None
+
+
+def _plain_cell(value: Any) -> Any:
+    """A cell that JSON has no form for: a missing value of pandas, a date, a scalar of numpy."""
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and (value is pandas.NA or value is pandas.NaT):
+        return None
+    if isinstance(value, date):
+        return value.isoformat()
+    if type(value).__module__ == "numpy":
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__}")
+
+
+def _rows_of(rows: Any, field: str, key: str) -> Iterator[dict[str, Any]]:
+    if isinstance(rows, _types("datasets", *_NOT_ROWS)):
+        fix = 'choose its split: rows["train"]' if isinstance(rows, Mapping) else "give a list: list(rows.take(1000))"
+        raise InputError.at(key, f"is {type_name(rows)}, not a Dataset", fix)
+    if isinstance(rows, _types("datasets", "Dataset")):
+        yield from _of_dataset(rows)
+    elif isinstance(rows, _types("pandas", "DataFrame")):
+        for start in range(0, len(rows), _CHUNK):
+            yield from rows.iloc[start : start + _CHUNK].to_dict("records")
+    elif isinstance(rows, Mapping):
+        yield from _of_columns(rows, key)
+    elif isinstance(rows, _columns()):
+        for number, row in enumerate(rows):
+            if isinstance(row, str):
+                yield {field: row}
+            elif isinstance(row, Mapping):
+                yield dict(row)
+            else:
+                fix = "give texts, or dicts of fields"
+                raise InputError.at(f"{key}[{number}]", f"is {type_name(row)}, neither text nor dict", fix)
+    else:
+        raise InputError.at(key, f"is {type_name(rows)}", _FORMS)
+
+
+def _of_columns(columns: Mapping[Any, Any], key: str) -> Iterator[dict[str, Any]]:
+    for name, values in columns.items():
+        if not isinstance(values, _columns()):
+            what = f"is {type_name(values)}, not a column"
+            raise InputError.at(f"{key}.{name}", what, 'give a dict of lists, {"text": ["…", "…"]}, or a list of dicts')
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        have = ", ".join(f"{name}: {length:,}" for name, length in lengths.items())
+        raise InputError.at(key, f"has columns of unequal lengths ({have})", "give each row every field")
+    for row in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, row, strict=True))
+
+
+def _of_dataset(rows: Any) -> Iterator[dict[str, Any]]:
+    """Rows of a `datasets.Dataset`, with the names of classes in place of their numbers (-1 is a row without one)."""
+    for row in rows.with_format(None):
+        for name, kind in rows.features.items():
+            names = getattr(getattr(kind, "feature", kind), "names", None)  # `feature`: of a list
+            if names is not None:
+                row[name] = _class_name(row[name], names)
+        yield row
+
+
+def _class_name(value: Any, names: list[str]) -> Any:
+    if isinstance(value, list):
+        return [_class_name(item, names) for item in value]
+    return names[value] if value is not None and value >= 0 else None
+
+
+_NOT_ROWS = ("DatasetDict", "IterableDataset", "IterableDatasetDict")
+
+
+def _columns() -> tuple[type[Any], ...]:
+    """Types of a column of values."""
+    return (list, tuple, *_types("pandas", "Series"), *_types("numpy", "ndarray"))
+
+
+def _types(module: str, *names: str) -> tuple[type[Any], ...]:
+    """Types of a library, if it is imported: an object of it exists only then."""
+    loaded = sys.modules.get(module)
+    kinds = (getattr(loaded, name, None) for name in names)
+    return tuple(kind for kind in kinds if isinstance(kind, type))
+
+
+def type_name(value: object) -> str:
+    """The name of a value's type with its article, for messages."""
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

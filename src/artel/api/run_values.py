@@ -1,0 +1,164 @@
+"""Runs and overrides that Python holds: plain values, `RunConfig` objects and rows, in place of files."""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+from pydantic import BaseModel
+
+from artel.api.rows import is_table, source_of_rows, type_name
+from artel.config.load import RunFile, read_run_file
+from artel.config.overrides import Overrides
+from artel.config.schema.run import RunConfig, TrainConfig
+from artel.config.suggest import key_advice
+from artel.errors import InputError, Problem
+
+RunLike = str | os.PathLike[str] | Mapping[str, Any] | RunConfig | RunFile
+"""A run: the path of a run file, a recipe's name, the folder of an earlier run, its keys as plain values, an object."""
+OverridesLike = Mapping[str, Any] | Sequence[str] | None
+"""Overrides: values for dotted keys, or words as on a command line (`["train.steps=3"]`)."""
+
+_STEM = "run"
+"""A run in no file that names no folder is written to runs/run, as that of a file run.yaml."""
+_SOURCES = ("data", "sources")
+
+Key = tuple[Any, ...]
+
+
+def as_run_file(run: RunLike, tell: Callable[[str], object]) -> RunFile:
+    """Return `run` as a run file that has been read; rows in it are written to files. Raises InputError."""
+    if isinstance(run, RunFile):
+        return run
+    if isinstance(run, str | os.PathLike):
+        return read_run_file(os.fspath(run))
+    if isinstance(run, RunConfig | Mapping):
+        return RunFile(_plain_values(run, (), tell), {(): ""}, _STEM)
+    what = f"is {type_name(run)}, which describes no run"
+    raise InputError.at("run", what, "give a path, a recipe's name, a dict or an artel.RunConfig")
+
+
+def as_overrides(
+    overrides: OverridesLike, tell: Callable[[str], object], settings: Mapping[str, Any] | None = None
+) -> Overrides:
+    """Return `overrides`, and `settings` of the section `train` by their names. Raises InputError."""
+    if isinstance(overrides, Overrides):
+        given = overrides
+    elif isinstance(overrides, str):
+        given = Overrides.parse([overrides])
+    elif overrides is None or isinstance(overrides, Mapping):
+        given = Overrides(_overrides(overrides or {}, tell))
+    elif isinstance(overrides, Sequence) and all(isinstance(word, str) for word in overrides):
+        given = Overrides.parse(overrides)
+    else:
+        what = f"are {type_name(overrides)}"
+        raise InputError.at("overrides", what, 'write a dict, {"train.steps": 3}, or words, ["train.steps=3"]')
+    names = {field.alias or name for name, field in TrainConfig.model_fields.items()}
+    problems = []
+    for name in settings or {}:
+        if name not in names:
+            what = 'is no key of the section train; those of other sections go into overrides: {"data.block": 512}'
+            problems.append(Problem(name, what, key_advice(("train", name))))
+        elif f"train.{name}" in given:
+            problems.append(Problem(name, f"is given twice, also as train.{name} in overrides", "leave one out"))
+    if problems:
+        raise InputError(problems)
+    values = _overrides({f"train.{name}": value for name, value in (settings or {}).items()}, tell)
+    given = copy.copy(given)
+    given.update(values)
+    return given
+
+
+def _overrides(values: Mapping[Any, Any], tell: Callable[[str], object]) -> dict[str, Any]:
+    wrong = [key for key in values if not isinstance(key, str)]
+    if wrong:
+        fix = 'write dotted keys as text: {"train.steps": 3}'
+        raise InputError([Problem("overrides", f"have the key {key!r}, {type_name(key)}", fix) for key in wrong])
+    plain: dict[str, Any] = {}
+    for dotted, value in values.items():
+        key = tuple(int(part) if part.isdecimal() else part for part in dotted.split("."))
+        if len(key) == 4 and key[:2] == _SOURCES and key[3] == "rows" and not isinstance(value, str):
+            source = _plain_values({"rows": value}, key[:3], tell)
+            plain |= {f"{dotted.removesuffix('.rows')}.{name}": inner for name, inner in source.items()}
+        else:
+            plain[dotted] = _plain_values(value, key, tell)
+    return plain
+
+
+def _plain_values(value: Any, key: Key, tell: Callable[[str], object]) -> Any:
+    """`value`, which stands at `key` of a run, as a file would hold it. Raises InputError with every problem."""
+    reader = _PlainValues(tell)
+    plain = reader.plain(value, key)
+    if reader.problems:
+        raise InputError(reader.problems)
+    return plain
+
+
+class _PlainValues:
+    """Reads values of Python as those that a file can hold, and collects what is wrong."""
+
+    def __init__(self, tell: Callable[[str], object]) -> None:
+        self.problems: list[Problem] = []
+        self._tell = tell
+        self._outer: list[int] = []
+
+    def plain(self, value: Any, key: Key) -> Any:
+        """The plain value. Of an object only what was set: `auto` chooses the rest, as it does for a file."""
+        if isinstance(value, BaseModel):
+            return value.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        if key[:2] == _SOURCES and len(key) <= 3 and is_table(value):
+            source = self._source({"rows": value}, key)
+            return [source] if key == _SOURCES else source
+        if isinstance(value, Mapping | list | tuple):
+            if id(value) in self._outer:
+                return self._wrong(key, "contains itself", "write the values out")
+            self._outer.append(id(value))
+            plain = self._collection(value, key)
+            self._outer.pop()
+            return plain
+        return self._scalar(value, key)
+
+    def _collection(self, value: Mapping[Any, Any] | Sequence[Any], key: Key) -> Any:
+        if not isinstance(value, Mapping):
+            return [self.plain(inner, (*key, number)) for number, inner in enumerate(value)]
+        if key[:2] == _SOURCES and len(key) == 3 and not isinstance(value.get("rows", ""), str):
+            return self._source(value, key)
+        for name in value:
+            if not isinstance(name, str | int) or isinstance(name, bool):
+                self._wrong(key, f"has the key {name!r}, {type_name(name)}", "write keys as text")
+        return {name: self.plain(inner, (*key, name)) for name, inner in value.items()}
+
+    def _source(self, source: Mapping[Any, Any], key: Key) -> Any:
+        others = {name: value for name, value in source.items() if name != "rows"}
+        try:
+            return source_of_rows(source["rows"], self._collection(others, key), _dotted(key), self._tell)
+        except InputError as error:
+            self.problems += error.problems
+            return {}
+
+    def _scalar(self, value: Any, key: Key) -> Any:
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray):
+            return self.plain(value.tolist(), key)
+        if isinstance(value, Decimal | Fraction):
+            return int(value) if value == value // 1 else float(value)
+        if isinstance(value, os.PathLike):
+            return os.fspath(value)
+        if value is None or isinstance(value, str | bool | int | float):
+            return value
+        fix = "write a number, a text, true or false, a list or a dict"
+        if is_table(value):
+            fix = 'rows are given in data.sources: [{"rows": …}]'
+        return self._wrong(key, f"is {type_name(value)}, which no key takes", fix)
+
+    def _wrong(self, key: Key, what: str, fix: str) -> None:
+        self.problems.append(Problem(_dotted(key) or "run", what, fix))
+
+
+def _dotted(key: Key) -> str:
+    return ".".join(map(str, key))
