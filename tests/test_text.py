@@ -141,6 +141,7 @@ def test_a_book_of_project_gutenberg_is_read_without_its_licence(tmp_path, mark)
     ("content", "source", "problem"),
     [
         ('{"id": "7", "text": "a"}\n{"id": "9", "text": "b"}\n', {}, ".format: {} holds JSON lines, not text"),
+        ('<?xml version="1.0"?>\n<posts><row Body="a" /></posts>', {}, ".format: {} holds XML, not text"),
         ("one\rtwo\r", {"document": "line"}, ".path: {} ends its lines with carriage returns alone"),
     ],
 )
@@ -150,7 +151,7 @@ def test_files_that_are_not_the_text_they_seem_are_refused(tmp_path, content, so
     with pytest.raises(InputError) as refused:
         check_sources(DataConfig.model_validate({"sources": [{"path": str(file), **source}]}))
     assert str(refused.value).startswith(f"data.sources.0{problem.format(file)}")
-    meant = {"format": "text"} if content.startswith("{") else {}
+    meant = {"document": "file"} if source else {"format": "text"}
     check_sources(DataConfig.model_validate({"sources": [{"path": str(file), **meant}]}))
 
 

@@ -129,7 +129,7 @@ def _paragraphs(file: SourceFile) -> Iterator[Record | Rejected]:
 
 
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
-    """Whether a file holds JSON lines, which would be learned letter by letter, or lines that end with CR alone."""
+    """What is wrong with a file: it holds JSON lines or XML, whose signs would be learned, or its lines end with CR."""
     with path.open("rb") as stream:
         head = stream.read(_HEAD_BYTES)
     has_lines = source.document in ("line", "paragraph") and uncompressed_name(path.name) == file_name(path.name)
@@ -138,6 +138,9 @@ def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list
         return [Problem(f"{key}.path", f"{path} ends its lines with carriage returns alone, as old Macs did", fix)]
     if not FORMATS[source.format].goes_by_suffix:
         return []
+    if uncompressed_name(path.name).endswith(".xml") or head.lstrip(b"\xef\xbb\xbf \r\n").startswith(b"<?xml"):
+        fix = "extract its texts (a dump of Wikipedia: wikiextractor --json); or write format: text, to learn the XML"
+        return [Problem(f"{key}.format", f"{path} holds XML, not text", fix)]
     lines = [line for line in head.splitlines()[:3] if line.strip()][:2]
     with suppress(orjson.JSONDecodeError):
         if lines and all(isinstance(orjson.loads(line), dict) for line in lines):
