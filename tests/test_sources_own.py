@@ -37,7 +37,8 @@ def test_an_own_converter(own):
         record, failed = read(read_chat, rows_of(own, rows), format="chat", converter=f"my_rows:{name}")
         assert turns(record) == [("user", "who?"), ("assistant", "me")]
         assert (failed.origin, failed.reason) == ("a.jsonl:2", "converter_failed")
-        assert f"my_rows:{name} failed on it: KeyError: 'a'; mend the function" in failed.detail
+        assert f"my_rows:{name} failed on it: KeyError: 'a', in talk (" in failed.detail
+        assert "my_rows.py:" in failed.detail
     (record,) = read(read_chat, rows_of(own, rows[:1]), format="chat", converter="my_rows:nothing")
     assert (record.reason, record.detail[:44]) == ("no_messages", "what my_rows:nothing returned is NoneType; w")
     (pair,) = read(read_preferences, rows_of(own, rows[:1]), format="preference", converter="my_rows:compared")
@@ -59,7 +60,7 @@ def test_a_changed_converter_is_another_source(own):
         ("chat", "my_rows:none", "'my_rows' has no function 'none'\n.*define none"),
         ("chat", "my_rows:number", "'my_rows' has no function 'number'"),
         ("chat", "my_none:talk", "'my_none' cannot be imported: ModuleNotFoundError"),
-        ("chat", "my_broken:talk", "'my_broken' cannot be imported: SystemExit: 3"),
+        ("chat", "my_broken:talk", "'my_broken' cannot be imported: sys.exit was called: 3"),
         ("chat", ":talk", "cannot be imported"),
         ("chat", "alpca", "no converter 'alpca'.*\n.*write auto, messages, alpaca"),
         ("preference", "character", "no converter 'character' of format preference"),

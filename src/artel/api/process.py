@@ -45,7 +45,7 @@ def leaves_process_unchanged(
 
     That is the environment, signal handlers, hooks of exceptions, filters of warnings, levels of loggers, the search
     path, and of PyTorch the threads, the default dtype and the random states. `with_torch`: the call needs PyTorch,
-    which is imported first. Errors of the machine (a full disk) become WorkError.
+    which is imported first. Errors of the machine (a full disk) and of a user's own code become WorkError.
     """
 
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -63,7 +63,7 @@ def leaves_process_unchanged(
                     error.problems = tuple(map(_in_python, error.problems))
                     error.args = ("\n".join(map(str, error.problems)),)
                     raise
-                except Exception as error:
+                except BaseException as error:  # a user's code may call sys.exit
                     known = machine_error(error)
                     if known is None:
                         raise

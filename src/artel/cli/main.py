@@ -115,6 +115,10 @@ def _run() -> int:
     try:
         return app(standalone_mode=False) or 0
     except SystemExit as end:
+        from artel.plugins import own_code_error
+
+        if (own := own_code_error(end)) is not None:
+            return _end(own)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except typer.Abort:
         write_lines(["artel: aborted"])
@@ -151,11 +155,15 @@ def _refuse(error: Any) -> int:
 
 def _thread_failed(failed: threading.ExceptHookArgs) -> None:
     """Report an unexpected exception of a thread like one of the command."""
-    if failed.exc_value is not None and not isinstance(failed.exc_value, SystemExit):  # which ends the thread alone
-        from artel.storage.unexpected_errors import fault_lines
+    from artel.plugins import own_code_error
+    from artel.storage.unexpected_errors import fault_lines
 
+    error = failed.exc_value
+    if error is not None and (known := own_code_error(error)) is not None:
+        _end(known)
+    elif error is not None and not isinstance(error, SystemExit):  # which ends the thread alone
         name = failed.thread.name if failed.thread is not None else "a thread"
-        write_lines([f"artel: {line}" for line in fault_lines(failed.exc_value, name)])
+        write_lines([f"artel: {line}" for line in fault_lines(error, name)])
 
 
 def _end(error: ArtelError) -> int:

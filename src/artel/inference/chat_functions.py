@@ -14,6 +14,7 @@ from typing import Any
 from transformers.utils import get_json_schema
 
 from artel.errors import InputError
+from artel.plugins import guarded, note_own, raised
 from artel.storage import check_regular, user_path
 from artel.text import ToolCall, Tools
 
@@ -40,8 +41,10 @@ class ChatFunctions:
         try:
             value = function(**call.arguments)
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-        except Exception as error:  # the user's function, called with what a model wrote
-            return f"error: {type(error).__name__}: {error}"
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the user's function, called with what a model wrote
+            return f"error: {raised(error)}"
 
 
 def read_functions(file: str) -> ChatFunctions:
@@ -95,14 +98,13 @@ def _imported(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"artel_tools_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
+    note_own(spec.name)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look for it there
     folder = str(path.parent.absolute())
     sys.path.insert(0, folder)  # it may import its neighbours, as `python FILE` lets it
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # the user's code
-        what = f"cannot be run: {type(error).__name__}: {error}"
-        raise InputError.at(str(path), what, f"try it: python {path.name}") from None
+        with guarded(str(path), "cannot be run", f"try it: python {path.name}"):
+            spec.loader.exec_module(module)
     finally:
         sys.path.remove(folder)
     return module

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from artel.errors import Problem, WorkError
+from artel.plugins import message_of
 
 LOST_OTHERS = 75  # EX_TEMPFAIL of sysexits.h; only the launcher sees it, and ends with 1
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
@@ -47,7 +48,7 @@ def raising_lost_others() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        message = str(error)
+        message = message_of(error)
         if not isinstance(error, DistError) and not any(sign in message for sign in _SIGNS):
             raise
         place = f"process {os.environ.get('RANK', '0')} on {socket.gethostname()}"

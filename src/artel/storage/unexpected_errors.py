@@ -17,6 +17,7 @@ from pathlib import Path
 
 import artel
 from artel.errors import ArtelError, WorkError
+from artel.plugins import message_of, own_code_error, raised
 from artel.secrets import hide_secrets
 from artel.storage.locations import DISK_ERRORS, cache_folder, disk_error
 
@@ -27,19 +28,20 @@ _NO_MEMORY = ("allocate memory", "can't start new thread", "out of memory", "fai
 
 
 def machine_error(error: BaseException) -> ArtelError | None:
-    """An error of the machine (memory, a disk) as a message; None if the error is a fault of artel."""
+    """An error of the machine (memory, a disk) or of a user's code as a message; None if it is a fault of artel."""
     if isinstance(error, ArtelError):
         return error
-    if isinstance(error, RuntimeError) and "CUDA" in str(error) and "out of memory" in str(error):
-        what = f"the GPU has no more: {' '.join(str(error).split())[:200]}"
+    text = message_of(error)
+    if isinstance(error, RuntimeError) and "CUDA" in text and "out of memory" in text:
+        what = f"the GPU has no more: {' '.join(text.split())[:200]}"
         fix = "end what else runs there, or take less: a smaller model, data.block, train.micro_batch, --requests"
         return WorkError.at("memory", what, fix)
     if (
         isinstance(error, MemoryError)
-        or (isinstance(error, RuntimeError | ImportError) and any(words in str(error) for words in _NO_MEMORY))
+        or (isinstance(error, RuntimeError | ImportError) and any(words in text for words in _NO_MEMORY))
         or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
     ):
-        detail = " ".join(str(error).split())[:200]
+        detail = " ".join(text.split())[:200]
         what = "the system has no more" + (f": {detail}" if detail else "")
         less = "a smaller model, data.block or train.micro_batch, fewer prepare.workers"
         fix = f"lift the limit on this process (ulimit -v, the container's or the job's), or take less: {less}"
@@ -47,7 +49,7 @@ def machine_error(error: BaseException) -> ArtelError | None:
     if isinstance(error, OSError) and error.errno in DISK_ERRORS - {errno.ENOENT}:
         path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else ""
         return disk_error(error, path, "cannot be read or written")
-    return None
+    return own_code_error(error)
 
 
 def write_fault(error: BaseException, doing: str) -> str:
@@ -72,7 +74,7 @@ def write_fault(error: BaseException, doing: str) -> str:
 
 def fault_lines(error: BaseException, doing: str) -> list[str]:
     """Three lines for people: what artel was doing, that it is artel's fault, and the file of the traceback."""
-    message = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    message = " ".join(raised(error).split())[:300]
     return [
         f"{doing}: failed with {message}",
         "this is a fault of artel, not of what you gave it; please report it with its traceback",

@@ -22,6 +22,7 @@ import orjson
 
 from artel.errors import ArtelError, InputError, Interrupted
 from artel.host import process_memory
+from artel.plugins import raised
 from artel.training.run_folder import RunFolder
 
 _A_DAY = 86_400.0
@@ -64,7 +65,7 @@ def how_it_ended(error: BaseException) -> tuple[str, str]:
     """(stopped or failed, the reason in a line), of a process that ends with an error."""
     if isinstance(error, Interrupted | KeyboardInterrupt):
         return "stopped", ""
-    return "failed", error.in_a_line if isinstance(error, ArtelError) else f"{type(error).__name__}: {error}"
+    return "failed", error.in_a_line if isinstance(error, ArtelError) else raised(error)
 
 
 def mark_start(folder: RunFolder, state: str = "running", message: str = "") -> None:

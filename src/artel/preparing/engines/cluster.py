@@ -125,7 +125,7 @@ class Work:
                 print(f"artel: {error.in_a_line}", file=sys.stderr, flush=True)
                 workspace.write_error(f"{self.stage}-{number}", error)
                 return
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 traceback.print_exc()
                 known = worker_error(error, f"stage {self.stage}, part {number}")
                 workspace.write_error(f"{self.stage}-{number}", known)

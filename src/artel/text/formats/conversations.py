@@ -17,7 +17,7 @@ from typing import Any
 
 from artel.config import SourceConfig
 from artel.errors import InputError, Problem
-from artel.plugins import import_own_module
+from artel.plugins import import_own_module, raised
 from artel.registry import FORMATS
 from artel.text.formats.tool_rows import check_names, check_results, tools_field, with_tools
 from artel.text.formats.turns import THOUGHT_FIELDS, RowReader, Turn, names_of
@@ -88,9 +88,11 @@ def call_function(function: UserFunction, converter: str, row: dict[str, Any]) -
     """What the user's function returns for a row. Raises BadRecord for whatever it raises: it costs the row only."""
     try:
         return function(row)
-    except Exception as error:
-        what = f"{converter} failed on it: {type(error).__name__}: {error}"
-        raise BadRecord("converter_failed", f"{what}; mend the function, or leave the row out") from None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        what = f"{converter} failed on it: {raised(error)}"
+        raise BadRecord("converter_failed", f"{what}; fix the function, or leave the row out") from None
 
 
 class Converter:

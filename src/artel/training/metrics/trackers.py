@@ -20,6 +20,7 @@ from artel.config import RunConfig
 from artel.elapsed import pause, resume
 from artel.errors import InputError, missing_extra
 from artel.notebooks import in_notebook
+from artel.plugins import raised
 from artel.printable import in_a_line
 from artel.registry import TRACKERS
 from artel.secrets import hide_secrets
@@ -56,7 +57,9 @@ class Trackers:
         for name in run.track:
             try:
                 self._alive[name] = TRACKERS[name].for_this_process()(run, folder, step, steps)
-            except Exception as error:  # a tracker is another's program: whatever it raises, the run goes on
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # a tracker is another's program: the run continues without it
                 _warn(name, error)
 
     @property
@@ -101,7 +104,9 @@ class Trackers:
         for name, tracker in list(self._alive.items()):
             try:
                 getattr(tracker, what)(*arguments)
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 del self._alive[name]
                 _warn(name, error)
 
@@ -118,8 +123,8 @@ def _report(make: Callable[[], str | None], file: Path) -> Path | None:
     return file
 
 
-def _warn(name: str, error: Exception) -> None:
-    reason = hide_secrets(str(error)) or type(error).__name__
+def _warn(name: str, error: BaseException) -> None:
+    reason = hide_secrets(raised(error))
     print(in_a_line(f"tracker {name} failed and is left out from here on: {reason}"), file=sys.stderr)
 
 

@@ -21,6 +21,7 @@ from artel.errors import InputError, Problem, WorkError
 from artel.host import usable_cores
 from artel.models.device import pick_precision
 from artel.models.flops import device_name, flops_a_token
+from artel.plugins import guarded
 from artel.registry import OBJECTIVES, OPTIMIZERS
 from artel.storage import cache_folder, disk_errors
 
@@ -150,12 +151,12 @@ def _peer(name: str, problems: list[Problem]) -> Contestant:
     if not module or not function:
         problems.append(Problem("--peer", f"{name!r} names no function", "write module:function"))
     else:
+        fix = f"the module is looked for in {Path.cwd()} and on PYTHONPATH"
         try:
-            train = function_of(name)
-        except (Exception, SystemExit) as error:  # it is the user's module: anything may go wrong in it
-            what = f"{name} cannot be imported: {type(error).__name__}: {error}"
-            fix = f"the module is looked for in {Path.cwd()} and on PYTHONPATH"
-            problems.append(Problem("--peer", what, fix))
+            with guarded("--peer", f"{name} cannot be imported", fix):
+                train = function_of(name)
+        except InputError as error:
+            problems += error.problems
         else:
             if not callable(train):
                 problems.append(Problem("--peer", f"{name} is no function", "write module:function"))
