@@ -157,11 +157,15 @@ def adapter_problems(model: PreTrainedModel, config: LoraConfig) -> list[Problem
     layers = linear_layers(model)
     experts = expert_matrices(model)
     known = ", ".join(_endings([*layers, *experts]))
-    problems += [
-        Problem("model.lora.target", f"no linear layer is named {name}", f"the model has: {known}; or write auto")
-        for name in config.target
-        if name != "auto" and not any(_is_named(layer, name) for layer in layers) and not _named(experts, name)
-    ]
+    output = next((name for name, module in model.named_modules() if module is model.get_output_embeddings()), None)
+    for name in config.target:
+        if name == "auto" or any(_is_named(layer, name) for layer in layers) or _named(experts, name):
+            continue
+        what, fix = f"no linear layer is named {name}", f"the model has: {known}; or write auto"
+        if output is not None and _is_named(output, name):
+            what = f"{name} is the output layer, which gets no adapter"
+            fix = f"write model.lora.save: [{name}] to train it in full, and leave it out here; the others are: {known}"
+        problems.append(Problem("model.lora.target", what, fix))
     if "auto" in config.target:
         problems += [
             Problem("model.lora.target", f"{name} stands beside auto, which means it too", "leave one of them out")
