@@ -160,7 +160,7 @@ def test_the_figures_stand_in_the_page(page):
     assert next(texts(row, "td") for row in tree.css("#time tbody tr")) == ["matrix products", "60.00", "75.0%"]
     rows = [texts(row, "td") for row in tree.css("#plan tbody tr")]
     assert rows[-3:] == [
-        ["bits per byte of validation", "2.000", "2.500", "+25%"],
+        ["bits per byte of validation", "2.000 (1.800 to 2.200)", "2.500", "+25%"],
         ["tokens/s", "1,000", "900.0", "\u221210%"],
         ["time", "30 min", "", ""],
     ]
@@ -240,7 +240,7 @@ def test_it_is_in_russian_too(run):
     assert (keys["хосты"], keys["устройство"], keys["процессы"]) == ("1", "A processor", "2")
     plan = {cells[0]: cells[1:] for cells in (texts(row, "td") for row in tree.css("#plan tbody tr"))}
     assert plan["шаги"][0] == "40"
-    assert plan["бит на байт на валидации"] == ["2,000", "2,500", "+25 %"]
+    assert plan["бит на байт на валидации"] == ["2,000 (от 1,800 до 2,200)", "2,500", "+25 %"]
     assert texts(tree, "#file h3") == ["Настройки запуска", "Что выбрано при старте"]
 
 

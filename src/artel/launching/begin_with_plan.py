@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -76,21 +77,38 @@ def begin_with_plan(
 def _plan(run: RunConfig, processes: int, nodes: int, announce: Callable[[str], None]) -> dict[str, Any] | None:
     """What `artel plan` says of the run on this machine; None where it cannot be planned, which is said."""
     environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER}
+    lines: list[str] = []
+    with TemporaryDirectory() as folder:
+        file, result = Path(folder, "run.yaml"), Path(folder, "plan.json")
+        file.write_text(dump_run(run, secrets=True), encoding="utf-8")
+        command = [*python_of("artel"), "plan", str(file), f"--nproc={processes}", f"--nodes={nodes}", "--json"]
+        with (
+            result.open("wb") as out,
+            subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, errors="replace"
+            ) as process,
+        ):
+            timer = threading.Timer(_SECONDS, process.kill)
+            timer.start()
+            try:
+                assert process.stderr is not None
+                for line in process.stderr:
+                    lines.append(line.strip())
+                    if line.startswith("tracing "):  # how far it is
+                        announce(lines[-1])
+            finally:
+                was_in_time = timer.is_alive()
+                timer.cancel()
+                process.kill()  # interrupted: it has nothing to finish
+        content = result.read_bytes()
     try:
-        with TemporaryDirectory() as folder:
-            file = Path(folder, "run.yaml")
-            file.write_text(dump_run(run, secrets=True), encoding="utf-8")
-            command = [*python_of("artel"), "plan", str(file), f"--nproc={processes}", f"--nodes={nodes}", "--json"]
-            done = subprocess.run(
-                command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False
-            )
-        plan: dict[str, Any] = orjson.loads(done.stdout)
-    except subprocess.TimeoutExpired:
-        announce(f"the run is not planned: that took more than {_SECONDS} s")
-        return None
+        plan: dict[str, Any] = orjson.loads(content)
     except ValueError:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {done.returncode}"]
-        announce(f"the run is not planned: {lines[-1].removeprefix('artel: ')}")
+        why = f"that took more than {_SECONDS} s"
+        if was_in_time:
+            last = [line for line in lines if line] or [f"exit status {process.returncode}"]
+            why = last[-1].removeprefix("artel: ")
+        announce(f"the run is not planned: {why}")
         return None
     return plan
 

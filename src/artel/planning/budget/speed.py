@@ -34,8 +34,8 @@ _MEASURED = (Size(2), Size(5))
 _PLANNED = (Size(8), Size(20))
 _ROWS = 8  # of a micro-batch that is measured, beside one of a single row
 _FEWEST, _MOST, _SECONDS = 3, 30, 2.0
-"""Steps that are measured of each size, as many as the seconds allow; the first allocates. Two are enough where they
-take twice the seconds."""
+"""Steps that are measured of each size, as many as the seconds allow; the first allocates. One is enough where it takes
+twice the seconds."""
 _WAITING = 2.0
 """How many times its processor time a step may take by the clock. Threads wait for one another, which is part of a
 step: by processor time alone 5 × 320 on two cores had 9,746 tokens/s, and a run of it 5,030. Other programs are not:
@@ -169,7 +169,7 @@ def _steps(strategy: DataParallel, optimizer: Optimizer, batch: Batch) -> Iterat
     end = time.perf_counter() + _SECONDS
     for count in range(_MOST):
         now = time.perf_counter()
-        if (count >= _FEWEST and now >= end) or (count > 1 and now >= end + _SECONDS):
+        if (count >= _FEWEST and now >= end) or (count and now >= end + _SECONDS):
             return
         started = time.perf_counter(), time.thread_time()
         strategy.run([batch], float(batch.targets), optimizer.loss_factor)
