@@ -23,6 +23,7 @@ from artel.tokens import (
     step_numbers,
     train_tokenizer,
 )
+from artel.tokens.tokenizer.train import auto_vocabulary, describe_vocabulary
 
 TEXT = "Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему. " * 20
 
@@ -210,9 +211,45 @@ def test_a_trained_tokenizer_opens_with_transformers(tokenizer, tmp_path):
     assert load_tokenizer(str(tmp_path)).fingerprint == tokenizer.fingerprint
 
 
-def test_more_vocabulary_than_the_text_allows_is_refused():
-    with pytest.raises(InputError, match=r"tokenizer\.train\.vocab.*30,000 tokens are more than this text yields"):
-        train_tokenizer(iter([TEXT]), TokenizerTraining(vocab=30000))
+@pytest.mark.parametrize("pattern", ["gpt2", "gpt4", "whitespace"])
+def test_a_vocabulary_that_the_text_cannot_give_is_the_largest_that_it_can(pattern):
+    text = " ".join(f"слово{number % 400:x} и другое" for number in range(1200))
+    largest = train_tokenizer(iter([text]), TokenizerTraining(vocab=30000, pattern=pattern))
+    one_less = TokenizerTraining(vocab=largest.vocabulary - 1, pattern=pattern)
+    assert train_tokenizer(iter([text]), one_less).vocabulary == largest.vocabulary - 1
+    told = describe_vocabulary(30000, largest.vocabulary, pattern)
+    assert told.startswith(f"tokenizer.train.vocab: {largest.vocabulary:,} instead of 30,000")
+    assert describe_vocabulary(300, 300, pattern) == ""
+
+
+def test_a_text_of_more_characters_than_the_vocabulary_keeps_them_all():
+    text = "".join(chr(0x4E00 + number) for number in range(1000))
+    tokenizer = train_tokenizer(iter([" ".join(text)] * 3), TokenizerTraining(vocab=400, pattern="whitespace"))
+    assert tokenizer.vocabulary == 1003  # with <|endoftext|>, <|pad|> and <unk>
+    ids = next(tokenizer.encode([text[7]]))
+    assert tokenizer.hf.unk_token_id not in ids
+    assert "pattern: gpt4 begins with the 256 bytes" in describe_vocabulary(400, 1003, "whitespace")
+    assert "gpt4" not in describe_vocabulary(257, 258, "gpt4")
+    assert train_tokenizer(iter(["text"]), TokenizerTraining(vocab=257, pattern="gpt4")).vocabulary == 258
+
+
+@pytest.mark.parametrize("pattern", ["gpt2", "whitespace"])
+@pytest.mark.parametrize("encoder", [False, True])
+def test_the_vocabulary_of_auto_is_that_of_a_training_for_its_size(pattern, encoder):
+    """Also its ids: merges are found in order, so the first ones are those of a smaller vocabulary."""
+    numbers = np.random.default_rng(0).integers(0, 5000, 60_000)
+    text = " ".join(f"w{number:x}, x{number % 77}" for number in numbers)
+    size = auto_vocabulary(len(text))
+    assert size == 1024
+    made = [
+        train_tokenizer(iter([text]), TokenizerTraining(vocab=vocab, pattern=pattern), encoder=encoder)
+        for vocab in ("auto", size)
+    ]
+    assert made[0].hf.get_vocab() == made[1].hf.get_vocab()
+    assert made[0].vocabulary == size
+    assert made[0].fingerprint == made[1].fingerprint
+    assert [list(ids) for ids in made[0].encode([text[:5000]])] == [list(ids) for ids in made[1].encode([text[:5000]])]
+    assert [auto_vocabulary(size) for size in (0, 3_000_000, 10**12)] == [1024, 4096, 32768]
 
 
 @pytest.mark.parametrize(("name", "end"), [("gpt2", 50256), ("roberta-base", 2)])

@@ -18,7 +18,12 @@ from artel.models.loading.request import ModelRequest
 from artel.models.loading.structure import from_scratch, pretrained_structure
 from artel.models.lora.adapters import freeze
 from artel.preparing import has_store, tokenizer_name, tokenizer_place
+from artel.storage import is_remote
+from artel.text.reading.file_names import is_url
+from artel.text.sources.find import all_sources
+from artel.text.sources.inputs import input_shards
 from artel.tokens import Tokenizer, load_tokenizer
+from artel.tokens.tokenizer.train import LARGEST_AUTO, auto_vocabulary
 
 _FEW = 1000  # ids of a tokenizer of which nothing is known: some models cannot be built with a handful
 
@@ -73,6 +78,18 @@ def known_tokenizer(run: RunConfig) -> Tokenizer:
         trained = TokenizerTraining()
     written = (run.model.config or {}).get("vocab_size")
     unknown = min(_FEW, written) if isinstance(written, int) else _FEW
-    size = unknown if trained is None else trained.vocab
+    size = unknown if trained is None else _planned_vocabulary(run, trained)
     ids: Any = SimpleNamespace(bos_token_id=0, pad_token_id=0, cls_token_id=0, sep_token_id=0)
     return cast(Tokenizer, SimpleNamespace(vocabulary=size, end_id=0, hf=ids))
+
+
+def _planned_vocabulary(run: RunConfig, training: TokenizerTraining) -> int:
+    """Ids of a tokenizer that is still to be trained; those of `auto` by the size of the files on this machine."""
+    if training.vocab != "auto":
+        return training.vocab
+    paths = [path for _, source in all_sources(run.data) for path in source.path]
+    with suppress(InputError):  # said by a check of its own
+        if not any(is_url(path) or is_remote(path) for path in paths):
+            size = sum(shard.size for shard in input_shards(run.data))
+            return auto_vocabulary(min(size, training.sample))
+    return LARGEST_AUTO

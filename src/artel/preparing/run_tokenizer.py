@@ -16,6 +16,7 @@ from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
 from artel.text import Ledger, read_documents
 from artel.tokens import Tokenizer, load_tokenizer, train_tokenizer
+from artel.tokens.tokenizer.train import describe_vocabulary
 
 
 def tokenizer_name(run: RunConfig) -> str | None:
@@ -104,4 +105,7 @@ def _new_tokenizer(workspace: Workspace, encoder: bool, special: list[str], reje
                     yield document.record.text
 
         with reporting(tell, lambda: f"training the tokenizer: {read:,} documents read"):
-            return train_tokenizer(texts(), config, encoder=encoder)
+            tokenizer = train_tokenizer(texts(), config, encoder=encoder)
+    if note := describe_vocabulary(config.vocab, tokenizer.vocabulary, config.pattern):
+        tell(note)
+    return tokenizer

@@ -263,7 +263,7 @@ class RunConfig(Section):
     prepare: PrepareConfig = free(PrepareConfig(), "Where and by how many processes the text is prepared.")
     tokenizer: TokenizerConfig = Field(
         default=TokenizerConfig(),
-        description="Trained or loaded; by default that of model.from, or one of 16384 is trained.",
+        description="Trained or loaded; by default that of model.from, or one is trained.",
     )
     model: ModelConfig = Field(default=ModelConfig(), description="From scratch or pretrained; by default a GPT-2.")
     objective: ObjectiveName = Field(

@@ -17,7 +17,11 @@ class TokenizerTraining(Section):
         "numbers in threes, letters of any case: slightly fewer tokens on Russian and code; whitespace: words and "
         "punctuation, spaces are lost.",
     )
-    vocab: Vocabulary = Field(default=16384, ge=257, description="Ids in the vocabulary, the special tokens included.")
+    vocab: Literal["auto"] | Annotated[Vocabulary, Field(ge=257)] = Field(
+        default="auto",
+        description="Ids in the vocabulary, the special tokens included; as many as the text yields if that is fewer. "
+        "auto: about one for 700 bytes of text, 1,024 to 32,768.",
+    )
     end: str | None = Field(
         default=None,
         min_length=1,

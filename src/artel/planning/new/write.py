@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -19,8 +18,6 @@ from artel.planning.new.answers import Answers
 from artel.planning.outline import is_within_reach
 from artel.registry import FORMATS, OBJECTIVES
 
-_BYTES_PER_ID = 700  # novel-small: a vocabulary of 4,096 for a novel of 3 MB
-_SMALLEST, _LARGEST = 1024, 32768
 _STATE = 16  # bytes for each parameter that is trained: weights, gradients, two averages
 _ROOM = 0.6  # of the memory; the rest is for activations
 _BLOCK = 1024
@@ -88,7 +85,7 @@ def _model(answers: Answers, objective: type[Objective]) -> Iterator[Iterator[st
 
 
 def _automatic(answers: Answers, does: str) -> Iterator[str]:
-    yield _tokenizer(answers)
+    yield _tokenizer()
     yield _line("model: {auto: true}", "from scratch: its size, batch and rates are chosen for text, time and machine")
     yield _line(f"objective: {answers.objective}", does)
     yield from _train(answers, {})
@@ -97,7 +94,7 @@ def _automatic(answers: Answers, does: str) -> Iterator[str]:
 def _small(answers: Answers, objective: type[Objective], does: str) -> Iterator[str]:
     config = Size(4).config() if objective.generates else _SMALL.get(objective.auto_class, _ENCODER)
     yield _line("  block: 512", "tokens that the model sees at a time, at most")
-    yield _tokenizer(answers)
+    yield _tokenizer()
     yield _line("model:", "from scratch, and small: change its sizes to taste")
     yield f"  config: {_flow(config)}"
     yield _line(f"objective: {answers.objective}", does)
@@ -147,10 +144,8 @@ def _too_large_for_one(answers: Answers, parameters: int) -> bool:
     return not hardware.shares_memory and parameters * _STATE > _ROOM * hardware.memory_bytes
 
 
-def _tokenizer(answers: Answers) -> str:
-    power = round(math.log2(max(1, answers.look.bytes / _BYTES_PER_ID)))
-    vocabulary = min(_LARGEST, max(_SMALLEST, 2**power))
-    return _line(f"tokenizer: {{train: {{vocab: {vocabulary}}}}}", "pieces of words, found in this text")
+def _tokenizer() -> str:
+    return _line("tokenizer: {train: {vocab: auto}}", "pieces of words, found in this text; as many as suit its size")
 
 
 def _train(answers: Answers, keys: dict[str, Any]) -> Iterator[str]:

@@ -122,19 +122,9 @@ def _documents(run: RunConfig, pieces: list[InputShard]) -> Iterator[Document]:
 
 
 def _with_tokenizer(run: RunConfig, objective: Objective, documents: list[Document]) -> Objective:
-    """The objective with a tokenizer that counts as the run's will: where that is still to be trained, of its size.
-
-    So little text may not yield so many ids; it is then the largest half, quarter … that it does yield.
-    """
+    """The objective with a tokenizer that counts as the run's will: trained on `documents` if it is not there yet."""
     if tokenizer_here(run) is not None:
         return objective
     training = run.tokenizer.train or TokenizerTraining()
     texts = [document.record.text for document in documents]
-    size = training.vocab
-    while size > 300:
-        smaller = training.model_copy(update={"vocab": size})
-        try:
-            return objective_of(run, train_tokenizer(iter(texts), smaller, encoder=objective_type(run).encoder))
-        except InputError:
-            size //= 2
-    return objective
+    return objective_of(run, train_tokenizer(iter(texts), training, encoder=objective_type(run).encoder))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import orjson
 
 from artel.config import TokenizerTraining
-from artel.errors import InputError
 from artel.tokens.tokenizer.tokenizer import Tokenizer, mask_token
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+_BYTES_PER_ID = 700  # novel-small: a vocabulary of 4,096 for a novel of 3 MB
+_SMALLEST_AUTO, LARGEST_AUTO = 1024, 32768
 
 # The pattern of cl100k_base, the tokenizer of GPT-4 (openai/tiktoken, tiktoken_ext/openai_public.py): a word may begin
 # with any one character, not only a space; numbers have up to three digits; line ends stay with the characters before.
@@ -31,8 +36,8 @@ def train_tokenizer(
     the characters of the text. It loses white space, and characters that were not in the training text become <unk>. So
     decoding does not restore a text (`Tokenizer.spacing_is_lost`): it puts a space between all tokens.
 
-    For an `encoder` it has RoBERTa's special tokens in RoBERTa's order, and puts them around a text. Raises InputError
-    when the text does not yield a vocabulary of the requested size.
+    For an `encoder` it has RoBERTa's special tokens in RoBERTa's order, and puts them around a text. A text that yields
+    fewer tokens than `settings.vocab`, or has more characters, gets a vocabulary of as many as it has.
     """
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
@@ -49,15 +54,24 @@ def train_tokenizer(
         backend.post_processor = processors.RobertaProcessing(around[0], around[1], add_prefix_space=False)
     elif bytewise:
         backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    size = 0
+
+    def counted() -> Iterator[str]:
+        nonlocal size
+        for text in _up_to(texts, settings.sample):
+            size += len(text.encode("utf-8", "surrogatepass"))
+            yield text
+
     trainer = trainers.BpeTrainer(
-        vocab_size=settings.vocab,
+        vocab_size=LARGEST_AUTO if settings.vocab == "auto" else settings.vocab,
         min_frequency=settings.minimum_frequency,
         special_tokens=[mask_token(name) if name == names.get("mask_token") else name for name in special],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if bytewise else [],
         show_progress=False,
     )
-    backend.train_from_iterator(_up_to(texts, settings.sample), trainer)
-    _check_size(backend.get_vocab_size(with_added_tokens=True), settings.vocab, where)
+    backend.train_from_iterator(counted(), trainer)
+    if settings.vocab == "auto":  # how much text there is was not known before
+        backend = _cut(backend, auto_vocabulary(size))
     return Tokenizer(_as_transformers(backend, names), where)
 
 
@@ -72,20 +86,39 @@ def _pre_tokenizer(pattern: str) -> Any:
     return pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def _check_size(reached: int, requested: int, where: str) -> None:
+def auto_vocabulary(text_bytes: int) -> int:
+    """Size of a vocabulary for so much text: a power of two, about one id for 700 bytes."""
+    power = round(math.log2(max(1, text_bytes / _BYTES_PER_ID)))
+    return min(LARGEST_AUTO, max(_SMALLEST_AUTO, 2**power))
+
+
+def describe_vocabulary(requested: int | Literal["auto"], reached: int, pattern: str) -> str:
+    """A sentence on a vocabulary that differs from the requested size; empty if it does not."""
+    if requested == "auto":
+        return f"tokenizer.train.vocab: auto is {reached:,} for this text"
     if reached < requested:
-        raise InputError.at(
-            f"{where}.vocab",
-            f"{requested:,} tokens are more than this text yields: it has {reached:,}",
-            f"write tokenizer.train.vocab: {reached} or less, give more text, or lower minimum_frequency",
+        return f"tokenizer.train.vocab: {reached:,} instead of {requested:,}: this text yields no more"
+    if reached > requested:
+        other = "" if pattern != "whitespace" else "; tokenizer.train.pattern: gpt4 begins with the 256 bytes instead"
+        return (
+            f"tokenizer.train.vocab: {reached:,} instead of {requested:,}: the text has so many characters, with the "
+            f"special tokens, and none are merged{other}"
         )
-    if reached > requested:  # every character is a token from the start
-        raise InputError.at(
-            f"{where}.vocab",
-            f"{requested:,} tokens do not hold the characters of this text and the special tokens: {reached:,}",
-            f"write tokenizer.train.vocab: {reached * 2} or so; or tokenizer.train.pattern: gpt4, whose "
-            "alphabet is the 256 bytes",
-        )
+    return ""
+
+
+def _cut(backend: Any, size: int) -> Any:
+    """A tokenizer with its first `size` ids, as training for that size gives: merges come in order."""
+    from tokenizers import Tokenizer as Backend
+
+    tree = orjson.loads(backend.to_str())
+    model = tree["model"]
+    vocabulary, merges = model["vocab"], model["merges"]
+    size = max(size, len(vocabulary) - len({"".join(merge) for merge in merges}))  # the alphabet stays
+    kept = next((at for at, merge in enumerate(merges) if vocabulary["".join(merge)] >= size), len(merges))
+    model["merges"] = merges[:kept]
+    model["vocab"] = {token: number for token, number in vocabulary.items() if number < size}
+    return Backend.from_str(orjson.dumps(tree).decode())
 
 
 def _up_to(texts: Iterator[str], budget: int) -> Iterator[str]:
