@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import jsonschema
@@ -11,7 +12,7 @@ import torch
 
 from artel.tokens.tokenizer.chat_template import CHATML, prompt_ids
 from support.chat_models import user
-from support.serving import QUESTION, answer, greedy, texts
+from support.serving import QUESTION, answer, error_of, greedy, texts
 
 
 def events(client, path, **body):
@@ -130,6 +131,70 @@ def test_a_schema_holds_for_a_model_that_knows_no_json(client, seed):
     response = answer(client, response_format=response_format, temperature=1, seed=seed, max_tokens=200)
     assert response["choices"][0]["finish_reason"] == "stop"
     jsonschema.validate(json.loads(texts(response)[0]), SCHEMA)
+
+
+def json_answer(schema, **changes):
+    response_format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    return QUESTION | {"response_format": response_format, "temperature": 1, "seed": 0, "max_tokens": 60} | changes
+
+
+ENDLESS = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"$ref": "#"}, "no answer can satisfy it"),
+        (ENDLESS | {"$ref": "#/$defs/a"}, "no answer can satisfy it"),
+        ({"type": "integer", "multipleOf": 2147483629}, "fuel exhausted"),
+        ({"type": "integer", "multipleOf": 10**18}, "too many digits"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "Unsatisfiable"),
+        ({"type": "string", "pattern": r"[^\s\S]"}, "Regex is empty"),
+    ],
+)
+def test_a_schema_that_nothing_can_satisfy_is_refused_with_the_reason(client, schema, why):
+    for stream in (False, True):
+        response = client.post("/v1/chat/completions", json=json_answer(schema, stream=stream))
+        assert error_of(response)[:2] == (400, "response_format")
+        assert why in response.json()["error"]["message"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 999983},
+        {"type": "object", "patternProperties": {f"^a{number}x.*": {"type": "string"} for number in range(2000)}},
+    ],
+)
+def test_a_schema_that_takes_minutes_is_refused(client, schema):
+    response = client.post("/v1/chat/completions", json=json_answer(schema))
+    assert error_of(response)[:2] == (400, "response_format")
+    assert "more than 3 s of work" in response.json()["error"]["message"]
+
+
+def test_a_schema_that_fails_while_an_answer_is_written_is_no_answer(client):
+    """The key can be written; its value cannot."""
+    schema = ENDLESS | {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"]}
+    response = client.post("/v1/chat/completions", json=json_answer(schema))
+    assert error_of(response)[:2] == (400, "response_format")
+    streamed = client.post("/v1/chat/completions", json=json_answer(schema, stream=True)).text
+    assert '"finish_reason": "stop"' not in streamed
+    assert "cannot be kept" in streamed
+
+
+def test_json_that_a_stop_text_cuts_off_does_not_end_with_stop(client):
+    answered = client.post("/v1/chat/completions", json=json_answer({"type": "object"}, stop=['"', "}"])).json()
+    assert answered["choices"][0]["finish_reason"] == "length"
+
+
+def test_json_has_no_endless_white_space(served, client):
+    """Blanks and line feeds are made by far the likeliest tokens."""
+    tokens = range(served.opened.tokenizer.vocabulary)
+    blanks = {str(token): 50 for token in tokens if served.token_text(token).isspace()}
+    assert blanks
+    answered = client.post("/v1/chat/completions", json=json_answer({"type": "object"}, logit_bias=blanks)).json()
+    assert re.match(r'\{( |\n {0,40})?["}]', answered["choices"][0]["message"]["content"])
 
 
 def test_an_object_of_json_begins_with_a_brace(client):

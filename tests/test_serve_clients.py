@@ -12,6 +12,7 @@ import subprocess
 import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from shutil import which
 from urllib.parse import urlsplit
@@ -198,6 +199,20 @@ def test_running_answers_finish_when_the_server_is_asked_to_end(folder):
         assert list(stream)[-1].usage.completion_tokens == 300
         assert server.process.wait(60) in (0, -signal.SIGTERM)
     assert "Traceback" not in "".join(server.said)
+
+
+@pytest.mark.ci
+def test_weights_that_are_written_over_end_it_with_the_files_name(tmp_path):
+    folder = tiny_model(tmp_path)
+    weights = folder / "model.safetensors"
+    with server_of(folder) as server:
+        os.truncate(weights, 0)
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
+            with suppress(openai.APIConnectionError):
+                client.chat.completions.create(**QUESTION)
+            assert server.process.wait(60) == 1
+        server.reader.join()
+    assert f"{weights} became shorter" in "".join(server.said)
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import socket
+import sys
+import threading
+from contextlib import contextmanager, suppress
+from functools import partial
 
 import pytest
+import uvicorn
 
+from artel.inference.serve import guard
 from artel.inference.serve.answers import Prompt, Usage, write
 from artel.inference.serve.app import Limits
+from artel.inference.serve.bodies import read_body
 from artel.inference.serve.errors import ApiError
+from artel.inference.serve.limits import AdmissionLimit
 from artel.inference.serve.metrics import Metrics
-from artel.inference.serve.places import Places
+from artel.inference.serve.schema import ChatRequest, CompletionRequest
 from artel.models.sampler import SamplingOptions
+from artel.text.calls.reader import read_calls
 from artel.tokens.tokenizer.chat_template import TurnEnd
 from support.chat_models import user
-from support.serving import QUESTION, answer, client_of, error_of, texts
+from support.serving import QUESTION, answer, app_of, client_of, error_of, texts
 
 
 @pytest.mark.parametrize(
@@ -166,14 +177,14 @@ def test_a_body_has_a_largest_size(served):
 
 
 def test_who_comes_when_all_places_are_taken_is_told_to_come_again(served):
-    places = Places(requests=1, queue=2)
+    admission = AdmissionLimit(running=1, queued=2)
     for _ in range(2):
-        with places.take(3), pytest.raises(ApiError) as refused, places.take():
+        with admission.admit(3), pytest.raises(ApiError) as refused, admission.admit():
             pass
         response = refused.value.response()
         assert (response.status_code, refused.value.code) == (429, "server_busy")
         assert int(response.headers["retry-after"]) > 0
-        assert places.taken == 0
+        assert admission.admitted == 0
     with client_of(served, limits=Limits(requests=1, queue=2)) as client:
         for _ in range(2):
             assert len(texts(answer(client, n=3))) == 3  # and every place is free again
@@ -237,7 +248,147 @@ def test_more_answers_than_places_is_no_reason_to_come_again(served):
     assert (response.status_code, error_of(response)[1]) == (400, "n")
 
 
-def test_what_openais_client_has_in_an_answer_may_be_sent_back(client):
+def test_what_clients_have_in_an_answer_may_be_sent_back(client, capfd):
+    """Fields of the objects of openai, langchain, litellm, Cline and vLLM, as they come back in a conversation."""
+    call = {
+        "id": "a",
+        "type": "function",
+        "index": 0,
+        "function": {"name": "f", "arguments": "{}", "parsed_arguments": {}},
+    }
     said = {"role": "assistant", "content": "hi", "refusal": None, "audio": None, "function_call": None,
-            "annotations": None, "tool_calls": None}  # fmt: skip
-    assert answer(client, messages=[*user("a"), said, *user("b")])
+            "annotations": [], "tool_calls": [call], "parsed": None, "reasoning": "so", "id": "msg_1",
+            "provider_specific_fields": {"a": 1}}  # fmt: skip
+    part = {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}}
+    messages = [
+        *user("a"),
+        said,
+        {"role": "tool", "content": "3", "tool_call_id": "a"},
+        {"role": "user", "content": [part]},
+    ]
+    settings = {
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+        "store": True,
+        "metadata": {},
+        "service_tier": "auto",
+    }
+    for _ in range(2):
+        assert answer(client, messages=messages, **settings)
+    logged = capfd.readouterr().err
+    for field in ("messages.provider_specific_fields", "messages.content.cache_control", "messages.tool_calls.index"):
+        assert logged.count(f"{field} is ignored") == 1
+    thought = [*user("a"), said | {"reasoning": None}, *messages[2:]]
+    assert (
+        answer(client, messages=messages)["usage"] == answer(client, messages=thought)["usage"]
+    )  # ChatML has no place
+
+
+def operations(work) -> int:
+    """Calls of functions, Python's and C's, in `work`."""
+    count = 0
+
+    def calls(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(calls)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def refused(model, body):
+    content = json.dumps(body).encode()
+
+    def read():
+        with pytest.raises(ApiError) as refusal:
+            read_body(content, model)
+        assert len(re.findall(r"(?:^|; )[^ ;]+: ", str(refusal.value))) <= 10
+
+    return read
+
+
+WRONG_BODIES = {
+    "messages": lambda size: (ChatRequest, {"messages": [{"role": "user", "content": 1}] * size}),
+    "roles": lambda size: (ChatRequest, {"messages": [{"role": f"r{number}"} for number in range(size)]}),
+    "unknown keys": lambda size: (ChatRequest, QUESTION | {f"key{number}": 1 for number in range(size)}),
+    "long key": lambda size: (ChatRequest, QUESTION | {"temperature" * size: 1}),
+    "ids": lambda size: (CompletionRequest, {"prompt": [1] * size + [-1] * size}),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_BODIES)
+def test_refusing_a_body_takes_work_in_proportion_to_its_size(name):
+    small, large = (operations(refused(*WRONG_BODIES[name](size))) for size in (1000, 2000))
+    assert large <= 2.1 * small
+    assert operations(refused(*WRONG_BODIES[name](20_000))) <= 21 * small
+
+
+@pytest.mark.parametrize(
+    "text", ["[f(''", "[f(a=''", "<tool_call>", "<|tool_calls_section_begin|><|tool_call_begin|>f:0"]
+)
+def test_reading_calls_takes_work_in_proportion_to_the_text(text):
+    tools = ({"type": "function", "function": {"name": "f"}},)
+    small, large = (operations(partial(read_calls, text * size, tools)) for size in (200, 400))
+    assert large <= 2.1 * small
+
+
+@contextmanager
+def listening(served):
+    """A server's connections, in a thread of this process: (address, the server)."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(app_of(served), http=guard.TimedProtocol, log_level="critical", lifespan="off")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        try:
+            yield listener.getsockname(), server
+        finally:
+            server.should_exit = True
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+HALF_BODY = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+)
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"GET /health HTTP/1.1\r\nHost: loc", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea"]
+)
+def test_half_a_head_is_waited_for_a_while(served, head, monkeypatch):
+    monkeypatch.setattr(guard, "HEAD_SECONDS", 0.1)
+    with listening(served) as (address, _), socket.create_connection(address) as client:
+        client.sendall(head)
+        answered = b"".join(iter(lambda: client.recv(4096), b""))  # until the server closes
+    assert answered.count(b'{"status":"ok"}') == head.count(b"\r\n\r\n")
+
+
+def test_half_a_body_is_waited_for_a_while(served, monkeypatch):
+    monkeypatch.setattr(guard.GuardOptions, "body_seconds", 0.1)
+    with listening(served) as (address, _), socket.create_connection(address) as client:
+        client.sendall(HALF_BODY)
+        assert client.recv(4096).startswith(b"HTTP/1.1 408")
+
+
+def test_a_head_without_end_is_cut_off(served):
+    with listening(served) as (address, _), socket.create_connection(address) as client:
+        with suppress(ConnectionError):
+            client.sendall(b"GET /health HTTP/1.1\r\n" + b"X-Long: 1\r\n" * 10**6)
+        with suppress(ConnectionError):
+            assert client.recv(100) == b""
+
+
+def test_half_requests_do_not_keep_the_server_from_ending(served):
+    with listening(served) as (address, server):
+        clients = [socket.create_connection(address) for _ in range(2)]
+        for client, half in zip(clients, (HALF_BODY, HALF_BODY[:20]), strict=True):
+            client.sendall(half)
+        while len(server.server_state.connections) < 2 or not server.server_state.tasks:
+            pass
+    for client in clients:
+        client.close()

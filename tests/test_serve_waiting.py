@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from artel.inference.serve import encoders
 from artel.inference.serve.app import Limits
 from artel.inference.serve.errors import ApiError
-from artel.inference.serve.patience import Patience
+from artel.inference.serve.limits import Deadline
 from artel.inference.serve.schema import EmbeddingRequest
 from support.serving import (
     QUESTION,
@@ -114,9 +114,9 @@ def test_prompts_of_refused_requests_are_not_counted(models):
 
 def test_an_encoder_begins_no_forward_pass_for_nobody(models):
     served, body = models["embeddings"], EmbeddingRequest(input="the of")
-    with Patience(LIMIT) as patience, patience.stopping(served.opened.model):
+    with Deadline(LIMIT) as deadline, deadline.enforce_on(served.opened.model):
         expected = encoders.embeddings(served, body)
-    with patience.stopping(served.opened.model), pytest.raises(ApiError) as refused:
+    with deadline.enforce_on(served.opened.model), pytest.raises(ApiError) as refused:
         encoders.embeddings(served, body)
     assert refused.value.status == 504
     assert encoders.embeddings(served, body) == expected

@@ -130,6 +130,8 @@ class Server:
 
     process: subprocess.Popen
     url: str
+    reader: threading.Thread
+    """Ends with the process, when all of its standard error is in `said`."""
     said: list[str] = field(default_factory=list)
 
     def end(self, signal_number: int = signal.SIGTERM) -> int:
@@ -154,11 +156,12 @@ def server_of(folder: Path | str, *arguments: str, **environment: str) -> Iterat
             lines.put(line)
         lines.put(None)
 
-    threading.Thread(target=read, daemon=True).start()
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
     try:
         while (line := lines.get(timeout=LIMIT)) is not None:
             if match := re.search(r"is served at (http://\S+)/v1", line):
-                yield Server(process, match[1], said)
+                yield Server(process, match[1], reader, said)
                 return
         raise AssertionError("".join(said))
     finally:

@@ -54,6 +54,10 @@ class Token:
     """The likeliest tokens (id, logprob)."""
 
 
+class GrammarFailed(Exception):
+    """The grammar that an answer must fit allows no next token, or takes too much work."""
+
+
 class BrokenLogits(Exception):
     """The logits are NaN or infinite, so no token is likelier than another."""
 
@@ -75,7 +79,7 @@ class Sampler:
             self._generator.manual_seed(options.seed)
 
     def choose(self, logits: torch.Tensor) -> Token:
-        """The next token by float32 logits (rows,), which are changed. Raises BrokenLogits."""
+        """The next token by float32 logits (rows,), which are changed. Raises BrokenLogits, GrammarFailed."""
         options = self._options
         logits = logits[: self._vocabulary].cpu()
         if not math.isfinite(logits.max()):
@@ -86,6 +90,7 @@ class Sampler:
         self._written[chosen] += 1
         if self._matcher is not None:
             self._matcher.consume_token(chosen)
+            self._check_grammar()
         if own is None:
             return Token(chosen)
         own = own.clamp(min=_LEAST_LOGPROB)
@@ -119,9 +124,15 @@ class Sampler:
 
         words = allocate_token_bitmask(1, self._vocabulary)  # there may be fewer logits
         fill_next_token_bitmask(self._matcher, words, 0)
+        self._check_grammar()
         # Its own function for tensors compiles a kernel at first: seconds, and it needs a compiler.
         allowed = np.unpackbits(words[0].view(np.uint8), count=len(logits), bitorder="little").astype(bool)
         return logits.masked_fill(torch.from_numpy(~allowed), -torch.inf)
+
+    def _check_grammar(self) -> None:
+        """Raise GrammarFailed if the matcher has failed: it then says that the answer is complete."""
+        if error := self._matcher.get_error():
+            raise GrammarFailed(error.splitlines()[0][:300])
 
     def _sampled(self, scores: torch.Tensor) -> int:
         options = self._options

@@ -102,5 +102,7 @@ def up_to_stop(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
     positions = [at for stop in stops if (at := text.find(stop)) >= 0]
     if positions:
         return min(positions), True
-    held_back = [size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])]
+    held_back = [
+        size for stop in stops for size in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:size])
+    ]
     return len(text) - max(held_back, default=0), False

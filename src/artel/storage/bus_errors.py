@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from artel.storage.panics import stderr_descriptor
 
-_MESSAGE = (
-    b"artel: a file that was being read (a token store, a model's weights) became shorter, or its disk failed\n"
-    b"    put the file back as it was; the same command then resumes from the last checkpoint\n"
-)
+_FIX = "put the file back as it was, and give the command again; training resumes from the last checkpoint"
 
 
 def _handle(number: int) -> None:
     """Runs in the thread that was reading, which holds Python's global lock or no lock at all."""
-    os.write(stderr_descriptor(), _MESSAGE)
+    what = "a file that was being read (a token store, a model's weights)"
+    with suppress(Exception):
+        what = ", ".join(shortened_files()) or what
+    os.write(
+        stderr_descriptor(),
+        f"artel: {what} became shorter, or its disk failed\n    {_FIX}\n".encode(errors="surrogateescape"),
+    )
     os._exit(1)
+
+
+def shortened_files() -> list[str]:
+    """Return the memory-mapped files of this process that have become shorter than their mapping (Linux)."""
+    names: dict[str, None] = {}
+    with Path("/proc/self/maps").open(encoding="utf-8", errors="surrogateescape") as maps:
+        for line in maps:
+            addresses, _, offset, _, _, *name = line.rstrip("\n").split(maxsplit=5)
+            # A library's last mapping may be longer than its file by design.
+            if name and name[0].startswith("/") and ".so" not in Path(name[0]).suffixes and Path(name[0]).is_file():
+                first, end = (int(address, 16) for address in addresses.split("-"))
+                if Path(name[0]).stat().st_size + mmap.PAGESIZE <= int(offset, 16) + end - first:
+                    names[name[0]] = None
+    return [*names]
 
 
 _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)(_handle)  # a global: C calls it

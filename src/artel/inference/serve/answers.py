@@ -32,6 +32,8 @@ class Prompt:
     stop_until: str = ""
     """From this text on no text ends the answer: it is calls."""
     special_tokens: bool = False
+    must_fit: bool = False
+    """The whole answer must fit a schema: cut off by a text of `stop`, it is incomplete."""
     make_matcher: Callable[[], Any] | None = None
 
 
@@ -128,7 +130,7 @@ async def write(
                     waiting.append(token)
                     piece = stream.add(token.id)
                     if piece.stopped:
-                        finish = "stop"
+                        finish = "length" if prompt.must_fit else "stop"
                         yield Delta(piece.text, waiting, finish)
                         return
                     if piece.text:
@@ -138,6 +140,9 @@ async def write(
     except TimeoutError:
         yield Delta(stream.rest(), waiting, "length")
     except EngineError as error:
+        if matcher is not None and matcher.is_error():
+            what = f"the schema cannot be kept after {usage.completion_tokens} tokens: {error}; write a simpler one"
+            raise ApiError(400, what, "response_format") from None
         raise ApiError(500, f"the model failed: {error}") from None
     finally:
         served.engine.cancel(generation)

@@ -6,10 +6,10 @@ import asyncio
 import sys
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,12 +19,12 @@ from starlette.exceptions import HTTPException
 
 import artel
 from artel.inference.serve import encoders, rewriting, tasks
+from artel.inference.serve.bodies import NOT_AN_OBJECT, BodyRoute
 from artel.inference.serve.completions import Answering, ChatCompletions, Completions
-from artel.inference.serve.errors import ApiError, wrong_keys
+from artel.inference.serve.errors import ApiError
 from artel.inference.serve.guard import App, Guard, GuardOptions
+from artel.inference.serve.limits import AdmissionLimit, Deadline, out_of_time
 from artel.inference.serve.metrics import Metrics
-from artel.inference.serve.patience import Patience, out_of_time
-from artel.inference.serve.places import Places
 from artel.inference.serve.schema import (
     AnswerRequest,
     ChatRequest,
@@ -50,6 +50,9 @@ _PAGE_HEADERS = {
     "Cache-Control": "no-cache",
 }
 
+_UNREAD_SECONDS = 60.0
+"""For a client to read the end of a stream."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -71,7 +74,9 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
     `origins`: web pages of these origins may call it (CORS).
     """
     app = FastAPI(title="artel", version=artel.__version__, docs_url=None, redoc_url=None)
-    metrics, places = Metrics(), Places(limits.requests or models[0].requests, limits.queue)
+    metrics = Metrics()
+    admission = AdmissionLimit(limits.requests or models[0].requests, limits.queue)
+    app.router.route_class = BodyRoute
     _add_errors(app)
     _add_page(app)
     by_name = {served.name: served for served in models}
@@ -150,29 +155,29 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
 
     async def answered(answering: Answering, stream: bool | None, request: Request) -> Response:
         with ExitStack() as stack:
-            stack.enter_context(places.take(answering.count))
+            stack.enter_context(admission.admit(answering.count))
             await _while_connected(request, _in_time(answering.prepare(), limits.seconds))
             if stream:
-                return _Stream(answering.stream(), stack.pop_all())
+                return _Stream(answering.stream(), stack.pop_all(), limits.seconds)
             return JSONResponse(await _while_connected(request, answering.whole()))
 
     async def rewritten(served: ServedModel, body: CompletionRequest, request: Request) -> Response:
         with ExitStack() as stack:
-            stack.enter_context(places.take(body.answers))
-            patience = stack.enter_context(Patience(limits.seconds))
-            texts = rewriting.Rewriting(served, body, metrics, patience)
+            stack.enter_context(admission.admit(body.answers))
+            deadline = stack.enter_context(Deadline(limits.seconds))
+            texts = rewriting.Rewriting(served, body, metrics, deadline)
             if not body.stream:
                 return JSONResponse(await _while_connected(request, texts.whole()))
             events = texts.stream()
             first = await _while_connected(request, anext(events))  # what is refused has a status of its own
-            return _Stream(_after(first, events), stack.pop_all())
+            return _Stream(_after(first, events), stack.pop_all(), limits.seconds)
 
     async def worked(served: ServedModel, task: Callable[[], dict[str, Any]], request: Request) -> JSONResponse:
-        with places.take(), Patience(limits.seconds) as patience:
+        with admission.admit(), Deadline(limits.seconds) as deadline:
 
             def work() -> dict[str, Any]:
-                patience.check()
-                with patience.stopping(served.opened.model):
+                deadline.check()
+                with deadline.enforce_on(served.opened.model):
                     return task()
 
             return JSONResponse(await _while_connected(request, _in_time(served.work(work), limits.seconds)))
@@ -198,15 +203,16 @@ class _ClientGone(Exception):
 
 
 class _Stream(StreamingResponse):
-    """A stream that holds its places until it ends, also where nobody reads it."""
+    """A stream that frees its slots when it ends, and a while after `seconds` if the client does not read it."""
 
-    def __init__(self, events: AsyncIterator[str], held: ExitStack) -> None:
+    def __init__(self, events: AsyncIterator[str], slots: ExitStack, seconds: float) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self._held = held
+        self._slots, self._seconds = slots, seconds
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        with self._held:
-            await super().__call__(scope, receive, send)
+        with self._slots, suppress(TimeoutError):
+            async with asyncio.timeout(self._seconds + _UNREAD_SECONDS):
+                await super().__call__(scope, receive, send)
 
 
 async def _after(first: str, events: AsyncGenerator[str, None]) -> AsyncIterator[str]:
@@ -297,18 +303,9 @@ def _add_errors(app: FastAPI) -> None:
         return ApiError(error.status_code, str(error.detail)).response()
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        problems = error.errors()
-        if problems[0]["type"] == "json_invalid":
-            return ApiError(400, "the body is no JSON").response()
-        known = get_type_hints(request.scope["endpoint"])["body"].model_fields
-        wrong = wrong_keys(problems, error.body, known)
-        place = wrong[0][0]
-        if not place:  # a page of another site could send such bodies without asking (CORS): they are not read
-            what = "the body must be a JSON object, with the header Content-Type: application/json"
-            return ApiError(422, what, None, "invalid_request").response()
-        said = "; ".join(f"{path}: {what}" for path, what in wrong)
-        return ApiError(422, said[:2000], place[:200], "invalid_request").response()
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        # A page of another site could send such bodies without asking (CORS), so they are not read.
+        return ApiError(422, NOT_AN_OBJECT, None, "invalid_request").response()
 
     @app.exception_handler(Exception)
     async def unknown(_: Request, error: Exception) -> JSONResponse:

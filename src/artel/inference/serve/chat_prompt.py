@@ -73,7 +73,7 @@ def as_record(number: int, message: Message) -> text.Message:
     said = content if isinstance(content, str) else "".join(part.text for part in content or [])
     role = "system" if message.role == "developer" else message.role
     try:
-        calls = tuple(call_of(call.model_dump()) for call in message.tool_calls or [])
+        calls = tuple(call_of(call.model_dump(include={"id", "function"})) for call in message.tool_calls or [])
     except BadRecord as error:
         raise ApiError(400, error.detail, f"messages[{number}].tool_calls") from None
     thought = message.reasoning_content or ""

@@ -23,6 +23,7 @@ from artel.inference.serve.answers import (
     stop_texts,
     write,
 )
+from artel.inference.serve.bodies import ignored_fields
 from artel.inference.serve.calls.read import CallUpdates, ToolCalls, whole_calls
 from artel.inference.serve.calls.request import HeldCalls, hold_calls
 from artel.inference.serve.chat_prompt import chat_ids, chat_tools
@@ -159,7 +160,8 @@ class Completions(Answering):
 
     async def choice(self, index: int) -> dict[str, Any]:
         text, tokens, finish = await self._whole_answer(index)
-        return self._choice(index, text, finish, self._logprobs(tokens, 0))
+        logprobs = await self._served.work(partial(self._logprobs, tokens, 0))
+        return self._choice(index, text, finish, logprobs)
 
     async def parts(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
         length = 0
@@ -212,6 +214,8 @@ class ChatCompletions(Answering):
 
     async def _make_prompts(self) -> None:
         served, body = self._served, self._request
+        for field in dict.fromkeys(ignored_fields(body.messages, "messages")):
+            served.say_once(f"{field} is ignored")
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "needs logprobs: true", "top_logprobs")
         options = options_of(body, served, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
@@ -220,7 +224,9 @@ class ChatCompletions(Answering):
         if schema is not None:
             make_matcher = await served.work(lambda: served.grammars.matcher(schema))
         ids = await served.work(lambda: chat_ids(served, body))
-        end = TurnEnd(served.turn_end.ids, (*served.turn_end.texts, *stop_texts(body)))
+        # What ends a turn in letters may stand in a text within JSON; the grammar ends such an answer.
+        ends = () if schema is not None else served.turn_end.texts
+        end = TurnEnd(served.turn_end.ids, (*ends, *stop_texts(body)))
         self._held = held = await served.work(lambda: hold_calls(served, body, schema))
         if held is not None:
             make_matcher = held.make_matcher
@@ -237,6 +243,7 @@ class ChatCompletions(Answering):
             end=end,
             stop_until="" if held is None else held.mark,
             make_matcher=make_matcher,
+            must_fit=schema is not None and make_matcher is not None,
             special_tokens=with_marks,
         )
 
@@ -257,7 +264,8 @@ class ChatCompletions(Answering):
         }
         if calls:
             message["tool_calls"] = calls
-        return {"index": index, "message": message, "logprobs": self._logprobs(tokens), "finish_reason": finish}
+        logprobs = await self._served.work(partial(self._logprobs, tokens))
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
 
     async def parts(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
         content = None if self._held is not None and self._held.must_call else ""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Sequence
+from itertools import islice
 from typing import Any
 
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 _TYPES = {
@@ -47,23 +50,41 @@ _WRONG = {
     "string_pattern_mismatch": "does not fit the pattern {pattern}",
 }
 """What is said of a value, by pydantic's name of the mistake."""
+_MOST_WORDED = 10
+_MOST_PROBLEMS = 5000
+_LONGEST_NAME = 64
 
 
-def wrong_keys(problems: Sequence[dict[str, Any]], body: Any, known: Collection[str]) -> list[tuple[str, str]]:
-    """(path in the body, what is wrong there) of pydantic's errors (`errors()`), each once.
+def invalid_body(error: ValidationError, body: dict[str, Any], known: Collection[str]) -> ApiError:
+    """Return the error for a body that does not fit its schema: at most ten of its problems, and how many there are.
 
-    `known` are the keys of the body, of which near ones are named for a key that is unknown. Of a key that takes values
-    of several kinds, what is wrong with the kind that was sent is said, and of the others nothing.
+    `known`: the keys that the body may have.
+    """
+    count = error.error_count()
+    if count > _MOST_PROBLEMS:  # pydantic only gives them all, which takes seconds
+        unknown = ", ".join(repr(key[:50]) for key in islice((key for key in body if key not in known), 3))
+        what = f"the body has {count:,} problems" + (unknown and f"; unknown keys: {unknown}, …")
+        return ApiError(422, what, None, "invalid_request")
+    wrong = wrong_keys(error.errors(include_url=False, include_input=False), body)
+    said = [f"{path}: {_what(problem, path, known)}" for path, problem in wrong[:_MOST_WORDED]]
+    said += [f"and {len(wrong) - _MOST_WORDED} more"] if len(wrong) > _MOST_WORDED else []
+    return ApiError(422, "; ".join(said)[:2000], wrong[0][0][:200], "invalid_request")
+
+
+def wrong_keys(problems: Sequence[Any], body: Any) -> list[tuple[str, Any]]:
+    """Return (path in the body, problem) for pydantic's errors, each once.
+
+    If a key takes several kinds of value, only the problem with the kind that was sent is returned.
     """
     wrong = [(_path(body, problem), problem) for problem in problems]
     specific = {path for path, problem in wrong if not _is_of_another_kind(problem)}
-    kept = [
-        (path, _what(problem, path, known))
-        for path, problem in wrong
-        if not _is_of_another_kind(problem)
-        or (path not in specific and not any(one.startswith(f"{path}.") for one, _ in wrong))
-    ]
-    return list(dict.fromkeys(kept))
+    parents = {path[:at] for path, _ in wrong for at, sign in enumerate(path) if sign == "."}
+    kept = {
+        (path, _WRONG.get(problem["type"], problem["msg"])): (path, problem)
+        for path, problem in reversed(wrong)
+        if not (_is_of_another_kind(problem) and (path in specific or path in parents))
+    }
+    return list(reversed(kept.values()))
 
 
 def _is_of_another_kind(problem: dict[str, Any]) -> bool:
@@ -73,7 +94,10 @@ def _is_of_another_kind(problem: dict[str, Any]) -> bool:
 
 def _what(problem: dict[str, Any], path: str, known: Collection[str]) -> str:
     if problem["type"] == "extra_forbidden":
-        near = " or ".join(difflib.get_close_matches(path, [*known], 3, cutoff=0.5)) if "." not in path else ""
+        is_name = (
+            "." not in path and len(path) <= _LONGEST_NAME
+        )  # comparing long texts takes the square of their length
+        near = " or ".join(difflib.get_close_matches(path, [*known], 3, cutoff=0.5)) if is_name else ""
         return "is unknown here" + (near and f"; did you mean {near}?")
     words = _WRONG.get(problem["type"])
     limits = problem.get("ctx", {})
@@ -83,7 +107,7 @@ def _what(problem: dict[str, Any], path: str, known: Collection[str]) -> str:
 
 def _path(body: Any, problem: dict[str, Any]) -> str:
     """Where a value stands in a body, `documents.0.text`: without the kinds of value that pydantic tried there."""
-    tried = problem["loc"][1:]
+    tried = problem["loc"]
     steps: list[str] = []
     for number, step in enumerate(tried, 1):
         is_lacking = problem["type"] == "missing" and number == len(tried)
@@ -99,14 +123,17 @@ def _path(body: Any, problem: dict[str, Any]) -> str:
     return ".".join(steps)
 
 
-class ApiError(Exception):
+class ApiError(HTTPException):
     """What a request is answered with instead: a status, what is wrong, and which key."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(status, message)
         self.status = status
         self.param = param
         self.code = code
+
+    def __str__(self) -> str:
+        return self.detail
 
     def body(self) -> dict[str, Any]:
         kind = _TYPES.get(self.status, "invalid_request_error")

@@ -1,13 +1,16 @@
-"""What a request must pass before it is read: the name it calls the server by, the key, the size of its body."""
+"""Access to the server: the name by which it is called, the key, and how large and how slow a request may be."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from artel.inference.serve.errors import ApiError
 
@@ -18,6 +21,12 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _OPEN = ("/", "/health", "/openapi.json")
 """Paths that need no key, besides the page's files."""
+_LARGEST_HEAD = 64 * 2**10
+"""Bytes of a request's headers."""
+HEAD_SECONDS = 30.0
+"""For the headers of a request to arrive."""
+_LEAST_RATE = 32 * 2**10
+"""Bytes a second of a body, on average, once it had a minute."""
 
 
 def is_loopback(host: str) -> bool:
@@ -38,6 +47,61 @@ class GuardOptions:
     """Whether the server listens on this machine alone. Then a page of a foreign name that leads here is refused (DNS
     rebinding)."""
 
+    @property
+    def body_seconds(self) -> float:
+        """Seconds for a body to arrive."""
+        return max(60.0, self.largest_body / _LEAST_RATE)
+
+
+class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+    """uvicorn's HTTP connection, closed if the headers of a request do not arrive in time or are too large."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_answering:
+            self._stop_waiting()
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > _LARGEST_HEAD:
+            self.transport.close()
+        elif self._timer is None:
+            self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """End the connection at once unless a request has arrived whole: uvicorn would wait for the rest of a body."""
+        if self._is_answering and self.cycle.more_body:
+            self.transport.close()
+        super().shutdown()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _wait_for_head(self) -> None:
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._close_if_waiting)
+
+    def _close_if_waiting(self) -> None:
+        self._timer = None
+        if not self._is_answering:
+            self.transport.close()
+
+    def _stop_waiting(self) -> None:
+        self._head_bytes = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
 
 class _TooLarge(Exception):
     pass
@@ -53,12 +117,20 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began = exceeded = False
+        began = exceeded = whole = False
         read = 0
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._options.body_seconds
 
         async def receiving() -> MutableMapping[str, Any]:
-            nonlocal read, exceeded
-            message = await receive()
+            nonlocal read, exceeded, whole
+            try:
+                async with asyncio.timeout_at(None if whole else deadline):
+                    message = await receive()
+            except TimeoutError:
+                what = f"the body did not arrive within {self._options.body_seconds:g} s"
+                raise ApiError(408, what, code="timeout") from None
+            whole = whole or not message.get("more_body", False)
             read += len(message.get("body", b""))
             exceeded = read > self._options.largest_body
             if exceeded:

@@ -13,8 +13,8 @@ from typing import Any
 from artel.inference.serve.answers import Usage
 from artel.inference.serve.completions import event
 from artel.inference.serve.errors import ApiError
+from artel.inference.serve.limits import Deadline
 from artel.inference.serve.metrics import Metrics
-from artel.inference.serve.patience import Patience
 from artel.inference.serve.schema import CompletionRequest
 from artel.inference.serve.served import ServedModel
 from artel.inference.serve.tasks import ask
@@ -31,12 +31,12 @@ _NEUTRAL: dict[str, Any] = {
 
 
 class Rewriting:
-    """The texts that a request asks for, cut off when `patience` is over."""
+    """The texts that a request asks for, cut off when `deadline` has passed."""
 
-    def __init__(self, served: ServedModel, body: CompletionRequest, metrics: Metrics, patience: Patience) -> None:
+    def __init__(self, served: ServedModel, body: CompletionRequest, metrics: Metrics, deadline: Deadline) -> None:
         """Raises ApiError."""
         self._served, self._body, self._metrics = served, body, metrics
-        self._asked = _asked(served, body, patience)
+        self._asked = _asked(served, body, deadline)
         self._usage = Usage()
         self._shared = {
             "id": f"cmpl-{uuid.uuid4().hex}",
@@ -129,7 +129,7 @@ def _check_read(answer: dict[str, Any]) -> None:
         raise ApiError(400, what, "prompt", "context_length_exceeded")
 
 
-def _asked(served: ServedModel, body: CompletionRequest, patience: Patience) -> list[dict[str, Any]]:
+def _asked(served: ServedModel, body: CompletionRequest, deadline: Deadline) -> list[dict[str, Any]]:
     """What the objective is asked for each text. Raises ApiError."""
     for name, neutral in _NEUTRAL.items():
         if getattr(body, name) not in (None, neutral):
@@ -146,7 +146,7 @@ def _asked(served: ServedModel, body: CompletionRequest, patience: Patience) -> 
     first = body.seed if body.seed is not None else uuid.uuid4().int % 2**31
     seeds = [(first + number) % 2**63 if sampling.temperature else 0 for number in range(body.n or 1)]
     return [
-        {"text": text, "sampling": replace(sampling, seed=seed), "is_over": patience.is_over}
+        {"text": text, "sampling": replace(sampling, seed=seed), "is_over": deadline.expired}
         for text in _texts(body)
         for seed in seeds
     ]

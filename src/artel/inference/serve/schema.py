@@ -1,14 +1,15 @@
 """What may be asked of the server, and its limits: OpenAI's requests, with vLLM's sampling settings beyond them.
 
-A key that is unknown is refused, so that no setting is silently without effect. Keys of OpenAI's that change nothing
-here (`user`, `store`, `metadata`, `service_tier`) are taken.
+An unknown setting is refused, so that none is silently without effect. OpenAI's settings that change nothing here
+(`user`, `store`, `metadata`, `service_tier`, …) are accepted, and so are the fields of messages and calls that clients
+send back as they received them.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 _MOST = 8
@@ -16,11 +17,23 @@ _MOST = 8
 Text = Annotated[str, StringConstraints(max_length=4_000_000)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=500)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Ids = Annotated[list[TokenId], Field(min_length=1)]
+Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+
+
+Texts = Annotated[list[Text], Field(min_length=1, max_length=256, fail_fast=True)]
 
 
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class ClientObject(BaseModel):
+    """A part of a request that clients also get back from servers, with fields that differ from client to client.
+
+    Fields that are unknown here are ignored, and the log names them once.
+    """
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
 
 
 class StreamOptions(Body):
@@ -49,6 +62,9 @@ class SamplingBody(Body):
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
 
     @property
     def answers(self) -> int:
@@ -59,9 +75,9 @@ class SamplingBody(Body):
 class CompletionRequest(SamplingBody):
     prompt: (
         Text
-        | Annotated[list[Text], Field(min_length=1, max_length=_MOST)]
+        | Annotated[list[Text], Field(min_length=1, max_length=_MOST, fail_fast=True)]
         | Ids
-        | Annotated[list[Ids], Field(min_length=1, max_length=_MOST)]
+        | Annotated[list[Ids], Field(min_length=1, max_length=_MOST, fail_fast=True)]
     )
     max_tokens: int | None = Field(default=None, ge=1, le=2**31)
     logprobs: int | None = Field(default=None, ge=0, le=20)
@@ -92,34 +108,38 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Any]
     return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
 
 
-class FunctionCall(Body):
+class FunctionCall(ClientObject):
     name: str
     arguments: str
 
 
-class ToolCall(Body):
-    id: str
+class ToolCall(ClientObject):
+    id: str = ""
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class TextPart(Body):
+class TextPart(ClientObject):
     type: Literal["text"]
     text: Text
 
 
-class Message(Body):
+class Message(ClientObject):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[TextPart] | None = None
+    content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
-    reasoning_content: Text | None = None
-    # What OpenAI's client has in each answer, and people send back.
+    reasoning_content: Text | None = Field(
+        default=None, validation_alias=AliasChoices("reasoning_content", "reasoning")
+    )
+    # What clients have in each answer, and send back.
+    annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
-    annotations: list[Any] | None = None
+    id: str | None = None
+    parsed: Any = None
 
 
 class Function(Body):
@@ -191,19 +211,11 @@ class ChatRequest(SamplingBody):
 
 class EmbeddingRequest(Body):
     model: str = ""
-    input: (
-        Text
-        | Annotated[list[Text], Field(min_length=1, max_length=256)]
-        | Ids
-        | Annotated[list[Ids], Field(min_length=1, max_length=256)]
-    )
+    input: Text | Texts | Ids | Annotated[list[Ids], Field(min_length=1, max_length=256, fail_fast=True)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(default=None, ge=1)
     input_type: Literal["query", "document", "search_query", "search_document"] | None = None
     user: str | None = None
-
-
-Texts = Annotated[list[Text], Field(min_length=1, max_length=256)]
 
 
 class ClassifyRequest(Body):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -18,11 +19,12 @@ from artel.elapsed import paused
 from artel.errors import InputError
 from artel.inference.open import OpenedModel, move_to_device, objective_of_folder, open_model
 from artel.inference.serve.app import Limits, make_app
-from artel.inference.serve.guard import is_loopback
+from artel.inference.serve.guard import TimedProtocol, is_loopback
 from artel.inference.serve.served import ServedModel, name_of
 from artel.models.device import own_device
 from artel.models.loading.multimodal.adapter import named_as_part
 from artel.models.lora.adapters import is_adapted, load_adapter, read_adapter
+from artel.storage import report_bus_errors
 from artel.tokens import load_tokenizer
 from artel.training import RunFolder
 
@@ -58,6 +60,7 @@ class ServerOptions:
 def serve(name: str, options: ServerOptions, tell: Tell) -> None:
     """Serve a model until a signal comes. Raises InputError before the model is loaded, where that is possible."""
     loopback = check_key(options)
+    report_bus_errors()  # weights are pages of their files
     with ExitStack() as stack:
         listening = stack.enter_context(_listen(options.host, options.port))
         tell("loading the model")
@@ -70,7 +73,10 @@ def serve(name: str, options: ServerOptions, tell: Tell) -> None:
         host, port = listening.getsockname()[:2]
         names = ", ".join(model.name for model in models)
         tell(f"{names} is served at http://{f'[{host}]' if ':' in host else host}:{port}/v1; Ctrl-C ends")
-        config = uvicorn.Config(app, log_level="warning", lifespan="off", server_header=False, timeout_keep_alive=30)
+        gc.freeze()  # else reading a large body looks through all objects of the libraries again and again
+        config = uvicorn.Config(
+            app, http=TimedProtocol, log_level="warning", lifespan="off", server_header=False, timeout_keep_alive=30
+        )
         server = uvicorn.Server(config)
         with suppress(KeyboardInterrupt), paused():  # uvicorn raises the signal again when all answers are finished
             server.run(sockets=[listening])

@@ -178,17 +178,18 @@ def _deepseek(text: str, tools: Tools) -> list[ToolCall]:
 
 
 _KIMI_CALL = re.compile(
-    r"<\|tool_call_begin\|>\s*((?:functions\.)?([^\s<]+?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>(.*?)<\|tool_call_end\|>",
+    r"\s*((?:functions\.)?([^\s<]+?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>(.*?)<\|tool_call_end\|>",
     re.DOTALL,
 )
 
 
 def _kimi(text: str, tools: Tools) -> list[ToolCall]:
     """The id of a call has the name in it: functions.f:0."""
-    found = _KIMI_CALL.findall(text)
+    pieces = text.split("<|tool_call_begin|>")[1:]  # one search over all of it would look for each end again and again
+    found = [match for piece in pieces if (match := _KIMI_CALL.match(piece)) is not None]
     if not found:
         raise ValueError("no call")
-    return [call_of({"name": name, "arguments": arguments, "id": identity}) for identity, name, arguments in found]
+    return [call_of({"name": match[2], "arguments": match[3], "id": match[1]}) for match in found]
 
 
 _GPT_OSS_CALL = re.compile(
@@ -277,6 +278,7 @@ def _pythonic(text: str, tools: Tools) -> list[ToolCall]:
 def _pieces(text: str) -> Iterator[str]:
     """What stands between the commas that are in no brackets and no quotes."""
     depth, quote, begin, at = 0, "", 0, 0
+    has_equals = False  # in this piece
     while at < len(text):
         sign = text[at]
         if quote:
@@ -284,7 +286,7 @@ def _pieces(text: str) -> Iterator[str]:
                 at += 1
             elif sign == quote:
                 quote = ""
-        elif sign in "\"'" and (depth or "=" in text[begin:at]):  # an apostrophe in a name is no quote
+        elif sign in "\"'" and (depth or has_equals):  # an apostrophe in a name is no quote
             quote = sign
         elif sign in "([{":
             depth += 1
@@ -292,7 +294,8 @@ def _pieces(text: str) -> Iterator[str]:
             depth -= 1
         elif sign == "," and not depth:
             yield text[begin:at]
-            begin = at + 1
+            begin, has_equals = at + 1, False
+        has_equals = has_equals or sign == "="
         at += 1
     if text[begin:].strip():
         yield text[begin:]

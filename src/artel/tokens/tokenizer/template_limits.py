@@ -23,6 +23,8 @@ _MEMORY = 2**30
 """Bytes that a trial may use in addition to this process's memory."""
 _TEXT = 2**24
 """Characters of output for a few short messages."""
+_LONGEST_RESULT = 1000
+"""Bytes of what a child reports."""
 TRIAL_SECONDS = 5
 """Seconds of CPU time."""
 _BUSY = 20
@@ -42,21 +44,7 @@ def try_template(write: Callable[[], str], where: str, name: str, seconds: int =
     Raises InputError where it exceeds its limits: `seconds` of CPU time, and memory. An error of the template itself is
     ignored here.
     """
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the child needs no threads
-        child = os.fork()
-    if child == 0:
-        os.close(reading)
-        _tried(write, writing, seconds)
-    os.close(writing)
-    try:
-        ended, _, _ = select.select([reading], [], [], _BUSY * seconds)
-        said = os.read(reading, 100).decode() if ended else "end"
-    finally:
-        os.close(reading)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+    said = in_child(lambda: "text" if len(write()) > _TEXT else "fine", seconds)
     if said != "fine":
         what = {
             "memory": f"takes more than {_MEMORY // 2**30} GiB of memory for a few words",
@@ -66,16 +54,39 @@ def try_template(write: Callable[[], str], where: str, name: str, seconds: int =
         raise InputError.at(where, f"{name} {what}", _FIX)
 
 
-def _tried(write: Callable[[], str], writing: int, seconds: int) -> None:
-    """In the child: set the limits, render, report the result and exit. The limit of time ends it without a report."""
+def in_child(work: Callable[[], str], seconds: int) -> str:
+    """Run `work` in a child process and return its short result.
+
+    Returns "memory", "recursion" or "end" if it exceeds its limits: memory, depth, `seconds` of CPU time. Returns
+    "fine" if it raises anything else.
+    """
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the child needs no threads
+        child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _tried(work, writing, seconds)
+    os.close(writing)
+    try:
+        ended, _, _ = select.select([reading], [], [], _BUSY * seconds)
+        said = os.read(reading, _LONGEST_RESULT).decode(errors="replace") if ended else "end"
+    finally:
+        os.close(reading)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    return said or "end"
+
+
+def _tried(work: Callable[[], str], writing: int, seconds: int) -> None:
+    """In the child: set the limits, work, report the result and exit. The limit of time ends it without a report."""
     said = "fine"
     try:
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         _lower(resource.RLIMIT_AS, pages * resource.getpagesize() + _MEMORY)
         _lower(resource.RLIMIT_CPU, seconds + int(time.process_time()) + 1)
-        if len(write()) > _TEXT:
-            said = "text"
+        said = work()
     except MemoryError:
         said = "memory"
     except RecursionError:
@@ -83,7 +94,7 @@ def _tried(write: Callable[[], str], writing: int, seconds: int) -> None:
     except BaseException:  # reported where the template is used
         pass
     finally:
-        os.write(writing, said.encode())
+        os.write(writing, said.encode()[:_LONGEST_RESULT])
         os._exit(0)
 
 

@@ -131,7 +131,7 @@ def _tagged(rule: str, name: str, schema: dict[str, Any], tags: ArgumentTags, te
     """The rules of arguments in tags, in the order of the schema; those that are not required may be left out."""
     if unknown := sorted(schema.keys() - _PLAIN):
         raise CannotForce(f"{name}: {unknown[0]!r} of its parameters, which the model writes in tags")
-    required, properties = schema.get("required", []), schema.get("properties", {})
+    required, properties = dict.fromkeys(schema.get("required", [])), schema.get("properties", {})
     properties = properties | {key: {} for key in required if key not in properties}
     shared: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     for number, (key, value) in enumerate(properties.items()):

@@ -15,6 +15,7 @@ from typing import Any
 
 from artel.inference.serve.calls.forced import Texts, call_rules, forced_calls
 from artel.inference.serve.calls.read import CallUpdates
+from artel.inference.serve.grammar import WRITTEN
 from artel.text import Tools
 from artel.tokens import Tokenizer
 from artel.tokens.tokenizer.chat_template import added_tokens
@@ -71,7 +72,7 @@ def spoken_grammar(
     if answer is not None:
         start = [
             f"start: answer | {texts.of(opening.mark + opening.rest)} calls",
-            f"answer: %json {json.dumps(answer)}",
+            f"answer: %json {json.dumps({'x-guidance': WRITTEN} | answer)}",
         ]
     else:
         start = [*_marked_rules(opening, texts, tokenizer, ends)]
