@@ -88,7 +88,7 @@ def _list(entries: list[_Entry]) -> None:
 
 
 def _entries() -> Iterator[_Entry]:
-    """What is there, in the order of _KINDS; each token store by itself."""
+    """What is there, in the order of _KINDS; each token store on its own."""
     from artel.storage import cache_folder, state_folder
 
     for kind, (pattern, _) in _KINDS.items():
