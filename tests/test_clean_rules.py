@@ -52,6 +52,20 @@ def why(text, **rules):
 
 
 @pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("end of a page\n\fNext page", "end of a page\n\nNext page"),  # pdftotext
+        ("one page\fNext page", "one page\nNext page"),
+        ("a line\vNext line", "a line\nNext line"),  # Word
+        ("a line\x85Next line", "a line\nNext line"),
+        ("a\x07b\x1bc", "abc"),
+    ],
+)
+def test_control_characters_that_end_a_line_do_not_join_words(text, want):
+    assert clean(text, CleanConfig()) == want
+
+
+@pytest.mark.parametrize(
     ("reason", "rules", "dropped", "kept"),
     [
         ("too_long", {"maximum": 10}, "12345678901", "1234567890"),

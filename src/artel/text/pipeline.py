@@ -51,7 +51,8 @@ from artel.text.split import is_held_out, split_hash
 
 TEXT_VERSION = 2
 """Increased when the same files and settings give other documents. 2: white space inside a text stays (before: lines
-without trailing spaces, at most two blank ones), encodings are judged by all of a file, tables without quoting."""
+without trailing spaces, at most two blank ones), encodings are judged by all of a file, tables without quoting, form
+feeds end lines, padded rows of conversations lose their nulls, lists of marks are no labels."""
 
 # Characters of records in which n-grams of benchmarks are looked for together.
 _TOGETHER = 50_000

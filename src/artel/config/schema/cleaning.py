@@ -73,7 +73,11 @@ class ClassifierConfig(Section):
 
 class CleanConfig(Section):
     unicode: Literal["NFC", "NFKC", "none"] = Field(default="NFC", description="Unicode normal form.")
-    control: bool = Field(default=True, description="Remove control characters other than line feed and tab.")
+    control: bool = Field(
+        default=True,
+        description="Remove control characters other than line feed and tab; form feeds, vertical tabs and NEL become "
+        "line feeds.",
+    )
     whitespace: bool = Field(
         default=True,
         description="CRLF to LF, and white space at the very end of a text removed. Indentation, spaces at ends of "

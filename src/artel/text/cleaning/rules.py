@@ -13,6 +13,8 @@ from artel.text.cleaning.pii import check_pii
 
 # Everything below space except line feed and tab, delete, the C1 block, and a byte order mark anywhere.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff]")
+# Of them those that end a line: vertical tab (Word's line break), form feed (pdftotext's page break), NEL.
+_BREAKS = re.compile("[\x0b\x0c\x85]")
 # Characters that are invisible in every script: soft hyphen, Mongolian vowel separator, zero-width space, direction
 # marks, word joiner and invisible operators. Not the joiners U+200C and U+200D: Persian, Indian scripts and emoji need
 # them.
@@ -96,7 +98,7 @@ def _apply(text: str, rules: CleanConfig, done: set[str]) -> str:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         done.add("line_ends_unified")
     if rules.control and _has_control(data):
-        text = _noted(_CONTROL.sub("", text), text, "control_removed", done)
+        text = _noted(_CONTROL.sub("", _BREAKS.sub("\n", text)), text, "control_removed", done)
     if rules.invisible:
         text = _noted(_INVISIBLE.sub("", text), text, "invisible_removed", done)
     if rules.unicode != "none":

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import dropwhile, islice
 from pathlib import Path
 
 import orjson
@@ -90,6 +90,7 @@ def _of_gutenberg(lines: Lines) -> Iterator[tuple[int, str | BadRecord]]:
             header = []
             if not item[1].rstrip().endswith("***"):  # a long title
                 next((line for _, line in rest if str(line).rstrip().endswith("***")), None)
+            rest = dropwhile(lambda item: isinstance(item[1], str) and not item[1].strip(), rest)
             break
     yield from header
     for number, line in rest:
