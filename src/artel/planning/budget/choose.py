@@ -142,7 +142,9 @@ def decide(run: RunConfig, text: Text, speed: Speed, processes: int, memory: flo
     return Choice(_chosen(run, text, best, fits), tuple(_reasons(run, text, expected, options, best, fits)), expected)
 
 
-def choose_for_plan(run: RunConfig, hardware: Hardware, nproc: int | None, tell: Callable[[str], None]) -> Choice:
+def choose_for_plan(
+    run: RunConfig, hardware: Hardware, nproc: int | None, tell: Callable[[str], None] = lambda _: None
+) -> Choice:
     """The choice for `artel plan`, with as many processes as `make_plan` takes. Raises InputError."""
     on_host = processes_on_host(run, hardware, nproc)
     return choose(run, hardware, on_host * hardware.nodes, on_host, tell)
