@@ -283,6 +283,18 @@ def test_a_missing_extra_is_told_with_its_remedy(base, tmp_path, package, model,
     assert not (tmp_path / "stores").exists()
 
 
+@pytest.mark.parametrize("name", ["lm_head", "score"])
+def test_the_output_layer_gets_no_adapter(base, name):
+    with pytest.raises(InputError) as refused:
+        check_model(model_config_of(base, lora={"rank": 2, "target": [name]}), CAUSAL)
+    said = str(refused.value)
+    if name == "lm_head":
+        assert "lm_head is the output layer, which gets no adapter\n    write model.lora.save: [lm_head]" in said
+    else:
+        assert "no linear layer is named score" in said
+    check_model(model_config_of(base, lora={"rank": 2, "save": ["lm_head"]}), CAUSAL)
+
+
 @pytest.mark.parametrize("written", ["{tmp}/old/models/base", "models/base", "../models/base", "D:\\old\\models\\base"])
 def test_an_adapter_finds_its_base_where_the_project_lies_now(base, tokenizer, tmp_path, monkeypatch, caplog, written):
     project, name = tmp_path / "new", str(tmp_path / "new" / "runs" / "a" / "model")

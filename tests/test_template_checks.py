@@ -1,6 +1,7 @@
 """What a template makes of a run's conversations is checked before the first step, and shown by `artel data show`."""
 
 import json
+from datetime import date
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from artel.planning import check_records
 from artel.preparing import prepare
 from artel.reports.page import Language
 from artel.tokens import TokenStore
+from artel.tokens.tokenizer.chat_template import writes_day
 from support.chat_templates import FAMILIES
 from support.reading import message, rows_of
 from support.stores import run_of
@@ -31,6 +33,10 @@ def run_with(tmp_path, family, rows, **more):
     source = {"path": str(rows_of(tmp_path, rows, "a.jsonl")), "format": "chat"}
     return run_of(tmp_path, objective="chat", model=GPT2, tokenizer={"from": str(folder)},
                   data={"block": 1000, "sources": [source], "validation": 0.0}, **more)  # fmt: skip
+
+
+def _but_the_day(notes):
+    return [note for note in notes if "strftime_now" not in note]
 
 
 @pytest.mark.slow
@@ -73,13 +79,13 @@ def test_a_store_without_a_target_is_refused(tmp_path):
 def test_a_template_that_writes_a_history_otherwise_is_told(tmp_path, family, conversation, turn, says):
     run = run_with(tmp_path, family, [conversation])
     prepared = prepare(run)
-    (note,) = prepared.notes()
+    (note,) = _but_the_day(prepared.notes())
     assert f"first in {tmp_path}/a.jsonl:1, turn {turn} of the assistant" in note
     assert says in note
     in_russian = Language("ru").phrase(note)
     assert in_russian.startswith("Шаблон чата, диалогов: 1 из первых 1 (первый — ")
     assert says not in in_russian
-    assert check_records(run) == [note]  # `artel config check` says it too
+    assert _but_the_day(check_records(run)) == [note]  # `artel config check` says it too
 
 
 def calling(parameters, *arguments, **more):
@@ -125,7 +131,7 @@ def test_calls_that_do_not_fit_their_parameters_are_counted_and_learned(tmp_path
 
 @pytest.mark.parametrize("family", ["llama3", "qwen2_5", "granite4", "olmo2", "command_r", "kimi_k2"])
 def test_templates_that_keep_what_they_wrote_have_nothing_to_tell(tmp_path, family):
-    assert prepare(run_with(tmp_path, family, [SYSTEM])).notes() == []
+    assert _but_the_day(prepare(run_with(tmp_path, family, [SYSTEM])).notes()) == []
 
 
 def test_an_end_that_also_stands_before_calls_is_told(tmp_path):
@@ -156,3 +162,32 @@ def test_what_is_learned_is_counted_by_turns_and_their_ends(tmp_path):
     assert one.learned_in_words().endswith("of them learned: 1 turn, with its end <|return|>")
     assert two.to_json()["turns"][1]["end"] == "<|return|>"
     assert sum(turn["tokens"] for turn in two.to_json()["turns"]) == two.to_json()["learned"]
+
+
+def test_texts_with_the_day_of_preparing_are_told_and_dated(tmp_path):
+    """By what templates write, not by their words: a template may call strftime_now for a date that it leaves out."""
+    dated = {name for name in FAMILIES if "strftime_now" in FAMILIES[name].template}
+    assert {"llama3", "mistral_small", "gpt_oss"} <= dated
+    for name in FAMILIES:
+        assert writes_day(FAMILIES[name].tokenizer(), FAMILIES[name].template) == (name in dated), name
+    assert not writes_day(FAMILIES["llama3"].tokenizer(), "{% set day = strftime_now('%d') %}{{ messages[0].content }}")
+
+
+def test_a_store_has_the_day_that_its_texts_have(tmp_path):
+    run = run_with(tmp_path, "llama3", [TWO] * 3)
+    before = date.today()
+    told = []
+    store = TokenStore(prepare(run, told.append).folder)
+    day = date.fromisoformat(store.manifest["day"])
+    assert before <= day <= date.today()
+    assert any("the chat template writes the day (strftime_now)" in note for note in told), told
+    ids = store.train.sample(0).ids.tolist()
+    assert f"{day:%d %b %Y}" in FAMILIES["llama3"].tokenizer().hf.decode(ids)
+    (note,) = [note for note in told if "strftime_now" in note]
+    assert Language("ru").phrase(note).startswith("Шаблон чата пишет дату (strftime_now): в подготовленных сейчас")
+    assert any("strftime_now" in note for note in check_records(run_with(tmp_path, "llama3", [ONE] * 3)))
+
+
+def test_a_store_without_a_date_in_its_texts_has_none(tmp_path):
+    run = run_with(tmp_path, "qwen3", [TWO] * 3)
+    assert "day" not in TokenStore(prepare(run).folder).manifest

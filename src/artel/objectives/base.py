@@ -72,6 +72,8 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
     """Keys of its section in place of whose `auto` its records tell the value, before anything is tokenized: labels."""
     generates: ClassVar[bool] = False
     """True if its models write text token by token; `artel chat` and the harness need that."""
+    writes_day: bool = False
+    """True if its samples have the day on which they were prepared in them (a chat template with `strftime_now`)."""
     is_per_token: ClassVar[bool] = False
     """True if the loss is a sum over single tokens, so that ranks can share a sequence (parallel.context)."""
     needs_context: ClassVar[bool] = False

@@ -43,6 +43,7 @@ from artel.tokens.tokenizer.chat_template import (
     read_template,
     template_of,
     turn_end,
+    writes_day,
 )
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Chat(Objective):
         self.apart = self.keeps_apart(run)
         self.template = template_of(tokenizer, run.chat.template)
         tokenizer.hf.chat_template = self.template  # so that the folder of the model says how to talk to it
+        self.writes_day = writes_day(tokenizer, self.template)
         self._writer = ConversationWriter(tokenizer, self.template, run.chat.learn_empty_thoughts)
 
     @classmethod

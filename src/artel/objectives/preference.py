@@ -65,6 +65,7 @@ class PreferenceOptimization(Objective):
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(run, tokenizer)
         self._chat = Chat(run, tokenizer)  # what it shows is an answer
+        self.writes_day = self._chat.writes_day
         self._writer = ConversationWriter(tokenizer, self._chat.template, run.chat.learn_empty_thoughts)
         self._config = run.preference
         self._beta = _BETA[run.preference.loss] if run.preference.beta is None else run.preference.beta

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable
+from datetime import date
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,8 @@ def make_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check)
     tokenizer = load_tokenizer(str(workspace.tokenizer))
     with new_folder(folder) as partial:
         about = {"key": key, "objective": run.objective, "tokenizer": tokenizer.fingerprint}
+        if objective_of(run, tokenizer).writes_day:
+            about["day"] = date.today().isoformat()
         manifest = write_store(workspace, partial, {**about, "vocabulary": tokenizer.vocabulary}, tokenizer.vocabulary)
         _check_splits(run, manifest)
         objective_of(run, tokenizer).check_store(TokenStore(partial))
@@ -102,9 +105,20 @@ def notes_of(objective: Objective, documents: Iterable[Document] | None = None) 
     try:
         if documents is None:
             documents = read_documents(objective.run.data, Ledger())
-        return objective.notes(islice(documents, _NOTED_DOCUMENTS))
+        return [*objective.notes(islice(documents, _NOTED_DOCUMENTS)), *_day_notes(objective)]
     except InputError:
         return []  # said when all of them are read
+
+
+def _day_notes(objective: Objective) -> list[str]:
+    if not objective.writes_day:
+        return []
+    day = f"{date.today():%d %b %Y}"
+    return [
+        f"the chat template writes the day (strftime_now), so texts that are prepared now have {day} in them; prepared "
+        "again on another day they differ, and a run that has begun keeps to this store. For the same texts on every "
+        "day write chat.template: a copy of the template with a date of its own in place of strftime_now"
+    ]
 
 
 def _check_unchanged(run: RunConfig, key: str, workspace: Workspace) -> None:

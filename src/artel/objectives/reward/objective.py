@@ -33,6 +33,7 @@ from artel.objectives.scoring.folders import gives_a_score, reads_conversations
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Message, Preference, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
+from artel.tokens.tokenizer.chat_template import writes_day
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +76,7 @@ class Reward(Objective):
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(run, tokenizer)
         self._reader = ConversationReader(run, tokenizer)
+        self.writes_day = writes_day(tokenizer, self._reader.template)
 
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:

@@ -158,6 +158,19 @@ def render(
         raise TemplateRefuses(str(error) or type(error).__name__) from None
 
 
+def writes_day(tokenizer: Tokenizer, template: str) -> bool:
+    """True if the template writes today's date into a conversation, as those of Llama 3 do (`strftime_now`)."""
+    if "strftime_now" not in template:
+        return False
+    marked = "{%- macro strftime_now(form) -%}" + _ASKED + "{%- endmacro -%}" + template
+    user = {"role": "user", "content": "a"}
+    for messages in ([user], [{"role": "system", "content": "a"}, user]):
+        with suppress(TemplateRefuses):
+            if _ASKED in render(tokenizer, marked, messages, False):
+                return True
+    return False
+
+
 def prompt_ids(
     tokenizer: Tokenizer, template: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
 ) -> list[int]:
