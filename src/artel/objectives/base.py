@@ -22,7 +22,7 @@ from artel.objectives.replies import Beginning, Reading, Reply, Writing
 from artel.objectives.teachers import TeacherHooks
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Record, Rejected
-from artel.tokens import BalancedOrder, Order, Rows, Samples, StoreSplit, Tokenizer, TokenStore
+from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore
 
 if TYPE_CHECKING:  # objectives prepare text too, and these take seconds to import
     import torch
@@ -285,6 +285,10 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
     @abstractmethod
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         """Yield for each document its samples, or why there are none."""
+
+    def outputs_of(self, sample: Sample) -> np.ndarray | None:
+        """The ids of a stored sample that the model learns to write, (tokens,); None for texts, where it is all."""
+        return None
 
     @abstractmethod
     def dataset(self, part: StoreSplit) -> Samples:

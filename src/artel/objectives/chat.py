@@ -215,6 +215,9 @@ class Chat(Objective):
         left = {"exchanges_left_out": left_out} if left_out else {}
         return DocumentSamples(pieces, counted={"split": 1} | left | counted)
 
+    def outputs_of(self, sample: Sample) -> np.ndarray | None:
+        return None if sample.flags is None else sample.ids[sample.flags > 0]
+
     def dataset(self, part: StoreSplit) -> Samples:
         return PackedSamples(part, self.run.data.block, lookahead=1) if self.apart else WholeSamples(part)
 

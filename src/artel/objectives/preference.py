@@ -116,6 +116,9 @@ class PreferenceOptimization(Objective):
     def turn_end(self) -> TurnEnd:
         return self._chat.turn_end()
 
+    def outputs_of(self, sample: Sample) -> np.ndarray | None:
+        return None if sample.flags is None else sample.ids[sample.flags > 0]
+
     def check_store(self, store: TokenStore) -> None:
         self._chat.check_store(store)
         if self._config.loss != "kto" or not store.train.samples:

@@ -24,6 +24,7 @@ import orjson
 from artel.config import RunConfig
 from artel.errors import WorkError
 from artel.objectives import DocumentSamples, Objective, splits_by_label
+from artel.preparing.unknown_tokens import UnknownTokens
 from artel.storage import new_folder
 from artel.text import (
     BenchmarkIndex,
@@ -89,7 +90,7 @@ def write_prepared_shard(
         digests = earlier.read_bytes()
         units = RepeatedUnits(run.data.dedup.lines, (digests[at : at + 16] for at in range(0, len(digests), 16)))
     tokenizer = objective.tokenizer
-    with new_folder(folder) as partial, _PreparedShardWriter(partial, run, tokenizer.vocabulary) as writer:
+    with new_folder(folder) as partial, _PreparedShardWriter(partial, run, objective) as writer:
         for chunk in _chunks(clean_shard(shard, run.data, writer.ledger, units, benchmarks)):
             samples = objective.samples([cleaned.document for cleaned in chunk if cleaned.has_new_text])
             for cleaned in chunk:
@@ -101,7 +102,9 @@ def write_prepared_shard(
 
 
 class _PreparedShardWriter:
-    def __init__(self, folder: Path, run: RunConfig, vocabulary: int) -> None:
+    def __init__(self, folder: Path, run: RunConfig, objective: Objective) -> None:
+        vocabulary = objective.tokenizer.vocabulary
+        self._unknown = UnknownTokens(objective)
         self._folder = folder
         self._rejected = (folder / "rejected.jsonl").open("wb")
         self._contaminated = (folder / "contaminated.jsonl").open("wb")
@@ -141,6 +144,7 @@ class _PreparedShardWriter:
                 self._samples[split].add(sample, record.origin)
                 tokens += len(sample.ids)
             samples = len(result.samples)
+            self._unknown.add(record.set_name, record.text, cleaned.digest, result.samples)
             if source is not None:
                 self._sources[split].write(orjson.dumps(source) + b"\n")
             cleaned.changed.update(result.counted)
@@ -187,6 +191,7 @@ class _PreparedShardWriter:
             "rejected": self.ledger.rejected,
             "encodings": self.ledger.encodings,
             **columns,
+            "unknown": self._unknown.to_json(),
             "lines": lines,
             "encoder": encoder,
         }

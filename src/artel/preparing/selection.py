@@ -29,6 +29,7 @@ from artel.preparing.duplicates import DUPLICATE, REPEATED, exact_kinds, near_du
 from artel.preparing.lists import CONTAMINATED, REJECTED, rejected_file_of
 from artel.preparing.mixture import BUDGET, WEIGHT, copies_by_weight, over_budget
 from artel.preparing.prepared_shard import PreparedShard, prepared_shards
+from artel.preparing.unknown_tokens import judge_unknown
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
 from artel.text import Ledger, Rejected, check_ledger, check_sets, source_at
@@ -127,6 +128,9 @@ class Selection:
             self._check_sets()
             ledger.notes += [*self._workspace.notes, *notes]
             ledger.not_read = self._workspace.not_read
+            counts = (shard.summary["unknown"] for shard in self._shards)
+            ledger.unknown, unknown_notes = judge_unknown(self._workspace.run, counts)
+            ledger.notes += unknown_notes
             index = self._workspace.benchmark_index()
             if index is not None:
                 found = (item for shard in self._shards for item in shard.contaminated)

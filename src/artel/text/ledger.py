@@ -65,6 +65,8 @@ class Ledger:
     """Called with each document that is dropped because it shares n-grams with benchmarks."""
     contamination: dict[str, Any] = field(default_factory=dict)
     """Of each benchmark: its rows, how many of them the documents have, and in how many documents."""
+    unknown: dict[str, Any] = field(default_factory=dict)
+    """Tokens that the tokenizer lacks, by set; empty if there are none."""
     split: dict[str, Any] = field(default_factory=dict)
     """By what the validation part was chosen, where that is not each document by itself."""
     not_read: list[str] = field(default_factory=list)
@@ -177,6 +179,7 @@ class Ledger:
             "bytes": {split: counts["bytes"] for split, counts in written.items()},
             "changed": dict(sorted(self.changed.items())),
             **({"split": self.split} if self.split else {}),
+            **({"unknown_tokens": self.unknown} if self.unknown else {}),
             **({"contamination": self.contamination} if self.contamination else {}),
             **({"not_read": self.not_read} if self.not_read else {}),
             "notes": self.notes,

@@ -154,6 +154,9 @@ class SequenceToSequence(Objective):
             ]
         )
 
+    def outputs_of(self, sample: Sample) -> np.ndarray | None:
+        return sample.ids[sample.numbers[_INPUT] :]
+
     def prompt(self, samples: Samples | None) -> str:
         """The first of `validate.prompts`, else the first input of the training pairs without its prefix."""
         if samples is None or self.run.validate_.prompts:

@@ -224,6 +224,14 @@ class Tokenizer:
         return self.end_id if self.hf.pad_token_id is None else int(self.hf.pad_token_id)
 
     @property
+    def unknown_id(self) -> int | None:
+        """The id of what the vocabulary lacks; None if it lacks nothing (bytes), or leaves it out."""
+        number, model = self.hf.unk_token_id, self._backend.model
+        if number is None or number == self.end_id or getattr(model, "unk_token", "") is None:
+            return None
+        return int(number)
+
+    @property
     def control_tokens(self) -> list[str]:
         """The special tokens as they are written: <|im_start|>, </s>."""
         return [token.content for token in self.hf.added_tokens_decoder.values() if token.special]

@@ -1,0 +1,133 @@
+"""Characters that the tokenizer has no token for: counted in each input shard, judged over all of them.
+
+A WordPiece vocabulary turns a Georgian word into [UNK], T5's a line feed into <unk>. A BPE over characters without an
+unknown token leaves such a character out. A model learns nothing from them, and texts that differ only there are equal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from artel.config import RunConfig
+from artel.errors import InputError
+from artel.objectives import Objective
+from artel.preparing.run_tokenizer import tokenizer_place
+from artel.tokens import Sample, Tokenizer
+
+_WARNED = 0.01
+_EQUAL = 0.5
+"""Share of the documents that may be equal to another one in ids, though not in text."""
+_LOOKED_AT, _CHARACTERS, _SHOWN = 50, 2000, 5
+"""Documents of a shard whose unknown characters are looked up, characters of each, and characters in a message."""
+_COUNTS = ("documents", "documents_with_unknown", "equal_documents", "tokens", "unknown", "unknown_in_outputs")
+
+
+class UnknownTokens:
+    """Counts the unknown tokens in the documents of one input shard, by set."""
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective, self._tokenizer = objective, objective.tokenizer
+        self._id = self._tokenizer.unknown_id
+        self._loses = _lost_characters(self._tokenizer)
+        self._sets: dict[str, Counter[str]] = {}
+        self._characters: Counter[str] = Counter()
+        self._looked_at = 0
+        self._texts: dict[int, dict[bytes, str]] = {}
+
+    def add(self, set_name: str, text: str, digest: bytes, samples: Iterable[Sample]) -> None:
+        """Count a document. `digest` is that of its `text`."""
+        if self._id is None and self._loses is None:
+            return
+        samples = list(samples)
+        counts = self._sets.setdefault(set_name, Counter())
+        counts.update(documents=1, tokens=sum(len(sample.ids) for sample in samples))
+        if self._id is None:
+            lost = Counter({character: text.count(character) for character in set(text) if self._loses(character)})
+            unknown, in_outputs = lost.total(), 0
+            self._characters.update(lost)
+        else:
+            unknown = sum(int(np.count_nonzero(sample.ids == self._id)) for sample in samples)
+            learned = filter(None.__ne__, map(self._objective.outputs_of, samples)) if unknown else ()
+            in_outputs = sum(int(np.count_nonzero(ids == self._id)) for ids in learned)
+        if not unknown:
+            return
+        counts.update(unknown=unknown, unknown_in_outputs=in_outputs, documents_with_unknown=1)
+        ids = xxhash.xxh3_64_intdigest(np.concatenate([sample.ids for sample in samples]).astype("<i8").tobytes())
+        self._texts.setdefault(ids, {})[digest] = set_name
+        if self._id is not None and self._looked_at < _LOOKED_AT:
+            self._looked_at += 1
+            text = text[:_CHARACTERS]
+            (encoded,) = self._tokenizer.encode_with_offsets([text])
+            for at in np.flatnonzero(encoded.ids == self._id):
+                self._characters.update(text[encoded.starts[at] : encoded.ends[at]].strip(" "))
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts by set, and the commonest of the characters that were looked at."""
+        for names in self._texts.values():
+            for set_name in names.values() if len(names) > 1 else ():
+                self._sets[set_name]["equal_documents"] += 1
+        return {"sets": self._sets, "characters": dict(self._characters.most_common(100))}
+
+
+def judge_unknown(run: RunConfig, shards: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+    """Return the ledger's entry about unknown tokens, and notes for the user. Both are empty if there are none.
+
+    Args:
+        shards: `UnknownTokens.to_json` of each input shard.
+
+    Raises InputError if most documents become equal to another one.
+    """
+    sets: dict[str, Counter[str]] = {}
+    characters: Counter[str] = Counter()
+    for shard in shards:
+        characters.update(shard["characters"])
+        for name, counts in shard["sets"].items():
+            sets.setdefault(name, Counter()).update(counts)
+    total: Counter[str] = sum(sets.values(), Counter())
+    if not total["unknown"]:
+        return {}, []
+    shown = ", ".join(map(repr, dict(characters.most_common(_SHOWN))))
+    share = total["unknown"] / max(total["tokens"], 1)
+    entry = {
+        "sets": {name: {key: counts[key] for key in _COUNTS} for name, counts in sets.items()},
+        "share": share,
+        "characters": dict(characters.most_common(20)),
+    }
+    where = f"in {total['documents_with_unknown']:,} of {total['documents']:,} documents"
+    if total["equal_documents"] > _EQUAL * total["documents"]:
+        what = (
+            f"the tokenizer has no token for {shown}: {total['equal_documents']:,} of {total['documents']:,} documents "
+            "become the same ids as another one, and nothing can be learned from them"
+        )
+        fix = "take a tokenizer for this alphabet: a byte-level or multilingual one, or train one on the text"
+        raise InputError.at(tokenizer_place(run)[0], what, fix)
+    if total["unknown_in_outputs"]:
+        outputs = f"{total['unknown_in_outputs']:,} tokens of the outputs are unknown ({shown})"
+        return entry, [f"{outputs}, {where}: the model learns to write the unknown token there"]
+    if share > _WARNED:
+        return entry, [f"{share:.1%} of the tokens are unknown, {where}: the tokenizer has none for {shown}"]
+    return entry, []
+
+
+def _lost_characters(tokenizer: Tokenizer) -> Any:
+    """Return a function that is true for a character that the tokenizer leaves out; None if it leaves none out."""
+    backend = tokenizer.hf.backend_tokenizer
+    model, before, splits = backend.model, backend.normalizer, backend.pre_tokenizer
+    if type(model).__name__ != "BPE" or model.unk_token is not None or model.byte_fallback:
+        return None
+    if splits is not None and b"ByteLevel" in splits.__getstate__():
+        return None
+
+    @cache
+    def is_lost(character: str) -> bool:
+        text = character if before is None else before.normalize_str(character)
+        pieces = [text] if splits is None else [piece for piece, _ in splits.pre_tokenize_str(text)]
+        return any(sum(len(token.value) for token in model.tokenize(piece)) < len(piece) for piece in pieces)
+
+    return is_lost
