@@ -131,7 +131,6 @@ CASES = [
     Case("text-shorter-than-a-block", ["data.block"], {"data": {"block": 100_000}}),
     Case("validation-shorter-than-a-block", ["data.validation"], {"data": {"block": 2500, "validation": 0.03}}),
     # tokenizer
-    Case("vocabulary-too-large", ["tokenizer.train.vocab", "or less"], {"tokenizer": {"train": {"vocab": 50_000}}}),
     Case("vocabulary-too-small", ["tokenizer.train.vocab"], {"tokenizer": {"train": {"vocab": 100}}}),
     Case("no-tokenizer-there", ["holds no tokenizer"], {"tokenizer": {"train": None, "from": "t"}},
          files={"t/x": b""}),

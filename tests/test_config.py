@@ -397,3 +397,49 @@ def test_overrides_are_a_mapping_and_words():
     assert Overrides({"train.betas": [0.9, 1e-05], "run": "a b"}).words == ["train.betas=[0.9, 1.0e-05]", "run=a b"]
     assert overrides.adding(["seed=1"]).words == [*overrides.words, "seed=1"]
     assert load_run("novel-small", {"train.steps": 4, "data.sources.0.path": "x"}).train.steps == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "fix"),
+    [
+        ("model: gpt2", "model", "write model: {from: gpt2}"),
+        ("tokenizer: gpt2", "tokenizer", "write tokenizer: {from: gpt2}"),
+        ("data: novel.txt", "data", "write data: {sources: [{path: novel.txt}]}"),
+        ("data: {sources: novel.txt}", "data.sources", "write sources: [{path: novel.txt}]"),
+        ("data: {sources: [novel.txt]}", "data.sources.0", "write {path: novel.txt}"),
+        ("model: {from: gpt2, lora: true}", "model.lora", "write lora: {rank: 16, alpha: 32}"),
+        ("tokenizer: {train: true}", "tokenizer.train", "write train: {vocab: auto}"),
+        ("train: 30min", "train", "write train: {budget: 30min}"),
+        ("train: 3", "train", "write train: {…} with keys inside"),
+        ("data:\n\tsources: [a]", "", "indent with spaces"),
+    ],
+)
+def test_what_to_write_is_shown_for_a_value_in_place_of_a_section(tmp_path, text, where, fix):
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError) as raised:
+        load_run(str(file))
+    problem = next(problem for problem in raised.value.problems if problem.where.endswith(where))
+    assert problem.fix == fix
+    if fix.startswith(("write model:", "write tokenizer:", "write data:")):
+        file.write_text("data: {sources: [{path: a.txt}]}\n" * (not fix.startswith("write data")) + fix[6:])
+        assert load_run(str(file))
+
+
+def test_two_lengths_of_a_run_are_told_beside_other_problems_of_its_section(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("data: {sources: [{path: a.txt}]}\ntrain: {steps: 3, epochs: 3, schedul: x, batch: -1}\n")
+    with pytest.raises(InputError) as raised:
+        load_run(str(file))
+    told = str(raised.value)
+    assert "epochs and steps are given together" in told
+    assert "train.schedul: there is no such key" in told
+    assert "train.batch: -1" in told
+
+
+def test_a_recipe_is_suggested_before_a_run_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/novel-small").mkdir(parents=True)
+    (tmp_path / "runs/novel-small/config.yaml").write_text("")
+    with pytest.raises(InputError, match=r"did you mean novel-small\?"):
+        load_run("novel-smal")

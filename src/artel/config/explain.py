@@ -56,7 +56,11 @@ def explain(error: ValidationError, lines: dict[Key, str]) -> dict[Key, Problem]
         elif kind == "value_error":
             what, _, fix = str(context["error"]).partition("; ")
         elif kind in ("model_type", "dict_type"):
-            what, fix = f"{_shown(detail['input'])} is not a section", f"write {dotted}: {{…}} with keys inside"
+            what = f"{_shown(detail['input'])} is not a section"
+            fix = _example(dotted, detail["input"]) or f"write {dotted}: {{…}} with keys inside"
+        elif kind == "list_type":
+            what = f"{_shown(detail['input'])} is not a list"
+            fix = _example(dotted, detail["input"]) or f"write {dotted}: […]"
         elif kind in _BOUNDS:
             name, what_it_is, remedy = _BOUNDS[kind]
             what, fix = f"{_shown(detail['input'])} is {what_it_is} {context[name]:g}", remedy.format(context[name])
@@ -64,6 +68,26 @@ def explain(error: ValidationError, lines: dict[Key, str]) -> dict[Key, Problem]
             what, fix = f"{detail['msg'].lower()}, but it is {_shown(detail['input'])}", ""
         problems[key] = Problem(line, what, fix)
     return problems
+
+
+_EXAMPLES = {
+    "model": "model: {{from: {}}}",
+    "tokenizer": "tokenizer: {{from: {}}}",
+    "data": "data: {{sources: [{{path: {}}}]}}",
+    "data.sources": "sources: [{{path: {}}}]",
+    "data.sources.0": "{{path: {}}}",
+    "train": "train: {{budget: {}}}",
+    "model.lora": "lora: {{rank: 16, alpha: 32}}",
+    "tokenizer.train": "train: {{vocab: auto}}",
+}
+"""What to write where a section is written as one value, for which {} stands."""
+
+
+def _example(dotted: str, value: object) -> str:
+    """What a single value in place of a section or a list means; empty if that is not known."""
+    example = _EXAMPLES.get(re.sub(r"\.\d+$", ".0", dotted), "")
+    is_fitting = value is True if "{}" not in example.replace("{{", "").replace("}}", "") else isinstance(value, str)
+    return f"write {example.format(value)}" if example and is_fitting else ""
 
 
 def _is_plainer(detail: Any) -> bool:

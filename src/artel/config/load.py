@@ -205,12 +205,18 @@ def _validated(
         for key, problem in explained.items():
             dotted = ".".join(map(str, key))
             # A problem of a section may follow from one within it that was just reported.
-            if not is_doubtful(dotted, before):
+            if not is_doubtful(dotted, before) or _is_about_others(dotted, problem.what, before):
                 problems.append(problem)
             is_guessed = problem.what == UNKNOWN_KEY and problem.fix
             doubtful |= {dotted, (meant_key(key) if is_guessed else None) or dotted}
             _leave_out(tree, key)
     return None
+
+
+def _is_about_others(section: str, what: str, doubtful: set[str]) -> bool:
+    """True if a problem of a section names keys of it, and none that is doubtful (steps and epochs, for train)."""
+    words = {f"{section}.{word}" for word in re.findall(r"\w+", what)}
+    return len(words & _KEYS) > 1 and not words & doubtful
 
 
 def _leave_out(tree: Any, key: Key) -> None:

@@ -83,7 +83,7 @@ _OTHER_UNIT = {
 def near_name(name: str) -> str | None:
     """The folder of a run or the recipe with a similar name; None where there is none."""
     runs = {str(file.parent): str(file.parent) for file in sorted(Path("runs").glob("*/config.yaml"))}
-    names = {recipe: recipe for recipe in recipe_names()} | {Path(run).name: run for run in runs} | runs
+    names = {Path(run).name: run for run in runs} | runs | {recipe: recipe for recipe in recipe_names()}
     near = difflib.get_close_matches(name.rstrip("/").removeprefix("./"), names, 1, cutoff=_NEAR)
     return names[near[0]] if near else None
 

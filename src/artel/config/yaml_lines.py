@@ -44,7 +44,10 @@ def parse(text: str, place: str) -> tuple[dict[str, Any], dict[Key, str]]:
         mark = getattr(error, "problem_mark", None)
         where = f"{place}:{mark.line + 1}" if mark else place
         what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise InputError.at(where, f"is not valid YAML: {what}", "check indentation, colons and brackets") from None
+        fix = "check indentation, colons and brackets"
+        if "'\\t'" in what:
+            what, fix = "has a tab where YAML takes none", "indent with spaces"
+        raise InputError.at(where, f"is not valid YAML: {what}", fix) from None
     except (ValueError, RecursionError) as error:  # dates out of range, documents nested without end
         raise InputError.at(place, f"is not valid YAML: {error}", "check its values") from None
     if tree is None:
