@@ -8,11 +8,14 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import warnings
+from decimal import Decimal
+from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,6 +26,8 @@ import transformers
 
 import artel
 from artel.api.run import table
+from artel.api.run_values import as_overrides, as_run_file
+from artel.text.sources.find import local_path
 from artel.training.callbacks import StopOnSignal
 from support.objectives import objective_run
 from support.runs import ENVIRONMENT, TEXT_ALONE, TINY, losses, merged, wait_for_step, write_run
@@ -302,7 +307,7 @@ def test_all_that_is_wrong_is_told_together_with_keys_as_they_are_written():
     Path("tiny.yaml").write_text("trin: 3\n")
     with pytest.raises(artel.InputError, match=r"tiny.yaml:1: trin: there is no such key"):
         artel.prepare("tiny.yaml")
-    with pytest.raises(artel.InputError, match="is a int, which describes no run"):
+    with pytest.raises(artel.InputError, match="is an int, which describes no run"):
         artel.plan(3)
 
 
@@ -478,3 +483,146 @@ def test_ctrl_c_at_a_script_that_trains_saves():
     assert process.returncode == 0
     step = int(re.search(r"step ([\d,]+)", shown)[1].replace(",", ""))
     assert json.loads(Path("runs/tiny/checkpoints/latest/state.json").read_bytes())["step"] == step
+
+
+# Rows and overrides that Python holds -------------------------------------------------
+
+
+TALKS = [
+    {
+        "messages": [
+            {"role": "user", "content": f"Who is {number}?"},
+            {"role": "assistant", "content": f"  {number}\n\n!"},
+        ]
+    }
+    for number in range(12)
+]
+
+
+def rows_read(rows, **source) -> list[dict]:
+    """The JSON lines that rows become, read back."""
+    run = as_run_file({"data": {"sources": [{"rows": rows, **source}]}}, silent)
+    (path,) = run.tree["data"]["sources"][0]["path"]
+    return [json.loads(line) for line in local_path(path, "path").read_text().splitlines()]
+
+
+def test_rows_of_every_kind_are_the_same_file():
+    pandas, datasets = pytest.importorskip("pandas"), pytest.importorskip("datasets")
+    columns = {"text": ["a b", "в г"], "label": ["x", "y"]}
+    expected = [{"text": "a b", "label": "x"}, {"text": "в г", "label": "y"}]
+    frame = pandas.DataFrame(columns)
+    for rows in (
+        expected,
+        tuple(expected),
+        columns,
+        frame,
+        datasets.Dataset.from_dict(columns),
+        {**columns, "label": np.array(["x", "y"])},
+    ):
+        assert rows_read(rows) == expected
+    for rows in (columns["text"], frame["text"], np.array(columns["text"])):
+        assert rows_read(rows, field="body") == [{"body": "a b"}, {"body": "в г"}]
+    classes = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"]),
+         "tags": datasets.List(datasets.ClassLabel(names=["O", "B-PER"]))}
+    )  # fmt: skip
+    of_classes = datasets.Dataset.from_dict(
+        {"text": ["a", "b"], "label": [1, -1], "tags": [[0, 1], []]}, features=classes
+    )
+    assert rows_read(of_classes) == [
+        {"text": "a", "label": "yes", "tags": ["O", "B-PER"]}, {"text": "b", "label": None, "tags": []}
+    ]  # fmt: skip
+    missing = pandas.DataFrame({"text": ["a", None], "day": pandas.to_datetime(["2026-01-02", None]), "n": [1.5, None]})
+    assert rows_read(missing) == [
+        {"text": "a", "day": "2026-01-02T00:00:00", "n": 1.5}, {"text": None, "day": None, "n": None}
+    ]  # fmt: skip
+    for sources in (frame, [frame]):  # the object itself
+        assert "rows" not in as_run_file({"data": {"sources": sources}}, silent).tree["data"]["sources"][0]
+
+
+def test_a_run_of_rows_is_resumed_without_them(tmp_path, monkeypatch):
+    """They are read by the formats of files, and written once: the store and the run are found again."""
+    monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "cache"))
+    texts = [f"The number {number} is followed by another one." for number in range(60)]
+    sources = [{"rows": texts}, {"rows": np.array(texts[:30]) + "!", "name": "more"}]
+    run = tiny(data={"sources": sources}, tokenizer={"train": {"vocab": 300}})
+    first = train(run, ["train.batch=2"], steps=np.int64(2))
+    assert {name: counts["read"] for name, counts in first.ledger["sets"].items()} == {"rows": 60, "more": 30}
+    for again in (run, "runs/tiny"):
+        resumed = train(again, ["train.batch=2"] if again is run else None, **({"steps": 2} if again is run else {}))
+        assert resumed.result == first.result
+    for folder in (tmp_path / "cache" / "rows", "stores"):
+        shutil.rmtree(folder)
+    with pytest.raises(
+        artel.InputError, match=r"there is no file \{rows\}/[0-9a-f]+\.jsonl\n.*with the same rows again"
+    ):
+        train("runs/tiny", restart=True)
+    assert train(run, ["train.batch=2"], steps=2, restart=True).result["train_loss"] == first.result["train_loss"]
+    talks = artel.prepare(
+        text_alone(data={"sources": [{"rows": TALKS, "format": "chat"}], "validation": 0}, objective="chat",
+                   tokenizer={"train": {"vocab": 270, "special": ["<|im_start|>", "<|im_end|>"]}}), tell=silent
+    )  # fmt: skip
+    assert "  3\n\n!<|im_end|>" in "".join(talks.tokenizer().decode(ids) for _, ids in talks.open().train.each_sample())
+
+
+WRONG_ROWS = {
+    "numbers": ([1], r"rows\[0\]: is an int, neither text nor dict"),
+    "none": ([], "there are no rows"),
+    "unequal columns": ({"text": ["a"], "label": ["b", "c"]}, r"unequal lengths \(text: 1, label: 2\)"),
+    "no column": ({"text": "abc"}, "is a str, not a column"),
+    "a number": (7, "is an int"),
+    "an object": ([{"text": object()}], r"rows\[0\]: holds a value that is no text or number"),
+    "half a character": (["\ud800"], r"rows\[0\]: holds a value"),
+    "a name that is no text": ([{1: "a"}], "has the field 1, int"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_ROWS)
+def test_wrong_rows_are_refused_by_their_place(case):
+    rows, said = WRONG_ROWS[case]
+    with pytest.raises(artel.InputError, match=rf"data\.sources\.0\.rows.*{said}|{said}"):
+        rows_read(rows)
+    for more, where in (
+        ({"path": "a.txt"}, "has both rows and path"),
+        ({"format": "csv"}, "csv reads files, not rows"),
+    ):
+        with pytest.raises(artel.InputError, match=rf"data\.sources\.0.*{where}"):
+            rows_read(["a"], **more)
+
+
+def test_values_of_python_are_taken_where_they_are_meant():
+    given = {
+        "train.steps": np.int64(3), "train.learning_rate": Decimal("5e-5"), "run": Path("a/b"),
+        "train.weight_decay": np.float32(0.5), "train.betas": (np.float64(0.5), Fraction(3, 4)), "seed": Decimal(4),
+    }  # fmt: skip
+    plain = as_overrides(given, silent)
+    assert plain == {
+        "train.steps": 3, "train.learning_rate": 5e-5, "run": "a/b", "train.weight_decay": 0.5,
+        "train.betas": [0.5, 0.75], "seed": 4,
+    }  # fmt: skip
+    assert {type(value) for value in plain.values()} == {int, float, str, list}
+    assert as_overrides(["train.steps=3", "run=x"], silent) == as_overrides({"train.steps": 3, "run": "x"}, silent)
+    assert as_overrides("train.steps=3", silent, {"batch": 4}) == {"train.steps": 3, "train.batch": 4}
+
+
+RING: dict = {}
+RING["data"] = RING
+
+
+@pytest.mark.parametrize(
+    ("run", "overrides", "settings", "said"),
+    [
+        (RING, None, {}, "data: contains itself"),
+        ({}, {1: 2}, {}, "overrides: have the key 1, an int"),
+        ({}, 3, {}, "overrides: are an int"),
+        ({}, {"train.steps": {1, 2}}, {}, r"train\.steps: is a set, which no key takes"),
+        ({"train": {"steps": b"3"}}, None, {}, r"train\.steps: is a bytes"),
+        ({}, None, {"lr": 1e-3}, r"lr: is no key of the section train.*\n.*train\.learning_rate"),
+        ({}, None, {"block": 8}, r"block: is no key of the section train.*\n.*data\.block"),
+        ({}, {"train.steps": 2}, {"steps": 3}, "steps: is given twice"),
+    ],
+)
+def test_what_is_not_meant_is_refused_in_words_of_python(run, overrides, settings, said):
+    with pytest.raises(artel.InputError, match=said) as error:
+        artel.train(run, overrides, tell=silent, **settings)
+    assert "YAML" not in str(error.value)

@@ -114,6 +114,18 @@ def test_what_is_held_out_is_as_if_the_larger_share_had_been_asked_for(tmp_path)
     ] * 2
 
 
+def test_validation_texts_that_give_no_sample_are_told_by_reason(tmp_path):
+    """They are texts of their own: that "all documents are of one group" is no word for it."""
+    train = {"path": str(rows_of(tmp_path, talks(40), "train.jsonl")), "format": "chat"}
+    long = [
+        {"messages": [message("user", f"{number} " + "word " * 300), message("assistant", "yes")]}
+        for number in range(3)
+    ]
+    data = {"sources": [train], "validation": str(rows_of(tmp_path, long, "held.jsonl")), "block": 128}
+    with pytest.raises(InputError, match=r"no sample could be made of .*held\.jsonl: 3 longer than block"):
+        prepare(run_of(tmp_path, **CHAT, data=data))
+
+
 def test_conversations_and_groups(tmp_path):
     """Rows of one prompt fall into one part, also then; the hint speaks of what there is."""
     free = [row for row in talks(400) if not is_held_out(split_hash(row["messages"][0]["content"]), 0.05)][:90]

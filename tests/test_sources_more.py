@@ -357,3 +357,16 @@ def test_set_fields_that_are_missing(tmp_path):
 def test_keys_of_sets_that_contradict(source, said):
     with pytest.raises(ValueError, match=said):
         SourceConfig(path=["a"], **source)
+
+
+def test_a_shard_of_nulls_is_told_row_by_row(tmp_path):
+    """A column without a single text is written as one of nulls: its rows are bad, other shards are read."""
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": [f"text {number}" for number in range(500)]}), tmp_path / "a.parquet"
+    )
+    pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.nulls(3)}), tmp_path / "b.parquet")
+    texts, ledger = read_texts(tmp_path / "*.parquet", max_bad=0.01)
+    assert (len(texts), ledger["documents"]["dropped"]) == (500, {"no_text": 3})
+    assert ledger["rejected"][0]["origin"].endswith("b.parquet[0]")
+    with pytest.raises(InputError, match=r"b\.parquet\[0\]: column 'text' is empty \(null\)\n.*2 more"):
+        read_texts(tmp_path / "b.parquet")

@@ -9,6 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from artel.config import RunConfig
 from artel.errors import InputError, WorkError
 from artel.objectives import Objective, objective_of, objective_type
@@ -18,7 +20,7 @@ from artel.preparing.run_tokenizer import run_tokenizer
 from artel.preparing.store_key import store_key
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
-from artel.text import Document, Ledger, more_documents, read_documents, write_index
+from artel.text import Document, Ledger, describe_drops, more_documents, read_documents, write_index
 from artel.tokens import TokenStore, load_tokenizer
 
 _NOTED_DOCUMENTS = 200
@@ -92,7 +94,7 @@ def make_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check)
         if objective_of(run, tokenizer).writes_day:
             about["day"] = date.today().isoformat()
         manifest = write_store(workspace, partial, {**about, "vocabulary": tokenizer.vocabulary}, tokenizer.vocabulary)
-        _check_splits(run, manifest)
+        _check_splits(run, manifest, orjson.loads((partial / "ledger.json").read_bytes()))
         objective_of(run, tokenizer).check_store(TokenStore(partial))
     shutil.rmtree(workspace.path)
 
@@ -129,7 +131,7 @@ def _check_unchanged(run: RunConfig, key: str, workspace: Workspace) -> None:
         raise WorkError.at("data.sources", what, fix)
 
 
-def _check_splits(run: RunConfig, manifest: dict[str, Any]) -> None:
+def _check_splits(run: RunConfig, manifest: dict[str, Any], ledger: dict[str, Any]) -> None:
     splits = manifest["parts"]
     if run.data.held_out != 0.0 and splits["validation"]["samples"] == 0:
         documents = splits["train"]["documents"]
@@ -138,6 +140,11 @@ def _check_splits(run: RunConfig, manifest: dict[str, Any]) -> None:
             what = "there is one document, and it cannot be held out"
         if splits["validation"]["documents"]:
             what = "no sample could be made of the documents that are held out"
+        elif run.data.held_out is None:  # texts of their own: their set is named so
+            dropped = describe_drops(ledger["sets"].get("validation", {}).get("dropped", {}))
+            what = f"no sample could be made of {run.data.validation}: {dropped or 'it holds no document'}"
+        elif dropped := describe_drops(ledger["documents"]["dropped"]):
+            what = f"no document that can be held out is left (dropped: {dropped})"
         fix = f"write data.validation: 0, or the path of validation texts; or {more_documents(run.data)}"
         raise InputError.at("data.validation", what, fix)
     if run.data.held_out != 1.0 and splits["train"]["samples"] == 0:

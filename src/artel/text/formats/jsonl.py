@@ -118,6 +118,8 @@ def text_field(entry: dict[str, Any], name: str, source: str, key: str = "field"
     if name not in entry:
         have = ", ".join(map(str, entry)) or "none"
         raise BadRecord("no_field", f"has no field {name!r} (it has: {have}); write {column_fix(key, source)}")
+    if entry[name] is None:
+        raise BadRecord("no_text", f"field {name!r} is empty (null); fill it in, or leave the row out")
     if not isinstance(entry[name], str):
         raise BadRecord("no_text", f"field {name!r} is {type(entry[name]).__name__}, not text; write it in quotes")
     return entry[name]

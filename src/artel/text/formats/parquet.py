@@ -225,11 +225,14 @@ def _duplicate_column(table: Any) -> str:
 
 
 def _encoding(kind: Any, source: SourceConfig) -> str:
-    """The encoding of a column of this type: UTF-8 for text, the source's for bytes; empty for other types."""
+    """The encoding of a column of this type: UTF-8 for text, the source's for bytes; empty for other types.
+
+    A column of nulls alone is of no type: it is a shard of texts of which none is there, and each row is told.
+    """
     from pyarrow import types
 
     kind = kind.value_type if types.is_dictionary(kind) else kind
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+    if types.is_null(kind) or types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return "utf-8"
     return source.encoding if types.is_binary(kind) or types.is_large_binary(kind) else ""
 
@@ -241,8 +244,8 @@ def _bytes(column: Any) -> Iterator[bytes | None]:
     if pyarrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     for number in range(len(column)):
-        buffer = column[number].as_buffer()
-        yield None if buffer is None else buffer.to_pybytes()
+        value = column[number]
+        yield value.as_buffer().to_pybytes() if value.is_valid else None
 
 
 def _rows(batch: Any) -> Iterator[Any]:
