@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import openai
 import pytest
+import torch
 
 from support.chat_models import user
 from support.hub import Hub, Repo
@@ -87,6 +88,27 @@ def test_openais_client_gets_answers_whole_and_streamed(server):
         pytest.raises(openai.AuthenticationError),
     ):
         client.models.list()
+
+
+def test_lm_evals_loglikelihoods_are_those_of_transformers(server, folder, monkeypatch):
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    api = LocalCompletionsAPI(
+        base_url=f"{server.url}/v1/completions", model="tiny", tokenizer=str(folder), tokenizer_backend="huggingface",
+        tokenized_requests=True, max_length=512, batch_size=2,
+    )  # fmt: skip
+    pairs = [("the of", " and"), ("and", " the of the"), ("of the", " of")]
+    found = api.loglikelihood([Instance("loglikelihood", {}, pair, index) for index, pair in enumerate(pairs)])
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    for (context, continuation), (logprob, _) in zip(pairs, found, strict=True):
+        before, after = api._encode_pair(context, continuation)
+        with torch.no_grad():
+            rows = model(torch.tensor([before + after])).logits[0].log_softmax(-1)
+        expected = sum(float(rows[len(before) - 1 + at, token]) for at, token in enumerate(after))
+        assert logprob == pytest.approx(expected, rel=1e-3)
 
 
 async def many_at_once(server, count):

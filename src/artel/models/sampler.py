@@ -6,7 +6,8 @@ The order is that of transformers' `generate`: penalties, then temperature, top_
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,8 +66,19 @@ class BrokenLogits(Exception):
 class Sampler:
     """Chooses the tokens of one answer."""
 
-    def __init__(self, options: SamplingOptions, prompt: list[int], vocabulary: int, matcher: Any = None) -> None:
-        """`vocabulary`: rows of logits beyond it stand for no token. `matcher`: an LLMatcher of llguidance over it."""
+    def __init__(
+        self,
+        options: SamplingOptions,
+        prompt: list[int],
+        vocabulary: int,
+        matcher: Any = None,
+        forced: Sequence[int] = (),
+    ) -> None:
+        """`vocabulary`: rows of logits beyond it stand for no token. `matcher`: an LLMatcher of llguidance over it.
+
+        `forced`: the first tokens, whatever the logits are; their logarithms are those of the model.
+        """
+        self._forced = deque(forced)
         self._options = options
         self._vocabulary = vocabulary
         self._matcher = matcher
@@ -85,16 +97,21 @@ class Sampler:
         if not math.isfinite(logits.max()):
             raise BrokenLogits("its logits are NaN or infinite, so no token is likelier than another")
         own = logits.log_softmax(-1) if options.logprobs is not None else None
+        if self._forced:
+            return self._with_logprobs(self._forced.popleft(), own)
         scores = self._masked(self._penalized(logits))
         chosen = int(scores.argmax()) if options.temperature < _MIN_TEMPERATURE else self._sampled(scores)
         self._written[chosen] += 1
         if self._matcher is not None:
             self._matcher.consume_token(chosen)
             self._check_grammar()
+        return self._with_logprobs(chosen, own)
+
+    def _with_logprobs(self, chosen: int, own: torch.Tensor | None) -> Token:
         if own is None:
             return Token(chosen)
         own = own.clamp(min=_LEAST_LOGPROB)
-        best = own.topk(min(options.logprobs or 0, len(own)))
+        best = own.topk(min(self._options.logprobs or 0, len(own)))
         return Token(chosen, float(own[chosen]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
 
     @property

@@ -32,6 +32,8 @@ class Prompt:
     stop_until: str = ""
     """From this text on no text ends the answer: it is calls."""
     special_tokens: bool = False
+    forced: list[int] = field(default_factory=list)
+    """Tokens with which the answer begins: the rest of a prompt whose logarithms are asked for."""
     must_fit: bool = False
     """The whole answer must fit a schema: cut off by a text of `stop`, it is incomplete."""
     make_matcher: Callable[[], Any] | None = None
@@ -108,9 +110,9 @@ async def write(
     if options.seed is not None and seed_offset:
         options = replace(options, seed=options.seed + seed_offset)
     matcher = None if prompt.make_matcher is None else prompt.make_matcher()
-    sampler = Sampler(options, prompt.ids, tokenizer.vocabulary, matcher)
+    sampler = Sampler(options, prompt.ids, tokenizer.vocabulary, matcher, prompt.forced)
     tokens = _Delivered()
-    generation = Generation(sampler, prompt.new_tokens, prompt.end.ids, tokens.put)
+    generation = Generation(sampler, prompt.new_tokens + len(prompt.forced), prompt.end.ids, tokens.put)
     stream = TextStream(
         tokenizer,
         prompt.ids,

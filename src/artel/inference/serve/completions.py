@@ -9,7 +9,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -154,12 +154,24 @@ class Completions(Answering):
         served, body = self._served, self._request
         options = options_of(body, served, logprobs=body.logprobs)
         end, tokenizer = TurnEnd(served.text_end.ids, stop_texts(body)), served.opened.tokenizer
+        if body.echo and (body.logprobs is None or body.stream or end.texts):
+            raise ApiError(
+                400, "echo is for the logprobs of prompts: write logprobs, and neither stream nor stop", "echo"
+            )
         for prompt in body.prompts:
             ids = prompt if isinstance(prompt, list) else await served.work(partial(tokenizer.prompt, prompt))
             self._add_prompt(ids, body.max_tokens, "prompt", options=options, end=end, special_tokens=False)
+            if body.echo:  # an end token within the prompt ends nothing
+                whole = self._prompts[-1]
+                self._prompts[-1] = replace(whole, ids=ids[:1], forced=ids[1:], end=TurnEnd(frozenset()))
 
     async def choice(self, index: int) -> dict[str, Any]:
         text, tokens, finish = await self._whole_answer(index)
+        if self._request.echo:
+            prompt = self._prompts[index // (self._request.n or 1)]
+            self.usage.completion_tokens -= len(prompt.forced)
+            text = self._served.token_text(prompt.ids[0]) + text
+            tokens = [Token(prompt.ids[0]), *tokens]
         logprobs = await self._served.work(partial(self._logprobs, tokens, 0))
         return self._choice(index, text, finish, logprobs)
 
@@ -184,7 +196,10 @@ class Completions(Answering):
             "tokens": texts,
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [
-                {self._served.token_text(other): logprob for other, logprob in token.top} for token in tokens
+                None
+                if token.logprob is None
+                else {self._served.token_text(other): logprob for other, logprob in token.top}
+                for token in tokens
             ],
             "text_offset": offsets,
         }

@@ -81,7 +81,7 @@ class CompletionRequest(SamplingBody):
     )
     max_tokens: int | None = Field(default=None, ge=1, le=2**31)
     logprobs: int | None = Field(default=None, ge=0, le=20)
-    echo: Literal[False] | None = None
+    echo: bool | None = Field(default=None, description="With logprobs: those of the prompt's tokens too.")
     suffix: None = None
     best_of: Literal[1] | None = None
 
