@@ -9,6 +9,7 @@ from hostile import (  # noqa: F401
     network,
     run_files,
     run_folders,
+    served,
     signals,
     sources,
     stores,
@@ -19,7 +20,7 @@ from hostile.case import CASES, Case
 
 FAMILIES = (
     "sources", "containers", "encodings", "run files", "model folders", "tokenizers", "templates", "checkpoints",
-    "stores", "run folders", "limits", "network", "signals",
+    "stores", "run folders", "limits", "network", "signals", "serving",
 )  # fmt: skip
 
 
