@@ -283,3 +283,14 @@ def test_an_empty_text_is_said_to_be_empty(tmp_path):
     Path("empty.txt").write_text("")
     with pytest.raises(InputError, match="has 0 bytes"):
         look_at(["empty.txt"])
+
+
+def test_a_chat_model_from_scratch_with_a_few_rows_is_called_hopeless(tmp_path):
+    file = tmp_path / "talks.jsonl"
+    row = {"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Anna."}]}
+    file.write_text("".join(f"{json.dumps(row)}\n" for _ in range(30)))
+    said: dict[str, list[str]] = {"scratch": [], "OWNER/base": []}
+    for model, lines in said.items():
+        answer_questions(Given([str(file)], "chat", model, "30min", ""), None, lines.append)
+    assert any("its answers will be noise" in line for line in said["scratch"])
+    assert not any("noise" in line for line in said["OWNER/base"])

@@ -18,7 +18,10 @@ from artel.planning.new.answers import (
     read_time,
     read_time_and_hardware,
 )
-from artel.planning.new.look import look_at
+from artel.planning.new.look import in_bytes, look_at
+
+_HOPELESS_BYTES = 1_000_000
+"""Of conversations or pairs: less teaches no model from scratch to write."""
 
 T = TypeVar("T")
 Ask = Callable[[str, str], str]
@@ -58,6 +61,11 @@ def answer_questions(given: Given, ask: Ask | None, tell: Callable[[str], object
     name = _answer(given.learn, "What is to be learned?", default, lambda text: read_objective(text, look), ask, tell)
     where = "From scratch, or from which model: a folder or a hub id?"
     model = _answer(given.model, where, SCRATCH, read_model, ask, tell)
+    if not model and look.bytes < _HOPELESS_BYTES and fitting[name].generates and not fitting[name].packs_text:
+        tell(
+            f"from scratch, {in_bytes(look.bytes)} of text teach no language: its answers will be noise. Take a "
+            "pretrained model: --from FOLDER or --from Qwen/Qwen3-0.6B"
+        )
     if given.time is not None:
         return Answers(look, name, model, read_time(given.time), read_hardware(given.hardware or ""))
     if given.hardware is not None:
