@@ -18,7 +18,8 @@ from artel.planning.new.answers import (
     read_time,
     read_time_and_hardware,
 )
-from artel.planning.new.look import in_bytes, look_at
+from artel.planning.new.look import look_at
+from artel.printable import in_bytes
 
 _HOPELESS_BYTES = 1_000_000
 """Of conversations or pairs: less teaches no model from scratch to write."""
