@@ -20,7 +20,7 @@ from hostile.case import CASES, Case
 
 FAMILIES = (
     "sources", "containers", "encodings", "run files", "model folders", "tokenizers", "templates", "checkpoints",
-    "stores", "run folders", "limits", "network", "signals", "serving",
+    "stores", "run folders", "limits", "network", "signals",
 )  # fmt: skip
 
 

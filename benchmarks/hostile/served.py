@@ -38,7 +38,7 @@ def _ask(port: int, method: str, path: str, body: bytes | None = None) -> float:
     return time.monotonic() - began
 
 
-@case("serving", quick=False)
+@case("network", quick=False)
 def bodies_that_double_in_size(place: Place) -> Steps:
     """And half a head a second beside them; SIGTERM ends the server in the midst of it."""
     place.take("model")
