@@ -238,7 +238,7 @@ def test_bad_rows_are_told_by_line_and_the_ledger_adds_up(tmp_path):
     assert unknown.startswith("the label 'unheard' is none of the run's (sport, food, law); mend it")
     section["too_long"] = "truncate"
     cut = prepared(tmp_path / "cut.yaml", rows, classification=section, data=data)
-    assert cut.ledger()["changed"] == {"truncated": 1}
+    assert cut.ledger()["changed"] == {"trailing_space_removed": 1, "truncated": 1}
     assert max(len(cut.open().train.sample(number).ids) for number in range(cut.open().train.samples)) == 200
     with pytest.raises(InputError, match="4 of 105 records"):
         prepared(tmp_path / "strict.yaml", rows, classification=section)

@@ -1,5 +1,7 @@
 """A head with labels, trained further: each row follows the name of its label, whatever the order of the labels."""
 
+import string
+
 import pytest
 import torch
 import transformers
@@ -130,7 +132,7 @@ def test_labels_of_the_records_have_the_order_of_the_base(tokenizer, tmp_path):
     ],
 )
 def test_tags_of_the_records_have_the_order_of_the_base(tokenizer, tmp_path, base, labels):
-    texts = [f"Anna {number} saw Moscow" for number in range(20)]
+    texts = [f"Anna saw {letter} in Moscow" for letter in string.ascii_letters[:20]]
     rows = [{"text": text, "entities": [[0, 4, "PER"], [len(text) - 6, len(text), "LOC"]]} for text in texts]
     write_rows(tmp_path / "run.jsonl", rows)
     base_of(tmp_path / "base", tokenizer, "tags", base)

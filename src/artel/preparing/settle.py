@@ -41,10 +41,10 @@ def settled_before(run: RunConfig, file: Path) -> RunConfig:
 
 def _decided(run: RunConfig, file: Path) -> dict[str, Any] | None:
     """What `file` keeps for the undecided keys; None if it is missing or damaged."""
-    section = getattr(run, objective_type(run).section)
+    section = type(getattr(run, objective_type(run).section))
     with suppress(OSError, ValueError, TypeError):
         values = orjson.loads(file.read_bytes())
-        section.model_validate(section.model_dump(by_alias=True) | values)
+        section.model_validate(values)  # beside defaults: what a user's own keys forbid is refused in its own words
         return values if values.keys() >= set(objective_type(run).undecided(run)) else None
     return None
 
