@@ -26,6 +26,7 @@ def show_elapsed() -> None:
     global _since
     if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0" and os.environ.get("TERM") != "dumb":
         _since = time.monotonic()
+        os.register_at_fork(after_in_child=_forget)
         threading.Thread(target=_draw_each_second, name="elapsed time", daemon=True).start()
 
 
@@ -77,11 +78,24 @@ def _draw_each_second() -> None:
         time.sleep(1)
         with _lock:
             seconds = time.monotonic() - _since
-            if not _pauses and not _is_within_line and seconds >= 1:
-                columns = os.get_terminal_size(2).columns or 80
+            if not _pauses and not _is_within_line and seconds >= 1 and (columns := _columns()):
                 count = f" ({seconds:,.0f} s)"
                 _write(f"{_CLEAR}{_work[: max(0, columns - len(count) - 1)]}{count}")
                 _is_shown = True
+
+
+def _columns() -> int:
+    """Width of the terminal; 0 while standard error leads elsewhere (`storage/panics.py`)."""
+    try:
+        return os.get_terminal_size(2).columns or 80
+    except OSError:
+        return 0
+
+
+def _forget() -> None:
+    """In a forked child, which has no thread that draws: the parent's may have held the lock."""
+    global _lock, _is_shown
+    _lock, _is_shown = threading.RLock(), False
 
 
 def _write(text: str) -> None:

@@ -56,7 +56,7 @@ def answered_by(answer: Answer | None) -> Iterator[None]:
 
 
 def interrupt_is_handled() -> None:
-    """Tell the thread that Ctrl-C has had its effect, and the process goes on."""
+    """Note that Ctrl-C has had its effect and the process continues: the next one is a first one again."""
     _is_handled.set()
 
 
@@ -86,8 +86,9 @@ def _listen(reader: int) -> None:
 
 def _say(line: str) -> None:
     if os.environ.get("RANK", "0") == "0":
+        panics = sys.modules.get("artel.storage.panics")  # which may buffer what is written to 2; not imported here
         with suppress(OSError):
-            os.write(2, f"artel: {line}\n".encode(errors="replace"))
+            os.write(2 if panics is None else panics.stderr_descriptor(), f"artel: {line}\n".encode(errors="replace"))
             sys.stderr.flush()
 
 
