@@ -19,7 +19,7 @@ _COMMANDS = (
 )
 _VERBS = r"train|preprocess|sft|pt|rlhf|dpo|kto|grpo|reward|run|finetune"
 _BY_HAND = "write a run file: artel new asks four questions and writes one"
-_TORCHTUNE = re.compile(r"^\s*_component_\s*:|[{,]\s*_component_\s*:", re.MULTILINE)
+_TORCHTUNE = re.compile(r"(?:^[ \t]*|[{,]\s*)_component_\s*:", re.MULTILINE)
 _YAML = re.compile(r"\S+\.(?:ya?ml|json)$")
 
 

@@ -16,9 +16,8 @@ from artel.text.records import BadRecord
 
 Cells = list[str] | BadRecord
 _FIX = 'close the quote; a quote inside of a text is written twice: ""'
-_CHECK_EVERY = (
-    64  # lines of one row, after which it is looked at: an open quote must not read on to the end of the file
-)
+_CHECK_EVERY = 64
+"""Lines of one row after which it is checked: an open quote must not read on to the end of the file."""
 
 
 class TableRows:
@@ -71,13 +70,19 @@ class TableRows:
 
     def _quoted_row(self, line: str) -> list[Cells]:
         """The row that begins with `line`, or a BadRecord for each line that is lost."""
-        first, taken = self._read, list[str]()
+        first, taken, like_rows = self._read, list[str](), 0
+
+        def are_rows() -> bool:
+            # Most lines of one row look like rows: a quote was left open, and they were read as its text.
+            return self._width > 1 and like_rows > 1 and 2 * like_rows > len(taken)
 
         def lines() -> Iterator[str]:
+            nonlocal like_rows
             following: str | None = line
             while following is not None:
                 taken.append(following)
-                if len(taken) % _CHECK_EVERY == 0 and self._are_rows(taken) and not self._trusts_quotes():
+                like_rows += self._is_row(following)
+                if len(taken) % _CHECK_EVERY == 0 and are_rows() and not self._trusts_quotes():
                     return
                 yield following
                 following = self._next_line()
@@ -90,7 +95,7 @@ class TableRows:
             wrong = str(error)
         if "field limit" in wrong:
             raise too_long(f"{self._origin}:{first}", "the row that begins here", self._max) from None
-        is_swallowing = len(taken) > 1 and self._are_rows(taken)
+        is_swallowing = are_rows()
         if wrong and is_swallowing:
             self._pushed_back.extendleft(reversed(taken[1:]))
             self._read = first
@@ -110,11 +115,6 @@ class TableRows:
         self._width = self._width or len(cells)
         self.quoted += len(cells) == self._width and self._needs_quoting(taken, cells)
         return [cells]
-
-    def _are_rows(self, lines: list[str]) -> bool:
-        """True if most lines of one row look like rows: a quote was left open, and they were read as its text."""
-        count = sum(map(self._is_row, lines))
-        return self._width > 1 and count > 1 and 2 * count > len(lines)
 
     def _is_row(self, line: str) -> bool:
         """True if a line has all cells. After a comma of prose there is a space, after that of a table none."""

@@ -136,8 +136,10 @@ def _non_ascii_lines(block: bytes, read: Callable[[int], bytes]) -> bytes:
     size = count = 0
     while block:
         if not block.isascii():
-            while block[-1] >= 0x80 and len(block) < 2 * SAMPLE and (more := read(1)):
-                block += more  # a block ends at an ASCII byte, which is inside of no character
+            rest = bytearray()  # up to an ASCII byte, which is inside of no character
+            while (rest or block)[-1] >= 0x80 and len(rest) < SAMPLE and (more := read(1)):
+                rest += more
+            block += rest
             found = [line for line in block.split(b"\n") if not line.isascii()]
             lines += found
             size += sum(map(len, found))
