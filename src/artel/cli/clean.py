@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +29,7 @@ _KINDS = {
     "listings": (rf"{_KEY}\.json", "listings of s3:// and hf://, for starts without a network"),
     "micro_batches": (rf"{_KEY}\.json", "micro-batches that fit into memory: tried again"),
     "built": (r"\w+-[0-9a-f]{16}\.so", "operators compiled for this CPU: built again"),
+    "rows": (rf"{_KEY}\.jsonl", "rows that a Python program gave: it has to give them again"),
     "hardware.json": ("", "speed of this machine: artel bench hardware measures it again"),
     "bench": (".*", "work of artel bench that was killed"),
     "faults": (r".*-process-\d+\.txt", "tracebacks of faults of artel"),
@@ -88,7 +89,7 @@ def _list(entries: list[_Entry]) -> None:
 
 
 def _entries() -> Iterator[_Entry]:
-    """What is there, in the order of _KINDS; each token store on its own."""
+    """Yield the entries in the order of _KINDS; each token store is one."""
     from artel.storage import cache_folder, state_folder
 
     for kind, (pattern, _) in _KINDS.items():
@@ -103,9 +104,16 @@ def _entries() -> Iterator[_Entry]:
                     name = f"{kind}/{path.name.partition('.')[0]}" if kind == "stores" else kind
                     groups.setdefault(name, []).append(path)
         for name, paths in groups.items():
-            files = [file.lstat() for path in paths for file in (path, *path.rglob("*"))]
+            files = [status for path in paths for status in _statuses(path)]
             if size := sum(file.st_size for file in files):
                 yield _Entry(name, tuple(paths), size, max(file.st_mtime for file in files))
+
+
+def _statuses(path: Path) -> Iterator[os.stat_result]:
+    """Yield the status of `path` and of all files in it, without those that another process removes meanwhile."""
+    for file in (path, *path.rglob("*")):
+        with suppress(FileNotFoundError):
+            yield file.lstat()
 
 
 def _chosen(entries: list[_Entry], names: list[str]) -> list[_Entry]:
@@ -120,8 +128,8 @@ def _chosen(entries: list[_Entry], names: list[str]) -> list[_Entry]:
 
 
 def _remove(entries: list[_Entry]) -> tuple[list[_Entry], list[Problem]]:
-    """Remove entries. Return those that are gone, and why others stay: a store that is being prepared, say."""
-    from artel.storage import disk_errors, lock
+    """Remove entries. Return those removed, and why the others stay (a store that is being prepared)."""
+    from artel.storage import discard, disk_errors, lock
 
     removed: list[_Entry] = []
     problems: list[Problem] = []
@@ -131,7 +139,7 @@ def _remove(entries: list[_Entry]) -> tuple[list[_Entry], list[Problem]]:
         try:
             with unused, disk_errors(folder):
                 for path in entry.paths:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+                    discard(path) if path.is_dir() else path.unlink(missing_ok=True)
         except ArtelError as error:
             problems += error.problems
         else:

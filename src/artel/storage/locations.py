@@ -56,7 +56,7 @@ def cache_folder() -> Path:
 
 
 def rows_folder() -> Path:
-    """The folder of the files that rows of the Python API are written to. Nothing clears it."""
+    """The folder of the files that rows of the Python API are written to. Only `artel clean` removes them."""
     return cache_folder() / "rows"
 
 
