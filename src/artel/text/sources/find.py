@@ -6,7 +6,7 @@ import importlib.util
 import os
 import stat
 import sysconfig
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.resources import files as package_files
@@ -33,7 +33,6 @@ _REMEDIES = {
 }
 _LITTER = frozenset("thumbs.db desktop.ini readme license licence copying notice authors changelog".split())
 """Names, in lower case, of files in folders of texts that nobody misses."""
-_SUFFIXES = defaultdict(lambda: 1, dict.fromkeys(COMPRESSED, 2))  # .csv.gz
 _MOST_SUFFIXES = 10  # in a message
 
 
@@ -145,9 +144,10 @@ def _find_local(source: SourceConfig, path: str, key: str) -> list[Path]:
         entries = (entry for entry in files_in(local) if entry.name.lower().endswith(suffixes))
         files = unique_files(entry for entry in entries if entry.is_file())
         if not files:
-            others = by_suffix(_unread_in(local, suffixes))
-            what = f"the folder {path} holds no file with {_named(suffixes)}" + (f", but {others}" if others else "")
-            raise InputError.at(key, what, _remedy_of_folder(_unread_in(local, suffixes)))
+            unread = _unread_in(local, suffixes)
+            others = f", but {_by_suffix(unread)}" if unread else ""
+            what = f"the folder {path} holds no file with {_named(suffixes)}{others}"
+            raise InputError.at(key, what, _remedy_of_folder(unread))
         return files
     if local.exists():
         return [local]
@@ -186,7 +186,7 @@ def unread_files(data: DataConfig) -> Iterator[tuple[str, SourceConfig, str, lis
 def unread_notes(data: DataConfig) -> list[str]:
     """A sentence for the user about each folder with files that are not read."""
     return [
-        f"{path}: not read: {by_suffix(files)}; {source.format} reads {_named(_suffixes(source))}; "
+        f"{path}: not read: {_by_suffix(files)}; {source.format} reads {_named(_suffixes(source))}; "
         f"{_remedy_of_folder(files)}"
         for _, source, path, files in unread_files(data)
     ]
@@ -197,11 +197,13 @@ def _named(suffixes: tuple[str, ...]) -> str:
     return " ".join(suffix for suffix in suffixes if not suffix.endswith(COMPRESSED))
 
 
-def by_suffix(files: list[Path]) -> str:
+def _by_suffix(files: list[Path]) -> str:
     """Files by suffix and count: `12 .epub, 3 .zip`."""
-    counts = Counter("".join(Path(file.name.lower()).suffixes[-_SUFFIXES[file.suffix.lower()] :]) for file in files)
-    shown = [f"{count:,} {suffix or 'without a suffix'}" for suffix, count in counts.most_common(_MOST_SUFFIXES)]
-    others = counts.total() - sum(count for _, count in counts.most_common(_MOST_SUFFIXES))
+    names = [Path(file.name.lower()) for file in files]
+    counts = Counter("".join(name.suffixes[-2 if name.suffix in COMPRESSED else -1 :]) for name in names)  # .csv.gz
+    commonest = counts.most_common(_MOST_SUFFIXES)
+    shown = [f"{count:,} {suffix or 'without a suffix'}" for suffix, count in commonest]
+    others = counts.total() - sum(count for _, count in commonest)
     return ", ".join([*shown, *([f"{others:,} others"] if others else [])])
 
 
