@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 
 # C0, DEL and C1, line and paragraph separators, bidi embeddings, overrides and isolates; halves of characters, of names
 # of files and of JSON's escapes, which cannot be printed or written at all.
@@ -39,6 +40,12 @@ def _escape(match: re.Match[str]) -> str:
 def shortened(text: str, characters: int = 40) -> str:
     """The first characters of a long text, with an ellipsis; a short text unchanged."""
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
+
+
+def listed(names: Iterable[str], most: int = 8) -> str:
+    """The first `most` names, separated by commas, and how many there are if that is not all."""
+    names = list(names)
+    return ", ".join(names[:most]) + (f" … ({len(names)} in all)" if len(names) > most else "")
 
 
 def in_bytes(count: int) -> str:

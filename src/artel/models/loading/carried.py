@@ -20,8 +20,8 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from artel.models.loading.safetensors_files import TensorFiles
+from artel.printable import listed
 
-_LISTED = 8
 _LAYERS_AHEAD = re.compile(r"num_\w*(nextn|mtp)\w*_layers")
 """Keys of a configuration: how many layers predict further tokens."""
 
@@ -64,18 +64,20 @@ def carry_unused(
 
 
 def kept_note(source: str, names: Collection[str]) -> str:
-    return f"in {source} but not part of this model, so not trained; saved again unchanged: {_listed(names)}"
+    """Return the note for the user about tensors that are saved again."""
+    return f"in {source} but not part of this model, so not trained; saved again unchanged: {listed(names)}"
 
 
 def leave_out(model: PreTrainedModel, source: str, names: Iterable[str]) -> list[str]:
-    """Let the configuration say that there are no layers that predict further tokens. Return notes for the user."""
-    zeroed = [key for config in {id(each): each for each in (model.config, model.config.get_text_config())}.values()
-              for key in _announce_none(config)]  # fmt: skip
+    """Set the number of layers that predict further tokens to 0 in the configuration. Return notes for the user."""
+    configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
+    zeroed = [key for config in configs for key in _announce_none(config)]
     changed = f"; {' and '.join(dict.fromkeys(zeroed))} becomes 0" if zeroed else ""
-    return [f"in {source} but not in this model, so left out: {_listed(sorted(names))}{changed}"]
+    return [f"in {source} but not in this model, so left out: {listed(sorted(names))}{changed}"]
 
 
 def _announce_none(config: PreTrainedConfig) -> list[str]:
+    """Set the numbers of such layers to 0. Return the keys that changed."""
     keys = [key for key, value in vars(config).items() if _LAYERS_AHEAD.fullmatch(key) and value]
     for key in keys:
         setattr(config, key, 0)
@@ -88,7 +90,7 @@ def with_carried(
 ) -> Iterator[dict[str, torch.Tensor] | None]:
     """Yield `weights`, or those of `model`, together with the tensors that are saved with it; they are memory-mapped.
 
-    Where the source has gone, its tensors are left out, which is logged.
+    If the source is gone, its tensors are left out, which is logged.
     """
     carried = carried_of(model)
     if carried is None:
@@ -105,8 +107,3 @@ def with_carried(
         yield weights
         return
     yield {**(model.state_dict() if weights is None else weights), **tensors}
-
-
-def _listed(names: Collection[str]) -> str:
-    more = f" … ({len(names)} in all)" if len(names) > _LISTED else ""
-    return ", ".join(list(names)[:_LISTED]) + more

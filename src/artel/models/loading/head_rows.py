@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from artel.models.loading.model_folder import read_config
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.safetensors_files import find_files
 from artel.models.loading.structure import without_weights
+from artel.printable import listed
 
 _NO_NAME = re.compile(r"LABEL_([0-9]+)")
 """The name that transformers gives a label without one."""
@@ -27,7 +29,7 @@ _LISTED = 12
 
 @dataclass(frozen=True, slots=True)
 class HeadRows:
-    """What becomes of the rows of a head whose labels are not those of the saved model, in the same order."""
+    """The rows of a pretrained head that are kept, if its labels differ from those of the run or in order."""
 
     tensors: frozenset[str]
     """Parameters with one row for each label, by their names in the model and in its files."""
@@ -44,7 +46,7 @@ class HeadRows:
 
 
 def find_head_rows(request: ModelRequest, config: PreTrainedConfig) -> HeadRows | None:
-    """The rows of a pretrained head that have to move, or None if the head is loaded as it is.
+    """Return the rows of a pretrained head that have to move, or None if the head is loaded unchanged.
 
     `config` is the configuration with the labels of the run. No weights are read.
     """
@@ -95,26 +97,22 @@ def _kept_rows(old: Sequence[str], new: Sequence[str]) -> dict[int, int]:
     exact = {label: number for number, label in enumerate(old)}
     kept = {number: exact[label] for number, label in enumerate(new) if label in exact}
     folded_old, folded_new = ([label.casefold() for label in labels] for labels in (old, new))
+    rows = {label: number for number, label in enumerate(folded_old)}
+    counts = Counter(folded_old), Counter(folded_new)
     for number, label in enumerate(folded_new):
-        if number not in kept and folded_old.count(label) == folded_new.count(label) == 1:
-            kept[number] = folded_old.index(label)
+        if number not in kept and all(count[label] == 1 for count in counts):
+            kept[number] = rows[label]
     return kept
 
 
 def _in_words(name: str, old: Sequence[str], new: Sequence[str], kept: Mapping[int, int]) -> str:
-    """What is kept, what begins anew and what is left out, by label."""
+    """Note for the user: labels whose rows are kept, initialized anew and left out."""
     rows = [new[a] if new[a] == old[b] else f"{new[a]} (there {old[b]})" for a, b in kept.items()]
     anew = [label for number, label in enumerate(new) if number not in kept]
-    left_out = [label for number, label in enumerate(old) if number not in kept.values()]
-    parts = [f"{words}: {_listed(labels)}" for words, labels in (
-        ("rows kept", rows), ("initialized anew", anew), ("left out", left_out)
-    ) if labels]  # fmt: skip
+    left_out = [old[number] for number in sorted({*range(len(old))} - {*kept.values()})]
+    groups = (("rows kept", rows), ("initialized anew", anew), ("left out", left_out))
+    parts = [f"{words}: {listed(labels, _LISTED)}" for words, labels in groups if labels]
     said = f"head of {name}, by label: {'; '.join(parts)}"
     if rows and not anew and all(_NO_NAME.fullmatch(label) for label in old) and not any(map(str.isdigit, new)):
         said += ". Its labels have no names there: if this is not their order, write the labels in it"
     return said
-
-
-def _listed(labels: Sequence[str]) -> str:
-    more = f" … ({len(labels)} in all)" if len(labels) > _LISTED else ""
-    return ", ".join(labels[:_LISTED]) + more

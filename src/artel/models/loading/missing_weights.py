@@ -11,9 +11,8 @@ from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
 from artel.errors import InputError
 from artel.models.loading.heads import is_unused
 from artel.models.loading.safetensors_files import find_files
+from artel.printable import listed
 from artel.tokens import Tokenizer
-
-_LISTED = 8
 
 
 def check_complete(
@@ -34,7 +33,7 @@ def check_complete(
     fix = "give the folder with all of its weights: they are not made up"
     if len(lacking) > len(model.state_dict()) // 2:
         fix = "the weights and config.json are of different models"
-    raise InputError.at("model.from", f"{name} has no weights for {_list(lacking)}", fix)
+    raise InputError.at("model.from", f"{name} has no weights for {listed(lacking)}", fix)
 
 
 def heads_of_other_sizes(model: PreTrainedModel, name: str, config: PreTrainedConfig) -> set[str]:
@@ -57,7 +56,7 @@ def check_finite(model: PreTrainedModel, name: str) -> None:
         if tensor.is_floating_point() and not tensor.sum().isfinite() and not tensor.isfinite().all()
     ]
     if broken:
-        what = f"has NaN or infinite weights: {_list(broken)}"
+        what = f"has NaN or infinite weights: {listed(broken)}"
         raise InputError.at(name, what, "take an earlier checkpoint, or the model as it was published")
 
 
@@ -117,10 +116,6 @@ def _modules_beside_body(model: PreTrainedModel) -> set[str]:
         body = {name for name, _ in bare(copy.deepcopy(model.config)).named_children()}
     own = {name for name, _ in model.named_children()}
     return own - body if body < own else set()
-
-
-def _list(names: list[str]) -> str:
-    return ", ".join(names[:_LISTED]) + (f" … ({len(names)} in all)" if len(names) > _LISTED else "")
 
 
 def _is_inside(key: str, module: str) -> bool:
