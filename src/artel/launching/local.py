@@ -13,8 +13,9 @@ from artel.elapsed import paused
 from artel.errors import ArtelError, InputError, Interrupted, OutOfMemory, Problem, WorkError
 from artel.interpreter import python_of
 from artel.interrupts import answered_by
-from artel.launching.meeting import Meeting, saying_while_waiting
+from artel.launching.meeting import Meeting
 from artel.launching.run_secret import VARIABLE
+from artel.preparing.progress import reporting
 from artel.storage.unexpected_errors import FAULT, fault_of_process
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def launch(
         )
         count = f"{hosts.least} to {hosts.count}" if hosts.elastic else f"{hosts.count}"
         others = f"this host waits for the others of {count}, which meet at {hosts.where}"
-        waiting = partial(saying_while_waiting, announce, others) if hosts.count > 1 else nullcontext
+        waiting = partial(reporting, announce, lambda: others) if hosts.count > 1 else nullcontext
         with answered_by(None), paused():  # the first process answers for all, and shows how far they are
             result = Agent(spec, hosts, on_restart, waiting).run()
         if result is None:  # the other hosts were enough, to the end

@@ -6,9 +6,8 @@ import errno
 import hashlib
 import os
 import socket
-import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -17,9 +16,10 @@ from artel.errors import InputError, WorkError
 from artel.launching.hosts import Hosts
 from artel.launching.interface import Addresses, choose_interface
 from artel.launching.run_secret import run_secret
+from artel.preparing.progress import reporting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.distributed.elastic.rendezvous import RendezvousHandler
@@ -33,7 +33,6 @@ _MEET_SECONDS = 900
 _ANSWER_SECONDS = 300
 # torchrun waits 30 s for more hosts after the minimum has come; hosts started by one script come within less.
 _LAST_CALL_SECONDS = 15
-_SAY_SECONDS = 10
 
 
 @dataclass(slots=True)
@@ -101,7 +100,7 @@ class Meeting:
         if self._store is not None:
             store = self._store
         else:
-            with saying_while_waiting(announce, f"this host waits for the first one to answer at {self.hosts.where}"):
+            with reporting(announce, lambda: f"this host waits for the first one to answer at {self.hosts.where}"):
                 store = _reach(self.hosts, addresses.master)
         if self.hosts.fixed:  # the first values come from hosts that may be late
             store.set_timeout(timedelta(seconds=_MEET_SECONDS))
@@ -111,24 +110,6 @@ class Meeting:
     def local_address(self) -> str:
         """The address at which the others reach this host."""
         return "localhost" if self._addresses is None else self._addresses.own
-
-
-@contextmanager
-def saying_while_waiting(announce: Callable[[str], None], what: str) -> Iterator[None]:
-    """Announce `what` the block waits for, with the seconds so far, every 10 seconds until it is left."""
-    over, began = threading.Event(), time.monotonic()
-
-    def say() -> None:
-        while not over.wait(_SAY_SECONDS):
-            announce(f"{what} ({time.monotonic() - began:.0f} s)")
-
-    thread = threading.Thread(target=say, name="artel-waiting", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def _run_id(folder: RunFolder) -> str:

@@ -28,12 +28,13 @@ from artel.launching.begin_with_plan import begin_with_plan
 from artel.launching.hosts import Hosts
 from artel.launching.interface import choose_interface_of_process
 from artel.launching.local import launch
-from artel.launching.meeting import Meeting, saying_while_waiting
+from artel.launching.meeting import Meeting
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.launching.read_run import SECRETS_NOTE, checked_run, has_secrets
 from artel.launching.started import check_counts, check_worker, is_pod, read_launcher
 from artel.launching.worker import end_with_launcher, is_worker, raising_lost_others
 from artel.preparing import as_begun, prepare
+from artel.preparing.progress import reporting
 from artel.storage import check_cache, lock, write_file
 from artel.storage.locks import holders
 from artel.training.rank_file import mark_start, start_status
@@ -374,7 +375,7 @@ def _train_in_this_process(run: RunConfig, callbacks: Sequence[Callback], announ
     others = f"process {rank} waits for the other processes of {size}, which meet at {where}"
     says = size != "1" and os.environ.get("LOCAL_RANK", "0") == "0"
     with ExitStack() as stack:
-        with saying_while_waiting(announce, others) if says else nullcontext():
+        with reporting(announce, lambda: others) if says else nullcontext():
             world = stack.enter_context(join_world(run.train.threads))
         stack.enter_context(raising_lost_others())
         stack.enter_context(processes_lock)

@@ -1,4 +1,4 @@
-"""Progress while text is prepared: a line every ten seconds, also during work that is one long call."""
+"""Progress while text is prepared or hosts are waited for: a line every ten seconds, also during one long call."""
 
 from __future__ import annotations
 
@@ -29,19 +29,26 @@ class Progress:
 
 @contextmanager
 def reporting(tell: Tell, what: Callable[[], str], seconds: float = _SECONDS) -> Iterator[None]:
-    """Report `what` every `seconds` while the block runs. The block must not fork: a thread reports."""
+    """Report `what`, with the seconds so far, every `seconds` while the block runs.
+
+    The block must not fork: a thread reports.
+    """
     done = threading.Event()
     start = time.monotonic()
 
     def report() -> None:
-        while not done.wait(seconds):
-            tell(f"{what()} ({time.monotonic() - start:,.0f} s)")
+        if done.wait(seconds):
+            return
+        with paused():  # from now on these lines show the seconds
+            while True:
+                tell(f"{what()} ({time.monotonic() - start:,.0f} s)")
+                if done.wait(seconds):
+                    return
 
     thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
-        with paused():
-            yield
+        yield
     finally:
         done.set()
         thread.join()
