@@ -22,7 +22,7 @@ _is_within_line = False
 
 
 def show_elapsed() -> None:
-    """Show the line in this process from now on, where standard error is a terminal. For the command line alone."""
+    """Show the line in this process from now on, if standard error is a terminal. For the command line only."""
     global _since
     if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0" and os.environ.get("TERM") != "dumb":
         _since = time.monotonic()
@@ -32,7 +32,7 @@ def show_elapsed() -> None:
 
 @contextmanager
 def printing(work: str = "", *, ends_line: bool = True) -> Iterator[None]:
-    """Print within the block: the line is gone. What follows is `work`, which begins now; "": as before."""
+    """Remove the line and print inside the block. `work` names what starts now; "": the work stays the same."""
     global _work, _since, _is_within_line
     with _lock:
         _clear()

@@ -20,7 +20,7 @@ from artel.errors import ArtelError, InputError, WorkError
 
 _ARTEL = __package__
 _OWN: set[str] = set()
-"""Names of the user's modules, without their packages' submodules."""
+"""Top-level names of the user's modules."""
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def message_of(error: BaseException) -> str:
 
 
 def own_code_error(error: BaseException) -> WorkError | None:
-    """An exception that came from a user's code, as a message. None if it came from elsewhere."""
+    """Return the error to report for an exception that came from a user's code; None if it came from elsewhere."""
     place = _own_place(error)
     if place is None or isinstance(error, ArtelError | KeyboardInterrupt):
         return None

@@ -126,7 +126,7 @@ def check_counts(nproc: int | None) -> None:
 
 
 def _read_tasks(environment: os._Environ[str], nproc: int | None) -> None:
-    """Read the variables of deepspeed, srun or an MPI."""
+    """Set RANK and so on from the variables of deepspeed, srun or an MPI."""
     if is_worker() and "LOCAL_SIZE" in environment:  # deepspeed's name
         environment.setdefault("LOCAL_WORLD_SIZE", environment["LOCAL_SIZE"])
     if is_worker() or "NNODES" in environment:

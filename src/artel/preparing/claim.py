@@ -36,7 +36,7 @@ _FILES = (
     "choice.json teacher.json tensorboard wandb tracker_runs.json .secret"
 )
 NAMES = (*_FILES.split(), CHECKPOINTS, MODEL, *_LOCKS)
-_SAMPLES, _SAMPLE_BYTES = 64, 2**16  # of a file of weights: files of up to 4 MiB are read whole
+_SAMPLES, _SAMPLE_BYTES = 64, 2**16  # of a file of weights; a file of up to 4 MiB is read in full
 _ELSEWHERE = "choose another folder (run=…), or move it away"
 
 
@@ -100,7 +100,7 @@ def original_of(folder: Path) -> Path | None:
 
 
 def _recorded_run(folder: Path) -> object:
-    """`run` in the config.yaml of a folder whose mark is missing, or does not say where the folder was."""
+    """The key `run` in config.yaml, for a folder without a mark, or with a mark that does not record its path."""
     with suppress(OSError, ValueError, yaml.YAMLError):
         line = re.search(r"^run:.*$", (folder / "config.yaml").read_text(encoding="utf-8"), re.MULTILINE)
         return yaml.safe_load(line[0])["run"] if line else None
@@ -147,7 +147,7 @@ def note_weights(folder: Path) -> None:
 
 
 def has_weights(folder: Path) -> bool:
-    """True if all weights of the final model are there; those of an earlier version's run, if any are."""
+    """True if all weights of the final model are there. A run of an earlier version recorded none: any file will do."""
     recorded = _read(folder).get("weights")
     if recorded:
         return all((folder / MODEL / name).is_file() for name in recorded)
@@ -174,7 +174,7 @@ def _weight_files(folder: Path) -> list[str]:
 
 
 def _digest(file: Path) -> str:
-    """Digest of a file's size and of _SAMPLES pieces of it: the weights of a large model are told apart in no time."""
+    """Digest of a file's size and of _SAMPLES samples of its bytes: fast also for a large model."""
     size = file.stat().st_size
     digest = xxhash.xxh3_128(b"%d" % size)
     with file.open("rb") as stream:
@@ -185,7 +185,7 @@ def _digest(file: Path) -> str:
 
 
 def _id_of(checkpoint: Path) -> str:
-    """The id of the run that wrote a checkpoint; empty if it was written before ids were, or is damaged."""
+    """The id of the run that wrote a checkpoint; empty if an earlier version wrote it, or it is damaged."""
     with suppress(OSError, ValueError, AttributeError):
         return str(orjson.loads((checkpoint / "state.json").read_bytes()).get("run", ""))
     return ""

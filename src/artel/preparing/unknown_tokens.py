@@ -21,6 +21,7 @@ from artel.preparing.run_tokenizer import tokenizer_place
 from artel.tokens import Sample, Tokenizer
 
 _WARNED = 0.01
+"""Share of unknown tokens above which the user is warned."""
 _EQUAL = 0.5
 """Share of the documents that may be equal to another one in ids, though not in text."""
 _LOOKED_AT, _CHARACTERS, _SHOWN = 50, 2000, 5

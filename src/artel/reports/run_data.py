@@ -119,7 +119,7 @@ class RunData:
         """Speed of the run up to its newest logged step (`Progress.tokens_per_second`)."""
         newest = self.curves.newest
         speed = (self.result or {}).get("tokens_per_second") or newest.get("run_tokens_per_second")
-        speed = speed or newest.get("tokens_per_second")  # runs of older versions lack the line before
+        speed = speed or newest.get("tokens_per_second")  # runs of older versions log only this
         return float(speed) if isinstance(speed, int | float) else None
 
 
@@ -177,7 +177,7 @@ def read_run(folder: Path | str, points: int | None = 2000) -> RunData:
 
 
 def read_status(folder: RunFolder, curves: Curves) -> Status:
-    """How a run stands whose curves have been read."""
+    """Return the status of a run whose curves have been read."""
     begun = bool(curves.lines)
     return status_of(_ranks(folder), SignsOfLife(), complete=folder.is_complete, step=curves.step, begun=begun)
 

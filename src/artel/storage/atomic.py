@@ -51,7 +51,7 @@ def write_file(path: Path | str, content: bytes | str) -> None:
 
 
 def write_output(path: Path | str, content: bytes | str) -> None:
-    """Write a file that a user named: the target of a link, or what a pipe, a device or /dev/stdout takes.
+    """Write a file that a user named. Follow a link; write into a pipe, a character device or /dev/stdout.
 
     Only a regular file is replaced. Raises InputError for a folder, a disk or a socket, and as `write_file` does.
     """
@@ -70,7 +70,7 @@ def write_output(path: Path | str, content: bytes | str) -> None:
 
 
 def is_stream(path: Path) -> bool:
-    """True for a path that is written to as it is: a named pipe, a character device, /dev/stdout."""
+    """True for a path that is written into, not replaced: a named pipe, a character device, /dev/stdout."""
     if _descriptor(path) is not None:
         return True
     try:
@@ -81,7 +81,7 @@ def is_stream(path: Path) -> bool:
 
 
 def _descriptor(path: Path) -> int | None:
-    """The number of this process's open file that a path stands for: 1 for /dev/stdout and links to it."""
+    """The descriptor of this process that a path names: 1 for /dev/stdout and links to it. None for other paths."""
     for _ in range(40):  # as many links as Linux follows
         parent = os.path.realpath(path.parent)
         if parent in (f"/proc/{os.getpid()}/fd", "/dev/fd") and path.name.isdecimal():
@@ -93,7 +93,7 @@ def _descriptor(path: Path) -> int | None:
 
 
 def check_new_file(path: Path | str, key: str = "") -> None:
-    """`check_new` for a file that `write_output` writes: what it writes to as it is may exist."""
+    """Like `check_new`, for `write_output`: a pipe, a device or /dev/stdout may exist."""
     if not is_stream(Path(path)):
         check_new(path, key)
 
@@ -124,7 +124,7 @@ def new_folder(path: Path | str, *, replace: bool = False) -> Iterator[Path]:
         partial.mkdir()
         try:
             yield partial
-            _give_usual_rights(partial)
+            _apply_umask(partial)
             _sync_tree(partial)
             _take_name(partial, path, replace)
             _sync(path.parent)
@@ -167,7 +167,7 @@ def remove_leftovers(folder: Path | str) -> list[Path]:
 
 @cache
 def _remove_leftovers_once(folder: Path) -> None:
-    """`remove_leftovers` of a folder in which this process writes: those of an export that was killed, say."""
+    """Remove what killed processes left (an export, say) in a folder, the first time this process writes there."""
     remove_leftovers(folder)
 
 
@@ -237,13 +237,13 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _give_usual_rights(folder: Path) -> None:
-    """Let files that a library wrote for its user alone (safetensors does) be read as the umask lets other files be."""
-    usual = stat.S_IMODE(folder.stat().st_mode) & 0o666
+def _apply_umask(folder: Path) -> None:
+    """Give files that a library wrote with mode 0600 (safetensors does) the mode that the umask gives other files."""
+    mode = stat.S_IMODE(folder.stat().st_mode) & 0o666
     for root, _, names in os.walk(folder):
         for file in (Path(root, name) for name in names):
             if not file.is_symlink() and stat.S_IMODE(file.stat().st_mode) == 0o600:
-                file.chmod(usual)
+                file.chmod(mode)
 
 
 def _sync_tree(folder: Path) -> None:

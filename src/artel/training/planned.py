@@ -5,6 +5,7 @@ measured is written beside it.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -94,7 +95,7 @@ class CompareWithPlan:
 
 
 def _what_is_left(run: Run, speed: float, planned: float | None, has_expectation: bool) -> str:
-    """What the rest of the run is at this speed, in a line, and why it may be slow."""
+    """A line for the user: how long the rest of the run takes at this speed, and why it may be slow."""
     is_slow = planned is not None and speed < _SLOW * planned
     tokens_a_step = max(1.0, run.progress.tokens / run.step)
     if run.length.steps is None:
@@ -109,9 +110,11 @@ def _what_is_left(run: Run, speed: float, planned: float | None, has_expectation
         line = f"at this speed the other {steps:,.0f} steps take about {_short(steps * tokens_a_step / speed)}"
         if is_slow and planned is not None:
             line += f", where {_short(steps * tokens_a_step / planned)} were planned"
-    load, cores = os.getloadavg()[0], usable_cores()
-    if is_slow and run.world.device.type == "cpu" and load > _BUSY * cores:
-        line += f"; other programs are using the processor (load {load:.0f} on {cores} cores)"
+    if is_slow and run.world.device.type == "cpu":
+        with suppress(OSError):  # some containers have no load average
+            load, cores = os.getloadavg()[0], usable_cores()
+            if load > _BUSY * cores:
+                line += f"; other programs are using the processor (load {load:.0f} on {cores} cores)"
     return line
 
 

@@ -51,8 +51,11 @@ _WRONG = {
 }
 """What is said of a value, by pydantic's name of the mistake."""
 _MOST_WORDED = 10
+"""Problems in an answer."""
 _MOST_PROBLEMS = 5000
+"""Problems of a body that are looked at."""
 _LONGEST_NAME = 64
+"""Characters of an unknown key for which similar keys are looked for: that takes the square of its length."""
 
 
 def invalid_body(error: ValidationError, body: dict[str, Any], known: Collection[str]) -> ApiError:
@@ -94,9 +97,7 @@ def _is_of_another_kind(problem: dict[str, Any]) -> bool:
 
 def _what(problem: dict[str, Any], path: str, known: Collection[str]) -> str:
     if problem["type"] == "extra_forbidden":
-        is_name = (
-            "." not in path and len(path) <= _LONGEST_NAME
-        )  # comparing long texts takes the square of their length
+        is_name = "." not in path and len(path) <= _LONGEST_NAME
         near = " or ".join(difflib.get_close_matches(path, [*known], 3, cutoff=0.5)) if is_name else ""
         return "is unknown here" + (near and f"; did you mean {near}?")
     words = _WRONG.get(problem["type"])

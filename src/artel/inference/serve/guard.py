@@ -26,7 +26,7 @@ _LARGEST_HEAD = 64 * 2**10
 HEAD_SECONDS = 30.0
 """For the headers of a request to arrive."""
 _LEAST_RATE = 32 * 2**10
-"""Bytes a second of a body, on average, once it had a minute."""
+"""Bytes per second at which the largest allowed body must arrive; any body has at least a minute."""
 
 
 def is_loopback(host: str) -> bool:

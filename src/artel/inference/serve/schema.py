@@ -18,8 +18,6 @@ Text = Annotated[str, StringConstraints(max_length=4_000_000)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=500)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
-
-
 Texts = Annotated[list[Text], Field(min_length=1, max_length=256, fail_fast=True)]
 
 

@@ -30,6 +30,7 @@ _GUTENBERG_END = re.compile(r"\*\*\* ?END OF TH(?:E|IS) PROJECT GUTENBERG EBOOK"
 _GUTENBERG_HEADER = 500
 """Lines in which the mark is looked for."""
 _HEAD_BYTES = 1 << 16
+"""Bytes of a file by which JSON, XML and carriage returns are recognized."""
 
 Lines = Iterable[tuple[int, str | BadRecord]]
 

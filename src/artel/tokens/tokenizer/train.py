@@ -87,13 +87,13 @@ def _pre_tokenizer(pattern: str) -> Any:
 
 
 def auto_vocabulary(text_bytes: int) -> int:
-    """Size of a vocabulary for so much text: a power of two, about one id for 700 bytes."""
+    """Return the size of a vocabulary for a text of `text_bytes`: a power of two, about one id per 700 bytes."""
     power = round(math.log2(max(1, text_bytes / _BYTES_PER_ID)))
     return min(LARGEST_AUTO, max(_SMALLEST_AUTO, 2**power))
 
 
 def describe_vocabulary(requested: int | Literal["auto"], reached: int, pattern: str) -> str:
-    """A sentence on a vocabulary that differs from the requested size; empty if it does not."""
+    """Return a note for the user about a vocabulary of another size than requested; empty if the size is the same."""
     if requested == "auto":
         return f"tokenizer.train.vocab: auto is {reached:,} for this text"
     if reached < requested:
@@ -108,7 +108,7 @@ def describe_vocabulary(requested: int | Literal["auto"], reached: int, pattern:
 
 
 def _cut(backend: Any, size: int) -> Any:
-    """A tokenizer with its first `size` ids, as training for that size gives: merges come in order."""
+    """Return the tokenizer cut to its first `size` ids. Training for that size gives the same: merges come in order."""
     from tokenizers import Tokenizer as Backend
 
     tree = orjson.loads(backend.to_str())

@@ -44,8 +44,8 @@ _ENOUGH_TOKENS = {"cpu": 1, "cuda": 8192}
 # The share of memory that is left free: for fragments, communication and other processes. Chosen, not measured.
 _MARGIN = 0.1
 AMPLE = 0.5
-"""Share of the free memory below which a reckoned micro-batch is taken untried: reckoning errs by far less, and where
-it does not fit, the first step is done again with a smaller one."""
+"""Fraction of the free memory below which an estimated micro-batch is used untried. Estimates err by far less, and if
+it does not fit after all, the first step is repeated with a smaller one."""
 _MEASURABLE = 2**20  # bytes; less may be memory that the process had before
 # What is said where no torch.OutOfMemoryError is raised.
 _OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "std::bad_alloc")
