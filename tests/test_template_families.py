@@ -5,15 +5,18 @@ from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken
+from transformers import GPT2Tokenizer, LlamaTokenizer
 
 from artel.config import RunConfig
 from artel.errors import InputError
 from artel.objectives import Chat, DocumentSamples
 from artel.text import Conversation, Document, Message, Record, Rejected, ToolCall
 from artel.text.calls.reader import read_calls
+from artel.tokens import Tokenizer
 from artel.tokens.tokenizer.chat_template import prompt_ids, render, template_of, turn_end
 from support.chat_models import trained_tokenizer
 from support.chat_templates import FAMILIES
+from support.tokenizer_families import bytewise, gemma, llama_2, mistral, sentencepiece
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 KINDS = {
@@ -248,3 +251,88 @@ def test_tokens_that_take_white_space_in_do_so_in_training_too(flags, said):
     learned = tokenizer.decode(sample.ids[sample.flags > 0])
     assert learned.replace(" ", "").replace("\n", "") == "One.<|end|>Two!<|end|>"
     assert "<|assistant|>" not in learned
+
+
+def older_llama_2():
+    """A tokenizer that adds a space after each special token, too."""
+    vocab, merges = sentencepiece("<unk>", "<s>", "</s>")
+    return LlamaTokenizer(vocab=vocab, merges=merges, legacy=True)
+
+
+def gpt_2(**options):
+    """A tokenizer to which two line feeds are one token at the end of a text, and two before a word."""
+    vocab, merges = bytewise("<|endoftext|>")
+    return GPT2Tokenizer(vocab=vocab | {"ĊĊ": len(vocab)}, merges=[*merges, ("Ċ", "Ċ")], **options)
+
+
+SPACED = {
+    "Llama 2": llama_2,
+    "older Llama 2": older_llama_2,
+    "Mistral": mistral,
+    "Gemma": gemma,
+    "GPT-2": gpt_2,
+    "GPT-2 with a first space": lambda: gpt_2(add_prefix_space=True),
+}
+
+
+def turns_with(before_answer, end="{{ eos_token }}"):
+    """A template that writes `before_answer` between a question and its answer."""
+    return (
+        "{{ bos_token or '' }}{% for m in messages %}{% if m['role'] == 'user' %}ask " + "{{ m['content'] }}"
+        f"{before_answer}" + "{% else %}{{ m['content'] }}" + end + "{% endif %}{% endfor %}"
+    )
+
+
+def learned_and_theirs(tokenizer, template, talk):
+    """The objective, what is learned of a conversation, its ids in transformers, and those of its last prompt."""
+    tokenizer.chat_template = template
+    run = RunConfig.model_validate({"objective": "chat", "data": {"block": 1000}, "chat": {"train_on": "last"}})
+    objective = Chat(run, Tokenizer(tokenizer, "tokenizer"))
+    conversation = Conversation(tuple(Message(role, said) for role, said in talk), ())
+    document = Document(Record("", "a.jsonl:7", "a", conversation), "train")
+    (made,) = objective.samples([document])
+    as_dicts = [{"role": role, "content": said} for role, said in talk]
+    prompt = tokenizer.apply_chat_template(as_dicts[:-1], add_generation_prompt=True, return_dict=False)
+    whole = tokenizer.apply_chat_template(as_dicts, return_dict=False)
+    return objective.notes([document]), made.samples[0], whole, prompt
+
+
+@pytest.mark.parametrize("before_answer", [" then ", " then\n\n", "[/] "])
+@pytest.mark.parametrize("name", SPACED)
+def test_an_answer_is_learned_behind_the_tokens_of_its_prompt(name, before_answer):
+    """A prompt that ends in a space: the tokenizer joins it with the answer's first word, which no model can write."""
+    tokenizer = SPACED[name]()
+    talk = [(USER, "a word"), (ASSISTANT, "the end of it")]
+    notes, sample, whole, prompt = learned_and_theirs(tokenizer, turns_with(before_answer), talk)
+    begin = sample.flags.tolist().index(1)
+    assert sample.ids[:begin].tolist() == prompt
+    assert tokenizer.decode(sample.ids) == tokenizer.decode(whole)
+    assert all(sample.flags[begin:])
+    if whole[: len(prompt)] == prompt:
+        assert sample.ids.tolist() == whole
+        assert notes == []
+    else:
+        (note,) = notes
+        assert "in 1 of the first 1 conversations (first in a.jsonl:7, turn 1 of the assistant)" in note
+        assert "apply_chat_template gives other tokens" in note
+
+
+@pytest.mark.parametrize("name", SPACED)
+def test_in_a_long_conversation_each_answer_begins_without_a_second_space(name):
+    """Also without special tokens between the turns."""
+    tokenizer = SPACED[name]()
+    talk = [(USER, "a word"), (ASSISTANT, "the end")] * 30
+    for end in ("{{ eos_token }}", "{{ '\n' if not loop.last else eos_token }}"):
+        _, sample, whole, _ = learned_and_theirs(tokenizer, turns_with(" then ", end), talk)
+        assert tokenizer.decode(sample.ids) == tokenizer.decode(whole)
+
+
+@pytest.mark.parametrize("name", SPACED)
+def test_where_no_token_is_joined_the_ids_are_those_of_the_whole_text(name):
+    tokenizer = SPACED[name]()
+    for before_answer in ("[/]", " then:\n", "{{ eos_token }}"):
+        talk = [(USER, "a word"), (ASSISTANT, "the end"), (USER, "  two "), (ASSISTANT, "two")]
+        notes, sample, whole, prompt = learned_and_theirs(tokenizer, turns_with(before_answer), talk)
+        assert sample.ids.tolist() == whole
+        assert sample.ids[: sample.flags.tolist().index(1)].tolist() == prompt
+        assert not any("apply_chat_template" in note for note in notes)

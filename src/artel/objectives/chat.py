@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 
 _ROOM = 256
 """Tokens at least that a model may write for a turn with tools, also where the record's turns are short."""
+_IDS_VERSION = 2
+"""Increased when the same conversation gets other ids, so that stores are prepared again. 2: no second space after a
+prompt that ends in one."""
 
 
 class Chat(Objective):
@@ -136,17 +139,18 @@ class Chat(Objective):
 
     def notes(self, documents: Iterable[Document]) -> list[str]:
         documents = list(documents)
-        differences = difference_notes((document.record.origin, self._difference(document)) for document in documents)
+        differences = difference_notes((document.record.origin, self._differences(document)) for document in documents)
         ends = end_notes(self.turn_end(), self.tokenizer, self.template, self.run.model.from_)
         return [*ends, *differences, *call_notes(documents)]
 
-    def _difference(self, document: Document) -> Difference | None:
+    def _differences(self, document: Document) -> list[Difference]:
         conversation = document.record.fields
         assert isinstance(conversation, Conversation)
         with suppress(Unfit):  # told where the samples are made
             messages = _with_thoughts(conversation.messages, self.run.chat.reasoning)
-            return self._writer.write(messages, conversation.tools).difference
-        return None
+            written = self._writer.write(messages, conversation.tools)
+            return [one for one in (written.difference, self._writer.token_difference(written)) if one is not None]
+        return []
 
     def _template_name(self) -> str:
         setting = self.run.chat.template
@@ -297,9 +301,9 @@ def template_problems(run: RunConfig) -> list[Problem]:
 def template_version(run: RunConfig) -> list[Any]:
     """What changes with the template's text: its file's size and time of change, or a digest of artel's own ones."""
     if run.chat.template in NAMED:
-        return [xxhash.xxh3_64_hexdigest((CHATML + PLAIN).encode())]
+        return [_IDS_VERSION, xxhash.xxh3_64_hexdigest((CHATML + PLAIN).encode())]
     file = user_path(run.chat.template, "chat.template")
-    return [file.stat().st_size, file.stat().st_mtime_ns] if file.is_file() else []
+    return [_IDS_VERSION, *([file.stat().st_size, file.stat().st_mtime_ns] if file.is_file() else [])]
 
 
 def shifted(rows: Rows) -> Batch:

@@ -43,7 +43,8 @@ class Difference:
     """Counted over the assistant's turns, from 1."""
     kind: str
     """thought: its thought, or the tags of one, is left out later; prompt: what stands before it is written otherwise
-    later; opening: the generation prompt goes on where the turn does not; unlearned: it is written otherwise later."""
+    later; opening: the generation prompt goes on where the turn does not; unlearned: it is written otherwise later;
+    tokens: it is learned with other tokens than the text has when it is encoded as a whole."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,9 @@ _MEANING = {
     "learned from its content on, behind a shorter prompt than in chat",
     "unlearned": "an answer that is not the last is written otherwise than the model writes it: only the last turn of "
     "each conversation is learned",
+    "tokens": "the tokenizer joins the end of a prompt and the beginning of its answer, or an answer and what follows, "
+    "so apply_chat_template gives other tokens for the whole conversation. Each answer is learned as chat writes it, "
+    "after the tokens of its prompt. A generation prompt that ends in a space is the usual cause",
 }
 
 
@@ -108,18 +111,18 @@ def _line_of(tokenizer: Tokenizer, template: str, text: str, name: str) -> str:
     return ""
 
 
-def difference_notes(differences: Iterable[tuple[str, Difference | None]]) -> list[str]:
+def difference_notes(differences: Iterable[tuple[str, Sequence[Difference]]]) -> list[str]:
     """A sentence for each way in which conversations differ from what the model sees when it answers.
 
     Args:
-        differences: (`file:line`, difference) of each conversation that was looked at.
+        differences: (`file:line`, differences) of each conversation that was looked at.
     """
     first: dict[str, tuple[str, int]] = {}
     counts: dict[str, int] = {}
     looked_at = 0
-    for origin, difference in differences:
+    for origin, of_one in differences:
         looked_at += 1
-        if difference is not None:
+        for difference in of_one:
             first.setdefault(difference.kind, (origin, difference.turn))
             counts[difference.kind] = counts.get(difference.kind, 0) + 1
     return [

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
 from artel.errors import InputError
 from artel.objectives.conversation.assistant_mask import Turns
-from artel.objectives.conversation.frame import Unfit, WrittenOut
+from artel.objectives.conversation.frame import Difference, Unfit, WrittenOut
 from artel.text import Message, Tools
 from artel.tokens import Sample, Tokenizer
 from artel.tokens.tokenizer.tokenizer import Encoded
+
+_CONTEXT = 16
+"""Tokens of a prompt's end that are encoded alone: with a whole prompt for each turn, time would grow as turns²."""
 
 
 class ConversationWriter:
@@ -83,17 +86,47 @@ class ConversationWriter:
         ids = np.append(encoded.ids[:kept], written.open_end)
         return Sample(ids, np.append(flags[:kept], np.uint8(last.message in learned)))
 
-    def _encode(self, written: WrittenOut) -> Encoded:
-        """The text in one piece; in several where a token would lie across the border of a turn.
+    def token_difference(self, written: WrittenOut) -> Difference | None:
+        """Return the first turn that is not learned with the tokens of the whole text, or None."""
+        whole = self._whole(written)
+        cuts = self._cuts(whole, written)
+        if not cuts or np.array_equal(self._in_pieces(written, cuts).ids, whole.ids):
+            return None
+        return Difference(next(number for number, turn in enumerate(written.turns, 1) if turn.end >= cuts[0]), "tokens")
 
-        When the model answers, its prompt is encoded alone, too, and ends where its turn begins.
-        """
-        whole = next(self._tokenizer.encode_with_offsets([written.text], control=True))
-        borders = [border for turn in written.turns for border in (turn.start, turn.end)]
-        cuts = sorted({at for at in borders if ((whole.starts < at) & (whole.ends > at)).any()})
-        if not cuts:
-            return whole
-        pieces = [written.text[start:end] for start, end in pairwise([0, *cuts, len(written.text)])]
-        encoded = self._tokenizer.encode_with_offsets(pieces, control=True)
+    def _encode(self, written: WrittenOut) -> Encoded:
+        """Encode the text as a whole, or in pieces where a turn would not have the tokens that generation gives it."""
+        whole = self._whole(written)
+        cuts = self._cuts(whole, written)
+        return self._in_pieces(written, cuts) if cuts else whole
+
+    def _whole(self, written: WrittenOut) -> Encoded:
+        return next(self._tokenizer.encode_with_offsets([written.text], control=True))
+
+    def _in_pieces(self, written: WrittenOut, cuts: list[int]) -> Encoded:
+        first = self._tokenizer.encode_with_offsets([written.text[: cuts[0]]], control=True)
+        others = [written.text[start:end] for start, end in pairwise([*cuts, len(written.text)])]
+        encoded = chain(first, self._tokenizer.encode_continuations(others))
         parts = [(part.ids, part.starts + at, part.ends + at) for part, at in zip(encoded, [0, *cuts], strict=True)]
         return Encoded(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+    def _cuts(self, whole: Encoded, written: WrittenOut) -> list[int]:
+        """The borders of turns at which the text is divided before it is encoded.
+
+        A model answers after the tokens of its prompt, encoded alone. The text is divided before a turn if the whole
+        has other tokens there: one that lies across the border (a prompt that ends in a space), or others before it
+        (two line feeds are one token of GPT-2 at the end of a text, and two before a word). It is divided after a turn
+        if a token lies across that border.
+        """
+        cuts = {turn.end for turn in written.turns if ((whole.starts < turn.end) & (whole.ends > turn.end)).any()}
+        starts = [turn.start for turn in written.turns]
+        counts = [int(np.searchsorted(whole.ends, start, side="right")) for start in starts]
+        begins = [int(whole.starts[count - _CONTEXT]) if count > _CONTEXT else 0 for count in counts]
+        prompts = [written.text[begin:start] for begin, start in zip(begins, starts, strict=True)]
+        encoded = self._tokenizer.encode_with_offsets(prompts, control=True)
+        for prompt, begin, start, count in zip(encoded, begins, starts, counts, strict=True):
+            last, last_of_whole = prompt.ids[-1:], whole.ids[:count][-1:]
+            at, at_of_whole = prompt.starts[-1:] + begin, whole.starts[:count][-1:]
+            if not (np.array_equal(last, last_of_whole) and np.array_equal(at, at_of_whole)):
+                cuts.add(start)
+        return sorted(cuts)

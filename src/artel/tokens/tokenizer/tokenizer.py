@@ -20,10 +20,10 @@ import xxhash
 from artel.errors import InputError
 from artel.storage import check_regular_in
 from artel.storage.panics import hide_panics
+from artel.tokens.tokenizer.backend_copies import is_unigram, without_added_space, without_special_tokens
 from artel.tokens.tokenizer.fast_encoder import Encoder
 from artel.tokens.tokenizer.missing_roles import is_of_gpt2, roles_by_config
 from artel.tokens.tokenizer.remote_code import check_whose, remedy
-from artel.tokens.tokenizer.unigram import is_unigram, without_special_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -71,6 +71,7 @@ class Tokenizer:
         self._encoder: Encoder | None = None
         self._added = 0
         self._renamed: tuple[frozenset[str], Any] | None = None
+        self._unspaced: tuple[int, Any] | None = None
         self._counted: tuple[tuple[int, int], int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -150,8 +151,33 @@ class Tokenizer:
         With `control`, special tokens written in a text become those tokens: for the output of a chat template.
         """
         with self._special_tokens_parsed(control):
-            backend = self._whole if control else self._for_texts
-            encodings = backend.encode_batch(texts, add_special_tokens=False)
+            encodings = (self._whole if control else self._for_texts).encode_batch(texts, add_special_tokens=False)
+        return self._with_offsets(texts, encodings)
+
+    def encode_continuations(self, texts: list[str]) -> Iterator[Encoded]:
+        """Encode output of a chat template that follows other text, whose tokens end where it begins.
+
+        No space is added before such a text, as Llama 2's tokenizer adds one before every text. Older tokenizers add
+        one after each special token, too, which stays.
+        """
+        added = [*self._backend.get_added_tokens_decoder()]
+        if self._unspaced is None or self._unspaced[0] != len(added):
+            self._unspaced = len(added), without_added_space(self._whole)
+        spaced = self.encode_with_offsets(texts, control=True)
+        if self._unspaced[1] is self._backend:
+            yield from spaced
+            return
+        with self._special_tokens_parsed(True):
+            encodings = self._unspaced[1].encode_batch(texts, add_special_tokens=False)
+        for first, rest in zip(self._with_offsets(texts, encodings), spaced, strict=True):
+            end, begin = (int(np.append(np.isin(one.ids, added), True).argmax()) for one in (first, rest))
+            yield Encoded(
+                np.append(first.ids[:end], rest.ids[begin:]),
+                np.append(first.starts[:end], rest.starts[begin:]),
+                np.append(first.ends[:end], rest.ends[begin:]),
+            )
+
+    def _with_offsets(self, texts: list[str], encodings: list[Any]) -> Iterator[Encoded]:
         added = self._backend.get_added_tokens_decoder()
         stripping = [number for number, token in added.items() if token.lstrip or token.rstrip]
         for text, encoding in zip(texts, encodings, strict=True):
