@@ -72,8 +72,11 @@ def test_commands_import_only_what_they_need(tmp_path):
 @pytest.mark.ci
 def test_a_terminal_shows_what_a_silent_command_does_and_for_how_long():
     script = (
-        "import sys; from artel.cli.streams import show, tell; from artel.elapsed import paused, show_elapsed\n"
-        "show_elapsed(); tell('counting'); sys.stdin.readline(); tell('done'); sys.stdin.readline()"
+        "import sys; from artel.cli.streams import tell; from artel.elapsed import _columns, show_elapsed\n"
+        "from artel.storage.panics import hide_panics\n"
+        "show_elapsed(); tell('counting'); sys.stdin.readline()\n"
+        "with hide_panics(): hidden = _columns()\n"  # nothing is drawn into the buffer that replaces standard error
+        "tell(f'done: {hidden} of {_columns()} columns'); sys.stdin.readline()"
     )
     master, slave = pty.openpty()
     pipes = {"stdin": subprocess.PIPE, "stderr": slave, "text": True, "env": ENVIRONMENT | {"TERM": "xterm"}}
@@ -82,7 +85,7 @@ def test_a_terminal_shows_what_a_silent_command_does_and_for_how_long():
         screen.read_until(lambda text: "counting (2 s)" in text)
         process.stdin.write("\n")
         process.stdin.flush()
-        screen.read_until(lambda text: re.search(r"counting \(\d+ s\)\r\x1b\[Kdone\r\n", text))
+        screen.read_until(lambda text: re.search(r"counting \(\d+ s\)\r\x1b\[Kdone: 0 of 80 columns\r\n", text))
         process.stdin.close()
     assert process.returncode == 0
     os.close(master)

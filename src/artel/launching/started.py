@@ -98,7 +98,7 @@ def _pet_number(environment: os._Environ[str], name: str) -> int:
 
 def _processes(text: str) -> int:
     """Number of processes by torchrun's --nproc-per-node: a number, gpu, cpu, or auto (GPUs, else cores)."""
-    if text.isdecimal():
+    if re.fullmatch(r"\d{1,18}", text, re.ASCII):
         return int(text)
     if text not in ("auto", "gpu", "cpu"):
         raise InputError([_wrong("PET_NPROC_PER_NODE", f"is {text[:100]!r}, neither a number nor auto, gpu or cpu")])
