@@ -47,11 +47,12 @@ def read_shard(shard: InputShard, data: DataConfig, on_encoding: OnEncoding = la
 
 
 def read_with(reader: Callable[[SourceFile], Items], file: SourceFile) -> Items:
-    """The records of a file. A file that cannot be read at all is one rejected record."""
+    """The records of a file. A file that cannot be read at all is one rejected record, of its first span."""
     try:
         yield from reader(file)
     except BadRecord as error:
-        yield file.reject(file.origin, error)
+        if file.span is None or file.span.start == 0:
+            yield file.reject(file.origin, error)
 
 
 def read_inputs(
