@@ -101,7 +101,20 @@ def test_logprobs_are_those_of_the_model(served, client):
     assert content[0]["top_logprobs"][0]["token"] == content[0]["token"]  # the likeliest was taken
     assert all(bytes(token["bytes"]).decode(errors="replace") == token["token"] for token in content)
     assert [len(logprobs[name]) for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")] == [5] * 4
-    assert all(len(top) <= 3 for top in logprobs["top_logprobs"])
+    assert all(len(top) == 3 for top in logprobs["top_logprobs"])
+
+
+def test_completions_tell_parts_of_characters_apart(served, client):
+    """Two likely tokens that are each a part of a character are two entries, by their bytes, as OpenAI writes them."""
+    body = {"prompt": "to in a", "temperature": 2, "seed": 1, "max_tokens": 30, "logprobs": 5}
+    logprobs = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    names = [name for top in logprobs["top_logprobs"] for name in top]
+    parts = [name for name in names if name.startswith("bytes:")]
+    assert [len(top) for top in logprobs["top_logprobs"]] == [5] * len(logprobs["tokens"])
+    assert any(sum(name in parts for name in top) > 1 for top in logprobs["top_logprobs"])  # else nothing is tried
+    assert not any("\ufffd" in name for name in names + logprobs["tokens"])
+    known = {bytes(served.token_bytes(token)) for token in range(served.written_ids)}
+    assert all(bytes.fromhex(name[6:].replace("\\x", "")) in known for name in parts)
 
 
 def test_settings_of_sampling_have_their_effect(served, client):

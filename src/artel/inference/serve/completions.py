@@ -187,22 +187,20 @@ class Completions(Answering):
     def _logprobs(self, tokens: list[Token], offset: int) -> dict[str, Any] | None:
         if self._request.logprobs is None:
             return None
-        texts = [self._served.token_text(token.id) for token in tokens]
         offsets = []
-        for text in texts:
+        for token in tokens:
             offsets.append(offset)
-            offset += len(text)
+            offset += len(self._served.token_text(token.id))
         return {
-            "tokens": texts,
+            "tokens": [self._served.token_name(token.id) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [
-                None
-                if token.logprob is None
-                else {self._served.token_text(other): logprob for other, logprob in token.top}
-                for token in tokens
-            ],
+            "top_logprobs": [None if token.logprob is None else self._likeliest(token) for token in tokens],
             "text_offset": offsets,
         }
+
+    def _likeliest(self, token: Token) -> dict[str, float]:
+        """The likeliest tokens in its place. Of two tokens of one name the likelier stays."""
+        return {self._served.token_name(other): logprob for other, logprob in reversed(token.top)}
 
 
 @dataclass(frozen=True, slots=True)

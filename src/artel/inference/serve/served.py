@@ -158,6 +158,11 @@ class ServedModel:
         piece: str = self.opened.tokenizer.hf.convert_ids_to_tokens(token)
         return bytes_of_piece(piece) or text.encode()
 
+    def token_name(self, token: int) -> str:
+        """Return a token's text, or its bytes if it is only a part of a character, as OpenAI's completions write them."""
+        text = self.token_text(token)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.token_bytes(token)) if "\ufffd" in text else text
+
     async def work(self, task: Callable[[], Result]) -> Result:
         """Run what takes a while, one after another, beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, task)
