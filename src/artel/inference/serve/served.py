@@ -159,7 +159,7 @@ class ServedModel:
         return bytes_of_piece(piece) or text.encode()
 
     def token_name(self, token: int) -> str:
-        """Return a token's text, or its bytes if it is only a part of a character, as OpenAI's completions write them."""
+        """Return a token's text, or as OpenAI writes them the bytes of one that is only a part of a character."""
         text = self.token_text(token)
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.token_bytes(token)) if "\ufffd" in text else text
 
