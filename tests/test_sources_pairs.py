@@ -178,6 +178,33 @@ def test_bad_json_lines_of_pairs(tmp_path, line, reason):
     assert bad(records) == [("a.jsonl:2", reason)]
 
 
+ROW = '{"input": "a", "output": "b"}'
+
+
+@pytest.mark.parametrize(
+    ("content", "place", "says"),
+    [
+        (f"[\n{ROW},\n{ROW[:-3]}", "3:27", "cut off"),
+        (f"[{ROW},\n", "1:32", "cut off"),
+        (f"[{ROW},\n{ROW},\n]", "2:30", "trailing comma"),
+        ('[{"input": "a", "output": "b", "score": NaN}]', "1:41", "at 'NaN"),
+        (f"[{ROW}]\n[{ROW}]\n", "2:1", r"at '\["),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_an_array_that_is_not_json_is_no_bad_row(tmp_path, content, place, says, suffix):
+    """Without it all rows of the file would be lost, and among many files stay under data.max_bad."""
+    packed = gzip.compress(content.encode()) if suffix == ".json.gz" else content
+    with pytest.raises(InputError, match=says) as error:
+        pairs(tmp_path, packed, f"a{suffix}")
+    assert f"a{suffix}:{place}: " in str(error.value)
+
+
+def test_an_array_with_a_byte_order_mark_and_one_without_rows(tmp_path):
+    assert values(pairs(tmp_path, f"\ufeff[{ROW}]", "a.json")) == [("a", "b")]
+    assert pairs(tmp_path, "", "b.json") == pairs(tmp_path, "[]", "c.json") == []
+
+
 def test_pairs_in_a_file_of_the_wrong_kind(tmp_path):
     (record,) = pairs(tmp_path, '[{"input": "a", "output": "b"}]', "a.json")
     assert (record.fields, record.origin) == (Pair("a", "b"), "a.json[0]")

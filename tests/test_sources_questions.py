@@ -310,12 +310,16 @@ def test_squad_without_what_its_questions_stand_in(tmp_path, content, path, name
     assert f"{path} has no field '{name}'" in record.detail
 
 
-@pytest.mark.parametrize(
-    "content", [json.dumps(one(asked()))[:-9], '{"version": 1}', "[1, 2]", "", '{"data": {"a": 1}}', b"\0\1\2" * 99]
-)
+@pytest.mark.parametrize("content", ['{"version": 1}', "[1, 2]", '{"data": {"a": 1}}', b"\0\1\2" * 99])
 def test_files_that_are_no_squad(tmp_path, content):
     (record,) = squad(tmp_path, content)
     assert (record.origin, record.reason) == ("squad.json", "binary" if isinstance(content, bytes) else "bad_json")
+
+
+@pytest.mark.parametrize("content", [json.dumps(one(asked()))[:-9], ""])
+def test_squad_that_is_cut_off(tmp_path, content):
+    with pytest.raises(InputError, match=r"squad\.json:1:\d+: the JSON is cut off here"):
+        squad(tmp_path, content)
 
 
 def test_squad_is_bounded(tmp_path):

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from artel.errors import InputError
 from artel.text.formats.format import Format
 from artel.text.formats.json_fields import line_parser
 from artel.text.formats.parquet import SUFFIX, parquet_rows
@@ -40,13 +41,13 @@ def read_rows(file: SourceFile, parse: Callable[[bytes], Any] = orjson.loads) ->
 
     The place is `file:line` for JSON lines and `file[number]` for an array or parquet, of which a row is a dictionary
     of all columns. `parse` parses lines in UTF-8. Raises BadRecord for binary data; InputError for a line, or a
-    compressed array, of over data.max_document bytes, and for a damaged parquet file.
+    compressed array, of over data.max_document bytes, for an array that is not JSON, and for a damaged parquet file.
     """
     if file_name(file.origin).endswith(".parquet"):
         yield from parquet_rows(file)
     elif file.span is None and _is_array(file):
         fix = "write a larger data.max_document, or write one object per line: jq -c '.[]'"
-        for number, entry in enumerate(_parsed(file.text(_max_array_bytes(file), fix), "")):
+        for number, entry in enumerate(parse_whole(file.text(_max_array_bytes(file), fix), file.origin)):
             yield f"{file.origin}[{number}]", entry
     else:
         encoding = line_encoding(file.path, file.origin, file.source.encoding)
@@ -83,11 +84,24 @@ def _decoded_rows(file: SourceFile) -> Iterator[tuple[int, Any]]:
                 yield number, error
 
 
-def _parsed(text: str, fix: str = "; write one object per line") -> Any:
+def _parsed(text: str) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise BadRecord("bad_json", f"is not JSON: {error}{fix}") from None
+        raise BadRecord("bad_json", f"is not JSON: {error}; write one object per line") from None
+
+
+def parse_whole(text: str, origin: str) -> Any:
+    """Parse a file that is one JSON value. Raises InputError, with line and column, where it is not JSON."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        place = f"{origin}:{error.lineno}:{error.colno}"
+        if not text[error.pos :].strip():
+            raise InputError.at(place, "the JSON is cut off here", "export or download the file again") from None
+        fix = "correct it there, or write one object per line (.jsonl), where a bad line costs only its own row"
+        shown = text[error.pos :].split("\n", 1)[0][:40]
+        raise InputError.at(place, f"is not JSON: {error.msg}, at {shown!r}", fix) from None
 
 
 def _is_array(file: SourceFile) -> bool:

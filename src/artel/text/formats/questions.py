@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from artel.text.formats.format import Format
-from artel.text.formats.jsonl import has_lines, object_of, read_rows
+from artel.text.formats.jsonl import has_lines, object_of, parse_whole, read_rows
 from artel.text.reading.file_names import with_compressed
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import AnswerClass, BadRecord, Question, Record, Rejected
@@ -40,7 +40,7 @@ def read_squad(file: SourceFile) -> Iterator[Record | Rejected]:
     fix = "write a larger data.max_document, or cut data up into several files"
     text = file.text(file.max_bytes, fix)
     positions = _Positions(text, file.origin)
-    for path, paragraph, entry in _squad_entries(text):
+    for path, paragraph, entry in _squad_entries(parse_whole(text, file.origin)):
         place = positions.find(entry, path)
         try:
             yield _record(_squad_question(path, paragraph, entry), place, file.set_name)
@@ -220,13 +220,9 @@ def _candidates(entry: dict[str, Any]) -> tuple[Span, ...]:
 # SQuAD
 
 
-def _squad_entries(text: str) -> Iterator[tuple[str, Any, Any]]:
+def _squad_entries(content: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield (path of the question, its paragraph, the question), or a BadRecord for a paragraph or question."""
     fix = 'SQuAD is one object: {"data": [{"paragraphs": [{"context": …, "qas": […]}]}]}'
-    try:
-        content = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise BadRecord("bad_json", f"is not JSON, or is cut off: {error}; {fix}") from None
     if not isinstance(content, dict) or not isinstance(content.get("data"), list):
         have = (", ".join(content) or "no fields") if isinstance(content, dict) else type(content).__name__
         raise BadRecord("bad_json", f"has no list 'data' (it has: {have}); {fix}")
