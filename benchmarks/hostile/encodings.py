@@ -136,3 +136,9 @@ for _name, _data in {"half-a-letter": b"\xd0", "a-surrogate": b"\xed\xa0\x80", "
 def standard_input_that_is_no_text(place: Place) -> Steps:
     place.take("model")
     yield ends({0, 2}, "generate", "model", "--prompt", "-", "--max-new-tokens", 3, stdin=bytes(range(256)))
+
+
+for _encoding in ("cp1251", "koi8-r"):
+    late = [f"{'a line of the log, ' * 25}{at}" for at in range(2500)]
+    _add(f"lines-of-{_encoding}-after-a-megabyte-of-ascii", "\n".join([*late, *_LINES]).encode(_encoding),
+         [*late, *_LINES], document="line")  # fmt: skip

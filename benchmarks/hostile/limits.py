@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 from collections.abc import Callable
 from functools import partial
@@ -243,3 +245,22 @@ def clock_of_1970(place: Place) -> Steps:
 def mask_that_lets_nobody_read(place: Place) -> Steps:
     right = {0} if os.getuid() == 0 else {1, 2}
     yield ends(right, "prepare", place.run(), prefix=("sh", "-c", 'umask 0777; exec "$@"', "-"))
+
+
+def host_of_two(environment: dict[str, str], arguments: tuple[str, ...], word: str, place: Place) -> Steps:
+    """A host or process whose others never come: refused, or it says within seconds for what it waits."""
+    waits = (lambda err: word in err, lambda pid: os.kill(pid, signal.SIGTERM))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    meets = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | environment
+    done = yield ends({2, 1, 143, -15}, "train", place.run(), *arguments, environment=meets, actions=(waits,),
+                      seconds=60, says=(word,))  # fmt: skip
+    check(done.silence < 15, f"{done.silence:.0f} s without a word")
+
+
+for _name, _environment in {
+    "pod-of-two-with-nproc": ({"RANK": "0", "WORLD_SIZE": "2"}, ("--nproc", "2"), "leave --nproc out"),
+    "pod-of-two-by-its-rank": ({"RANK": "0", "WORLD_SIZE": "2"}, (), "waits for the other"),
+    "pod-of-two-of-kubeflow": ({"PET_NNODES": "2", "PET_NODE_RANK": "1"}, (), "waits for the first one"),
+}.items():
+    add("limits", _name, partial(host_of_two, *_environment), quick=False)

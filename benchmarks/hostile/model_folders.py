@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import struct
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +18,8 @@ import numpy as np
 from mutations import change_json, change_safetensors
 from safetensors.numpy import load_file, save_file
 
-from hostile.case import Place, Steps, add, case, check, ends, refused, works
+from hostile.case import Place, Steps, add, case, check, ends, refused, source, works
+from hostile.made import ENCODER, json_lines
 from hostile.results import has_whole_model, logged_losses
 
 GENERATE = ("--prompt", "word", "--max-new-tokens", "5")
@@ -320,3 +322,50 @@ def gguf_of_no_type(place: Place) -> Steps:
     place.take_foreign("model")
     yield refused("export", "model", "exported", "--gguf", "../../f99")
     check(not (place / "exported").exists(), "something was written")
+
+
+BASE = {"model": {"config": None, "from": "base"}, "tokenizer": {"train": None, "from": "base"}}
+
+
+@case("model folders")
+def encoder_that_learns_next_tokens(place: Place) -> Steps:
+    place.take_foreign("encoder/run/model", "base")
+    yield refused("train", place.run(BASE), says=("roberta is an encoder", "objective: masked", "is_decoder"))
+    keys = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    yield refused("train", place.run({"model": {"config": keys}}), says=("bert is an encoder",))
+
+
+@case("model folders", quick=False)
+def tensors_that_transformers_ignores(place: Place) -> Steps:
+    """A layer that predicts one more token: saved again bit for bit with the model, and exported."""
+    keys = {"model_type": "glm4_moe", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "num_key_value_heads": 2, "intermediate_size": 48, "moe_intermediate_size": 16, "num_experts_per_tok": 2,
+            "num_nextn_predict_layers": 1, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1,
+            "n_group": 1, "topk_group": 1, "head_dim": 16}  # fmt: skip
+    yield works("train", place.run({"run": "first", "model": {"config": keys}, "train": {"steps": 1}}))
+    shutil.copytree(place / "first/model", place / "base")
+    file = place / "base/model.safetensors"
+    tensors = load_file(file)
+    extra = {name.replace(".1.", ".2.", 1): -tensor for name, tensor in tensors.items() if "layers.1." in name}
+    save_file(tensors | extra, file, {"format": "pt"})
+    yield works("train", place.run(BASE, {"train": {"steps": 1}}))
+    yield works("export", "run", "exported")
+    for folder in ("run/model", "exported"):
+        saved = load_file(place / folder / "model.safetensors")
+        lacking = [name for name, tensor in extra.items() if not np.array_equal(saved.get(name, ()), tensor)]
+        check(not lacking, f"{folder} lacks {lacking}")
+
+
+@case("model folders", quick=False)
+def labels_in_another_order(place: Place) -> Steps:
+    """The rows of the head follow the names of their labels."""
+    rows = [{"text": f"words of it {number}", "label": "abc"[number % 3]} for number in range(60)]
+    place.write("a.jsonl", json_lines(rows))
+    keys = ENCODER | {"objective": "classification", **source("a.jsonl", format="labels")}
+    yield works("train", place.run(keys, {"run": "base-run", "classification": {"labels": ["c", "a", "b"]}}))
+    shutil.copytree(place / "base-run/model", place / "base")
+    slow = {"train": {"steps": 1, "learning_rate": 1e-12}, "classification": {"labels": ["a", "b", "c"]}}
+    yield works("train", place.run(keys, BASE, slow), says=("rows kept: a, b, c",))
+    before, after = (load_file(place / folder / "model.safetensors") for folder in ("base", "run/model"))
+    head = "classifier.out_proj.weight"
+    check(np.allclose(after[head], before[head][[1, 2, 0]]), "the rows of the head are others")

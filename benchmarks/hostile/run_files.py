@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from mutations import bomb, change_yaml
 
-from hostile.case import TINY, Place, Steps, add, case, check, ends, refused, source, works
+from hostile.case import TINY, Place, Steps, add, case, check, ends, fails, refused, source, works
 from hostile.made import CHATS, json_lines
 
 CHAIN = ("config", "check")
@@ -45,6 +45,7 @@ _WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "batch-1e18": (_train(batch=10**18), ("train.batch",)),
     "threads-1e6": (_train(threads=10**6), ("train.threads",)),
     "steps-1e30": (_train(steps=10**30), ("train.steps",)),
+    "warmup-far-beyond-the-end": (_train(steps=30, warmup=2000), ("train.warmup",)),
     "rate-of-nan": (_train(learning_rate=float("nan")), ("train.learning_rate",)),
     "clip-nan": (_train(clip=float("nan")), ("train.clip",)),
     "seed-beyond-64-bits": ({"seed": 2**70}, ("seed",)),
@@ -223,3 +224,53 @@ def slurm_run_named_by_a_shell(place: Place) -> Steps:
     )
     os.system(f"cd {place.work} && timeout 5 bash script.sh >/dev/null 2>&1")
     check(not list(place.work.rglob("executed*")), "the run file's name was run")
+
+
+_RAISING = {
+    "exit": "sys.exit(0)",
+    "base-exception": "raise Base('gone')",
+    "exception-without-a-text": "raise Textless()",
+}
+_OWN = """\
+import sys
+class Base(BaseException): pass
+class Textless(RuntimeError):
+    def __str__(self): raise ValueError("none")
+"""
+_CALLBACK = """\
+from artel.registry import CALLBACKS
+@CALLBACKS.register("mine")
+class Mine:
+    def __init__(self, *_): pass
+    def __call__(self, run):
+        {}
+"""
+
+
+def own_code(statement: str, place: Place) -> Steps:
+    """A callback, a plugin and a file of functions that raise: each is named in words, and nothing ends with 0."""
+    place.write("mine.py", _OWN + _CALLBACK.format(statement))
+    run = place.run({"plugins": ["mine"], "callbacks": ["mine"]})
+    yield fails("train", run, says=("mine.py:10: your own code failed",))
+    place.write("mine.py", f"{_OWN}{statement}\n")
+    yield refused("train", run, says=("'mine' cannot be imported", "mine.py:5"))
+    place.take("model")
+    place.write("script.txt", "hello\n")
+    yield refused("chat", "model", "--tools", "mine.py", "--script", "script.txt", says=("cannot be run", "mine.py:5"))
+
+
+for _name, _statement in _RAISING.items():
+    add("run files", f"own-code-{_name}", partial(own_code, _statement), quick=False)
+
+
+def many(content: str, arguments: tuple[str, ...], place: Place) -> Steps:
+    """A file of thousands of entries takes time in proportion."""
+    place.write("a.yaml", content)
+    yield ends({0, 2}, *arguments, "a.yaml", seconds=30)
+
+
+_SET = "  - {{path: d{}.jsonl, type: chat_template, roles: {{user: [a]}}}}\n"
+_SETS = f"base_model: m\ndatasets:\n{''.join(map(_SET.format, range(5000)))}"
+_KEYS = "".join(f"key{number}: 1\n" for number in range(20_000))
+add("run files", "axolotl-of-5000-data-sets", partial(many, _SETS, ("config", "convert")))
+add("run files", "20000-unknown-keys", partial(many, _KEYS, ("config", "check")))

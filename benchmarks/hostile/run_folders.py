@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
+import subprocess
 from functools import partial
 from pathlib import Path
 
 from mutations import bomb
 
-from hostile.case import Place, Steps, add, case, check, ends, refused, works
+from hostile.case import Place, Skip, Steps, add, case, check, digest_of, ends, refused, works
 from hostile.results import has_whole_model, logged_losses
 
 NAMES = (
@@ -291,3 +293,125 @@ def export_within_itself(place: Place) -> Steps:
         done = yield ends({0, 2}, "export", "run", target)
         if done.status == 2:
             check(sorted(map(str, Path(place / "run").rglob("*"))) == before, f"something was written to {target}")
+
+
+def copied(name: str, words: tuple[str, ...], left_out: tuple[str, ...], place: Place) -> Steps:
+    """A copy is trained by a name of it: it says that it is a copy, and the original does not change."""
+    place.take("trained", ".")
+    yield works("train", "run.yaml")  # the run's mark now names this folder
+    before = files_of(place / "run")
+    shutil.copytree(place / "run", place / "copy", symlinks=True, ignore=lambda _, names: {*left_out} & {*names})
+    place.own(place / "copy")
+    (place / "link").symlink_to("copy")
+    yield works("train", name, *words, says=("is a copy of",))
+    check(files_of(place / "run") == before, "the original has changed")
+    check(has_whole_model(place, "copy"), "the copy has no model")
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """Digests of a run's files, without locks."""
+    paths = (path for path in folder.rglob("*") if not path.name.startswith(".lock"))
+    return {str(path): digest_of(path) for path in paths if path.is_symlink() or not path.is_dir()}
+
+
+for _name, _arguments in {
+    "copied-and-restarted": ("copy", ("--restart", "train.steps=2"), ()),
+    "copied-and-finished": ("copy", ("log.every=2",), ()),
+    "copied-and-named-by-its-config": ("copy/config.yaml", ("--restart",), ()),
+    "copied-and-named-by-a-link": ("link", ("--restart", "train.steps=2"), ()),
+    "copied-without-its-mark": ("copy", ("--restart",), (".artel-run.json",)),
+}.items():
+    add("run folders", _name, partial(copied, *_arguments))
+
+
+@case("run folders")
+def moved_and_trained_further(place: Place) -> Steps:
+    place.take("trained", ".")
+    yield works("train", "run.yaml")
+    (place / "run").rename(place / "moved")
+    place.own(place / "moved")
+    yield works("train", "moved", says=("moved is complete",))
+    check(not (place / "run").exists(), "a run began under the old name")
+
+
+def of_another_run(name: str, to: str, commands: tuple[tuple[str, ...], ...], says: str, place: Place) -> Steps:
+    """A file or folder of a run of the same shape and another seed in this one's place."""
+    place.take("trained", ".")
+    yield works("train", "run.yaml", "run=other", "seed=7")
+    copy = shutil.copytree if (place / "other" / name).is_dir() else shutil.copyfile
+    copy(place / "other" / name, place / "run" / (to or name))
+    for command in commands:
+        yield refused(*command, says=(says,))
+
+
+_OPENED = (("train", "run"), ("generate", "run", "--prompt", "a"), ("export", "run", "exported"))
+for _name, _arguments in {
+    "checkpoint": ("checkpoints/step-000000004", "checkpoints/step-000000099",
+                   (("train", "run.yaml", "train.steps=100"),), "is a checkpoint of another run"),
+    "weights": ("model/model.safetensors", "", _OPENED, "is not what this run wrote"),
+    "config": ("config.yaml", "", (("train", "run"),), "the run began with seed"),
+}.items():  # fmt: skip
+    add("run folders", f"{_name}-of-another-run", partial(of_another_run, *_arguments))
+
+
+@case("run folders")
+def config_gone_and_another_seed(place: Place) -> Steps:
+    place.take("trained", ".")
+    (place / "run/config.yaml").unlink()
+    yield refused("train", "run.yaml", "seed=7", says=("the run began with",))
+
+
+@case("run folders")
+def weights_gone(place: Place) -> Steps:
+    """They are written again from the last checkpoint, and without one the run is refused."""
+    place.take("trained", ".")
+    weights = place / "run/model/model.safetensors"
+    before = digest_of(weights)
+    weights.unlink()
+    yield works("train", "run.yaml")
+    check(digest_of(weights) == before, "the weights are others")
+    weights.unlink()
+    shutil.rmtree(place / "run/checkpoints")
+    yield refused("train", "run", says=("lacks the weights of this run",))
+
+
+def damaged_cache(content: bytes, place: Place) -> Steps:
+    """Told with its name, and the run goes through."""
+    (place.cache / "hardware.json").write_bytes(content)
+    yield works("plan", place.run(), says=("hardware.json: is damaged",))
+    yield works("train", "run.yaml")
+
+
+for _name, _content in {"a-list": b"[]", "half": b'{"processes": {"1"'}.items():
+    add("run folders", f"hardware-of-{_name}", partial(damaged_cache, _content))
+
+
+def output(kind: str, arguments: tuple[str, ...], place: Place) -> Steps:
+    """A device, a FIFO, a link or a folder as output is written to as it is, or refused; it is never replaced."""
+    place.take("trained", ".")
+    out = place / "out"
+    if kind == "device":  # as /dev/null, but of this case
+        if os.getuid() != 0:
+            raise Skip("making a device needs root")
+        os.mknod(out, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    elif kind == "fifo":
+        os.mkfifo(out)
+        reader = subprocess.Popen(["cat", out], stdout=subprocess.DEVNULL)
+        place.ends += [reader.wait, reader.kill]
+    elif kind == "link":
+        place.write("target", "old")
+        place.changing.add("target")
+        out.symlink_to("target")
+    else:
+        place.write("out/mine.txt", "mine")
+    before = digest_of(out), out.lstat().st_ino
+    yield ends({0, 2}, *arguments)
+    check((digest_of(out), out.lstat().st_ino) == before, "it was replaced")
+
+
+_NEW = ("new", "out", "--force", "--text", "run.yaml", "--learn", "write", "--from", "scratch", "--time", "1min")
+for _kind in ("device", "fifo", "link", "folder"):
+    add("run folders", f"report-to-a-{_kind}", partial(output, _kind, ("report", "run", "--html", "out")))
+    add("run folders", f"recipe-to-a-{_kind}", partial(output, _kind, ("recipes", "cp", "demo", "out")))
+add("run folders", "export-to-a-device", partial(output, "device", ("export", "run", "out")))
+add("run folders", "new-to-a-device", partial(output, "device", _NEW), quick=False)

@@ -1,4 +1,4 @@
-"""`artel serve` under bodies that double in size: /health answers within half a second throughout."""
+"""`artel serve` under large and half requests, schemas that nothing satisfies and weights that are written over."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import http.client
 import json
 import os
 import re
+import select
 import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from hostile.case import Place, Steps, case, check, ends
+from hostile.case import Place, Steps, add, case, check, ends, fails
 
 SECONDS = 60.0
 LATENCY = 0.5
@@ -30,20 +33,35 @@ _BODIES: dict[str, Any] = {
 
 def _ask(port: int, method: str, path: str, body: bytes | None = None) -> float:
     """Seconds to the end of an answer."""
+    return _answer(port, method, path, body)[2]
+
+
+def _answer(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes, float]:
+    """Status and body of an answer, and the seconds to its end."""
     began = time.monotonic()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
-    connection.getresponse().read()
+    response = connection.getresponse()
+    answered = response.read()
     connection.close()
-    return time.monotonic() - began
+    return response.status, answered, time.monotonic() - began
+
+
+def _port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    return port
+
+
+def _once_it_listens(act: Callable[[int], None]) -> Any:
+    return ((lambda err: re.search(r"is served at http", err) is not None, act),)
 
 
 @case("network", quick=False)
 def bodies_that_double_in_size(place: Place) -> Steps:
     """And half a head a second beside them; SIGTERM ends the server in the midst of it."""
     place.take("model")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = _port()
     waits: list[float] = []
 
     def attack(pid: int) -> None:
@@ -67,7 +85,96 @@ def bodies_that_double_in_size(place: Place) -> Steps:
             time.sleep(0.05)
         os.kill(pid, signal.SIGTERM)
 
-    listens = (lambda err: re.search(r"is served at http", err) is not None, attack)
-    yield ends({0, -15}, "serve", "model", "--port", port, actions=(listens,), fresh=True, seconds=SECONDS + 90)
+    yield ends(
+        {0, -15}, "serve", "model", "--port", port, actions=_once_it_listens(attack), fresh=True, seconds=SECONDS + 90
+    )
     check(len(waits) > 20, f"/health answered {len(waits)} times")
     check(max(waits) <= LATENCY, f"/health took up to {max(waits):.2f} s, {len(waits)} answers")
+
+
+_QUESTION = {"messages": [{"role": "user", "content": "word"}], "max_tokens": 20}
+_RING = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
+
+
+def _schema(schema: Any) -> dict[str, Any]:
+    return _QUESTION | {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
+
+
+_REFUSED = {
+    "wrong-messages": [{"messages": [{"role": "user", "content": 1}] * count} for count in (10_000, 100_000)],
+    "unknown-keys": [
+        _QUESTION | {f"key{number}": 1 for number in range(100_000)},
+        _QUESTION | {"temperature" * 100_000: 1},
+    ],
+    "schemas-that-fail": [
+        _schema({"$ref": "#"}),
+        _schema(_RING),
+        *(_schema({"type": "integer", "multipleOf": number}) for number in (999_983, 2_147_483_629, 10**18)),
+    ],
+}
+
+
+def _are_refused(bodies: list[dict[str, Any]], place: Place) -> Steps:
+    """400 or 422 with a short reason and within seconds, /health answers meanwhile, and SIGTERM ends the server."""
+    place.take("adapter", ".")
+    port, waits = _port(), []
+    answers: list[tuple[int, bytes, float]] = []
+
+    def send() -> None:
+        for body in bodies:
+            answers.append(_answer(port, "POST", "/v1/chat/completions", json.dumps(body).encode()))
+
+    def attack(pid: int) -> None:
+        thread = threading.Thread(target=send)
+        thread.start()
+        while thread.is_alive():
+            waits.append(_ask(port, "GET", "/health"))
+            thread.join(0.1)
+        os.kill(pid, signal.SIGTERM)
+
+    yield ends({0, -15}, "serve", "run", "--port", port, actions=_once_it_listens(attack))
+    for status, answered, seconds in answers:
+        check(status in (400, 422) and len(answered) < 5000, f"{status}: {answered[:300]!r}")
+        check(seconds < 20, f"answered after {seconds:.1f} s")
+    check(len(answers) == len(bodies) and max(waits) < 2, f"{len(answers)} answers, /health took {max(waits):.1f} s")
+
+
+for _name, _bodies in _REFUSED.items():
+    add("network", f"served-{_name}", partial(_are_refused, _bodies), quick=False)
+
+
+@case("network", quick=False)
+def served_600_half_heads(place: Place) -> Steps:
+    """They are waited for a while; /health answers, and SIGTERM ends the server beside them."""
+    place.take("model")
+    port, waits, still_open = _port(), [], []
+
+    def attack(pid: int) -> None:
+        half = [socket.create_connection(("127.0.0.1", port)) for _ in range(600)]
+        for each in half:
+            each.sendall(b"GET /health HTTP/1.1\r\nHost: loc")
+        until = time.monotonic() + 50
+        while half and time.monotonic() < until:
+            waits.append(_ask(port, "GET", "/health"))
+            closed = select.select(half, [], [], 0.3)[0]
+            half = [each for each in half if each not in closed]
+        still_open.extend(half)
+        os.kill(pid, signal.SIGTERM)
+
+    yield ends({0, -15}, "serve", "model", "--port", port, actions=_once_it_listens(attack))
+    check(not still_open, f"{len(still_open)} of 600 were still open after 50 s")
+    check(max(waits) < 2, f"/health took up to {max(waits):.1f} s")
+
+
+@case("network", quick=False)
+def served_weights_that_are_cut(place: Place) -> Steps:
+    place.take("model")
+    port = _port()
+
+    def attack(pid: int) -> None:
+        os.truncate(place / "model/model.safetensors", 0)
+        with suppress(OSError, http.client.HTTPException):
+            _ask(port, "POST", "/v1/completions", b'{"prompt": "word", "max_tokens": 5}')
+
+    yield fails("serve", "model", "--port", port, actions=_once_it_listens(attack),
+                says=("model.safetensors became shorter",))  # fmt: skip

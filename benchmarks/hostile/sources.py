@@ -293,3 +293,35 @@ def _is_rejected(reason: str, turns: tuple[Any, ...], place: Place) -> Steps:
 
 for _name, (_reason, _turns) in _BAD_TURNS.items():
     add("sources", f"tools-{_name}", partial(_is_rejected, _reason, _turns))
+
+
+def unclosed(name: str, delimiter: str, place: Place) -> Steps:
+    """A quote that is never closed costs its own row, or none where the table has no quoting."""
+    rows = [f"a row of words {number}{delimiter}x" for number in range(400)]
+    rows[7] = f'"{rows[7]}'
+    place.write(name, "\n".join([f"text{delimiter}label", *rows]) + "\n")
+    yield works("prepare", place.run(small(name, format="csv")))
+    check(ledger(place)["kept"] >= 399, ledger(place))
+    check([row["origin"] for row in rejected(place)] in ([], [f"{name}:9"]), rejected(place))
+
+
+add("sources", "unclosed-quote-in-csv", partial(unclosed, "a.csv", ","))
+add("sources", "unclosed-quote-in-tsv", partial(unclosed, "a.tsv", "\t"))
+
+
+@case("sources")
+def folder_of_files_that_are_not_read(place: Place) -> Steps:
+    for name in ("a.epub", "b.epub", "c.zip", "d.docx", "e"):
+        place.write(f"texts/{name}", b"PK\3\4")
+    yield refused("prepare", place.run(small("texts")), says=(".epub",))
+    place.write("texts/f.txt", TEXT)
+    for verb in (("config", "check"), ("prepare",)):
+        yield works(*verb, "run.yaml", says=("not read: 2 .epub, ", "1 without a suffix"))
+
+
+@case("sources")
+def text_of_no_name(place: Place) -> Steps:
+    place.write("mine.txt", TEXT)
+    for text in ("", " "):
+        yield refused("new", "--text", text, "--learn", "write", "--from", "scratch", "--time", "1min",
+                      says=("--text",))  # fmt: skip

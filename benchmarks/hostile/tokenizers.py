@@ -11,8 +11,9 @@ from random import Random
 from typing import Any
 
 from mutations import change_json
+from tokenizers import Tokenizer, models, pre_tokenizers
 
-from hostile.case import Place, Steps, add, case, check, ends, refused, works
+from hostile.case import Command, Place, Steps, add, case, check, ends, refused, works
 from hostile.results import ledger, prepared_texts
 
 FROM = {"tokenizer": {"train": None, "from": "tokenizer"}}
@@ -179,3 +180,22 @@ def of_another_vocabulary_than_the_model(place: Place) -> Steps:
     (store,) = (each for each in (place / "stores").iterdir() if each.is_dir())
     keys = {"tokenizer": {"train": None, "from": str(store / "tokenizer")}}
     yield ends({0, 2}, "train", place.run(keys, {"model": {"config": None, "from": "model"}}))
+
+
+def of_words(lines: list[str], verdict: Callable[..., Command], says: str, place: Place) -> Steps:
+    """Texts under a vocabulary of four words."""
+    vocabulary = {word: number for number, word in enumerate(["<unk>", "</s>", "a", "word", "of", "it"])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(["<unk>", "</s>"])
+    place.write("tokenizer/tokenizer.json", backend.to_str())
+    roles = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "eos_token": "</s>"}
+    place.write("tokenizer/tokenizer_config.json", json.dumps(roles))
+    place.write("a.txt", "\n".join(lines))
+    texts = {"data": {"sources": [{"path": "a.txt", "document": "line"}], "validation": 0}}
+    yield verdict("prepare", place.run(FROM, texts), says=(says,))
+
+
+add("tokenizers", "words-that-are-all-unknown",
+    partial(of_words, ["სახლი", "წყალი", "მზე"] * 9, refused, "documents become the same"))  # fmt: skip
+add("tokenizers", "a-word-that-is-unknown", partial(of_words, ["a word of it", "a mill of it"], works, "are unknown"))
