@@ -60,8 +60,10 @@ def texts(*lines):
 @pytest.mark.parametrize(
     ("tokenizer", "lines", "equal"),
     [(bert, GEORGIAN, 8), (bert, CHINESE, 4), (lambda: words("the"), ["mill", "hill", "river"], 3),
+     (lambda: words("the"), ["mill", "hill", "river"] * 4, 12),
      (lambda: without_fallback("<unk>"), ["Я", "Ю", "Э"], 3), (lambda: without_fallback(None), ["Я", "Ю", "Э"], 3)],
-    ids=["WordPiece, Georgian", "WordPiece, Chinese", "WordLevel", "BPE with unknown", "BPE that leaves out"],
+    ids=["WordPiece, Georgian", "WordPiece, Chinese", "WordLevel", "duplicates",
+         "BPE with unknown", "BPE that leaves out"],
 )  # fmt: skip
 def test_texts_that_become_equal_are_refused(tokenizer, lines, equal):
     with pytest.raises(

@@ -39,7 +39,7 @@ class UnknownTokens:
         self._sets: dict[str, Counter[str]] = {}
         self._characters: Counter[str] = Counter()
         self._looked_at = 0
-        self._texts: dict[int, dict[bytes, str]] = {}
+        self._texts: dict[int, dict[bytes, Counter[str]]] = {}
 
     def add(self, set_name: str, text: str, digest: bytes, samples: Iterable[Sample]) -> None:
         """Count a document. `digest` is that of its `text`."""
@@ -60,7 +60,7 @@ class UnknownTokens:
             return
         counts.update(unknown=unknown, unknown_in_outputs=in_outputs, documents_with_unknown=1)
         ids = xxhash.xxh3_64_intdigest(np.concatenate([sample.ids for sample in samples]).astype("<i8").tobytes())
-        self._texts.setdefault(ids, {})[digest] = set_name
+        self._texts.setdefault(ids, {}).setdefault(digest, Counter())[set_name] += 1
         if self._id is not None and self._looked_at < _LOOKED_AT:
             self._looked_at += 1
             text = text[:_CHARACTERS]
@@ -70,9 +70,9 @@ class UnknownTokens:
 
     def to_json(self) -> dict[str, Any]:
         """Counts by set, and the commonest of the characters that were looked at."""
-        for names in self._texts.values():
-            for set_name in names.values() if len(names) > 1 else ():
-                self._sets[set_name]["equal_documents"] += 1
+        for texts in self._texts.values():
+            for set_name, count in sum(texts.values(), Counter()).items() if len(texts) > 1 else ():
+                self._sets[set_name]["equal_documents"] += count
         return {"sets": self._sets, "characters": dict(self._characters.most_common(100))}
 
 
