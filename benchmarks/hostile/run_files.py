@@ -266,7 +266,7 @@ for _name, _statement in _RAISING.items():
 def many(content: str, arguments: tuple[str, ...], place: Place) -> Steps:
     """A file of thousands of entries takes time in proportion."""
     place.write("a.yaml", content)
-    yield ends({0, 2}, *arguments, "a.yaml", seconds=30)
+    yield ends({0, 2}, *arguments, "a.yaml", seconds=120)
 
 
 _SET = "  - {{path: d{}.jsonl, type: chat_template, roles: {{user: [a]}}}}\n"
