@@ -185,6 +185,24 @@ def test_a_run_that_says_nothing_of_training_needs_no_process_beside():
 
 
 @pytest.mark.processes
+def test_what_prepare_leaves_is_shown_by_folder_file_and_store():
+    Path("a.txt").write_text("".join(f"line {number} of the text\n" for number in range(50)))
+    Path("run.yaml").write_text(json.dumps({**PLAIN, "run": "run"}))
+    for block in (16, 12):  # prepared again with another value, the folder follows
+        done = artel("prepare", "run.yaml", f"data.block={block}", "--json")
+        assert done.returncode == 0, done.stderr
+        store = json.loads(done.stdout)["store"]
+        of_file = artel("data", "show", "run.yaml", f"data.block={block}", "--json")
+        for name in ("run", "run/config.yaml"):
+            shown = artel("data", "show", name, "--json")
+            assert (shown.returncode, shown.stdout) == (0, of_file.stdout), shown.stderr
+        assert json.loads(artel("data", "show", store, "--json").stdout)["store"] == store
+    Path("run/starts.jsonl").touch()  # a run that has started keeps the config.yaml of its start
+    assert artel("prepare", "run.yaml", "data.block=16").returncode == 0
+    assert load_run("run").data.block == 12
+
+
+@pytest.mark.processes
 def test_what_is_wrong_with_text_and_model_is_said_together():
     lines = [json.dumps({"text": f"words {number}"} if number % 2 else {"other": number}) for number in range(60)]
     Path("a.jsonl").write_text("\n".join(lines))

@@ -351,7 +351,7 @@ def test_a_run_that_never_trained_and_one_that_is_unfinished_say_so(artel, caplo
     assert artel("prepare", file)[0] == 0
     for words in (generate, push, ["export", "run", "out"]):
         status, said = artel(*words)
-        assert (status, "run: has not been trained yet: its text is prepared, no more" in said) == (2, True), said
+        assert (status, "run: has not been trained yet: there is no checkpoint" in said) == (2, True), said
 
     assert artel("train", file)[0] == 0
     Path("run/result.json").unlink()  # as if it had been stopped after step 4

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from artel.config import Overrides, RunConfig, RunFile, located
+from artel.config import Overrides, RunConfig, RunFile, dump_run, located
 from artel.errors import InputError, Problem
 from artel.launching.background_check import Refused, checking_in_background, has_no_training_keys
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.launching.read_run import SECRETS_NOTE, checked_run, has_secrets
 from artel.preparing import prepare
 from artel.storage import check_cache, write_file
-from artel.training.run_folder import RunFolder
+from artel.training.run_folder import RunFolder, written_checkpoints
 
 if TYPE_CHECKING:
     from artel.preparing import Prepared
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def prepare_run(file: RunFile, overrides: Overrides, announce: Callable[[str], None]) -> Prepared:
     """The token store of a run's text, made unless it was made before and nothing of it is missing.
 
-    RUN/ledger.json counts its documents. Raises InputError with all that is wrong with text and run, WorkError.
+    RUN/ledger.json counts its documents, and RUN/config.yaml describes the run until it is trained. Raises InputError with all that is wrong with text and run, WorkError.
     """
     run = checked_run(file, overrides, here=False)
     folder = RunFolder(Path(run.run))
@@ -46,6 +46,8 @@ def prepare_run(file: RunFile, overrides: Overrides, announce: Callable[[str], N
         raise InputError(dict.fromkeys([*text_problems, *_other_problems(run)])) from None
     folder.claim()
     write_file(folder.ledger, (prepared.folder / "ledger.json").read_bytes())
+    if not (folder.starts.is_file() or folder.result.is_file() or written_checkpoints(folder.checkpoints)):
+        write_file(folder.config, dump_run(prepared.run))  # commands that take a run's folder can open it
     for note in () if prepared.made else prepared.notes():
         announce(note)
     announce(prepared.summary())

@@ -65,9 +65,9 @@ def find_model(name: str, options: PushOptions) -> PushedModel:
         return PushedModel(run, folder, checkpoint, int(checkpoint.name.removeprefix("step-")), base)
     if folder.newest_model() is None:
         steps = _steps(folder)
-        fix = f"train it: artel train {folder.config}"
-        if steps:
-            fix = f"push a checkpoint: --step {steps[-1]}; or train it to its end: artel train {folder.config}"
+        if not steps:
+            check_was_trained(folder)
+        fix = f"push a checkpoint: --step {steps[-1]}; or train it to its end: artel train {folder.config}"
         raise InputError.at(name, "has no model yet: the run is not complete", fix)
     _check_model(folder)
     adapter = read_adapter(str(folder.model))
