@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def prepare_run(file: RunFile, overrides: Overrides, announce: Callable[[str], None]) -> Prepared:
     """The token store of a run's text, made unless it was made before and nothing of it is missing.
 
-    RUN/ledger.json counts its documents, and RUN/config.yaml describes the run until it is trained. Raises InputError with all that is wrong with text and run, WorkError.
+    RUN/ledger.json counts its documents, and RUN/config.yaml describes the run until it is trained. Raises InputError
+    with all that is wrong with text and run, WorkError.
     """
     run = checked_run(file, overrides, here=False)
     folder = RunFolder(Path(run.run))
