@@ -292,5 +292,13 @@ def test_a_chat_model_from_scratch_with_a_few_rows_is_called_hopeless(tmp_path):
     said: dict[str, list[str]] = {"scratch": [], "OWNER/base": []}
     for model, lines in said.items():
         answer_questions(Given([str(file)], "chat", model, "30min", ""), None, lines.append)
+    offered: list[str] = []
+
+    def ask(question, default):
+        offered.append(f"{question} {default}")
+        return default
+
+    assert answer_questions(Given([str(file)], "chat", None, "30min", ""), ask, print).model == "Qwen/Qwen3-0.6B"
+    assert "pretrained model" in offered[0]
     assert any("its answers will be noise" in line for line in said["scratch"])
     assert not any("noise" in line for line in said["OWNER/base"])

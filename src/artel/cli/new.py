@@ -46,7 +46,7 @@ def new(
         check_new_file(file)
     quiet_libraries()
     from artel.config import run_from
-    from artel.planning import check_run
+    from artel.planning import Check, check_records, check_run
     from artel.planning.new import Given, answer_questions, run_file
 
     answers = answer_questions(Given(text, learn, model, time, hardware), _ask if sys.stdin.isatty() else None, tell)
@@ -54,7 +54,12 @@ def new(
     tree, lines = parse(content, str(file))
     run = run_from(tree, {}, lines)
     if not answers.hardware:
-        check_run(run.model_copy(update={"run": f"runs/{file.stem}"}))
+        run = run.model_copy(update={"run": f"runs/{file.stem}"})
+        notes: list[str] = []
+        records = Check(("data", "tokenizer", "objective"), lambda: notes.extend(check_records(run)))
+        check_run(run, further=[records])
+        for note in notes:
+            tell(note)
     write_output(file, content)
     tell(f"{file} is written; next:", f"    artel plan {file}", f"    artel train {file}")
     if as_json:

@@ -24,6 +24,9 @@ from artel.printable import in_bytes
 _HOPELESS_BYTES = 1_000_000
 """Of conversations or pairs: less teaches no model from scratch to write."""
 
+PRETRAINED, _CAUSAL = "Qwen/Qwen3-0.6B", "AutoModelForCausalLM"
+"""The default model to teach a chat, of the class that artel's recipes take."""
+
 T = TypeVar("T")
 Ask = Callable[[str, str], str]
 """(question, default) -> what was typed, or the default."""
@@ -60,12 +63,16 @@ def answer_questions(given: Given, ask: Ask | None, tell: Callable[[str], object
     first = next(iter(fitting))
     default = fitting[first].verb or first
     name = _answer(given.learn, "What is to be learned?", default, lambda text: read_objective(text, look), ask, tell)
-    where = "From scratch, or from which model: a folder or a hub id?"
-    model = _answer(given.model, where, SCRATCH, read_model, ask, tell)
-    if not model and look.bytes < _HOPELESS_BYTES and fitting[name].generates and not fitting[name].packs_text:
+    kind = fitting[name]
+    has_answers = kind.generates and not kind.packs_text
+    where, default = "From scratch, or from which model: a folder or a hub id?", SCRATCH
+    if has_answers and kind.auto_class == _CAUSAL:
+        where, default = "From which pretrained model: a folder or a hub id? Or from scratch?", PRETRAINED
+    model = _answer(given.model, where, default, read_model, ask, tell)
+    if not model and look.bytes < _HOPELESS_BYTES and has_answers:
         tell(
             f"from scratch, {in_bytes(look.bytes)} of text teach no language: its answers will be noise. Take a "
-            "pretrained model: --from FOLDER or --from Qwen/Qwen3-0.6B"
+            f"pretrained model: --from FOLDER or --from {PRETRAINED}"
         )
     if given.time is not None:
         return Answers(look, name, model, read_time(given.time), read_hardware(given.hardware or ""))
