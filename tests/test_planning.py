@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 import yaml
+from huggingface_hub import constants, hf_hub_download
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from artel.cli.main import main
@@ -17,7 +18,9 @@ from artel.parallel.mesh import read_parallel_dims
 from artel.planning import Start, check_run
 from artel.planning import memory as memory_module
 from artel.planning.memory import PROCESS, check_memory
+from support.hub import Hub, Repo
 from support.runs import TINY, merged
+from support.stores import bytes_tokenizer
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2}
 HUGE = {"n_layer": 96, "n_embd": 12288, "n_head": 96}
@@ -261,7 +264,57 @@ def test_a_models_folder_is_asked_without_its_weights_being_read(tmp_path, monke
         check_run(described(taken))
     assert [problem.where for problem in error.value.problems] == ["run.yaml: model.from", "run.yaml: data.block"]
     assert "holds no tokenizer" in str(error.value)
-    check_run(described(merged(taken, {"model": {"from": "no/such", "lora": {"rank": 2}}})))
+    with pytest.raises(InputError, match=r"model\.from: there is no folder no/such here, and the hub's cache"):
+        check_run(described(merged(taken, {"model": {"from": "no/such", "lora": {"rank": 2}}})))
     (folder / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(InputError, match="cannot be loaded: Error while deserializing header"):
         check_run(described(taken))
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub with a model that has a tokenizer, a tokenizer without a model, and a private model."""
+    hub = Hub()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+    template = "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + template)
+    tokenizer = {file.name: file.read_bytes() for file in bytes_tokenizer(tmp_path).iterdir()}
+    model = {"config.json": GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=300).to_json_string().encode()}
+    for name, files in {"base": {**tokenizer, **model}, "tokenizer": tokenizer, "private": model}.items():
+        repo = hub.repos[f"me/{name}"] = Repo(name == "private")
+        repo.commit("main", "files", files)
+    yield hub
+    hub.close()
+
+
+def test_a_model_or_tokenizer_that_no_hub_has_is_refused_at_once(hub, caplog, monkeypatch):
+    def absent(model, tokenizer, **changes):
+        taken = {"model": {"config": None, "from": model}, "tokenizer": {"train": None, "from": tokenizer}, **changes}
+        try:
+            check_run(described(taken))
+        except InputError as error:
+            return {problem.where.split()[-1]: problem.what for problem in error.problems}
+        return {}
+
+    assert absent("me/base", "me/tokenizer") == {}
+    for wrong in ("me/private", "no/such"):
+        said = absent(wrong, wrong)
+        assert said.keys() == {"model.from", "tokenizer.from"}
+        assert all(f"no folder {wrong} here, and the hub shows no model of that name" in what for what in said.values())
+    teacher = {"objective": "distill", "distill": {"teacher": "no/teacher"}}
+    assert absent("me/base", None, **teacher).keys() == {"distill.teacher"}
+    assert not caplog.messages
+
+    for name in hub.files("me/tokenizer"):
+        hf_hub_download("me/tokenizer", name)
+    hub.refuse("HEAD", "me/base", 503, "down for maintenance")
+    assert absent("me/base", "me/tokenizer") == {}
+    (message,) = caplog.messages
+    assert message.startswith(f"model.from: {hub.address} does not answer")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    said = absent("me/base", "me/tokenizer")  # the tokenizer is in the cache
+    assert said.keys() == {"model.from"}
+    assert "the hub's cache does not have it" in said["model.from"]

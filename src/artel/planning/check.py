@@ -24,6 +24,7 @@ from artel.errors import InputError, Problem
 from artel.host import usable_cores
 from artel.models.device import pick_precision
 from artel.models.loading.check import check_model, check_model_type, check_pretrained
+from artel.models.loading.model_folder import check_on_hub
 from artel.objectives import objective_of, objective_type
 from artel.parallel import local_device
 from artel.parallel.mesh import ParallelDims, read_parallel_dims
@@ -31,7 +32,15 @@ from artel.planning.budget.auto import auto_problems, smallest
 from artel.planning.budget.shortest import check_budget
 from artel.planning.memory import check_memory
 from artel.planning.outline import is_within_reach, outline_model, tokenizer_here
-from artel.preparing import check_claim, check_from_store, check_texts, is_prepared, prepare
+from artel.preparing import (
+    check_claim,
+    check_from_store,
+    check_texts,
+    has_store,
+    is_prepared,
+    prepare,
+    tokenizer_place,
+)
 from artel.registry import STRATEGIES
 from artel.training.checkpoint.format import list_checkpoints
 from artel.training.lengthening import prepared_length
@@ -139,6 +148,10 @@ def _checks(run: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]
     yield Check(("validate.tasks", "objective"), lambda: check_tasks(run))
     yield Check(("tokenizer", "model.from", "data.from_store"), lambda: _check_tokenizer(run))
     auto_class = objective.auto_class
+    absent = _absent(run) if start.here and not _has_begun(run) else []
+    yield Check(("model.from", "tokenizer.from", "distill.teacher"), lambda: _refuse(absent))
+    if any(problem.where == "model.from" for problem in absent):
+        return
     if auto or not (is_within_reach(run.model.from_) or start.hub):
         return
     yield Check(("model",), lambda: check_model(run.model, auto_class))
@@ -154,6 +167,24 @@ def _checks(run: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]
 
 def _has_begun(run: RunConfig) -> bool:
     return bool(list_checkpoints(RunFolder(Path(run.run)).checkpoints))
+
+
+def _absent(run: RunConfig) -> list[Problem]:
+    """A problem for each model and tokenizer of another's that is neither here nor on the hub."""
+    names = {"model.from": run.model.from_}
+    if not (run.data.from_store or has_store(run)):
+        key, tokenizer = tokenizer_place(run)
+        names[key] = tokenizer
+    if not RunFolder(Path(run.run)).teacher.is_file():
+        names["distill.teacher"] = run.distill.teacher
+    problems: list[Problem] = []
+    for key, name in names.items():
+        if name is not None and not is_within_reach(name):
+            try:
+                check_on_hub(name, key)
+            except InputError as error:
+                problems += error.problems
+    return problems
 
 
 def _refuse(problems: list[Problem]) -> None:

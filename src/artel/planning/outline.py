@@ -38,17 +38,18 @@ def is_within_reach(name: str | None) -> bool:
 
 
 def tokenizer_here(run: RunConfig) -> Tokenizer | None:
-    """The run's tokenizer, where it is taken from a folder; None where it is a hub's, a store's or still to be trained.
+    """Load the run's tokenizer from its folder or the hub's cache. None for one of a store or still to be trained.
 
     Raises InputError.
     """
     where, name = tokenizer_place(run)
     if name is None or run.data.from_store or has_store(run):
         return None
-    if not run.tokenizer.from_ and not Path(name).is_dir():
-        return None  # a hub's, or a model that is not there
-    if not Path(name).exists() and not name.startswith((".", "/", "~")):
-        return None
+    if Path(name).exists() or not is_in_hub_cache(name):
+        if not run.tokenizer.from_ and not Path(name).is_dir():
+            return None  # a hub's, or a model that is not there
+        if not Path(name).exists() and not name.startswith((".", "/", "~")):
+            return None
     return load_tokenizer(name, where, runs_code=name == run.model.trust_remote_code)
 
 

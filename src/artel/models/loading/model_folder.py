@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Iterable
@@ -10,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RepositoryNotFoundError
 from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -81,6 +82,33 @@ def is_in_hub_cache(name: str) -> bool | None:
         return isinstance(try_to_load_from_cache(name, "config.json"), str)
     except HFValidationError:
         return None
+
+
+def check_on_hub(name: str, where: str) -> None:
+    """Raise InputError if neither the hub's cache nor the hub has the model or tokenizer `name`.
+
+    One HEAD request. A hub that does not answer is logged.
+    """
+    files = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt")
+    if any(isinstance(try_to_load_from_cache(name, file), str) for file in files):
+        return
+    what = f"there is no folder {name} here, and "
+    if constants.HF_HUB_OFFLINE:
+        fix = "give a folder; a hub id needs network: unset HF_HUB_OFFLINE, or fetch it before (hf download)"
+        raise InputError.at(where, what + "the hub's cache does not have it (HF_HUB_OFFLINE is set)", fix)
+    try:
+        get_hf_file_metadata(hf_hub_url(name, files[0]), timeout=5)
+    except GatedRepoError:
+        fix = f"accept them at {constants.ENDPOINT}/{name}, and log in: hf auth login"
+        raise InputError.at(where, f"the hub gives {name} only to those who have accepted its terms", fix) from None
+    except RepositoryNotFoundError:
+        fix = "check its spelling; for a private model log in: hf auth login"
+        raise InputError.at(where, what + "the hub shows no model of that name", fix) from None
+    except EntryNotFoundError:  # a tokenizer without a model
+        pass
+    except Exception as error:  # the network and the hub raise their own
+        said = f"{constants.ENDPOINT} does not answer ({in_words(error)}): whether it has {name} is not known"
+        logging.getLogger("artel").warning("%s: %s", where, said)
 
 
 def check_folder(folder: Path) -> None:
