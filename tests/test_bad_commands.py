@@ -38,7 +38,7 @@ COMMANDS = {
     "launch slurm run.yaml --batch-size 3": ["write train.batch=3"],
     "train run.yaml --nprok 2": ["No such option: --nprok"],
     "generate runs/mine --max-length 2": ["No such option: --max-length"],
-    "generate novel-smal": ["no such run or model folder", "did you mean novel-small?"],
+    "generate novel-smal": ["no model folder and no model of the hub has this name", "did you mean novel-small?"],
     "generate novel-small": ["is a recipe", "artel train novel-small"],
     "generate mine": ["did you mean runs/mine?"],
     "chat runs/mime": ["did you mean runs/mine?"],
@@ -87,7 +87,7 @@ def test_generate_and_report_on_nothing(tmp_path):
         (["generate", "no/such"], "needs network"),
         (["generate", str(tmp_path / "run.yaml")], "is a file, not a run"),
         (["report", str(tmp_path)], "no such file"),
-        (["recipes", "cp", "demo", str(tmp_path / "run.yaml")], "is there already"),
+        (["recipes", "cp", "demo", str(tmp_path / "run.yaml")], "exists already"),
     ):
         done = artel(*arguments)
         assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr

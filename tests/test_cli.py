@@ -161,7 +161,7 @@ def test_recipes_are_listed_shown_and_copied(tmp_path):
     assert artel("recipes", "cp", "demo", copy).returncode == 0
     assert copy.read_text() == text
     again = artel("recipes", "cp", "demo", copy)
-    assert (again.returncode, "is there already" in again.stderr) == (2, True)
+    assert (again.returncode, "exists already" in again.stderr) == (2, True)
     unknown = artel("recipes", "cat", "dem")
     assert (unknown.returncode, "did you mean demo?" in unknown.stderr) == (2, True)
 

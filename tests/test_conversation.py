@@ -102,7 +102,7 @@ def test_save_writes_a_conversation_that_a_chat_source_reads(endless, tmp_path):
     expected = {"messages": as_messages([("system", "Be brief."), ("user", "Привет"), ("assistant", answer)])}
     assert [json.loads(line) for line in (tmp_path / "talk.jsonl").read_text().splitlines()] == [expected]
     assert [file.name for file in tmp_path.iterdir()] == ["talk.jsonl"]
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="exists already"):
         talk.save(str(tmp_path))
     for path, says in (("~nosuchuser/talk.jsonl", "there is no such home folder"), ("a\0b", "has a NUL")):
         with pytest.raises(InputError, match=says):
@@ -129,7 +129,7 @@ def test_load_goes_on_with_what_save_wrote(with_marks, tmp_path):
     Path("more.jsonl").write_text(json.dumps(with_system, ensure_ascii=False), encoding="utf-8")
     other.load("more.jsonl")
     assert other.messages == with_system["messages"]
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="exists already"):
         other.save("more.jsonl")  # it has more than a conversation
 
     wrong = {

@@ -381,7 +381,7 @@ def test_mined_negatives_are_near_and_no_positives(trained, tmp_path):
             assert (model.embed(found, kind="document") @ query <= limit + 1e-6).all()
     again = artel("data", "mine", trained, data, "out.jsonl")
     assert again.returncode == 2
-    assert "is not written over" in again.stderr
+    assert "exists already and is not overwritten" in again.stderr
     scored = tmp_path / "scored.jsonl"
     scored.write_text('{"sentence1": "a", "sentence2": "b", "score": 1}')
     done = artel("data", "mine", trained, scored, "other.jsonl")

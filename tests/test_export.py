@@ -132,7 +132,7 @@ def test_a_run_from_training_to_a_merged_folder(tokenizer, tmp_path):
     assert load_tokenizer(str(tmp_path / "merged")).hf.chat_template
     done = artel("export", folder, tmp_path / "merged", "--merge")
     assert done.returncode == 2
-    assert "is there already" in done.stderr
+    assert "exists already" in done.stderr
     (folder / "model").rename(tmp_path / "aside")  # as while the run goes on: the newest checkpoint is taken
     write(folder, tmp_path / "from-checkpoint", merge=True)
     actual, expected = (

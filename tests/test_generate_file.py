@@ -140,7 +140,7 @@ def test_other_prompts_settings_and_files_are_refused(plain, generate):
     assert "more results than the 1 prompts" in generate(*options)[2]
     Path("other.jsonl").write_text("mine")
     status, _, said = generate(*options[:-1], "other.jsonl")
-    assert (status, "is there already" in said) == (2, True)
+    assert (status, "exists already" in said) == (2, True)
     assert Path("other.jsonl").read_text() == "mine"
     for wrong in (("--prompts", "prompts.txt"), ("--out", "x"), (*options[1:], "--prompt", "x")):
         assert generate(plain, *wrong)[0] == 2

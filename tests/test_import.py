@@ -171,7 +171,7 @@ def test_the_command_and_a_glob(tokenizer, ids, tmp_path):
     shown = artel("data", "show", tmp_path / "store", "--json")
     assert json.loads(shown.stdout)["part"] == "train"
     again = artel("data", "import", f"{tmp_path}/part_0.bin", tmp_path / "store", "--tokenizer", tokenizer)
-    assert (again.returncode, "is there already" in again.stderr) == (2, True)
+    assert (again.returncode, "exists already" in again.stderr) == (2, True)
     refused = artel(
         "data", "import", f"{tmp_path}/part_0.bin", tmp_path / "s", "--tokenizer", tokenizer, "--validation", "1.5"
     )

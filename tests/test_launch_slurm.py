@@ -203,7 +203,7 @@ def test_a_job_of_two_nodes_is_warned_saves_is_queued_again_and_completes(tmp_pa
         wait_until(lambda: job(cluster, number).get("Restarts") == "1", logged)
         text = log.read_text()
         assert "stopped and saved after step" in text
-        assert "2 process(es)" in text
+        assert "2 processes" in text
         wait_until(lambda: job(cluster, number).get("JobState") == "COMPLETED", logged)
     finally:
         subprocess.run(["scancel", number], timeout=LIMIT, env={**os.environ, **cluster})
@@ -226,7 +226,7 @@ def test_tasks_of_srun_train_as_one_process_does(tmp_path, cluster, reference):
     done = subprocess.run(["srun", "--nodes=2", "--ntasks=2", sys.executable, "-m", "artel", "train", str(run)],
                           capture_output=True, text=True, timeout=LIMIT, env=environment)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "2 process(es)" in done.stderr
+    assert "2 processes" in done.stderr
     assert largest_difference(reference, losses(tmp_path / "tasks")) < 1e-5
 
 

@@ -241,4 +241,4 @@ def test_the_number_of_processes_is_that_of_the_run(tmp_path, data, arguments, e
 def test_a_run_that_wants_two_processes_starts_two(tmp_path):
     done = artel("train", write_run(tmp_path / "run.yaml", parallel={"data": 2}))
     assert done.returncode == 0, done.stderr
-    assert "2 process(es)" in done.stderr
+    assert "2 processes" in done.stderr

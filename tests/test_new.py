@@ -163,7 +163,7 @@ def test_a_file_that_is_there_is_not_written_over_without_being_told():
     flags = ["--text", "novel.txt", "--learn", "write", "--from", "scratch", "--time", "10min"]
     result = artel("new", "run.yaml", *flags)
     assert result.returncode == 2
-    assert "is there already" in result.stderr
+    assert "exists already" in result.stderr
     assert Path("run.yaml").read_text() == "mine"
     result = artel("new", "run.yaml", *flags, "--force", "--json")
     assert result.returncode == 0
@@ -300,5 +300,5 @@ def test_a_chat_model_from_scratch_with_a_few_rows_is_called_hopeless(tmp_path):
 
     assert answer_questions(Given([str(file)], "chat", None, "30min", ""), ask, print).model == "Qwen/Qwen3-0.6B"
     assert "pretrained model" in offered[0]
-    assert any("its answers will be noise" in line for line in said["scratch"])
+    assert any("the answers will be noise" in line for line in said["scratch"])
     assert not any("noise" in line for line in said["OWNER/base"])

@@ -206,7 +206,7 @@ def test_what_is_named_as_output_is_not_written_over(artel, place):
     judged = ["evaluate", "runs/x", "--data", "x.txt", "--predictions", "taken"]
     for words in (["recipes", "cp", "demo", "taken"], ["export", "runs/x", "taken"], tokens, judged):
         status, said = artel(*words)
-        assert (status, "is there already" in said) == (2, True), said
+        assert (status, "exists already" in said) == (2, True), said
         assert contents(Path()) == before
 
 

@@ -115,7 +115,7 @@ def test_two_hosts_meet_by_address_and_port(tmp_path):
     second = artel("train", two, env=environment)
     _, output = first.communicate(timeout=120)
     assert (first.returncode, second.returncode) == (0, 0), output + second.stderr
-    assert "2 process(es)" in output
+    assert "2 processes" in output
     assert largest_difference(losses(one.with_suffix("")), losses(two.with_suffix(""))) < 1e-5
 
 

@@ -38,7 +38,7 @@ class Registry:
         if name not in self._entries:
             near = difflib.get_close_matches(name, self._entries, 1)
             fix = f"did you mean {near[0]}?" if near else f"write one of: {', '.join(self._entries)}"
-            raise InputError.at(self.key, f"{name!r} is not registered", fix)
+            raise InputError.at(self.key, f"unknown name {name!r}", fix)
         entry = self._entries[name]
         if isinstance(entry, str):
             module, _, attribute = entry.partition(":")

@@ -22,7 +22,7 @@ _KEY = "[0-9a-f]{32}"
 _KINDS = {
     "stores": (
         rf"{_KEY}(\.(parts|damaged|teachers|settled\.json|copy|lock))?",
-        "token store: prepared again if needed",
+        "prepared text: made again if needed",
     ),
     "downloads": (rf"{_KEY}|unfinished", "pages and files from http(s): fetched again"),
     "remote": (rf"{_KEY}|unfinished", "files from s3:// and hf://: fetched again"),
@@ -32,7 +32,7 @@ _KINDS = {
     "rows": (rf"{_KEY}\.jsonl", "rows that a Python program gave: it has to give them again"),
     "hardware.json": ("", "speed of this machine: artel bench hardware measures it again"),
     "bench": (".*", "work of artel bench that was killed"),
-    "faults": (r".*-process-\d+\.txt", "tracebacks of faults of artel"),
+    "faults": (r".*-process-\d+\.txt", "crash reports of artel"),
     "chat_history": ("", "what was typed in artel chat"),
 }
 

@@ -41,7 +41,7 @@ def generate(
     ] = "",
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(min=1, max=10**8, help="Tokens to write at most: 100, of seq2seq as many as outputs may have."),
+        typer.Option(min=1, max=10**8, help="New tokens at most; 100, and for seq2seq the longest output."),
     ] = None,
     temperature: Annotated[
         float | None,
@@ -50,7 +50,7 @@ def generate(
     top_k: Annotated[int, typer.Option(min=0, max=10**9, help="Choose among the k likeliest; 0 for all.")] = 50,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Choose among the likeliest that sum to p.")] = 1.0,
     beams: Annotated[
-        int | None, typer.Option(min=1, max=100, help="seq2seq: search for the likeliest text by so many beams.")
+        int | None, typer.Option(min=1, max=100, help="seq2seq: beam search with this many beams.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Equal seeds write equal texts.")] = 0,
     prompts: Annotated[
@@ -59,9 +59,7 @@ def generate(
     out: Annotated[
         str, typer.Option(metavar="FILE", help="JSON lines for --prompts; the same command again goes on with them.")
     ] = "",
-    best_of: Annotated[
-        int, typer.Option(min=1, max=1000, help="Write so many answers, each with a seed of its own; give the best.")
-    ] = 1,
+    best_of: Annotated[int, typer.Option(min=1, max=1000, help="Write this many answers and keep the best.")] = 1,
     reward: Annotated[
         str, typer.Option(metavar="MODEL", help="For --best-of: the model whose score says which one is best.")
     ] = "",

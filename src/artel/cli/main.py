@@ -36,7 +36,7 @@ from artel.cli import (
 )
 from artel.cli.parsing import Verbs
 from artel.cli.streams import be_utf8, last_message, leave_out, open_streams, show, write_lines
-from artel.elapsed import show_elapsed
+from artel.elapsed import paused, show_elapsed
 from artel.errors import ArtelError, OutOfMemory, WorkError
 from artel.interrupts import answer_at_once, interrupt_is_handled
 from artel.printable import in_a_line
@@ -64,7 +64,7 @@ def _tell_version(requested: bool) -> None:
 @app.callback()
 def artel(
     version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version, and end.")
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     local_rank: Annotated[int | None, typer.Option("--local_rank", "--local-rank", hidden=True)] = None,
 ) -> None:
@@ -75,9 +75,9 @@ def artel(
 
 app.command("new")(new.new)
 app.command("plan", short_help="Say before a run what it will need, and whether it fits.")(plan.plan)
-app.command("prepare", short_help="Clean, unique, split and tokenize a run's text.")(prepare.prepare)
+app.command("prepare", short_help="Clean, deduplicate, split and tokenize the text of a run.")(prepare.prepare)
 app.command("train")(train.train)
-app.command("evaluate", short_help="Evaluate models by their objective's figures.")(evaluate.evaluate)
+app.command("evaluate", short_help="Measure models by the metrics of their objective.")(evaluate.evaluate)
 app.command("generate", short_help="Continue a text, fill its masks, correct or translate it.")(generate.generate)
 app.command("chat", short_help="Talk to a model.")(chat.chat)
 app.command("serve", short_help="Serve a model: OpenAI's API, a page to chat at, figures.")(serve.serve)
@@ -86,7 +86,7 @@ app.command("push", short_help="Upload a run's model to the Hugging Face hub.")(
 app.command("report", short_help="Draw a run's loss, or write a report for the browser.")(report.report)
 app.command("watch", short_help="Follow a run until it ends.")(watch.watch)
 app.command("clean", short_help="List what artel keeps on this machine, and remove it.")(clean.clean)
-app.command("doctor", short_help="Look at this machine, and at what stands in artel's way.")(doctor.doctor)
+app.command("doctor", short_help="Check this machine, and what keeps artel from using it well.")(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data", short_help="Look into a token store, or make one of other tokens.")
 app.add_typer(recipes.app, name="recipes")
@@ -100,7 +100,8 @@ def main() -> None:
     open_streams()
     threading.excepthook = _thread_failed
     answer_at_once()
-    show_elapsed()
+    if not {"--help", "--version"}.intersection(sys.argv):  # typer prints these itself
+        show_elapsed()
     status = _run()
     try:
         sys.stdout.flush()
@@ -149,7 +150,8 @@ def _run() -> int:
 def _refuse(error: Any) -> int:
     """Print what is wrong with the command line, as typer shows it; a shell may have put file names into it."""
     error.message = in_a_line(error.message)
-    error.show()
+    with paused():
+        error.show()
     return int(error.exit_code)
 
 

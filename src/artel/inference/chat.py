@@ -206,7 +206,7 @@ class ChatSession:
         new_tokens = self.settings.new_tokens
         if self._window is not None and len(ids) + new_tokens > self._window:
             new_tokens = self._window - len(ids)
-            self._tell(f"the model takes {self._window:,} tokens: room for {new_tokens:,} of an answer is left")
+            self._tell(f"the model holds {self._window:,} tokens: {new_tokens:,} are left for the answer")
         settings = self.settings
         sampling = Sampling(
             new_tokens,

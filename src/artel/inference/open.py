@@ -111,7 +111,7 @@ def _open(name: str) -> OpenedModel:
         near = None if folder.path.is_dir() or is_in_hub_cache(name) else near_name(name)
         if near is None:
             raise
-        what = "there is no such run or model folder, nor a model of that name to be had from the hub"
+        what = "no run, no model folder and no model of the hub has this name"
         raise InputError.at(name, what, f"did you mean {near}?") from None
 
 

@@ -37,7 +37,7 @@ class Masked(Texts):
     auto_class = "AutoModelForMaskedLM"
     learns_from = ("text", "pairs")
     verb = "fill-in"
-    does = "guesses the words that are hidden in a text, or what pairs lack"
+    does = "guesses hidden words, or fills in what is missing"
     pipeline_tag = "fill-mask"
     section = "masked"
     causal = False

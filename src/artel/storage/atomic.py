@@ -104,7 +104,7 @@ def check_new(path: Path | str, key: str = "") -> None:
     `key` is the flag or key that names it.
     """
     if os.path.lexists(path):
-        what = "is there already, and is not written over"
+        what = "exists already and is not overwritten"
         what = f"{path} {what}" if key else what
         raise InputError.at(key or str(path), what, "choose another name, or move it away")
 

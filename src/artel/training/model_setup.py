@@ -170,7 +170,7 @@ def set_up_model(
         "loss": loss,
     }
     summary = (
-        f"{chosen['model']} · {world.size} process(es) on {world.device.type}, "
+        f"{chosen['model']} · {world.size} {'process' if world.size == 1 else 'processes'} on {world.device.type}, "
         f"{precision}, micro-batches of {batch_plan.size}, recomputed: {recomputed}, compiled: {compiled.value}, "
         f"loss: {loss}"
     )
@@ -268,7 +268,7 @@ def _fit(
     def attempt(rows: int, how: Recompute) -> None:
         nonlocal earlier
         again = "" if how == modes[0] else f" with activation_checkpointing: {how}"
-        tell(f"{earlier}trying whether a micro-batch of {rows} fits into memory{again}")
+        tell(f"{earlier}checking whether a micro-batch of {rows} fits into memory{again}")
         earlier = f"a micro-batch of {rows} does not fit; "
         recompute(strategy.model, how)
         try:

@@ -73,9 +73,9 @@ def _of_intervals(run: RunConfig, steps: int, length: Length | None) -> Iterator
     validate, checkpoint = run.validate_, run.checkpoint
     has_validation = _has_validation(run)
     for section, key, only in (
-        (validate, "every", "it is validated only at its end" if has_validation else ""),
-        (validate, "tasks_every", "tasks are asked only at its end" if validate.tasks else ""),
-        (checkpoint, "every", "the only checkpoint is the one at its end"),
+        (validate, "every", "it is validated once, at the end" if has_validation else ""),
+        (validate, "tasks_every", "tasks are asked once, at the end" if validate.tasks else ""),
+        (checkpoint, "every", "the only checkpoint is written at the end"),
     ):
         interval: Interval = getattr(section, key)
         if only and _is_set(section, key) and _times_due(interval, steps, length) == 0:

@@ -115,7 +115,7 @@ def _carry_batch(trainer: Section) -> None:
         trainer.leave(
             key,
             f"train.batch is {micro * parts}, this times gradient_accumulation_steps: the share of one "
-            "process; multiply it by the number of processes that there were",
+            "process; multiply it by the number of processes that you used",
         )
     if trainer.read("per_device_eval_batch_size", at_least_one) == micro:
         trainer.agree("per_device_eval_batch_size", "validation takes as many at a time as training")

@@ -57,7 +57,8 @@ def read_model(answer: str) -> str:
     """A folder or a hub id; empty for `scratch`. Raises InputError for a path where no folder is."""
     if answer == SCRATCH:
         return ""
-    if not answer or (answer.startswith((".", "/", "~")) and not Path(answer).expanduser().is_dir()):
+    is_path = answer.startswith((".", "/", "~")) or answer.isdigit()  # a number answers no question here
+    if not answer or (is_path and not Path(answer).expanduser().is_dir()):
         raise InputError.at("--from", f"{answer!r} is no folder", f"write {SCRATCH}, a model's folder or a hub id")
     return os.path.expanduser(answer)  # noqa: PTH111 - a hub id stays as it is
 

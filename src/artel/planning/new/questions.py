@@ -71,7 +71,7 @@ def answer_questions(given: Given, ask: Ask | None, tell: Callable[[str], object
     model = _answer(given.model, where, default, read_model, ask, tell)
     if not model and look.bytes < _HOPELESS_BYTES and has_answers:
         tell(
-            f"from scratch, {in_bytes(look.bytes)} of text teach no language: its answers will be noise. Take a "
+            f"{in_bytes(look.bytes)} of text is too little to learn a language from: the answers will be noise. Take a "
             f"pretrained model: --from FOLDER or --from {PRETRAINED}"
         )
     if given.time is not None:
@@ -79,7 +79,7 @@ def answer_questions(given: Given, ask: Ask | None, tell: Callable[[str], object
     if given.hardware is not None:
         time = _answer(None, "How long may it take?", "30min", read_time, ask, tell)
         return Answers(look, name, model, time, read_hardware(given.hardware))
-    question = "How long may it take, and where? 30min is on this machine; 2h on h100-80gb:8"
+    question = "How long may it take, and on what machine? 30min (this one), or 2h on h100-80gb:8"
     time, hardware = _answer(None, question, "30min", read_time_and_hardware, ask, tell)
     return Answers(look, name, model, time, hardware)
 

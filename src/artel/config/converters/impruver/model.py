@@ -11,7 +11,7 @@ from artel.config.converters.keys import a_flag, a_share, a_text, above_zero, at
 from artel.errors import Problem
 
 _ATTENTION = "artel chooses how attention is computed by device and model"
-_WEIGHTS = "train.weights says in what trained weights are held, train.precision in what is computed"
+_WEIGHTS = "train.weights sets the dtype of trained weights, train.precision that of computation"
 _ID = "the tokenizer's is taken"
 _CONFIG_LEFT = {
     "vocab_size": "the tokenizer's number of tokens is taken; write model.config.vocab_size for a larger one",
