@@ -218,6 +218,6 @@ def test_an_object_of_json_begins_with_a_brace(client):
 def test_models_are_listed_with_what_they_can_do(client):
     (model,) = client.get("/v1/models").json()["data"]
     assert (model["id"], model["object"], model["context_length"]) == ("tiny", "model", 512)
-    assert model["endpoints"] == ["/v1/completions", "/v1/chat/completions"]
+    assert model["endpoints"] == ["/v1/completions", "/v1/chat/completions", "/v1/responses"]
     assert client.get("/v1/models/tiny").json() == model
     assert texts(answer(client, model="tiny")) == texts(answer(client))

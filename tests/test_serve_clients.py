@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 import torch
+from openai.types.responses import Response
 
 from support.chat_models import user
 from support.hub import Hub, Repo
@@ -88,6 +89,46 @@ def test_openais_client_gets_answers_whole_and_streamed(server):
         pytest.raises(openai.AuthenticationError),
     ):
         client.models.list()
+
+
+@pytest.mark.ci
+def test_openais_client_gets_responses_whole_and_streamed(server):
+    request = {"model": "tiny", "input": "Who are you?", "temperature": 0, "max_output_tokens": 12}
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret") as client:
+        chat = client.chat.completions.create(**QUESTION)
+        whole = client.responses.create(**request)
+        Response.model_validate(whole.model_dump())  # the client itself takes anything
+        assert whole.output_text == chat.choices[0].message.content
+        assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+        assert (whole.usage.input_tokens, whole.usage.output_tokens) == (chat.usage.prompt_tokens, 12)
+        events = list(client.responses.create(**request, stream=True))
+        for event in events:
+            type(event).model_validate(event.model_dump())
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        kinds = list(dict.fromkeys(event.type.removeprefix("response.") for event in events))
+        assert kinds == [
+            "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta",
+            "output_text.done", "content_part.done", "output_item.done", "incomplete",
+        ]  # fmt: skip
+        streamed = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+        assert streamed == events[-1].response.output_text == whole.output_text
+        with client.responses.stream(**request, extra_body={"stop": whole.output_text[-3:]}) as stream:
+            final = stream.get_final_response()
+        assert (final.status, final.incomplete_details) == ("completed", None)
+        assert whole.output_text.startswith(final.output_text)
+
+        # The next turn, with the output as the client has it, is that of the same conversation in the chat.
+        sent = [{"role": "user", "content": [{"type": "input_text", "text": "Who are you?"}]}, *final.output]
+        sent.append({"role": "user", "content": "And who am I?"})
+        turn = client.responses.create(**request | {"input": sent, "instructions": "Be brief."}, tools=[])
+        spoken = [("system", "Be brief."), ("user", "Who are you?"), ("assistant", final.output_text)]
+        spoken.append(("user", "And who am I?"))
+        messages = [{"role": role, "content": content} for role, content in spoken]
+        chat = client.chat.completions.create(**QUESTION | {"messages": messages})
+        assert (turn.output_text, turn.usage.input_tokens) == (
+            chat.choices[0].message.content,
+            chat.usage.prompt_tokens,
+        )
 
 
 def test_lm_evals_loglikelihoods_are_those_of_transformers(server, folder, monkeypatch):

@@ -100,6 +100,37 @@ def test_a_wrong_value_is_said_in_plain_words_with_its_place(client, changes, sa
     assert error["param"] == said.partition(":")[0]
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tools": [{"type": "web_search"}]},
+         "tools: is not supported at /v1/responses; leave it out, or use /v1/chat/completions"),
+        ({"previous_response_id": "resp_1", "background": True},
+         "previous_response_id: is not supported at /v1/responses; nothing is stored here: send the earlier messages "
+         "in input; background: is not supported at /v1/responses; leave it out"),
+        ({"input": [{"type": "function_call", "role": "user", "content": "x"}]},
+         "input.0.type: is unknown; write 'message'"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "text": "x"}]}]},
+         "input.0.content.0.type: is unknown; write 'input_text', 'output_text' or 'text'"),
+        ({"max_tokens": 3}, "max_tokens: is unknown here; did you mean max_output_tokens or max_tool_calls?"),
+    ],
+)  # fmt: skip
+def test_what_responses_do_not_support_is_said_with_what_to_do(client, changes, said):
+    assert client.post("/v1/responses", json={"input": "x"} | changes).json()["error"]["message"] == said
+
+
+def test_responses_accept_what_asks_for_nothing(client, capfd):
+    nothing = {"tools": [], "tool_choice": "auto", "text": {"format": {"type": "text"}}, "background": False,
+               "previous_response_id": None, "include": [], "store": True, "truncation": "disabled"}  # fmt: skip
+    message = {"role": "user", "content": [{"type": "input_text", "text": "x", "cache_control": {}}], "index": 0}
+    for _ in range(2):
+        body = {"input": [message], "max_output_tokens": 2} | nothing
+        assert client.post("/v1/responses", json=body).json()["usage"]["output_tokens"] == 2
+    logged = capfd.readouterr().err
+    assert [logged.count(f"{name} is ignored") for name in ("input.index", "input.content.cache_control")] == [1, 1]
+    assert error_of(client.post("/v1/responses", json=body | {"max_output_tokens": 10_000}))[:2] == (400, "input")
+
+
 CALLED = {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]}
 RESULT = {"role": "tool", "content": "3"}
 

@@ -225,7 +225,7 @@ def test_tools_for_a_template_that_takes_none_are_refused_with_a_way_out(tmp_pat
     assert error["message"].endswith("or train one with chat.template: chatml")
 
 
-def test_tools_for_a_tokenizer_with_a_template_of_its_own_for_them(tmp_path):
+def test_tools_for_a_tokenizer_with_a_template_of_its_own_for_them(tmp_path, capfd):
     tokenizer = FAMILIES["hermes2_pro"].tokenizer()
     folder = saved(tmp_path / "hermes", llama(tokenizer, max_position_embeddings=4096), tokenizer)
     with served_model(folder, context=4096) as served, client_of(served) as client:
@@ -233,5 +233,10 @@ def test_tools_for_a_tokenizer_with_a_template_of_its_own_for_them(tmp_path):
         assert called.status_code == 200, called.text
         assert_called(called.json()["choices"][0]["message"]["tool_calls"])
         spoken = client.post("/v1/chat/completions", json={"model": "tiny", "messages": user("Hi"), "max_tokens": 2})
+        cached = {"type": "function", "cache_control": {}, "function": TOOLS[0]["function"] | {"cache_control": {}}}
+        marked = client.post("/v1/chat/completions", json=QUESTION | {"tools": [cached], "max_tokens": 2})
+    logged = capfd.readouterr().err
+    assert [logged.count(f"{name}.cache_control is ignored") for name in ("tools", "tools.function")] == [1, 1]
+    assert marked.json()["usage"]["prompt_tokens"] == called.json()["usage"]["prompt_tokens"]
     sizes = [response.json()["usage"]["prompt_tokens"] for response in (called, spoken)]
     assert sizes[0] > 2 * sizes[1]  # the tools stand in the one prompt alone

@@ -25,6 +25,7 @@ from artel.inference.serve.errors import ApiError
 from artel.inference.serve.guard import App, Guard, GuardOptions
 from artel.inference.serve.limits import AdmissionLimit, Deadline, out_of_time
 from artel.inference.serve.metrics import Metrics
+from artel.inference.serve.responses import Responses
 from artel.inference.serve.schema import (
     AnswerRequest,
     ChatRequest,
@@ -34,6 +35,7 @@ from artel.inference.serve.schema import (
     EntitiesRequest,
     FillMaskRequest,
     RerankRequest,
+    ResponsesRequest,
     ScoreRequest,
 )
 from artel.inference.serve.served import ServedModel
@@ -109,6 +111,11 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
     async def chat(body: ChatRequest, request: Request) -> Response:
         served = find(body.model, _generates, "continue conversations")
         return await answered(ChatCompletions(served, body, metrics, limits.seconds), body.stream, request)
+
+    @app.post("/v1/responses")
+    async def respond(body: ResponsesRequest, request: Request) -> Response:
+        served = find(body.model, _generates, "continue conversations")
+        return await answered(Responses(served, body, metrics, limits.seconds), body.stream, request)
 
     @app.post("/v1/embeddings")
     async def embed(body: EmbeddingRequest, request: Request) -> JSONResponse:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from artel import text
 from artel.errors import InputError
 from artel.inference.serve.errors import ApiError
-from artel.inference.serve.schema import ChatRequest, Message
+from artel.inference.serve.schema import ChatRequest, Function, Message
 from artel.inference.serve.served import ServedModel
 from artel.text import Tools
 from artel.text.calls.objects import call_of
@@ -19,7 +19,11 @@ from artel.tokens.tokenizer.template_tools import ToolStyle
 
 def chat_tools(body: ChatRequest) -> Tools:
     """The functions that the model may call."""
-    return () if body.tool_choice == "none" else tuple(tool.model_dump(exclude_none=True) for tool in body.tools or [])
+    tools = [] if body.tool_choice == "none" else body.tools or []
+    known = set(Function.model_fields)  # a client's other fields are no part of the prompt
+    return tuple(
+        {"type": tool.type, "function": tool.function.model_dump(exclude_none=True, include=known)} for tool in tools
+    )
 
 
 def chat_ids(served: ServedModel, body: ChatRequest) -> list[int]:

@@ -227,7 +227,7 @@ class ChatCompletions(Answering):
 
     async def _make_prompts(self) -> None:
         served, body = self._served, self._request
-        for field in dict.fromkeys(ignored_fields(body.messages, "messages")):
+        for field in dict.fromkeys((*ignored_fields(body.messages, "messages"), *ignored_fields(body.tools, "tools"))):
             served.say_once(f"{field} is ignored")
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "needs logprobs: true", "top_logprobs")

@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 _MOST = 8
@@ -140,14 +149,14 @@ class Message(ClientObject):
     parsed: Any = None
 
 
-class Function(Body):
+class Function(ClientObject):
     name: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(Body):
+class Tool(ClientObject):
     type: Literal["function"]
     function: Function
 
@@ -205,6 +214,82 @@ class ChatRequest(SamplingBody):
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedToolChoice | None = None
     parallel_tool_calls: bool | None = None
+
+
+def _unsupported(fix: str, *without_effect: Any) -> BeforeValidator:
+    """Accept only the values that ask for nothing, and refuse any other with `fix`."""
+
+    def check(value: Any) -> None:
+        if value not in (None, *without_effect):
+            raise PydanticCustomError("unsupported", "is not supported at /v1/responses; {fix}", {"fix": fix})
+
+    return BeforeValidator(check)
+
+
+_IN_CHAT = "leave it out, or use /v1/chat/completions"
+_NO_MEMORY = "nothing is stored here: send the earlier messages in input"
+
+
+class ResponsesPart(ClientObject):
+    """A text within a message of `input`."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: Text
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class ResponsesMessage(ClientObject):
+    """A message of `input`: as the client wrote it, or an item of an earlier `output`."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | Annotated[list[ResponsesPart], Field(fail_fast=True)]
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+
+class ResponsesRequest(SamplingBody):
+    """A request for one answer, as OpenAI's Responses API has it, without tools and stored conversations."""
+
+    input: Text | Annotated[list[ResponsesMessage], Field(min_length=1, max_length=10_000, fail_fast=True)]
+    instructions: Text | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1, le=2**31)
+    n: Literal[1] | None = None
+    tools: Annotated[None, _unsupported(_IN_CHAT, [])] = None
+    tool_choice: Annotated[None, _unsupported(_IN_CHAT, "auto", "none")] = None
+    text: Annotated[None, _unsupported(_IN_CHAT, {}, {"format": {"type": "text"}})] = None
+    top_logprobs: Annotated[None, _unsupported(_IN_CHAT, 0)] = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    previous_response_id: Annotated[None, _unsupported(_NO_MEMORY)] = None
+    conversation: Annotated[None, _unsupported(_NO_MEMORY)] = None
+    background: Annotated[None, _unsupported("leave it out", False)] = None
+    include: Annotated[None, _unsupported("leave it out", [])] = None
+    prompt: Annotated[None, _unsupported("write the text in input and instructions")] = None
+    reasoning: Annotated[None, _unsupported("leave it out", {})] = None
+    truncation: Annotated[None, _unsupported("leave it out", "disabled")] = None
+
+    def as_chat(self) -> ChatRequest:
+        """Return the request for the same answer from the chat."""
+        messages = (
+            [] if self.instructions is None else [Message.model_construct(role="system", content=self.instructions)]
+        )
+        if isinstance(self.input, str):
+            messages.append(Message.model_construct(role="user", content=self.input))
+        else:
+            messages += [Message.model_construct(role=item.role, content=_joined(item.content)) for item in self.input]
+        sampling = {name: getattr(self, name) for name in SamplingBody.model_fields}
+        return ChatRequest.model_construct(
+            messages=messages,
+            max_completion_tokens=self.max_output_tokens,
+            **sampling,
+        )
+
+
+def _joined(content: str | list[ResponsesPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class EmbeddingRequest(Body):

@@ -110,7 +110,7 @@ class ServedModel:
         """The paths of the API that are for it, what it is best at first."""
         if self.generates:
             talks = not self.opened.objective.packs_text or bool(self.opened.tokenizer.hf.chat_template)
-            return ["/v1/chat/completions", "/v1/completions"][:: 1 if talks else -1]
+            return [*["/v1/chat/completions", "/v1/completions"][:: 1 if talks else -1], "/v1/responses"]
         ways = {
             "/v1/completions": self.can("generate"),
             "/v1/classify": self.can("classify"),
