@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import socket
@@ -329,6 +330,21 @@ def operations(work) -> int:
     finally:
         sys.setprofile(None)
     return count
+
+
+def test_reading_a_body_starts_one_garbage_collection_at_most():
+    content = json.dumps(QUESTION | {"metadata": {"a": [[]] * 100_000}}).encode()
+    phases = []
+    note = lambda phase, info: phases.append(phase)  # noqa: E731
+    gc.callbacks.append(note)
+    try:
+        read_body(content, ChatRequest)
+        during = len(phases)
+        gc.collect()
+    finally:
+        gc.callbacks.remove(note)
+    assert during <= 2  # one, behind the last line
+    assert (phases[-2:], gc.isenabled()) == (["start", "stop"], True)
 
 
 def refused(model, body):
