@@ -211,8 +211,7 @@ def prompt_ids(
     ]
     safe_tools = protected(tools, {*special, *written})
     pieces = render(tokenizer, template, safe, True, safe_tools).split(mark)
-    encoded = tokenizer.encode_with_offsets([piece for piece in pieces if piece], control=True)
-    return [token for piece in encoded for token in piece.ids.tolist()]
+    return tokenizer.encode_control([piece for piece in pieces if piece])
 
 
 def turn_end(tokenizer: Tokenizer, template: str) -> TurnEnd:
