@@ -102,7 +102,7 @@ class Classification(Objective):
 
     def notes(self, documents: Iterable[Document]) -> list[str]:
         labels = self.run.classification.labels
-        return [] if labels == "auto" else _doubtful_labels(labels)
+        return [*super().notes(documents), *([] if labels == "auto" else _doubtful_labels(labels))]
 
     @classmethod
     def has_classes(cls, run: RunConfig) -> bool:
