@@ -110,7 +110,7 @@ class Tokenizer:
         Special tokens that a prompt spells become those tokens, as in transformers; in documents they stay letters. An
         empty text begins a document: with the begin token, or behind the end token of the one before.
         """
-        ids: list[int] = next(self.encode_with_offsets([text], control=True)).ids.tolist() if text else []
+        ids = self.encode_control([text]) if text else []
         return [*self.frame(needed=False).before, *ids] or [self.end_id]
 
     def encode(self, texts: list[str]) -> Iterator[np.ndarray]:
