@@ -146,7 +146,8 @@ class _PlainValues:
         if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray):
             return self.plain(value.tolist(), key)
         if isinstance(value, Decimal | Fraction):
-            return int(value) if value == value // 1 else float(value)
+            is_whole = isinstance(value, Fraction) or value.is_finite()
+            return int(value) if is_whole and value == value // 1 else float(value)
         if isinstance(value, os.PathLike):
             return os.fspath(value)
         if value is None or isinstance(value, str | bool | int | float):

@@ -54,7 +54,7 @@ class Grammars:
         except ValueError as error:
             raise _refusal(str(error), param) from None
         if grammar not in self._matchers:
-            said = in_child(lambda: self._tried(grammar), _SECONDS)
+            said = in_child(lambda: self._tried(grammar), _SECONDS, otherwise="no grammar can be made of it")
             if said != "fine":
                 limits = {"end": f"it takes more than {_SECONDS} s of work", "memory": "it takes too much memory"}
                 raise _refusal(limits.get(said, said), param)

@@ -54,11 +54,11 @@ def try_template(write: Callable[[], str], where: str, name: str, seconds: int =
         raise InputError.at(where, f"{name} {what}", _FIX)
 
 
-def in_child(work: Callable[[], str], seconds: int) -> str:
+def in_child(work: Callable[[], str], seconds: int, *, otherwise: str = "fine") -> str:
     """Run `work` in a child process and return its short result.
 
     Returns "memory", "recursion" or "end" if it exceeds its limits: memory, depth, `seconds` of CPU time. Returns
-    "fine" if it raises anything else.
+    `otherwise` if it raises anything else.
     """
     reading, writing = os.pipe()
     with warnings.catch_warnings():
@@ -66,7 +66,7 @@ def in_child(work: Callable[[], str], seconds: int) -> str:
         child = os.fork()
     if child == 0:
         os.close(reading)
-        _tried(work, writing, seconds)
+        _tried(work, writing, seconds, otherwise)
     os.close(writing)
     try:
         ended, _, _ = select.select([reading], [], [], _BUSY * seconds)
@@ -78,9 +78,11 @@ def in_child(work: Callable[[], str], seconds: int) -> str:
     return said or "end"
 
 
-def _tried(work: Callable[[], str], writing: int, seconds: int) -> None:
-    """In the child: set the limits, work, report the result and exit. The limit of time ends it without a report."""
-    said = "fine"
+def _tried(work: Callable[[], str], writing: int, seconds: int, said: str) -> None:
+    """In the child: set the limits, work, report the result and exit. The limit of time ends it without a report.
+
+    `said` is reported if the work raises anything but an excess of its limits.
+    """
     try:
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
         pages = int(Path("/proc/self/statm").read_text().split()[0])
