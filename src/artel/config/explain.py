@@ -80,11 +80,11 @@ _EXAMPLES = {
     "model.lora": "lora: {{rank: 16, alpha: 32}}",
     "tokenizer.train": "train: {{vocab: auto}}",
 }
-"""What to write where a section is written as one value, for which {} stands."""
+"""Replacement for a section written as one value; {} stands for the value."""
 
 
 def _example(dotted: str, value: object) -> str:
-    """What a single value in place of a section or a list means; empty if that is not known."""
+    """Return what a single value in place of a section or a list means; empty if unknown."""
     example = _EXAMPLES.get(re.sub(r"\.\d+$", ".0", dotted), "")
     is_fitting = value is True if "{}" not in example.replace("{{", "").replace("}}", "") else isinstance(value, str)
     return f"write {example.format(value)}" if example and is_fitting else ""

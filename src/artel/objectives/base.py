@@ -46,7 +46,7 @@ _FRAMES = (
         "WikiExtractor's <doc> tags, which are learned: extract with --json, and write format: jsonl in the source",
     ),
 )
-"""What other tools and sites write around a text, and what to write against it."""
+"""Frames that other tools and sites write around a text, and how to leave them out."""
 
 
 class Objective(TeacherHooks, GlobalBatchHooks, ABC):

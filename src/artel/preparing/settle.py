@@ -40,7 +40,7 @@ def settled_before(run: RunConfig, file: Path) -> RunConfig:
 
 
 def _decided(run: RunConfig, file: Path) -> dict[str, Any] | None:
-    """What `file` keeps for the undecided keys; None if it is missing or damaged."""
+    """Return the values that `file` keeps for the undecided keys; None if it is missing or damaged."""
     section = type(getattr(run, objective_type(run).section))
     with suppress(OSError, ValueError, TypeError):
         values = orjson.loads(file.read_bytes())

@@ -45,7 +45,7 @@ class Budget:
 
     @property
     def end_seconds(self) -> float:
-        """What the end takes at the present pace.
+        """Seconds that the end of the run takes at the present pace.
 
         What the model computes takes longer where steps take longer than they did when it was measured, and less where
         they take less. Files that are written do not get faster with the steps.

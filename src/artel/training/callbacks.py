@@ -274,7 +274,7 @@ class StopOnSignal:
 
 
 def _stopping(run: Run) -> str:
-    """What Ctrl-C does to `run` now, and what a second one would do."""
+    """Return the answer to Ctrl-C: what it does to `run` now, and what a second one would do."""
     checkpoints = list_checkpoints(run.folder.checkpoints)
     step = f"step {int(checkpoints[-1].name.removeprefix('step-')):,}" if checkpoints else ""
     resumes = f"resume from the last checkpoint ({step})" if step else "lose its steps: no checkpoint is written yet"

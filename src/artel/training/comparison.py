@@ -26,7 +26,7 @@ EXPECTED = ("bits_per_byte", "tokens_per_second", "minutes")
 
 
 BITS_ERROR = 0.1
-"""How far the expected bits per byte of a chosen model may be off, as a fraction. Two novels on which the fits were not
+"""Error of the expected bits per byte of a chosen model, as a fraction. Two novels on which the fits were not
 made ended between 0.4 % below and 9 % above (benchmarks/NOTES.md)."""
 
 

@@ -111,7 +111,7 @@ def _has_validation(run: RunConfig) -> bool:
 
 
 def _times_due(interval: Interval, steps: int, length: Length | None) -> int | None:
-    """How often the interval ends within the first `steps`; None if that is not known (a time), or never is meant."""
+    """Count the ends of the interval within the first `steps`; None if unknown (a time), or if it never ends."""
     if interval.steps is not None:
         return steps // interval.steps
     if interval.epochs is not None and length is not None:

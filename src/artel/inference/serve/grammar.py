@@ -18,9 +18,9 @@ ANY_OBJECT = {"type": "object"}
 WRITTEN: Any = {"whitespace_pattern": r"[ ]|\n[ ]{0,40}"}
 """White space allowed between the parts of JSON: without a limit weak models write nothing else up to `max_tokens`."""
 _SECONDS = 3
-"""Of CPU time for a schema, up to the first token."""
+"""CPU time allowed for a schema, up to the first token."""
 _MOST_STATES = 20_000
-"""Of llguidance's lexer. A state takes up to 2 kB; of 250,000, which is its default, a step took 7 s."""
+"""Limit of llguidance's lexer. A state takes up to 2 kB; with the default of 250,000 a step took 7 s."""
 _MOST_KEPT = 16
 """Matchers that are cached, one for each schema."""
 

@@ -22,7 +22,7 @@ from artel.planning.new.look import look_at
 from artel.printable import in_bytes
 
 _HOPELESS_BYTES = 1_000_000
-"""Of conversations or pairs: less teaches no model from scratch to write."""
+"""Bytes of conversations or pairs below which no model from scratch learns to write."""
 
 PRETRAINED, _CAUSAL = "Qwen/Qwen3-0.6B", "AutoModelForCausalLM"
 """The default model to teach a chat, of the class that artel's recipes take."""

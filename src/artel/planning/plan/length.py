@@ -34,7 +34,7 @@ class PlannedLength:
     epoch_tokens: float | None
     """Of the training part, once; None where the length does not depend on it, and it was not looked at."""
     note: str
-    """Where the length comes from, in parentheses in the plan."""
+    """Source of the length, in parentheses in the plan."""
     filler: float = 0.0
     """The share of blocks that holds no token, 0 to 1."""
 

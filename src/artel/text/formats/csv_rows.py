@@ -44,7 +44,7 @@ def read_csv_objects(file: SourceFile) -> Iterator[tuple[str, dict[str, str] | B
 
 
 def check_columns(file: SourceFile, columns: Sequence[tuple[str, str]] | None = None) -> list[Problem]:
-    """What is wrong with the header of a table, of which `columns` or all columns are read.
+    """Return the problems in the header of a table of which `columns`, or all columns, are read.
 
     No row after it is read. Binary data are reported by reading.
     """

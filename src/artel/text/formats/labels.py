@@ -123,7 +123,7 @@ def _labels(values: Sequence[Any], source: SourceConfig) -> tuple[str, ...]:
 
 
 def _check_items(value: Any, column: str) -> None:
-    """Raise BadRecord for a list of marks, and for a list that stands in a cell as text: neither names its labels."""
+    """Raise BadRecord for a list of marks, and for a list written as text in a cell: neither names its labels."""
     if isinstance(value, list) and len(value) > 1 and all(item in (0, 1) for item in value):
         if len(set(value)) < len(value) or any(isinstance(item, float) for item in value):
             what = f"the label in {column!r} is a list of {len(value)} marks, 0 or 1"

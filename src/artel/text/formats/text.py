@@ -131,7 +131,7 @@ def _paragraphs(file: SourceFile) -> Iterator[Record | Rejected]:
 
 
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
-    """What is wrong with a file: it holds JSON lines or XML, whose signs would be learned, or its lines end with CR."""
+    """Return the problems of a file: it holds JSON lines or XML, which would be learned, or its lines end with CR."""
     with path.open("rb") as stream:
         head = stream.read(_HEAD_BYTES)
     has_lines = source.document in ("line", "paragraph") and uncompressed_name(path.name) == file_name(path.name)

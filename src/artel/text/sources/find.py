@@ -208,7 +208,7 @@ def _by_suffix(files: list[Path]) -> str:
 
 
 def _remedy_of_folder(files: list[Path]) -> str:
-    """What to do about files that are not read, by the most frequent suffix for which there is something to do."""
+    """Return a hint for files that are not read, for the most frequent suffix that has one."""
     for suffix, _ in Counter(file.suffix.lower() for file in files).most_common():
         if suffix in _REMEDIES:
             return f"to read {suffix} files, {_REMEDIES[suffix]}"

@@ -63,7 +63,7 @@ class Progress:
     """Of these, the time in training steps alone."""
     first_steps_tokens: int = 0
     first_steps_seconds: float = 0.0
-    """Of `tokens` and `train_seconds`: the first step of every start, which compiles and allocates memory."""
+    """Part of `tokens` and `train_seconds` in the first step of every start, which compiles and allocates memory."""
     train_loss: float | None = None
     validation: dict[str, float] = field(default_factory=dict)
     best: float | None = None

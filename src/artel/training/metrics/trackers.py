@@ -51,9 +51,9 @@ class Trackers:
     def __init__(self, run: RunConfig, folder: RunFolder, *, step: int, steps: int | None) -> None:
         self._alive: dict[str, Tracker] = {}
         self._closed = False
-        pause()  # a bar or lines of figures say how far the run is
+        pause()  # a bar, or lines of metrics, show the progress
         self.doing = ""
-        """What the run does between two steps, as last given to `busy`."""
+        """Work of the run between two steps, as last given to `busy`."""
         for name in run.track:
             try:
                 self._alive[name] = TRACKERS[name].for_this_process()(run, folder, step, steps)
