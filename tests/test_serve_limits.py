@@ -384,10 +384,10 @@ def test_reading_calls_takes_work_in_proportion_to_the_text(text):
 
 
 @contextmanager
-def listening(served):
+def listening(served, http=guard.TimedProtocol):
     """A server's connections, in a thread of this process: (address, the server)."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(app_of(served), http=guard.TimedProtocol, log_level="critical", lifespan="off")
+        config = uvicorn.Config(app_of(served), http=http, log_level="critical", lifespan="off")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
@@ -399,6 +399,10 @@ def listening(served):
             assert not thread.is_alive()
 
 
+class ImpatientProtocol(guard.TimedProtocol):
+    head_seconds = 0.1
+
+
 HALF_BODY = (
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
 )
@@ -407,9 +411,8 @@ HALF_BODY = (
 @pytest.mark.parametrize(
     "head", [b"", b"GET /health HTTP/1.1\r\nHost: loc", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea"]
 )
-def test_half_a_head_is_waited_for_a_while(served, head, monkeypatch):
-    monkeypatch.setattr(guard, "HEAD_SECONDS", 0.1)
-    with listening(served) as (address, _), socket.create_connection(address) as client:
+def test_half_a_head_is_waited_for_a_while(served, head):
+    with listening(served, http=ImpatientProtocol) as (address, _), socket.create_connection(address) as client:
         client.sendall(head)
         answered = b"".join(iter(lambda: client.recv(4096), b""))  # until the server closes
     assert answered.count(b'{"status":"ok"}') == head.count(b"\r\n\r\n")

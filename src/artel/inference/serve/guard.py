@@ -23,8 +23,6 @@ _OPEN = ("/", "/health", "/openapi.json")
 """Paths that need no key, besides the page's files."""
 _LARGEST_HEAD = 64 * 2**10
 """Bytes of a request's headers."""
-HEAD_SECONDS = 30.0
-"""For the headers of a request to arrive."""
 _LEAST_RATE = 32 * 2**10
 """Bytes per second at which the largest allowed body must arrive; any body has at least a minute."""
 
@@ -56,6 +54,8 @@ class GuardOptions:
 class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     """uvicorn's HTTP connection, closed if the headers of a request do not arrive in time or are too large."""
 
+    head_seconds = 30.0
+    """For the headers of a request to arrive."""
     _timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
 
@@ -89,7 +89,7 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         return self.cycle is not None and not self.cycle.response_complete
 
     def _wait_for_head(self) -> None:
-        self._timer = self.loop.call_later(HEAD_SECONDS, self._close_if_waiting)
+        self._timer = self.loop.call_later(self.head_seconds, self._close_if_waiting)
 
     def _close_if_waiting(self) -> None:
         self._timer = None
