@@ -179,9 +179,9 @@ def test_a_run_that_has_not_begun():
     assert run.samples == []
     assert len(run.metrics) == 0
     assert "0 (not complete)" in run._repr_html_()
-    for name in ("result", "config"):
-        with pytest.raises(artel.InputError):
-            getattr(run, name)
+    assert run.config.run == "runs/tiny"
+    with pytest.raises(artel.InputError):
+        _ = run.result
     with pytest.raises(artel.InputError, match="nothing is logged yet"):
         run.plot()
     with pytest.raises(artel.InputError, match="there is no such folder"):

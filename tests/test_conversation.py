@@ -83,9 +83,9 @@ def test_the_oldest_exchanges_leave_a_full_window(tmp_path):
     left = [note for note in notes if "without the oldest" in note]
     assert left, notes
     assert left[0].startswith("the model takes 120 tokens: without the oldest 1 of")
-    assert not any("an answer is left" in note for note in notes)  # exchanges leave before the answer loses room
+    assert not any("left for the answer" in note for note in notes)  # exchanges leave before the answer loses room
     said(talk.answer("a " * 80))  # over the half, under the whole: the answer has less room
-    assert any("an answer is left" in note for note in notes)
+    assert any("left for the answer" in note for note in notes)
     before = talk.messages
     with pytest.raises(InputError, match="the model takes 120"):
         talk.answer("a " * 200)

@@ -247,6 +247,7 @@ def test_data_sets_and_the_base_of_the_hub_are_linked(run):
     tree["data"]["clean"]["languages"] = ["ru"]
     tree["model"], tree["tokenizer"] = {"from": "owner/base"}, {}
     (run / "config.yaml").write_text(yaml.safe_dump(tree))
+    shutil.rmtree(run / "checkpoints")  # they say that it was trained from scratch
     card = dry_run(run)
     assert card.data.datasets == ["owner/pages", "owner/books"]
     assert (card.data.base_model, card.data.base_model_relation) == ("owner/base", "finetune")

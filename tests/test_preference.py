@@ -198,7 +198,8 @@ def test_what_another_model_said_is_not_taken_for_what_this_one_says(tokenizer, 
     folder = tmp_path / "run"
     for name in ("checkpoints", "model"):
         shutil.rmtree(folder / name)
-    (folder / "metrics.jsonl").unlink()
+    for name in ("metrics.jsonl", "result.json"):
+        (folder / name).unlink()
     done = artel("train", run, "model.config.intermediate_size=48")
     assert done.returncode == 0, done.stderr
     assert next(line["loss"] for line in metrics(folder)) == pytest.approx(math.log(2), abs=1e-4)

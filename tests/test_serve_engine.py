@@ -60,7 +60,7 @@ def test_many_at_once_and_longer_ones_among_them_get_the_tokens_of_each_alone(se
 
         with ThreadPoolExecutor(24) as pool:
             answers = list(pool.map(ask, prompts))
-        assert answers == [[many.token_text(token) for token in tokens] for tokens in expected]
+        assert answers == [[many.token_name(token) for token in tokens] for tokens in expected]
 
 
 @pytest.mark.parametrize(("hidden", "answers"), [(64, 64), (1024, 32), (4096, 16)])
