@@ -310,7 +310,7 @@ def test_a_model_that_artel_did_not_write(run):
 
 def test_a_dry_run_writes_over_nothing(trained):
     Path("out").mkdir()
-    assert "out: is there already" in refused(trained, "me/novel", "--dry-run", "out")
+    assert "out: exists already" in refused(trained, "me/novel", "--dry-run", "out")
 
 
 def test_without_a_token_or_a_network_nothing_begins(trained):

@@ -23,7 +23,7 @@ RUN_ELSEWHERE = {
     **dict.fromkeys(
         [
             f"docs/{language}{page}.md"
-            for page in ("rewards", "reranking", "embeddings", "seq2seq")
+            for page in ("rewards", "reranking", "embeddings", "search", "seq2seq")
             for language in ("", "ru/")
         ],
         "test_python_of_pages.py",

@@ -34,8 +34,9 @@ def gpt2(kind=GPT2LMHeadModel, vocabulary=300, **more):
 
 
 def word_pieces(folder):
-    """A WordPiece tokenizer with every Latin letter, and a few pieces of words, saved into a folder."""
-    letters = [*string.ascii_letters, "vis", "and", "left", "sal"]
+    """A WordPiece tokenizer with letters, digits and a few pieces of words, saved into a folder."""
+    cyrillic = [chr(code) for code in range(ord("А"), ord("я") + 1)]
+    letters = [*string.ascii_letters, *string.digits, *cyrillic, "vis", "and", "left", "sal"]
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{each}" for each in letters), *"(),.-"]
     folder.mkdir(exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(words))

@@ -63,7 +63,7 @@ def import_tokens(
     """
     start = time.perf_counter()
     if os.path.lexists(folder):
-        raise bad_file(folder, "is there already", "choose another folder for the store, or delete it")
+        raise bad_file(folder, "exists already", "choose another folder for the store, or delete it")
     tokenizer = load_tokenizer(tokenizer_name, "--tokenizer")
     vocabulary = tokenizer.vocabulary
     files = {"train": open_token_files(path, vocabulary, "PATH")}
