@@ -118,7 +118,7 @@ def read_run_file(name: str) -> RunFile:
 
 
 def _named_folder(path: Path) -> Path | None:
-    """The folder of a run, named by itself or by its config.yaml; None if a run file elsewhere is named."""
+    """Return the run folder that a path names, directly or by its config.yaml; None for a run file elsewhere."""
     if path.is_dir():
         return path
     return path.parent if path.name == "config.yaml" and (path.parent / RUN_MARK).is_file() else None
