@@ -66,6 +66,20 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _plugins_forgotten():
+    """A file of tests leaves no plugin registered: the next file in the same process may list what is registered."""
+    from artel import registry
+
+    tables = [table for table in vars(registry).values() if isinstance(table, registry.Registry)]
+    before = [(dict(table._entries), dict(table._modules)) for table in tables]
+    yield
+    for table, (entries, modules) in zip(tables, before, strict=True):
+        for name in table._modules.keys() - modules.keys():
+            sys.modules.pop(table._modules[name], None)
+        table._entries, table._modules = entries, modules
+
+
 @pytest.fixture(scope="module")
 def deepspeed_beside():
     """deepspeed can be imported.
