@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
@@ -106,6 +117,102 @@ def test_merged_weights_have_the_dtype_of_the_base(tokenizer, tmp_path):
     expected = logits(open_model(str(folder)).model)
     # bf16 keeps 8 bits of each weight; here they are multiplied in float32.
     assert (expected - logits(merged.float())).abs().max() < 0.02 * expected.abs().max()
+
+
+def adapted_by_peft(base: Path, tokenizer, folder: Path, rows: int = 0, **lora) -> torch.Tensor:
+    """An adapter that peft saved, over embeddings of `rows`; returns the logits that it was saved with."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    if rows:
+        model.resize_token_embeddings(rows, mean_resizing=False)
+    model = get_peft_model(model, LoraConfig(r=4, task_type="CAUSAL_LM", **lora))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.05 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    tokenizer.save(folder)
+    return logits(model)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # peft's, about tied layers
+@pytest.mark.parametrize(
+    ("kind", "vocabulary", "rows", "lora"),
+    [
+        ("tied", 270, 0, {"target_modules": ["lm_head", "q_proj"]}),
+        ("tied", 270, 0, {"target_modules": ["embed_tokens", "lm_head"]}),
+        ("gpt2", 270, 0, {"target_modules": ["wte", "c_attn"]}),
+        ("tied", 262, 270, {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}),
+        ("llama", 262, 288, {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}),
+        ("tied", 262, 270, {"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [5, 269]}}),
+        ("llama", 262, 270, {"target_modules": ["q_proj"]}),  # peft saves embeddings that have grown
+    ],
+)
+def test_an_adapter_of_peft_says_what_it_said_there_open_and_merged(tokenizer, tmp_path, kind, vocabulary, rows, lora):
+    """Layers whose weights are tied are adapted apart; rows for new tokens come with the adapter."""
+    base = pretrained(tmp_path / "base", tokenizer, kind, vocabulary=vocabulary)
+    expected = adapted_by_peft(base, tokenizer, tmp_path / "adapter", rows, **lora)
+    assert torch.equal(logits(open_model(str(tmp_path / "adapter")).model), expected)
+    write(tmp_path / "adapter", tmp_path / "merged", merge=True)
+    actual = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
+    assert actual.shape == expected.shape
+    assert (expected - actual).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("rows", "lora", "what"),
+    [
+        (0, {"layer_replication": [[0, 2], [1, 2]]}, "repeats layers of its base"),
+        (270, {"target_modules": ["embed_tokens"]}, "no weights of these for lm_head.weight"),
+    ],
+)
+def test_what_cannot_be_merged_is_refused_with_the_reason(tokenizer, tmp_path, rows, lora, what):
+    base = pretrained(tmp_path / "base", tokenizer, "llama", vocabulary=262 if rows else 270)
+    adapted_by_peft(base, tokenizer, tmp_path / "adapter", rows, **{"target_modules": ["q_proj"], **lora})
+    with pytest.raises(InputError, match=what):
+        write(tmp_path / "adapter", tmp_path / "merged", merge=True)
+    assert not (tmp_path / "merged").exists()
+
+
+def test_each_merged_tensor_has_the_dtype_that_it_has_in_the_base(tokenizer, tmp_path):
+    """DeepSeek's router keeps a correction in float32 beside weights in bf16; config.json does not show it."""
+    config = DeepseekV3Config(
+        vocab_size=270, hidden_size=32, intermediate_size=64, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4, kv_lora_rank=8, q_lora_rank=8, n_group=1,
+        topk_group=1, qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=8, num_experts_per_tok=2,
+        first_k_dense_replace=1, eos_token_id=0,
+    )  # fmt: skip
+    model = DeepseekV3ForCausalLM(config).to(torch.bfloat16)
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    correction = model.get_buffer(name)
+    correction.data = torch.linspace(0, 1, 4) / 3  # not to be had in bf16
+    model.save_pretrained(tmp_path / "base")
+    tokenizer.save(tmp_path / "base")
+    edited = json.loads((tmp_path / "base" / "config.json").read_text())
+    del edited["dtype"]  # the files alone say it
+    (tmp_path / "base" / "config.json").write_text(json.dumps(edited))
+    adapted_by_peft(tmp_path / "base", tokenizer, tmp_path / "adapter", target_modules=["q_b_proj"])
+    assert write(tmp_path / "adapter", tmp_path / "merged", merge=True).dtype == "bfloat16"
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("base", "merged"))
+    assert {key: value.dtype for key, value in before.items()} == {key: value.dtype for key, value in after.items()}
+    assert torch.equal(after[name], correction.data)
+    assert {key for key in before if not torch.equal(before[key], after[key])} == {
+        f"model.layers.{layer}.self_attn.q_b_proj.weight" for layer in (0, 1)
+    }
+
+
+def test_a_base_that_is_saved_in_4_bits_is_unpacked_before_it_is_merged(tokenizer, tmp_path):
+    """Packed again, it would lose what a short training has changed."""
+    whole = pretrained(tmp_path / "whole", tokenizer, "llama")
+    packed = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    AutoModelForCausalLM.from_pretrained(whole, quantization_config=packed, device_map="cpu").save_pretrained(
+        tmp_path / "base"
+    )
+    expected = adapted_by_peft(tmp_path / "base", tokenizer, tmp_path / "adapter", target_modules=["q_proj"])
+    write(tmp_path / "adapter", tmp_path / "merged", merge=True)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert not hasattr(merged.config, "quantization_config")
+    assert (expected - logits(merged)).abs().max() < 1e-5 * expected.abs().max()
 
 
 @pytest.mark.slow

@@ -6,12 +6,14 @@ Also a run's checkpoint in DeepSpeed's format, to continue training with it.
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from artel.config import ModelConfig, RunConfig, load_run, near_name
 from artel.errors import InputError
@@ -29,6 +31,7 @@ from artel.inference.open import (
 from artel.models.loading.build import load_model
 from artel.models.loading.check import check_whole
 from artel.models.loading.model_folder import check_folder, is_sharded_checkpoint, read_config
+from artel.models.loading.safetensors_files import saved_dtypes
 from artel.models.loading.save import write_model
 from artel.models.lora.adapters import is_adapted, name_base, read_adapter
 from artel.models.text_vectors import module_folders
@@ -90,7 +93,8 @@ def export(
         whole = partial if exporter is None else work / "model"
         if merge:
             tell("merging: base model in float32")
-            done = replace(done, **_merge(_write_source(source, work / "adapter"), run, whole))
+            adapter = source if isinstance(source, Path) else _write_source(source, work / "adapter")
+            done = replace(done, **_merge(adapter, run, whole))
         else:
             _write_source(source, whole)
         if exporter is not None:
@@ -159,7 +163,7 @@ def _write_source(source: Path | OpenedModel | AssembledModel, folder: Path) -> 
 
 
 def _merge(folder: Path, run: RunConfig | None, into: Path) -> dict[str, str]:
-    """Write the base model with the adapter's changes in the base's dtype. Returns fields of `Exported`."""
+    """Write the base model with the adapter's changes in the base's dtypes. Returns fields of `Exported`."""
     adapter = read_adapter(str(folder))
     assert adapter is not None
     tokenizer = load_tokenizer(str(folder))
@@ -167,8 +171,20 @@ def _merge(folder: Path, run: RunConfig | None, into: Path) -> dict[str, str]:
     request = objective.model_request(ModelConfig.model_validate({"from": str(folder)}))
     objective.read_model_files(folder)
     merged = load_model(request, tokenizer, merge=True)
-    config, _ = read_config(adapter.base)
-    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    dtype = _restore_dtypes(merged, adapter.base)
     into.mkdir(exist_ok=True)
-    write_model(merged.to(dtype), tokenizer, into, files=objective.model_files(merged))
+    write_model(merged, tokenizer, into, files=objective.model_files(merged))
     return {"merged_into": adapter.base, "dtype": str(dtype).removeprefix("torch.")}
+
+
+def _restore_dtypes(merged: PreTrainedModel, base: str) -> torch.dtype:
+    """Give each tensor the dtype that it has in the base's files, new ones that of the most; return that."""
+    config, _ = read_config(base)
+    saved = saved_dtypes(base, config)
+    named = config.dtype or config.get_text_config().dtype
+    most = named if isinstance(named, torch.dtype) else Counter(saved.values()).most_common(1)[0][0]
+    for name, parameter in merged.named_parameters():
+        parameter.data = parameter.data.to(saved.get(name, most))
+    for name, buffer in merged.named_buffers():  # DeepSeek's correction of its router, in float32
+        buffer.data = buffer.data.to(saved.get(name, buffer.dtype))
+    return most

@@ -22,6 +22,7 @@ from artel.models.loading.repeatable import make_repeatable
 from artel.models.loading.request import BuiltModel, ModelRequest
 from artel.models.loading.structure import from_scratch
 from artel.models.lora.adapters import (
+    AdapterFolder,
     add_adapters,
     freeze,
     load_adapter,
@@ -94,9 +95,9 @@ def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = 
     else:
         saved_whole = config.lora.save if config.lora is not None else []
         if on_meta or request.base_dtype is not None:
-            built = plan_pretrained(request, tokenizer, elsewhere=saved_whole)
+            built = plan_pretrained(request, tokenizer, elsewhere=dict.fromkeys(saved_whole, 0))
         else:
-            built = load_pretrained(request, tokenizer, for_training=True, elsewhere=saved_whole)
+            built = load_pretrained(request, tokenizer, for_training=True, elsewhere=dict.fromkeys(saved_whole, 0))
         if request.base_dtype is not None:
             _hold_base_in_half(built, request.base_dtype)
             if must_load_whole(config) is not None:
@@ -121,16 +122,28 @@ def load_model(request: ModelRequest, tokenizer: Tokenizer, *, merge: bool = Fal
         return load_pretrained(request, tokenizer, for_training=False).model
     config = request.config.model_copy(update={"from_": adapter.base})
     base = replace(request, config=config, base_config=adapter.base_config)
-    saved_whole = list(adapter.config.modules_to_save or [])  # the base may lack them
-    model = load_pretrained(base, tokenizer, for_training=False, elsewhere=saved_whole).model
+    model = load_pretrained(base, tokenizer, for_training=False, elsewhere=adapter.full_modules).model
     name_ends(model, request, tokenizer)
     with named_as_part(model, adapter) as named:
         if merge:
+            _dequantize(model, adapter)
             return merge_adapter(model, named)
         load_adapter(model, named)
     if adapter.base_config is not None:
         note_changed_base(model)
     return model
+
+
+def _dequantize(model: PreTrainedModel, adapter: AdapterFolder) -> None:
+    """Unpack the weights of a base that is saved quantized: rounded once more, they would lose what an adapter adds."""
+    if not is_quantized(model.config):
+        return
+    try:
+        model.dequantize(torch.float32)
+    except NotImplementedError as error:
+        what = f"its base {adapter.base} is saved quantized: {' '.join(str(error).split())[:200]}"
+        fix = f"write the model as it was before as base_model_name_or_path in {adapter.folder / 'adapter_config.json'}"
+        raise InputError.at("--merge", what, fix) from None
 
 
 def name_ends(model: PreTrainedModel, request: ModelRequest, tokenizer: Tokenizer) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
@@ -60,11 +60,23 @@ def check_finite(model: PreTrainedModel, name: str) -> None:
         raise InputError.at(name, what, "take an earlier checkpoint, or the model as it was published")
 
 
-def has_embeddings(model: PreTrainedModel, modules: Collection[str]) -> bool:
-    """Whether the model's input embeddings are one of `modules`, or inside one."""
+def embedding_rows(model: PreTrainedModel, modules: Mapping[str, int]) -> int | None:
+    """The rows of the input embeddings if they are one of `modules`, or inside one; else None."""
     embeddings = model.get_input_embeddings()
     key = next(name for name, module in model.named_modules() if module is embeddings)
-    return any(_is_inside(f"{key}.weight", module) for module in modules)
+    return max((rows for module, rows in modules.items() if _is_inside(f"{key}.weight", module)), default=None)
+
+
+def check_grown(model: PreTrainedModel, grown: Collection[str], name: str, modules: Collection[str]) -> None:
+    """Raise InputError if a matrix of the base model `name` has `grown` and an adapter brings none of its `modules`.
+
+    Its new rows would be random numbers.
+    """
+    matrices = {key for key, parameter in model.named_parameters() if parameter.dim() > 1}
+    lacking = [key for key in grown if key in matrices and not any(_is_inside(key, module) for module in modules)]
+    if lacking:
+        what = f"an adapter brings new tokens to {name}, but no weights of these for {listed(lacking)}"
+        raise InputError.at("model.from", what, "save it again with these modules in modules_to_save")
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: Tokenizer, name: str) -> None:

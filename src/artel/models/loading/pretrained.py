@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +26,13 @@ from artel.models.loading.head_rows import HeadRows, find_head_rows
 from artel.models.loading.heads import is_unused, model_class
 from artel.models.loading.init_weights import initialize_again
 from artel.models.loading.materialize import WeightSource, materialize
-from artel.models.loading.missing_weights import check_complete, check_vocabulary, has_embeddings, heads_of_other_sizes
+from artel.models.loading.missing_weights import (
+    check_complete,
+    check_grown,
+    check_vocabulary,
+    embedding_rows,
+    heads_of_other_sizes,
+)
 from artel.models.loading.model_folder import cannot_load, is_quantized
 from artel.models.loading.multimodal.language_part import (
     Whole,
@@ -45,15 +51,17 @@ from artel.models.quantization import keep_trainable, loading_options
 from artel.tokens import Tokenizer
 
 _logger = logging.getLogger("transformers.modeling_utils")  # transformers reports mismatched tensors through it
+_NOWHERE: Mapping[str, int] = {}
 _COMPARED_ROWS = 4096  # of two tables, read at a time
 
 
 def load_pretrained(
-    request: ModelRequest, tokenizer: Tokenizer, *, for_training: bool, elsewhere: Sequence[str] = ()
+    request: ModelRequest, tokenizer: Tokenizer, *, for_training: bool, elsewhere: Mapping[str, int] = _NOWHERE
 ) -> BuiltModel:
-    """The whole model with its weights. `elsewhere` names modules whose weights an adapter brings.
+    """The whole model with its weights.
 
-    For training, new heads may lack weights and the embeddings grow to the tokenizer's size. Raises InputError.
+    `elsewhere` names modules whose weights an adapter brings, with their number of rows (0: unknown). For training, new
+    heads may lack weights, and the embeddings grow to the tokenizer's size. Raises InputError.
     """
     name, runs_code, quantize = str(request.config.from_), request.config.runs_code, request.config.quantize
     config, notes = pretrained_config(request)
@@ -64,7 +72,7 @@ def load_pretrained(
         new_heads = heads_of_other_sizes(reference, name, config) if for_training else set()
         rows = find_head_rows(request, config) if for_training else None
         check_shapes(reference, name, config, new_heads)
-        options = loading_options(quantize, reference, elsewhere) if quantize != "none" else {}
+        options = loading_options(quantize, reference, [*elsewhere]) if quantize != "none" else {}
         if new_heads:
             options["ignore_mismatched_sizes"] = True
         model, info = model_class(config, request.auto_class, request.heads, runs_code=runs_code).from_pretrained(
@@ -76,20 +84,25 @@ def load_pretrained(
     check_complete(model, name, missing, for_training=for_training, elsewhere=elsewhere)
     _note_missing(built, name, missing, rows)
     unexpected = set(info.get("unexpected_keys") or ())
-    if not for_training and not has_embeddings(model, elsewhere):
+    rows_elsewhere = embedding_rows(model, elsewhere)
+    if not for_training and rows_elsewhere is None:
         check_vocabulary(model, tokenizer, name)
         built.notes += _unused_tensors(model, reference, name, config, unexpected, {})
         return built
-    grown = grow_vocabulary(built, tokenizer)
+    grown = grow_vocabulary(built, tokenizer, rows_elsewhere or 0)
+    if not for_training:
+        check_grown(model, grown, name, elsewhere)
     built.notes += _unused_tensors(model, reference, name, config, unexpected, grown)
-    grow_vocabulary(BuiltModel(reference), tokenizer)
+    grow_vocabulary(BuiltModel(reference), tokenizer, rows_elsewhere or 0)
     initialize_again(model, reference, grown | dict.fromkeys(missing, 0), request.seed)
     if rows is not None:
         rows.copy_into(model, name)
     return built
 
 
-def plan_pretrained(request: ModelRequest, tokenizer: Tokenizer, *, elsewhere: Sequence[str] = ()) -> BuiltModel:
+def plan_pretrained(
+    request: ModelRequest, tokenizer: Tokenizer, *, elsewhere: Mapping[str, int] = _NOWHERE
+) -> BuiltModel:
     """The model of `load_pretrained` for training, on the meta device: `materialize` reads `weights` into its shards.
 
     Checks, notes and errors are the same; they need the headers of the files only. Raises InputError.
@@ -175,7 +188,7 @@ def _on_meta(
     notes: list[str],
     *,
     for_training: bool = True,
-    elsewhere: Sequence[str] = (),
+    elsewhere: Mapping[str, int] = _NOWHERE,
 ) -> BuiltModel:
     """A language part on the meta device, with what `materialize` needs."""
     name = str(request.config.from_)
@@ -187,8 +200,9 @@ def _on_meta(
     grown: dict[str, int] = {}
     whole = whole_of(model)
     assert whole is not None
-    if for_training or has_embeddings(model, [whole.name_in_part(module) or module for module in elsewhere]):
-        grown = grow_vocabulary(built, tokenizer)
+    rows = embedding_rows(model, {whole.name_in_part(module) or module: rows for module, rows in elsewhere.items()})
+    if for_training or rows is not None:
+        grown = grow_vocabulary(built, tokenizer, rows or 0)
     else:
         check_vocabulary(model, tokenizer, name)
     built.weights = WeightSource(copy.deepcopy(model), request.seed, files, plan, grown)
@@ -202,7 +216,7 @@ def _load_language_part(
     notes: list[str],
     *,
     for_training: bool,
-    elsewhere: Sequence[str],
+    elsewhere: Mapping[str, int],
 ) -> BuiltModel:
     """A language part with its weights. It is tried against the whole. `elsewhere` may have the whole's names."""
     built = _on_meta(request, tokenizer, config, notes, for_training=for_training, elsewhere=elsewhere)
@@ -279,19 +293,22 @@ def _note_missing(built: BuiltModel, name: str, missing: set[str], rows: HeadRow
         built.notes.append(f"not in {name}, so initialized anew: {', '.join(lacking)}")
 
 
-def grow_vocabulary(built: BuiltModel, tokenizer: Tokenizer) -> dict[str, int]:
-    """Give the embeddings a row for each id of the tokenizer. Returns the former number of rows of what has grown."""
+def grow_vocabulary(built: BuiltModel, tokenizer: Tokenizer, least: int = 0) -> dict[str, int]:
+    """Give the embeddings a row for each id of the tokenizer, and at least that many.
+
+    Returns the former number of rows of what has grown.
+    """
     model = built.model
-    rows = model.get_input_embeddings().weight.shape[0]
-    if tokenizer.vocabulary <= rows:
+    rows, size = model.get_input_embeddings().weight.shape[0], max(tokenizer.vocabulary, least)
+    if size <= rows:
         return {}
     before = {name: parameter.shape for name, parameter in model.named_parameters()}
-    model.resize_token_embeddings(tokenizer.vocabulary, mean_resizing=False)
+    model.resize_token_embeddings(size, mean_resizing=False)
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     built.new_modules += [name for name, module in model.named_modules() if any(module is end for end in ends)]
     built.notes.append(
         f"the tokenizer has {tokenizer.vocabulary} ids, the model had {rows} embeddings: "
-        f"{tokenizer.vocabulary - rows} new ones were added, initialized anew"
+        f"{size - rows} new ones were added, initialized anew"
     )
     after = dict(model.named_parameters())
     return {name: shape[0] for name, shape in before.items() if name in after and after[name].shape != shape}

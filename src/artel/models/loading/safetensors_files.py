@@ -67,6 +67,9 @@ class TensorFiles:
         tensor = self._tensors[name]
         return tuple(tensor.shape if isinstance(tensor, torch.Tensor) else tensor.get_shape())
 
+    def dtype(self, name: str) -> torch.dtype:
+        return self.read(name, (slice(0, 0),) if self.shape(name) else ()).dtype
+
     def read(self, name: str, index: tuple[slice, ...] = ()) -> torch.Tensor:
         """The slice `index` of a tensor; the whole tensor without it."""
         return self._tensors[name][index or ...]
@@ -84,6 +87,13 @@ def find_files(name: str, config: PreTrainedConfig) -> TensorFiles:
             return TensorFiles([Path(shard) for shard in shards])
         return TensorFiles([Path(file)])
     raise OSError(f"{name} does not appear to have a file named {WEIGHTS_NAME} or {SAFE_WEIGHTS_NAME}.")
+
+
+def saved_dtypes(name: str, config: PreTrainedConfig) -> dict[str, torch.dtype]:
+    """The dtypes of the tensors of a folder or hub id that hold numbers of 16 bits or more."""
+    with find_files(name, config) as files:
+        dtypes = {key: files.dtype(key) for key in files.names}
+    return {key: dtype for key, dtype in dtypes.items() if dtype.is_floating_point and dtype.itemsize > 1}
 
 
 def check_shapes(model: PreTrainedModel, name: str, config: PreTrainedConfig, but: Collection[str] = ()) -> None:

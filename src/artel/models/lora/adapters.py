@@ -12,6 +12,7 @@ import json
 import logging
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
@@ -34,6 +36,8 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _BASE_CONFIG = "base_config.json"
 PREFIX = "base_model.model."  # peft wraps the model twice, and its tensor names show it
+_WRAPPERS = re.compile(r"\.(modules_to_save|original_module|token_adapter|base_layer)\b")
+"""What peft puts into the names of weights that it saves beside its own."""
 _MAX_NAMES = 20  # in a message
 _CHANGED = "artel_base_changed"
 _MAX_LEVELS = 4
@@ -63,6 +67,20 @@ class AdapterFolder:
         """The base's configuration as it was trained, where a run changed it (`model.rope`, `model.attention`)."""
         file = self.folder / _BASE_CONFIG
         return file if file.is_file() else None
+
+    @property
+    def full_modules(self) -> dict[str, int]:
+        """Modules whose weights the adapter holds in full, and the number of their rows (0: unknown).
+
+        Those of `modules_to_save`, and embeddings: peft saves these too if the vocabulary grew before training.
+        """
+        found = dict.fromkeys(self.config.modules_to_save or (), 0)
+        with safe_open(self.folder / WEIGHTS, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 (it is no dictionary)
+                shape = file.get_slice(name).get_shape()
+                if name.endswith(".weight") and ".lora_" not in name and len(shape) == 2:
+                    found[_WRAPPERS.sub("", name.removeprefix(PREFIX).removesuffix(".weight"))] = shape[0]
+        return found
 
 
 def read_adapter(name: str) -> AdapterFolder | None:
@@ -320,8 +338,9 @@ def load_adapter(model: PreTrainedModel, adapter: AdapterFolder, name: str = NAM
         result = set_peft_model_state_dict(model, state, adapter_name=name)
     except Exception as error:  # safetensors, PyTorch and peft raise their own
         raise _unfit(adapter, error) from None
-    if result.unexpected_keys:
-        what = f"has tensors that {adapter.base} has no place for: {', '.join(result.unexpected_keys[:3])} …"
+    unknown = [key for key in result.unexpected_keys if not _WRAPPERS.search(key)]  # copies of others in the file
+    if unknown:
+        what = f"has tensors that {adapter.base} has no place for: {', '.join(unknown[:3])} …"
         raise InputError.at(str(file), what, "base_model_name_or_path must be the model it was trained on")
 
 
@@ -345,16 +364,37 @@ def use_adapter(model: PreTrainedModel, name: str | None) -> None:
 def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> PreTrainedModel:
     """The base model, in float32, with a saved adapter's changes added to its weights.
 
-    Tied embeddings that were trained with the adapter become untied, also in the configuration. Raises InputError where
-    base and adapter do not fit.
+    Tied embeddings that were trained with the adapter become untied, also in the configuration. Raises InputError if
+    base and adapter do not fit, or the result is no model of its own.
     """
     from peft import PeftModel
 
+    if adapter.config.layer_replication:
+        what = "repeats layers of its base (layer_replication), which share their weights: they cannot be merged"
+        raise InputError.at(str(adapter.folder / CONFIG), what, "use it as an adapter: leave --merge out")
     try:
         with _peft_warnings_off():
-            return PeftModel.from_pretrained(model, str(adapter.folder)).merge_and_unload(safe_merge=True)
+            adapted = PeftModel.from_pretrained(model, str(adapter.folder))
+            _untie_adapted(adapted)
+            return adapted.merge_and_unload(safe_merge=True)
     except Exception as error:  # as above
         raise _unfit(adapter, error) from None
+
+
+def _untie_adapted(model: nn.Module) -> None:
+    """Give layers with adapters a copy of weights that they share, as a head shares those of the embeddings.
+
+    Merged into the shared weights, a change of one of them would be a change of all. peft then sets
+    `tie_word_embeddings` in the configuration.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    shared = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
+    for layer in [module for module in model.modules() if isinstance(module, LoraLayer)]:
+        base = layer.get_base_layer()
+        weight = getattr(base, "weight", None)
+        if isinstance(weight, nn.Parameter) and shared[id(weight)] > 1:
+            base.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
 
 
 def _unfit(adapter: AdapterFolder, error: Exception) -> InputError:
