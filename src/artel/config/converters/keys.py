@@ -7,9 +7,9 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
+from artel.config.converters.conversion import Converted as Converted
 from artel.config.schema.quantities import read_count, read_number
 from artel.config.yaml_lines import Key, parse
 from artel.errors import InputError, Problem
@@ -19,23 +19,6 @@ Reader = Callable[[Any], Any]
 
 _SECRET = re.compile(r"(hub|hf|ms|om|auth)_(hub_)?token$|(api_key|secret|password)$")
 _EMPTY, _OFF = "is empty", "is off"
-
-
-@dataclass(frozen=True, slots=True)
-class Converted:
-    """A configuration of another tool as a run file, with what became of each of its keys."""
-
-    run: dict[str, Any]
-    not_carried: list[str]
-    """`file:line: key = value: why, what instead` of each key that the run file does not hold."""
-    differs: list[str]
-    """The same for keys that it holds and that do not mean quite the same here, and for what the file leaves open."""
-    same: dict[str, str]
-    """Keys that need nothing: what artel does of itself, or empty. Of each the reason."""
-    carried: dict[str, list[str]]
-    """Of each key carried over, the dotted keys of the run file that it decided."""
-    comments: dict[str, str] = field(default_factory=dict)
-    """Of dotted keys of the run file, what the user is to fill in there."""
 
 
 class OldKeys:

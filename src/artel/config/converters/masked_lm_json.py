@@ -1,4 +1,4 @@
-"""The JSON of seven keys of a masked-LM script for CPUs, as a run."""
+"""The JSON of a masked-LM script for CPUs: seven keys, as a run."""
 
 from __future__ import annotations
 
@@ -6,13 +6,24 @@ import difflib
 import json
 from typing import Any
 
-from artel.config.converters.keys import Converted, Reader, a_text, above_zero, at_least_one
-from artel.config.converters.tool import Tool
+from artel.config.converters.conversion import Converted, Reader, a_text, above_zero, at_least_one
+from artel.config.converters.tools import Tool
 from artel.errors import InputError, Problem
+
+# Key → reader, an example, the keys of the run file that it decides.
+_KEYS: dict[str, tuple[Reader, str, list[str]]] = {
+    "inputs_path": (a_text, '"pairs.csv"', ["data.sources"]),
+    "outputs_path": (a_text, '"pairs.csv"', ["data.sources"]),
+    "model_path": (a_text, '"FOLDER"', ["model.from"]),
+    "epochs": (above_zero, "3", ["train.epochs"]),
+    "batch_size": (at_least_one, "32", ["train.batch"]),
+    "learning_rate": (above_zero, "5e-5", ["train.learning_rate"]),
+    "world_size": (at_least_one, "2", ["parallel.data", "train.batch"]),
+}
 
 
 def refuse_other_json(tree: dict[str, Any], place: str) -> None:
-    """Raises InputError for the configuration of a transformers model or of DeepSpeed."""
+    """Raise InputError for the configuration of a transformers model or of DeepSpeed."""
     if "data" not in tree and tree.keys() & {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"}:
         fix = f"give a run file, and name this one there: parallel: {{deepspeed: {place}}}"
         raise InputError.at(place, "is a file of DeepSpeed's, not a run", fix)
@@ -24,37 +35,41 @@ def refuse_other_json(tree: dict[str, Any], place: str) -> None:
 
 def is_masked_lm_json(tree: dict[str, Any]) -> bool:
     """True for the masked-LM script's JSON, also with a wrong or a missing key."""
-    return "data" not in tree and len(tree.keys() & KEYS.keys()) >= 2
+    return "data" not in tree and len(tree.keys() & _KEYS.keys()) >= 2
 
 
 def convert_masked_lm_json(text: str, place: str) -> Converted:
-    """The run that the JSON describes. Raises InputError with all its problems."""
+    """Convert the JSON. Raises InputError with all its problems."""
     try:
         tree = json.loads(text)
     except ValueError as error:
         raise InputError.at(place, f"is not valid JSON: {error}", "check its commas and quotes") from None
     refuse_other_json(tree, place)
     if not is_masked_lm_json(tree):
-        fix = f"its keys are: {', '.join(KEYS)}; a run file needs no conversion"
+        fix = f"its keys are: {', '.join(_KEYS)}; a run file needs no conversion"
         raise InputError.at(place, "is not the JSON of the masked-LM script", fix)
-    return Converted(from_masked_lm_json(tree, place), [], [], {}, {key: _DECIDES[key] for key in tree})
+    return Converted(from_masked_lm_json(tree, place), [], [], {}, {key: _KEYS[key][2] for key in tree})
 
 
 def from_masked_lm_json(tree: dict[str, Any], place: str) -> dict[str, Any]:
-    """The run that the JSON describes. Raises InputError with all its problems."""
-    unknown = [key for key in tree if key not in KEYS]
-    problems = [Problem(f"{place}: {key}", "there is no such key", _key_advice(str(key))) for key in unknown]
+    """Return the run that the JSON describes. Raises InputError with all its problems."""
+    problems = []
+    for key in tree.keys() - _KEYS.keys():
+        near = difflib.get_close_matches(str(key), _KEYS, 1)
+        more = f"its keys are: {', '.join(_KEYS)}; artel config convert makes a run file of it, which has more"
+        problems.append(
+            Problem(f"{place}: {key}", "there is no such key", f"did you mean {near[0]}?" if near else more)
+        )
     values: dict[str, Any] = {"world_size": 1}
-    for key, read in KEYS.items():
-        if key not in tree:
-            if key not in values:
-                problems.append(Problem(f"{place}: {key}", "is missing", f'write "{key}": {_EXAMPLES[key]}'))
-            continue
+    for key, (read, example, _) in _KEYS.items():
         try:
-            values[key] = read(tree[key])
+            if key in tree:
+                values[key] = read(tree[key])
+            elif key not in values:
+                problems.append(Problem(f"{place}: {key}", "is missing", f'write "{key}": {example}'))
         except ValueError as error:
             what, _, fix = str(error).partition("; ")
-            problems.append(Problem(f"{place}: {key}", what, fix or f"write it like {_EXAMPLES[key]}"))
+            problems.append(Problem(f"{place}: {key}", what, fix or f"write it like {example}"))
     if problems:
         raise InputError(problems)
     source = {"path": values["inputs_path"], "format": "pairs"}
@@ -73,38 +88,4 @@ def from_masked_lm_json(tree: dict[str, Any], place: str) -> dict[str, Any]:
     }
 
 
-def _key_advice(key: str) -> str:
-    near = difflib.get_close_matches(key, KEYS, 1)
-    if near:
-        return f"did you mean {near[0]}?"
-    return f"its keys are: {', '.join(KEYS)}; artel config convert makes a run file of it, which has more"
-
-
-KEYS: dict[str, Reader] = {
-    "inputs_path": a_text,
-    "outputs_path": a_text,
-    "model_path": a_text,
-    "epochs": above_zero,
-    "batch_size": at_least_one,
-    "learning_rate": above_zero,
-    "world_size": at_least_one,
-}
-_EXAMPLES = {
-    "inputs_path": '"pairs.csv"',
-    "outputs_path": '"pairs.csv"',
-    "model_path": '"FOLDER"',
-    "epochs": "3",
-    "batch_size": "32",
-    "learning_rate": "5e-5",
-    "world_size": "2",
-}
-_DECIDES = {
-    "inputs_path": ["data.sources"],
-    "outputs_path": ["data.sources"],
-    "model_path": ["model.from"],
-    "epochs": ["train.epochs"],
-    "batch_size": ["train.batch"],
-    "learning_rate": ["train.learning_rate"],
-    "world_size": ["parallel.data", "train.batch"],
-}
 MASKED_LM_JSON = Tool("the masked-LM script", lambda text: text.lstrip().startswith("{"), convert_masked_lm_json)

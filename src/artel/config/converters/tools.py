@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from artel.config.converters.keys import Converted
-from artel.config.converters.tool import Tool
+from artel.config.converters.conversion import Converted
 from artel.errors import InputError, Problem
 from artel.registry import TOOLS
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool whose configurations `artel config convert` reads. Registered in `artel.registry.TOOLS`."""
+
+    name: str
+    recognizes: Callable[[str], bool]
+    """True if a text is of this tool, also if it is broken. The first tool that recognizes it converts it."""
+    convert: Callable[[str, str], Converted]
+    """(text, name of its file for messages) → the run file. Raises InputError with all problems."""
+    is_no_run_file: bool = False
+    """True if what it recognizes cannot be a run file: other commands then say to convert it."""
+
 
 # Commands of other tools in a shell script: how each begins, the tool, and True if its YAML can be converted.
 _COMMANDS = (

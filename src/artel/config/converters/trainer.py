@@ -1,0 +1,439 @@
+"""What tools that train with transformers have in common: TrainingArguments, FSDP, peft's adapters, optimizers."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from artel.config.converters.conversion import (
+    Conversion,
+    KeyTable,
+    a_flag,
+    a_share,
+    a_text,
+    above_zero,
+    at_least_one,
+    from_zero,
+    name_list,
+    not_negative,
+    one_of,
+    switch,
+)
+from artel.config.schema.quantities import read_count
+from artel.errors import InputError, Problem
+from artel.registry import OPTIMIZERS, SCHEDULES, TRACKERS
+
+# Defaults of TrainingArguments that differ from artel's.
+TRAINER_DEFAULTS = {
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "num_train_epochs": 3,
+    "learning_rate": 5e-5,
+    "weight_decay": 0,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "lr_scheduler_type": "linear",
+    "eval_strategy": "no",
+}
+OTHER_TRACKERS = [name for name in TRACKERS.names if name not in ("console", "jsonl")]
+TRACKER_ADVICE = f"artel has {', '.join(OTHER_TRACKERS)}; write track: [console, jsonl, {OTHER_TRACKERS[0]}]"
+MUON_RATE = "its rate is train.muon_learning_rate here, and that of the rest learning_rate: both are what is written"
+NO_REMOTE_CODE = "code beside a model is not run"
+STARTED = "processes are started by artel train --nproc, --nnodes and --node-rank, or by torchrun"
+SAMPLES_STAND_ALONE = (
+    "a sample of objective {} stands alone, and train.batch counts samples, not packed sequences: multiply it by the "
+    "samples that fit into {}"
+)
+_UNUSED = "every parameter that is trained takes part in each step here, so none is looked for"
+_NO_REENTRANCE = "artel recomputes without re-entrance; write train.activation_checkpointing"
+_RECOMPUTES = ("train.activation_checkpointing", switch("full", "none"))
+_FLOOR = "write train.minimum_learning_rate, a share of learning_rate, or, for the schedule wsd, train.decay"
+
+# fmt: off
+TRAINER = KeyTable(
+    carried={
+        "seed": ("seed", from_zero),
+        "learning_rate": ("train.learning_rate", above_zero),
+        "weight_decay": ("train.weight_decay", not_negative),
+        "adam_epsilon": ("train.epsilon", above_zero),
+        "gradient_checkpointing": _RECOMPUTES,
+        "activation_checkpointing": _RECOMPUTES,
+        "torch_compile": ("train.compile", switch("on", "off")),
+        "save_total_limit": ("checkpoint.keep", at_least_one),
+    },
+    same={
+        "do_train": "artel train trains",
+        "do_eval": "artel train validates where validate.every says",
+        "eval_accumulation_steps prediction_loss_only": "validation keeps sums only",
+        "dataloader_*": "blocks are read from the token store, and need no workers",
+        "hub_token hub_strategy hub_private_repo": "nothing is sent anywhere",
+        "bf16_full_eval fp16_full_eval": "validation computes as training does",
+        "bf16 fp16": "train.precision says in what is computed",
+        "average_tokens_across_devices": "the loss is the mean over all tokens of the global batch",
+        "include_num_input_tokens_seen": "metrics.jsonl has the tokens",
+        "logging_nan_inf_filter": "train.on_bad_step decides what becomes of such a step",
+        "log_level disable_tqdm": "the console shows what matters",
+        "save_safetensors": "weights are saved as safetensors",
+        "max_steps": "sets no limit",
+        "fsdp_version fsdp_config.version fsdp_config.fsdp_version": "artel shards by FSDP2",
+        "fsdp_config.*use_orig_params": "FSDP2 keeps the parameters",
+        "fsdp_transformer_layer_cls_to_wrap fsdp_config.*transformer_layer_cls_to_wrap fsdp_config.*auto_wrap_policy "
+        "fsdp_config.*min_num_params": "artel shards layer by layer, whatever their class",
+        "fsdp_config.*state_dict_type": "checkpoints are sharded, and RUN/model is whole",
+        "fsdp_config.*cpu_ram_efficient_loading fsdp_config.*sync_module_states":
+            "each process reads its own shards of the weights",
+        "fsdp_config.*limit_all_gathers fsdp_config.*ward_prefetch": "FSDP2 orders the transfers",
+        "fsdp_config.*offload_params": "nothing is offloaded",
+    },
+    left={
+        "torch_compile_backend torch_compile_mode": "train.compile is on, off or auto",
+        "run_name": "the run is named after its folder",
+        "local_rank accelerator_config ddp_*": STARTED,
+        "ddp_find_unused_parameters": _UNUSED,
+        "ddp_timeout": "text is prepared before processes meet; train.hang_timeout ends those that get no further",
+        "hub_model_id push_to_hub": "nothing is sent anywhere by itself; RUN/model is in Hugging Face's format",
+        "class": "artel has one training loop",
+        "min_lr": "write train.minimum_learning_rate, a share of learning_rate",
+        "lr_scheduler_kwargs": _FLOOR,
+        "gradient_checkpointing_kwargs activation_checkpointing_kwargs": _NO_REENTRANCE,
+        "logging_dir": "metrics go to metrics.jsonl in the run's folder",
+        "logging_steps logging_strategy": "write log.every, a number of steps",
+        "logging_first_step": "write log.every: 1 for a line each step",
+        "early_stopping_patience": "write validate.patience, with validate.every",
+        "per_device_eval_batch_size": "validation takes as many at a time as training; write train.micro_batch",
+        "metric_for_best_model": "the best checkpoint goes by the loss; write checkpoint.best with artel's metric",
+        "greater_is_better": "each metric of artel knows which way it improves",
+        "load_best_model_at_end": "RUN/model is the last, RUN/checkpoints/best the best; only a run that "
+            "validate.patience ends has the best in RUN/model",
+        "remove_unused_columns": "there are no columns: data.sources says what is read",
+        "use_cpu no_cuda": "CUDA_VISIBLE_DEVICES= keeps a run on the CPU",
+        "auto_find_batch_size": "train.micro_batch: auto is what fits",
+        "resume_from_checkpoint": "the same command resumes a stopped run",
+        "overwrite_output_dir": "artel train --restart starts over",
+        "save_only_model": "a checkpoint has all that a run needs to resume",
+        "label_smoothing_factor": "artel smooths no labels of language models",
+        "neftune_noise_alpha noisy_embedding_alpha": "artel adds no noise to embeddings",
+        "group_by_length curriculum_sampling": "artel's order is a function of the seed, never of lengths",
+        "dataloader_drop_last": "every sample of an epoch is seen",
+        "tf32": "train.precision says in what is computed: bf16, fp32",
+        "full_determinism": "seed fixes order and weights; kernels are torch's own",
+        "use_liger_kernel": "artel chooses its kernels; train.compile fuses layers",
+        "do_predict": "artel evaluate RUN, once it is trained",
+        "eval_on_start": "the first validation is the first that is due",
+        "debug": "artel train --help has what shows a run's inside",
+        "deepspeed deepspeed.*":
+            "is a DeepSpeed configuration within the file; save it as JSON, and write parallel.deepspeed: FILE",
+        "fsdp_config": "is no list of options within this file; write parallel: {data: fsdp}",
+        "fsdp_config.*mixed_precision_policy": "train.precision says in what layers compute",
+        "fsdp_config.*": "artel shards by FSDP2, and has no such option",
+    },
+)
+# fmt: on
+
+
+def carry_trainer(old: Conversion, processes: int | None = None) -> None:
+    """Carry over what keys of the Trainer decide together. `processes`: how many the configuration starts, if it says.
+
+    The caller carries over bf16 and fp16, whose rank beside other keys differs from tool to tool.
+    """
+    _carry_batch(old, processes)
+    _carry_length(old)
+    _carry_optimizer(old)
+    _carry_schedule(old)
+    _carry_intervals(old)
+    for key in ("gradient_checkpointing", "activation_checkpointing"):
+        if old.raw(f"{key}_kwargs") in ({}, {"use_reentrant": False}):
+            old.agree(f"{key}_kwargs", "artel recomputes without re-entrance")
+    if old.raw("metric_for_best_model") in ("loss", "eval_loss"):
+        old.put("checkpoint.best", "loss", "metric_for_best_model")
+    trackers = old.get("report_to", name_list) or []
+    known = [name for name in trackers if name in TRACKERS]
+    if known:
+        old.put("track", ["console", "jsonl", *known], "report_to")
+    if set(trackers) - {*known, "none"}:
+        old.leave("report_to", TRACKER_ADVICE)
+    old.agree("report_to", "metrics go to the console and metrics.jsonl")
+    if old.raw("logging_strategy") == "steps":
+        old.agree("logging_strategy", "log.every is a number of steps")
+    old.leave("data_seed", "seed fixes the order too")
+    if isinstance(old.raw("deepspeed"), str):
+        old.carry("deepspeed", "parallel.deepspeed", a_text)
+    _carry_fsdp(old)
+
+
+def _carry_batch(old: Conversion, processes: int | None) -> None:
+    key, accumulated = "per_device_train_batch_size", "gradient_accumulation_steps"
+    micro, parts = old.get(key, at_least_one), old.get(accumulated, at_least_one)
+    if micro and parts:
+        old.put("train.batch", micro * parts * (processes or 1), key, accumulated)
+        old.put("train.micro_batch", micro, key)
+        if processes is None:
+            fix = "the share of one process; multiply it by the number of processes that you used"
+            old.leave(key, f"train.batch is {micro * parts}, this times {accumulated}: {fix}")
+    if old.get("per_device_eval_batch_size", at_least_one) == micro:
+        old.agree("per_device_eval_batch_size", "validation takes as many at a time as training")
+
+
+def _carry_length(old: Conversion) -> None:
+    """`max_steps`, if above zero, takes precedence over `num_train_epochs`."""
+    steps, epochs = old.get("max_steps", read_count), old.get("num_train_epochs", above_zero)
+    if steps is not None and steps > 0:
+        old.put("train.steps", steps, "max_steps")
+        old.leave("num_train_epochs", f"max_steps is given, and the run ends after {steps} steps")
+    elif epochs is not None:
+        old.put("train.epochs", epochs, "num_train_epochs")
+
+
+# (pattern, artel's optimizer, what is different). The first that matches the whole name is taken.
+_EIGHT_BITS = "its averages are those of bitsandbytes' AdamW8bit, on the device"
+_OPTIMIZERS = (
+    (r"adamw_(8bit|bnb_8bit)|adamw8bit|Adam8bit", "adamw8bit", ""),
+    (r"paged_adamw_8bit|PagedAdamW8bit|(ao_)?adamw_(torch_)?8bit|ao_adamw_fp8", "adamw8bit", _EIGHT_BITS),
+    (r"(ao_)?adamw_(torch_)?4bit", "adamw8bit", f"artel has none of 4 bits; {_EIGHT_BITS}"),
+    (r"paged_adamw(_32bit)?|PagedAdamW", "adamw", "its averages are in fp32, on the device"),
+    (r"(optimi_|flash_)?adamw|adam|AdamW|Adam|FusedAdam|DeepSpeedCPUAdam", "adamw", ""),
+    (r"adamw_(hf|torch|torch_fused|torch_xla|torch_npu_fused|apex_fused|anyprecision)", "adamw", ""),
+    (
+        r"adafactor|Adafactor",
+        "adafactor",
+        "its step is the learning rate times the parameter's root mean square here, so learning_rate must be set anew",
+    ),
+    (r"muon|Muon", "muon", MUON_RATE),
+    (r"sgd|SGD|flash_sgdw?", "sgd", ""),
+)
+
+
+def optimizer_of(name: str) -> tuple[str, str]:
+    """(artel's optimizer, how it differs) for another tool's name. adamw, with advice, if there is none like it."""
+    for pattern, optimizer, difference in _OPTIMIZERS:
+        if re.fullmatch(pattern, name):
+            return optimizer, difference
+    missing = f"artel has no such optimizer, and adamw is taken; write train.optimizer: {', '.join(OPTIMIZERS.names)}"
+    return "adamw", missing
+
+
+def _carry_optimizer(old: Conversion) -> None:
+    betas = [old.get(f"adam_beta{number}", a_share) for number in (1, 2)]
+    if None not in betas:
+        old.put("train.betas", betas, "adam_beta1", "adam_beta2")
+    clip = old.get("max_grad_norm", not_negative)
+    if clip is not None:
+        old.put("train.clip", clip or None, "max_grad_norm")  # 0 is for no clipping
+    name = old.get("optim", a_text)
+    if name is None:
+        return
+    optimizer, difference = optimizer_of(name)
+    old.put("train.optimizer", optimizer, "optim")
+    if optimizer == "muon":
+        old.carry("learning_rate", "train.muon_learning_rate", above_zero)
+    if difference:
+        old.leave("optim", difference)
+    for key in ("optim_args", "optim_target_modules"):
+        old.leave(key, f"the optimizer {optimizer} has train.betas, epsilon, momentum and weight_decay")
+
+
+# Transformers' schedules that are the same here, and the nearest of artel's for the others.
+_SCHEDULES = {
+    **{name: name for name in ("linear", "cosine", "constant")},
+    "constant_with_warmup": "constant",
+    "cosine_with_min_lr": "cosine",
+    "warmup_stable_decay": "wsd",
+}
+_NEAREST_SCHEDULES = {
+    **dict.fromkeys(("cosine_with_restarts", "cosine_warmup_with_min_lr", "rex", "one_cycle"), "cosine"),
+    **dict.fromkeys(("polynomial", "inverse_sqrt"), "linear"),
+    **dict.fromkeys(("reduce_lr_on_plateau", "greedy"), "constant"),
+}
+
+
+def _carry_schedule(old: Conversion) -> None:
+    written = old.get("lr_scheduler_type", one_of({name: name for name in (*_SCHEDULES, *_NEAREST_SCHEDULES)}))
+    _carry_floor(old, written)
+    # Below 1, warmup_steps is a share of the run, as transformers 5 takes it.
+    steps, share = old.get("warmup_steps", not_negative), old.get("warmup_ratio", a_share)
+    if written is None:
+        return
+    schedule = _SCHEDULES.get(written) or _NEAREST_SCHEDULES[written]
+    old.put("train.schedule", schedule, "lr_scheduler_type")
+    if written in _NEAREST_SCHEDULES:
+        fix = f"{schedule} is taken; write train.schedule: {', '.join(SCHEDULES.names)}"
+        old.leave("lr_scheduler_type", f"artel has no such schedule, and {fix}")
+    if written == "constant":  # transformers warms up only for constant_with_warmup
+        old.put("train.warmup", 0)
+        for key in ("warmup_steps", "warmup_ratio"):
+            old.leave_if_on(key, "the schedule constant has no warmup; write train.warmup")
+        return
+    decisive = "warmup_ratio" if share and not steps else "warmup_steps"
+    old.put("train.warmup", steps or share or 0, decisive)
+    other = "warmup_steps" if decisive == "warmup_ratio" else "warmup_ratio"
+    old.leave_if_on(other, f"{decisive} is given, and decides")
+
+
+def _carry_floor(old: Conversion, schedule: str | None) -> None:
+    """The minimum learning rate, the only one of lr_scheduler_kwargs that a run file has."""
+    key = "lr_scheduler_kwargs"
+    options, floors = old.raw(key), {"min_lr_rate": 1, "min_lr": old.get("learning_rate", above_zero)}
+    if schedule == "cosine_with_min_lr" and isinstance(options, dict) and len(options) == 1:
+        ((name, floor),) = options.items()
+        if floors.get(name):
+            old.replace(key, floor)
+            old.carry(key, "train.minimum_learning_rate", lambda rate: not_negative(rate) / floors[name])
+
+
+def _carry_intervals(old: Conversion) -> None:
+    """When the run validates, saves and logs."""
+    logged = old.get("logging_steps", not_negative)
+    if logged is not None and logged >= 1:
+        old.put("log.every", round(logged), "logging_steps")
+    evaluated = "eval_strategy"
+    if not old.has(evaluated) and old.has("evaluation_strategy"):  # its name before transformers 4.46
+        evaluated = "evaluation_strategy"
+    _carry_interval(old, evaluated, "eval_steps", "validate.every", logged or 500)
+    if old.has("save_strategy") or old.has("save_steps"):  # else artel's own interval is as good
+        _carry_interval(old, "save_strategy", "save_steps", "checkpoint.every", 500)
+
+
+def _carry_interval(old: Conversion, strategy_key: str, steps_key: str, dotted: str, default: float) -> None:
+    """A strategy (no, steps, epoch) and its number of steps, or share of the run if below 1, as an interval."""
+    strategy = old.get(strategy_key, _strategy) or "steps"
+    steps = old.get(steps_key, above_zero) or default
+    if strategy == "steps" and steps >= 1:
+        old.put(dotted, round(steps), strategy_key, steps_key)
+    elif strategy == "steps":
+        old.leave(steps_key, f"a share of the run; write {dotted}: 0.5 epoch, or a number of steps")
+        old.leave(strategy_key, f"goes by {steps_key}, a share of the run; write {dotted}")
+    else:
+        old.put(dotted, "never" if strategy == "no" else "1 epoch", strategy_key)
+        old.leave(steps_key, f"{old.own_name(strategy_key)} is {strategy}; write {dotted}: STEPS")
+        if strategy == "best":
+            old.leave(strategy_key, f"the best checkpoint is always kept; {dotted} is 1 epoch")
+
+
+def _strategy(value: object) -> Any:
+    return one_of("no steps epoch best")("no" if value is False else value)  # YAML reads `no` as false
+
+
+# FSDP: its strategies by name and number, and artel's modes of data parallelism.
+_SHARDING = {
+    "FULL_SHARD": "fsdp",
+    "SHARD_GRAD_OP": "zero2",
+    "NO_SHARD": "ddp",
+    "HYBRID_SHARD": "hsdp",
+    "HYBRID_SHARD_ZERO2": "hsdp",
+}
+_NUMBERED_SHARDING = {str(number): name for number, name in enumerate(_SHARDING, 1)}
+
+
+def _carry_fsdp(old: Conversion) -> None:
+    """`fsdp` (full_shard auto_wrap offload) and `fsdp_config`, whose keys may begin with fsdp_."""
+    value = old.raw("fsdp")
+    words = value if isinstance(value, list) else re.split(r"[\s,]+", value) if isinstance(value, str) else []
+    options = ["FULL_SHARD"] if value is True else [str(word).upper() for word in words if word]
+    within = (key for key in old.within("fsdp_config") if key.count(".") == 1)
+    config = {key.partition(".")[2].removeprefix("fsdp_"): key for key in within}
+    values = {name: old.raw(key) for name, key in config.items()}
+    resharded, written = values.get("reshard_after_forward"), str(values.get("sharding_strategy") or "").upper()
+    strategy = _SHARDING.get(_NUMBERED_SHARDING.get(written, written), "")
+    if not strategy and resharded is not False:
+        strategy = next((_SHARDING[option] for option in options if option in _SHARDING), "fsdp")
+    is_sharded = bool(options or (values and old.has("fsdp_version")) or "version" in values)
+    deciding = [config[name] for name in ("sharding_strategy", "reshard_after_forward") if name in config]
+    if is_sharded:
+        old.put("parallel.data", strategy or "zero2", "fsdp", *deciding)
+    for key in deciding if not is_sharded else ():
+        old.leave(key, "fsdp is not given; write parallel.data: fsdp, zero2 or hsdp")
+    if values.get("sharding_strategy") is not None and _NUMBERED_SHARDING.get(written, written) not in _SHARDING:
+        old.leave(config["sharding_strategy"], f"artel knows {', '.join(_SHARDING)}; write parallel.data")
+    elif values.get("sharding_strategy") is not None and "reshard_after_forward" in config:
+        old.leave(config["reshard_after_forward"], "sharding_strategy is given, and decides")
+    unknown = [option.lower() for option in options if option not in {*_SHARDING, "AUTO_WRAP", "OFFLOAD"}]
+    if unknown:
+        old.leave("fsdp", f"artel has nothing in the place of {', '.join(unknown)}")
+    if "OFFLOAD" in options or values.get("offload_params") is True:
+        old.put("parallel.offload", "cpu", "fsdp", *(config[name] for name in ("offload_params",) if name in config))
+    if "activation_checkpointing" in config:
+        key = config["activation_checkpointing"]
+        recomputes = old.get(key, a_flag)
+        old.put("train.activation_checkpointing", "full" if recomputes else "none", key)
+        if old.raw("gradient_checkpointing") not in (None, recomputes):
+            old.leave("gradient_checkpointing", f"{key} decides: {'full' if recomputes else 'none'}")
+
+
+def drop_ddp(tree: dict[str, Any], place: str) -> None:
+    """Remove the section `ddp` of accelerate from a run file. Raises InputError.
+
+    `{ddp_find_unused_parameters: false}` is what artel does; anything else is refused with what to write.
+    """
+    section = tree.pop("ddp", None) or {}
+    if not isinstance(section, dict):
+        raise InputError.at(f"{place}: ddp", "is not a section", "take it out")
+    problems = []
+    for name, value in section.items():
+        if name not in ("ddp_find_unused_parameters", "find_unused_parameters"):
+            problems.append(Problem(f"{place}: ddp.{name}", f"has no place in a run file: {STARTED}", "take it out"))
+        elif value is not False:
+            problems.append(Problem(f"{place}: ddp.{name}", _UNUSED, "write false, or take it out"))
+    if problems:
+        raise InputError(problems)
+
+
+def carry_precision(old: Conversion, keys: dict[str, str]) -> str:
+    """Carry over the first of `keys` (key → precision) that is true; report the others. Return the precision or ''."""
+    chosen = ""
+    for key, precision in keys.items():
+        if old.get(key, a_flag) and chosen not in ("", precision):
+            old.leave(key, f"train.precision is {chosen}")
+        elif old.raw(key) is True:
+            chosen = precision
+            old.put("train.precision", precision, key)
+    return chosen
+
+
+def carry_lora(old: Conversion, keys: str) -> None:
+    """Carry over peft's LoraConfig.
+
+    `keys`: the tool's names of r, lora_alpha, lora_dropout, use_rslora, use_dora, modules_to_save and target_modules.
+    """
+    rank, alpha, dropout, rslora, dora, saved, target = keys.split()
+    old.carry(rank, "model.lora.rank", at_least_one)
+    old.carry(alpha, "model.lora.alpha", above_zero)
+    old.carry(dropout, "model.lora.dropout", a_share)
+    old.carry(rslora, "model.lora.rslora", a_flag)
+    old.carry(dora, "model.lora.dora", a_flag)
+    old.carry(saved, "model.lora.save", name_list)
+    layers = old.get(target, name_list)
+    if layers in (["all-linear"], ["all"], ["all_linear"]):
+        old.put("model.lora.target", ["auto"], target)
+    elif layers and all(re.fullmatch(r"[\w.]+", name) for name in layers):
+        old.put("model.lora.target", layers, target)
+    elif layers:
+        old.leave(target, "artel goes by names, and takes all linear layers but the head; write model.lora.target")
+    else:
+        what = "peft chooses a few layers by the model's type, artel takes all linear layers but the head"
+        old.note(f"{target} is not given: {what}; write model.lora.target")
+
+
+# Optimizers that look at whole matrices, and those that look at numbers one by one, as DeepSpeed hands them out.
+WHOLE_MATRICES = {"adamw8bit", "adafactor"}
+FLAT = {"adamw", "sgd"}
+
+
+def fit_together(old: Conversion) -> None:
+    """Change, and report, what the other tool combines and a run file may not."""
+    is_split = any((old.written(f"parallel.{axis}") or 1) > 1 for axis in ("tensor", "context", "expert", "pipeline"))
+    is_sharded = old.written("parallel.data") in ("zero1", "zero2", "fsdp", "hsdp")
+    optimizer, kind = old.written("train.optimizer"), old.written("model.quantize")
+    if optimizer in WHOLE_MATRICES and (is_split or is_sharded):
+        old.change("train.optimizer", "adamw", f"{optimizer} does not step shards of matrices here: adamw is taken")
+    elif optimizer not in (None, *FLAT) and old.written("parallel.deepspeed") is not None:
+        old.change("train.optimizer", "adamw", f"{optimizer} does not step what DeepSpeed shares out: adamw is taken")
+    if kind in ("int8", "nf4") and (old.written("parallel.tensor") or 1) > 1:
+        old.change("parallel.tensor", 1, "quantized matrices are not split: parallel.tensor is 1")
+        is_split = any((old.written(f"parallel.{axis}") or 1) > 1 for axis in ("context", "expert", "pipeline"))
+    if kind == "int8" and old.written("model.lora.dora") and is_split:
+        old.change("model.quantize", "nf4", "DoRA does not read shards of int8: nf4 is taken")
+    elif kind == "int8" and old.written("model.lora.dora") and is_sharded:
+        reason = "DoRA does not read shards of int8: parallel.data is auto; write model.quantize: nf4 to share them"
+        old.change("parallel.data", "auto", reason)
+    if old.written("train.weights") == "bf16" and old.written("train.optimizer") not in (None, "adamw"):
+        old.change("train.weights", "fp32", "only steps of adamw are rounded to bf16 weights: train.weights is fp32")
