@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, get_type_hints
 
 import orjson
@@ -47,34 +45,16 @@ class _Request(Request):
 
 def read_body(content: bytes, model: type[BaseModel]) -> BaseModel:
     """Return the body of a request as its model. Raises ApiError."""
-    with _collection_paused():
-        try:
-            body = orjson.loads(content)
-        except orjson.JSONDecodeError as error:
-            raise ApiError(400, f"the body is not JSON: {error}") from None
-        if not isinstance(body, dict):
-            raise ApiError(422, NOT_AN_OBJECT, None, "invalid_request")
-        try:
-            return model.model_validate(body)
-        except ValidationError as error:
-            raise invalid_body(error, body, model.model_fields) from None
-
-
-@contextmanager
-def _collection_paused() -> Iterator[None]:
-    """Pause garbage collection inside the block.
-
-    Parsing is one call that holds the GIL, so /health waits for it. A body of 2 MB may be half a million lists, and the
-    collections that these set off take two thirds of that call.
-    """
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
     try:
-        yield
-    finally:
-        gc.enable()
+        body = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise ApiError(422, NOT_AN_OBJECT, None, "invalid_request")
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise invalid_body(error, body, model.model_fields) from None
 
 
 def ignored_fields(value: Any, path: str) -> Iterator[str]:

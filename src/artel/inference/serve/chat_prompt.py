@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from artel import text
 from artel.errors import InputError
@@ -20,10 +21,16 @@ from artel.tokens.tokenizer.template_tools import ToolStyle
 def chat_tools(body: ChatRequest) -> Tools:
     """The functions that the model may call."""
     tools = [] if body.tool_choice == "none" else body.tools or []
-    known = set(Function.model_fields)  # a client's other fields are no part of the prompt
-    return tuple(
-        {"type": tool.type, "function": tool.function.model_dump(exclude_none=True, include=known)} for tool in tools
-    )
+    return tuple({"type": tool.type, "function": _fields(tool.function)} for tool in tools)
+
+
+def _fields(function: Function) -> dict[str, Any]:
+    """The fields of a function that are part of the prompt: not those of the client, and none without a value.
+
+    Parameters are not copied: `model_dump` takes 0.5 s for 2 MB of them, and other threads wait for it.
+    """
+    known = {name: getattr(function, name) for name in Function.model_fields}
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def chat_ids(served: ServedModel, body: ChatRequest) -> list[int]:

@@ -227,8 +227,7 @@ class ChatCompletions(Answering):
 
     async def _make_prompts(self) -> None:
         served, body = self._served, self._request
-        for field in dict.fromkeys((*ignored_fields(body.messages, "messages"), *ignored_fields(body.tools, "tools"))):
-            served.say_once(f"{field} is ignored")
+        await self._say_what_is_ignored(messages=body.messages, tools=body.tools)
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "needs logprobs: true", "top_logprobs")
         options = options_of(body, served, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
@@ -259,6 +258,15 @@ class ChatCompletions(Answering):
             must_fit=schema is not None and make_matcher is not None,
             special_tokens=with_marks,
         )
+
+    async def _say_what_is_ignored(self, **objects: Any) -> None:
+        """Name the fields of the client's objects that nothing here uses, each once, in the log."""
+
+        def ignored() -> dict[str, None]:
+            return dict.fromkeys(field for name, value in objects.items() for field in ignored_fields(value, name))
+
+        for field in await self._served.work(ignored):
+            self._served.say_once(f"{field} is ignored")
 
     async def choice(self, index: int) -> dict[str, Any]:
         text, finish = "", None

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from artel.inference.serve.bodies import ignored_fields
 from artel.inference.serve.completions import ChatCompletions, event
 from artel.inference.serve.errors import ApiError
 from artel.inference.serve.metrics import Metrics
@@ -26,8 +25,7 @@ class Responses(ChatCompletions):
         self._item_id = self._id.replace(self.prefix, "msg", 1)
 
     async def _make_prompts(self) -> None:
-        for field in dict.fromkeys(ignored_fields(self._responses_request.input, "input")):
-            self._served.say_once(f"{field} is ignored")
+        await self._say_what_is_ignored(input=self._responses_request.input)
         try:
             await super()._make_prompts()
         except ApiError as error:
