@@ -238,6 +238,7 @@ class _Watched:
             self.silence = max(self.silence, now - spoke)
             while actions and actions[0][0](text.decode("utf-8", "replace")):
                 actions.pop(0)[1](self.pid)
+                spoke = time.monotonic()  # an action may take a minute, in which a server has nothing to say
             if now - measured > MEASURED:
                 measured, self.peak = now, max(self.peak, _resident(self.pid))
             if now - began > self._command.seconds or self.peak > MOST:

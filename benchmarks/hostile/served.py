@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import re
@@ -20,15 +21,44 @@ from hostile.case import Place, Steps, add, case, check, ends, fails
 
 SECONDS = 60.0
 LATENCY = 0.5
+_QUESTION = {"messages": [{"role": "user", "content": "word"}], "max_tokens": 20}
+_RING = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
+
+
+def _tool(parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "a", "parameters": parameters}}
+
+
+def _schema(schema: Any) -> dict[str, Any]:
+    return _QUESTION | {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
+
+
 _BODIES: dict[str, Any] = {
     "/v1/chat/completions": [
         lambda size: {"messages": [{"role": "user", "content": 1}] * (size // 32)},
         lambda size: {"messages": [{"role": "user", "content": "<" * size}]},
         lambda size: {f"key{number}": 1 for number in range(size // 12)},
         lambda size: {"messages": [[]] * (size // 4)},
+        lambda size: {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * (size // 30)}]},
+        lambda size: _QUESTION | {"metadata": {"a": [[]] * (size // 4)}},
+        lambda size: {
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{}"}}] * (size // 49)}
+            ]
+        },
+        lambda size: _QUESTION | {"tools": [_tool({"enum": [[]] * (size // 4)})]},
+        lambda size: _schema({"enum": ["a"] * (size // 5)}),
+    ],
+    "/v1/responses": [
+        lambda size: {"input": [{"role": "user", "content": [{"type": "input_text", "text": ""}] * (size // 40)}]},
     ],
     "/v1/completions": [lambda size: {"prompt": [-1] * (size // 4)}, lambda size: {"prompt": "word " * (size // 5)}],
 }
+
+
+def _body(make: Callable[[int], Any], size: int) -> bytes:
+    """A body of about `size` bytes, and not more."""
+    return json.dumps(make((size - 100) * size // len(json.dumps(make(size))))).encode()
 
 
 def _ask(port: int, method: str, path: str, body: bytes | None = None) -> float:
@@ -62,20 +92,23 @@ def bodies_that_double_in_size(place: Place) -> Steps:
     """And half a head a second beside them; SIGTERM ends the server in the midst of it."""
     place.take("model")
     port = _port()
+    sizes = [1024 << doubling for doubling in range(12)]  # the last is the largest that the server reads
+    bodies = [(path, _body(make, size)) for size in sizes for path, makers in _BODIES.items() for make in makers]
     waits: list[float] = []
+    unread: list[bytes] = []
 
     def attack(pid: int) -> None:
         until = time.monotonic() + SECONDS
         half = []
 
         def send() -> None:
-            size = 1024
-            while time.monotonic() < until:
-                for path, makers in _BODIES.items():
-                    for make in makers:
-                        with suppress(OSError, http.client.HTTPException):
-                            _ask(port, "POST", path, json.dumps(make(size)).encode()[: 2 << 20])
-                size = min(2 * size, 2 << 20)
+            for path, body in itertools.cycle(bodies):
+                if time.monotonic() > until:
+                    return
+                with suppress(OSError, http.client.HTTPException):
+                    status, answered, _ = _answer(port, "POST", path, body)
+                    if status == 413 or b"not JSON" in answered:
+                        unread.append(answered)
 
         threading.Thread(target=send, daemon=True).start()
         while time.monotonic() < until:
@@ -88,16 +121,9 @@ def bodies_that_double_in_size(place: Place) -> Steps:
     yield ends(
         {0, -15}, "serve", "model", "--port", port, actions=_once_it_listens(attack), fresh=True, seconds=SECONDS + 90
     )
+    check(not unread, f"a body was not read: {unread[:1]}")
     check(len(waits) > 20, f"/health answered {len(waits)} times")
     check(max(waits) <= LATENCY, f"/health took up to {max(waits):.2f} s, {len(waits)} answers")
-
-
-_QUESTION = {"messages": [{"role": "user", "content": "word"}], "max_tokens": 20}
-_RING = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
-
-
-def _schema(schema: Any) -> dict[str, Any]:
-    return _QUESTION | {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
 
 
 _REFUSED = {
