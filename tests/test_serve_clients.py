@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -276,6 +277,32 @@ def test_weights_that_are_written_over_end_it_with_the_files_name(tmp_path):
             assert server.process.wait(60) == 1
         server.reader.join()
     assert f"{weights} became shorter" in "".join(server.said)
+
+
+@pytest.mark.ci
+def test_weights_that_are_written_over_at_the_same_length_are_noticed(tmp_path):
+    folder = tiny_model(tmp_path)
+    weights = folder / "model.safetensors"
+    with server_of(folder) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
+        other = folder / "other"
+        other.write_bytes(weights.read_bytes())
+        other.replace(weights)  # another file: what was loaded stays as it is
+        assert client.chat.completions.create(**QUESTION).choices
+        server.end()
+    with server_of(folder) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
+        assert client.chat.completions.create(**QUESTION).choices
+        with weights.open("r+b") as file:
+            file.seek(-1000, os.SEEK_END)
+            file.write(bytes(1000))
+        for _ in range(2):
+            with pytest.raises(openai.InternalServerError, match="was written over") as refused:
+                client.chat.completions.create(**QUESTION)
+        assert (refused.value.status_code, refused.value.code) == (503, "weights_changed")
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(f"{server.url}/health")
+        server.end()
+        server.reader.join()
+    assert "".join(server.said).count(f"tiny: {weights} was written over under the running server") == 1
 
 
 @pytest.mark.parametrize(

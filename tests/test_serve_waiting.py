@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 from starlette.testclient import TestClient
 
-from artel.inference.serve import encoders
+from artel.inference.serve import app, encoders
 from artel.inference.serve.app import Limits
 from artel.inference.serve.errors import ApiError
-from artel.inference.serve.limits import Deadline
+from artel.inference.serve.limits import AdmissionLimit, Deadline
 from artel.inference.serve.schema import EmbeddingRequest
 from support.serving import (
     QUESTION,
@@ -148,3 +148,34 @@ def test_an_encoder_stops_when_its_client_goes(models):
     served = models["embeddings"]
     body = {"input": ["the of and"] * 100}
     assert asyncio.run(left_in_the_midst(served, app_of(served), "/v1/embeddings", body)) == (499, 1)
+
+
+async def streamed(events, seconds):
+    """Send a stream to a client that reads nothing, and return the number of slots that are still held."""
+    admission = AdmissionLimit(1, 0)
+    slots = ExitStack()
+    slots.enter_context(admission.admit())
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    scope = {"type": "http", "asgi": {"spec_version": "2.3"}}
+    await app._Stream(events, slots, seconds)(scope, asyncio.Event().wait, send)
+    return admission.admitted
+
+
+async def failing():
+    raise TimeoutError("a disk")
+    yield ""
+
+
+async def of_one_event():
+    yield "data: 1\n\n"
+
+
+def test_a_stream_that_is_not_read_ends_and_a_foreign_timeout_is_no_end(monkeypatch):
+    monkeypatch.setattr(app, "_UNREAD_SECONDS", 0.1)
+    assert asyncio.run(streamed(of_one_event(), 0.0)) == 0
+    with pytest.raises(TimeoutError, match="a disk"):
+        asyncio.run(streamed(failing(), 600.0))

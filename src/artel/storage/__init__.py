@@ -11,7 +11,7 @@ from artel.storage.atomic import (
     write_file,
     write_output,
 )
-from artel.storage.bus_errors import kept_bus_error_handler, report_bus_errors
+from artel.storage.bus_errors import MappedFiles, kept_bus_error_handler, report_bus_errors
 from artel.storage.checksums import checksum
 from artel.storage.http.download import Download, fetch
 from artel.storage.locations import (
@@ -39,6 +39,7 @@ from artel.storage.remote.folders import (
 
 __all__ = [
     "Download",
+    "MappedFiles",
     "RemoteFile",
     "cache_folder",
     "check_cache",

@@ -29,16 +29,46 @@ def _handle(number: int) -> None:
 
 def shortened_files() -> list[str]:
     """Return the memory-mapped files of this process that have become shorter than their mapping (Linux)."""
-    names: dict[str, None] = {}
+    return [name for name, end in _mapped_files().items() if Path(name).stat().st_size + mmap.PAGESIZE <= end]
+
+
+def _mapped_files() -> dict[str, int]:
+    """Memory-mapped files of this process, each with the offset in it at which its last mapping ends (Linux)."""
+    ends: dict[str, int] = {}
     with Path("/proc/self/maps").open(encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:
             addresses, _, offset, _, _, *name = line.rstrip("\n").split(maxsplit=5)
             # A library's last mapping may be longer than its file by design.
             if name and name[0].startswith("/") and ".so" not in Path(name[0]).suffixes and Path(name[0]).is_file():
                 first, end = (int(address, 16) for address in addresses.split("-"))
-                if Path(name[0]).stat().st_size + mmap.PAGESIZE <= int(offset, 16) + end - first:
-                    names[name[0]] = None
-    return [*names]
+                ends[name[0]] = max(ends.get(name[0], 0), int(offset, 16) + end - first)
+    return ends
+
+
+class MappedFiles:
+    """The files that are memory-mapped now (Linux), to notice later that one was written over: its pages change too."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, os.stat_result] = {}
+        with suppress(FileNotFoundError):  # another system
+            self._before = {name: Path(name).stat() for name in _mapped_files()}
+
+    def written_over(self) -> list[str]:
+        """Return the files whose content may have changed.
+
+        A file that was replaced is another one: the mapping keeps the old. One that became shorter ends the process
+        when its pages are read (`report_bus_errors`).
+        """
+        return [name for name, before in self._before.items() if _is_written_over(name, before)]
+
+
+def _is_written_over(name: str, before: os.stat_result) -> bool:
+    try:
+        now = Path(name).stat()
+    except OSError:
+        return False  # removed
+    has_changed = now.st_size != before.st_size or now.st_mtime_ns != before.st_mtime_ns
+    return os.path.samestat(now, before) and now.st_size >= before.st_size and has_changed
 
 
 _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)(_handle)  # a global: C calls it

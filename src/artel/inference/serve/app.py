@@ -6,7 +6,7 @@ import asyncio
 import sys
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from contextlib import ExitStack, aclosing, suppress
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,6 +39,7 @@ from artel.inference.serve.schema import (
     ScoreRequest,
 )
 from artel.inference.serve.served import ServedModel
+from artel.storage import MappedFiles
 
 Result = TypeVar("Result")
 
@@ -82,8 +83,17 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
     _add_errors(app)
     _add_page(app)
     by_name = {served.name: served for served in models}
+    weights = MappedFiles()
+
+    def check_weights() -> None:
+        """Raise ApiError 503 if weights were written over: answers would mix the old ones and the new ones."""
+        if changed := weights.written_over():
+            what = f"{', '.join(changed)} was written over under the running server: start the server again"
+            models[0].say_once(what)
+            raise ApiError(503, what, code="weights_changed")
 
     def find(name: str, can: Callable[[ServedModel], bool], does: str) -> ServedModel:
+        check_weights()
         served = by_name.get(name) if name else models[0]
         if served is None:
             message = f"there is no model {name[:100]!r}; served: {', '.join(by_name)}"
@@ -154,6 +164,7 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
 
     @app.get("/health")
     async def health() -> dict[str, str]:
+        check_weights()
         return {"status": "ok"}
 
     @app.get("/metrics")
@@ -217,9 +228,13 @@ class _Stream(StreamingResponse):
         self._slots, self._seconds = slots, seconds
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        with self._slots, suppress(TimeoutError):
-            async with asyncio.timeout(self._seconds + _UNREAD_SECONDS):
-                await super().__call__(scope, receive, send)
+        with self._slots:
+            try:
+                async with asyncio.timeout(self._seconds + _UNREAD_SECONDS) as limit:
+                    await super().__call__(scope, receive, send)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
 
 
 async def _after(first: str, events: AsyncGenerator[str, None]) -> AsyncIterator[str]:

@@ -43,6 +43,7 @@ class ServedModel:
         """
         self.opened = opened
         self.name = name
+        self._said: set[str] = set()
         limit = position_limit(opened.model)
         if context is not None and limit is not None and context > limit:
             raise InputError.at("--context", f"the model takes {limit:,} tokens", f"write at most {limit}")
@@ -64,7 +65,7 @@ class ServedModel:
         """The same model with that one of its adapters, whose tokenizer and run are those of `opened`."""
         assert self._turns is not None
         served = copy(self)
-        served.opened, served.name = opened, name
+        served.opened, served.name, served._said = opened, name, set()
         served._read_ends()
         served.engine = self._turns.of(name)
         return served
@@ -78,7 +79,6 @@ class ServedModel:
         self.text_end = text_end(opened.model, opened.tokenizer)
         self.grammars = Grammars(opened.tokenizer, self.turn_end.ids)
         self._call_form: list[CallForm | None] = []
-        self._said: set[str] = set()
 
     def say_once(self, what: str) -> None:
         """Write a line about this model to the server's log, if it is not there yet, and not too many are."""
