@@ -10,7 +10,7 @@ import pytest
 import artel
 from artel.cli.main import app
 from artel.config import RunConfig, run_from
-from artel.config.converters.command_line.convert import is_command_line
+from artel.config.converters.command_line import is_command_line
 from artel.config.converters.fitting import FLAT, WHOLE_MATRICES
 from artel.config.converters.optimizers import optimizer_of
 from artel.config.converters.tools import convert

@@ -146,7 +146,7 @@ TRACKERS = Registry(
 TOOLS = Registry(  # in the order in which a configuration is tried
     "config convert",
     {
-        "command_line": "artel.config.converters.command_line.convert:COMMAND_LINE",
+        "command_line": "artel.config.converters.command_line:COMMAND_LINE",
         "llama_factory": "artel.config.converters.llama_factory.convert:LLAMA_FACTORY",
         "axolotl": "artel.config.converters.axolotl.convert:AXOLOTL",
         "impruver": "artel.config.converters.impruver.convert:IMPRUVER",

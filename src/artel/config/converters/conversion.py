@@ -138,8 +138,11 @@ class Conversion:
             old.add(key, value, shown(value, key), old.places.get(key, place))
         return old
 
-    def add(self, name: str, value: Any, written: str, place: str) -> None:
-        """Add a key of the file. `written`: its value as messages show it. A value of None means that it is empty."""
+    def add(self, name: str, value: Any, written: str, place: str) -> str:
+        """Add a key of the file, and return the name that code asks for. A value of None means that it is empty.
+
+        `written`: the value as messages show it.
+        """
         key = self._names.get(name) or (f"{name}?" if name in self._own_names else name)
         if key not in self._keys:
             section = key
@@ -148,6 +151,7 @@ class Conversion:
         self._keys[key] = _WrittenKey(name, place, written, value)
         if value is not None:
             self._values[key] = value
+        return key
 
     # Reading
 

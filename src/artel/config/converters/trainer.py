@@ -38,7 +38,7 @@ TRAINER_DEFAULTS = {
 OTHER_TRACKERS = [name for name in TRACKERS.names if name not in ("console", "jsonl")]
 TRACKER_ADVICE = f"artel has {', '.join(OTHER_TRACKERS)}; write track: [console, jsonl, {OTHER_TRACKERS[0]}]"
 MUON_RATE = "its rate is train.muon_learning_rate here, and that of the rest learning_rate: both are what is written"
-NO_REMOTE_CODE = "code beside a model is not run"
+MAIN_BRANCH = "the main branch is taken; fetch that one (hf download --revision), name its folder"
 STARTED = "processes are started by artel train --nproc, --nnodes and --node-rank, or by torchrun"
 SAMPLES_STAND_ALONE = (
     "a sample of objective {} stands alone, and train.batch counts samples, not packed sequences: multiply it by the "
@@ -120,6 +120,8 @@ TRAINER = KeyTable(
         "use_liger_kernel": "artel chooses its kernels; train.compile fuses layers",
         "do_predict": "artel evaluate RUN, once it is trained",
         "eval_on_start": "the first validation is the first that is due",
+        "trust_remote_code":
+            "code beside a model is not run; where it must, write model.trust_remote_code: NAME-OF-MODEL",
         "debug": "artel train --help has what shows a run's inside",
         "deepspeed deepspeed.*":
             "is a DeepSpeed configuration within the file; save it as JSON, and write parallel.deepspeed: FILE",

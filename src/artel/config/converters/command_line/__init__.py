@@ -1,1 +1,0 @@
-"""Command lines of transformers' run_clm.py and run_mlm.py as run files."""
