@@ -22,6 +22,7 @@ import openai
 import pytest
 import torch
 from openai.types.responses import Response
+from pydantic import BaseModel
 
 from support.chat_models import user
 from support.hub import Hub, Repo
@@ -130,6 +131,28 @@ def test_openais_client_gets_responses_whole_and_streamed(server):
             chat.choices[0].message.content,
             chat.usage.prompt_tokens,
         )
+
+
+class City(BaseModel):
+    name: str
+    days: int
+
+
+@pytest.mark.ci
+def test_openais_client_gets_responses_that_fit_a_class(server):
+    request = {"model": "tiny", "input": "Who are you?", "extra_body": {"seed": 1}}
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret") as client:
+        whole = client.responses.parse(**request, text_format=City)
+        assert isinstance(whole.output_parsed, City)
+        assert (whole.text.format.type, whole.text.format.name) == ("json_schema", "City")
+        with client.responses.stream(**request, text_format=City) as stream:
+            assert stream.get_final_response().output_parsed == whole.output_parsed
+        any_object = client.responses.create(**request, text={"format": {"type": "json_object"}}, max_output_tokens=20)
+        assert any_object.output_text.startswith("{")
+        wrong = {"type": "json_schema", "name": "a", "schema": {"type": "nothing"}}
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.responses.create(**request, text={"format": wrong})
+        assert refused.value.param == "text"
 
 
 def test_lm_evals_loglikelihoods_are_those_of_transformers(server, folder, monkeypatch):

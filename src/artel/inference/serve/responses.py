@@ -29,7 +29,7 @@ class Responses(ChatCompletions):
         try:
             await super()._make_prompts()
         except ApiError as error:
-            error.param = "input" if error.param == "messages" else error.param
+            error.param = {"messages": "input", "response_format": "text"}.get(error.param or "", error.param)
             raise
 
     async def whole(self) -> dict[str, Any]:
@@ -90,6 +90,7 @@ class Responses(ChatCompletions):
 
     def _object(self, status: str, output: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
         body = self._responses_request
+        format_ = None if body.text is None else body.text.format
         return {
             "id": self._id,
             "object": self.kind,
@@ -108,7 +109,7 @@ class Responses(ChatCompletions):
             "previous_response_id": None,
             "store": False,
             "temperature": body.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": {"type": "text"} if format_ is None else format_.model_dump(by_alias=True)},
             "tool_choice": "auto",
             "tools": [],
             "top_p": body.top_p,

@@ -250,6 +250,24 @@ class ResponsesMessage(ClientObject):
     phase: str | None = None
 
 
+class ResponsesSchema(JsonSchema):
+    """A schema for the answer: `response_format` of the chat in one object."""
+
+    type: Literal["json_schema"]
+
+
+class ResponsesText(Body):
+    format: Annotated[TextFormat | JsonFormat | ResponsesSchema, Field(discriminator="type")] | None = None
+    verbosity: Annotated[None, _unsupported("leave it out", "medium")] = None
+
+    @property
+    def chat_format(self) -> JsonFormat | JsonSchemaFormat | None:
+        """The format as the chat has it; None for free text."""
+        if isinstance(self.format, ResponsesSchema):
+            return JsonSchemaFormat.model_construct(type="json_schema", json_schema=self.format)
+        return self.format if isinstance(self.format, JsonFormat) else None
+
+
 class ResponsesRequest(SamplingBody):
     """A request for one answer, as OpenAI's Responses API has it, without tools and stored conversations."""
 
@@ -259,7 +277,7 @@ class ResponsesRequest(SamplingBody):
     n: Literal[1] | None = None
     tools: Annotated[None, _unsupported(_IN_CHAT, [])] = None
     tool_choice: Annotated[None, _unsupported(_IN_CHAT, "auto", "none")] = None
-    text: Annotated[None, _unsupported(_IN_CHAT, {}, {"format": {"type": "text"}})] = None
+    text: ResponsesText | None = None
     top_logprobs: Annotated[None, _unsupported(_IN_CHAT, 0)] = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
@@ -284,6 +302,7 @@ class ResponsesRequest(SamplingBody):
         return ChatRequest.model_construct(
             messages=messages,
             max_completion_tokens=self.max_output_tokens,
+            response_format=None if self.text is None else self.text.chat_format,
             **sampling,
         )
 
