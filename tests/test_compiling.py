@@ -34,6 +34,25 @@ def test_a_compiled_run_ends_as_one_that_is_not(tmp_path):
     assert ended["on"] == pytest.approx(ended["off"], rel=1e-5)
 
 
+@pytest.mark.processes
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+def test_a_signal_while_layers_compile_ends_the_run_before_its_first_step(tmp_path):
+    """It once took effect after the compilation and a step: two minutes on a busy machine."""
+    run = write_run(tmp_path / "run.yaml", train={"compile": "on"})
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    command = [sys.executable, "-m", "artel", "train", str(run)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        compiled = tmp_path / "inductor"
+        wait_until(lambda: process.poll() is not None or any(compiled.rglob("*.cpp")))
+        process.send_signal(signal.SIGTERM)
+        output = process.stderr.read()
+    assert process.returncode == 130
+    assert "compiling the layers\nartel: stopped while compiling the layers\n    no checkpoint is written" in output
+    assert not list(run.with_suffix("").glob("checkpoints/step-*"))
+    done = artel("report", run.with_suffix(""))
+    assert "stopped at step 0" in done.stdout + done.stderr
+
+
 @pytest.mark.long
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 def test_with_the_layers_the_loss_is_one_loop(monkeypatch):

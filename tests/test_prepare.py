@@ -278,3 +278,5 @@ def test_ctrl_c_while_processes_are_started_is_not_lost():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr
+    kept = "finished parts of the text are kept: the same command continues with them"
+    assert done.stderr.endswith(f"artel: interrupted\n    {kept}\n")

@@ -133,6 +133,27 @@ def test_ctrl_c_on_two_processes_saves_and_exits_130(tmp_path):
     assert (run.with_suffix("") / "checkpoints" / "latest").resolve().name == f"step-{step:09d}"
 
 
+@pytest.mark.processes
+@pytest.mark.ci
+@pytest.mark.parametrize(("number", "words"), [(signal.SIGINT, ()), (signal.SIGTERM, ("--nproc", 2))])
+def test_a_signal_before_the_first_step_says_what_is_kept(tmp_path, number, words):
+    run = write_run(tmp_path / "run.yaml")
+    process = start("train", run, *words)
+    read = []
+    while not (read and read[-1].startswith("starting to train")):
+        read.append(process.stderr.readline())
+        assert read[-1], read
+    process.send_signal(number)
+    _, rest = process.communicate(timeout=LIMIT)
+    assert process.returncode == 130, rest
+    kept = "no checkpoint is written yet: the same command starts again, with the text prepared so far"
+    assert rest.endswith(f"artel: {'stopped' if words else 'interrupted'}\n    {kept}\n")
+    assert rest.count("artel: ") == 1
+    done = artel("train", run)
+    assert done.returncode == 0
+    assert "(made before)" in done.stderr
+
+
 @pytest.mark.slow
 def test_the_saved_model_is_the_trained_one(tmp_path):
     """RUN/model opens with transformers and gives artel's own logits; validation figures hang together."""

@@ -25,6 +25,10 @@ Answer = Callable[[], str]
 _ENDING = "stopping; press Ctrl-C again to end at once"
 _answers: list[Answer | None] = [lambda: _ENDING]
 """The innermost counts. None: nothing is printed, and a second Ctrl-C is left to Python's handler."""
+_ends: list[Answer] = []
+"""Not empty while a signal ends this process at once, with the line that the last one returns."""
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Signals that stop a run; SIGUSR1 is Slurm's warning that the time is nearly over."""
 _is_handled = threading.Event()
 
 
@@ -55,6 +59,30 @@ def answered_by(answer: Answer | None) -> Iterator[None]:
         _answers.pop()
 
 
+@contextmanager
+def ended_at_once(last_line: Answer) -> Iterator[None]:
+    """End the process at once on a signal to stop within the block, after printing what `last_line` returns.
+
+    For work that must not be interrupted and has nothing to save. Without `answer_at_once` the block runs to its end.
+    """
+    _ends.append(last_line)
+    try:
+        yield
+    finally:
+        _ends.pop()
+
+
+@contextmanager
+def explained(note: Callable[[], str]) -> Iterator[None]:
+    """Add a note to a Ctrl-C that ends the block: what is kept, and how to continue. The innermost one counts."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        if not getattr(interrupt, "__notes__", None):
+            interrupt.add_note(note())
+        raise
+
+
 def interrupt_is_handled() -> None:
     """Note that Ctrl-C has had its effect and the process continues: the next one is a first one again."""
     _is_handled.set()
@@ -70,6 +98,9 @@ def _listen(reader: int) -> None:
     before = -SAME
     while True:
         numbers = os.read(reader, 64)
+        if _ends and not {*_STOPPING}.isdisjoint(numbers):
+            _say(_ends[-1]())
+            os._exit(130)
         now, answer = time.monotonic(), _answers[-1]
         if signal.SIGINT not in numbers or answer is None or 0 < now - before < SAME:
             continue
@@ -94,18 +125,21 @@ def _say(line: str) -> None:
 
 @contextmanager
 def interrupted_after() -> Iterator[None]:
-    """Ctrl-C that comes during the block takes effect at its end.
+    """Ctrl-C, and signals that are handled like it, take effect at the end of the block.
 
-    The signal is handled, not masked: a process of several threads gets it by any that does not mask it.
+    They are handled, not masked: a process of several threads gets a signal by any that does not mask it.
     """
     if not in_main_thread():  # only there an interrupt is raised
         yield
         return
     interrupts: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+    before = {number: handler for number in _STOPPING if callable(handler := signal.getsignal(number))}
+    for number in before:
+        signal.signal(number, lambda number, frame: interrupts.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         if interrupts:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(interrupts[0])

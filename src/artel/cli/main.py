@@ -38,7 +38,7 @@ from artel.cli import (
 from artel.cli.parsing import Verbs
 from artel.cli.streams import be_utf8, last_message, leave_out, open_streams, show, write_lines
 from artel.elapsed import paused, show_elapsed
-from artel.errors import ArtelError, OutOfMemory, WorkError
+from artel.errors import ArtelError, Interrupted, OutOfMemory, WorkError
 from artel.interrupts import answer_at_once, interrupt_is_handled
 from artel.printable import in_a_line
 
@@ -171,8 +171,9 @@ def _thread_failed(failed: threading.ExceptHookArgs) -> None:
 
 
 def _end(error: ArtelError) -> int:
-    """Print what is wrong; the exit status."""
-    for problem in error.problems:
+    """Print what is wrong; the exit status. That a signal stopped all processes the first one says."""
+    is_said = isinstance(error, Interrupted) and os.environ.get("RANK", "0") != "0"
+    for problem in () if is_said else error.problems:
         first, *rest = problem.lines
         write_lines([f"artel: {first}", *rest])
     from artel.launching.worker import LostOthers

@@ -1,13 +1,15 @@
-"""What a command line says that no verb takes: a run file's key written as an option."""
+"""What no command handles itself: a run file's key written as an option, and Ctrl-C."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from artel.errors import InputError
+from artel.errors import InputError, Interrupted
+from artel.interrupts import interrupt_is_handled
 
 
 class Verbs(TyperGroup):
@@ -17,6 +19,11 @@ class Verbs(TyperGroup):
         words = [*ctx._protected_args, *ctx.args]
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:  # typer would end with 130 without a word
+            interrupt_is_handled()
+            if "ARTEL_LED" in os.environ:  # the launcher of this process says how to continue
+                raise typer.Exit(Interrupted.exit_code) from None
+            raise Interrupted.at("", "interrupted", "; ".join(getattr(interrupt, "__notes__", []))) from None
         except Exception as error:
             if type(error).__name__ == "NoSuchOption" and _takes_keys(getattr(error, "ctx", None)):
                 _refuse_key(error.option_name, words)  # type: ignore[attr-defined]

@@ -74,7 +74,7 @@ def launch(
         if not (result.is_failed() and hosts.elastic):
             handler.shutdown()
     except SignalException:
-        raise Interrupted.at("", "stopped", "the same command resumes from the last checkpoint") from None
+        raise Interrupted.at("", "stopped", folder.how_to_continue) from None
     except RendezvousClosedError:
         what, fix = "another host has ended the run", "its output has the reason; the same command resumes"
         raise WorkError.at(hosts.where, what, fix) from None

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from artel.config import Overrides, RunConfig, RunFile, load_run
 from artel.config.schema.quantities import duration
 from artel.errors import InputError
-from artel.interrupts import in_main_thread
+from artel.interrupts import explained, in_main_thread
 from artel.launching.accelerate import take_over
 from artel.launching.begin_with_plan import begin_with_plan
 from artel.launching.hosts import Hosts
@@ -90,7 +90,8 @@ def start_run(
     Raises InputError, WorkError, and Interrupted where a signal stopped the run after it was saved.
     """
     if in_main_thread():
-        signal.signal(signal.SIGUSR1, signal.default_int_handler)  # Slurm's warning: Ctrl-C until the loop runs
+        for number in (signal.SIGTERM, signal.SIGUSR1):  # USR1: Slurm's warning that the time is nearly over
+            signal.signal(number, signal.default_int_handler)  # like Ctrl-C, until the loop runs
     options = _read_environment(options)
     run, overrides = _read_run(file, overrides, options, announce)
     hosts = Hosts.read(
@@ -115,7 +116,7 @@ def start_run(
         if original is not None:
             _check_copy(run, original)
         check_cache()
-    with lock(folder.lock, wait=False) if leads else nullcontext():
+    with explained(lambda: folder.how_to_continue), lock(folder.lock, wait=False) if leads else nullcontext():
         if leads:
             folder.claim()
             if original is not None:

@@ -20,6 +20,7 @@ import orjson
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem, WorkError
+from artel.interrupts import explained
 from artel.notebooks import html_table
 from artel.objectives import objective_type
 from artel.preparing.claim import check_claim
@@ -50,6 +51,7 @@ from artel.tokens.store.manifest import SPLITS, stored_files
 
 # Unfinished work is removed if nobody resumed it for so long.
 _FORGOTTEN_SECONDS = 7 * 86400
+_KEPT = "finished parts of the text are kept: the same command continues with them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ def prepare(
                     write_bytes(f"{address}.begun", b"")
                 remove_leftovers(stores)
                 _remove_forgotten(stores)
-                with while_making() as check:
+                with explained(lambda: _KEPT), while_making() as check:
                     make_store(run, folder, key, tell, check)
                 made = True
             if not _is_whole(folder, address):

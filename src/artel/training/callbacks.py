@@ -23,7 +23,6 @@ from artel.interrupts import SAME, answered_by, in_main_thread
 from artel.models.flops import tokens_a_second, utilization
 from artel.storage import write_file
 from artel.training.best import compare_with_best
-from artel.training.checkpoint.format import list_checkpoints
 from artel.training.evaluation import Validation
 from artel.training.faults.bad_steps import Guard
 from artel.training.memory.in_use import memory_in_use
@@ -230,7 +229,7 @@ def _save_and_wait(run: Run) -> None:
 class StopOnSignal:
     """Ends the run after this step, saved, on SIGTERM, Ctrl-C or Slurm's SIGUSR1; at once on a second Ctrl-C.
 
-    Before the first step there is nothing to finish, so the first Ctrl-C ends the process at once. "At once" is what a
+    Before the first step there is nothing to finish, so each of these signals ends the run at once. "At once" is what a
     handler does that a caller of artel had set, else the end of the process. In a thread that is not the main one
     nothing arrives.
     """
@@ -254,7 +253,7 @@ class StopOnSignal:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = self._clock()
         before = self._before[signal.SIGINT]
-        if number == signal.SIGINT and not self.finishes_step and callable(before):
+        if not self.finishes_step and callable(before):
             before(number, frame)
         if self.requested and number == signal.SIGINT and now - self._when > SAME:
             signal.signal(signal.SIGINT, signal.SIG_DFL if before is signal.default_int_handler else before)
@@ -275,8 +274,7 @@ class StopOnSignal:
 
 def _stopping(run: Run) -> str:
     """Return the answer to Ctrl-C: what it does to `run` now, and what a second one would do."""
-    checkpoints = list_checkpoints(run.folder.checkpoints)
-    step = f"step {int(checkpoints[-1].name.removeprefix('step-')):,}" if checkpoints else ""
+    step = run.folder.last_checkpoint
     resumes = f"resume from the last checkpoint ({step})" if step else "lose its steps: no checkpoint is written yet"
     seconds = run.seconds_left_of_step
     about = f" (about {seconds:,.0f} s)" if seconds >= 1 else ""

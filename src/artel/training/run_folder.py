@@ -86,6 +86,19 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def last_checkpoint(self) -> str:
+        """For people: `step 300`, or nothing where no checkpoint is written yet."""
+        written = written_checkpoints(self.checkpoints)
+        return f"step {int(written[-1].name.removeprefix('step-')):,}" if written else ""
+
+    @property
+    def how_to_continue(self) -> str:
+        """For people: what is kept of a run that was stopped, and how to continue."""
+        if step := self.last_checkpoint:
+            return f"the same command resumes from the last checkpoint ({step})"
+        return "no checkpoint is written yet: the same command starts again, with the text prepared so far"
+
+    @property
     def before(self) -> Path:
         """What the model said of each sample before training."""
         return self.path / "before-training.safetensors"

@@ -12,6 +12,7 @@ from artel.config import RunConfig, dump_run
 from artel.config.schema.quantities import duration
 from artel.errors import InputError
 from artel.host import reset_peak_memory
+from artel.interrupts import ended_at_once
 from artel.models.compile import try_compiled
 from artel.models.flops import device_name, flops_a_token, peak_flops
 from artel.objectives import objective_of
@@ -32,6 +33,7 @@ from artel.training.metrics.trackers import Trackers
 from artel.training.model_setup import set_up_model
 from artel.training.packing import ALONE, AUTO, choose_packing, may_unpack, with_packing
 from artel.training.prefetch import local_batches
+from artel.training.rank_file import mark_start
 from artel.training.reference_log_probs import set_reference
 from artel.training.run import Run
 from artel.training.run_folder import RunFolder
@@ -199,12 +201,18 @@ def _length(config: RunConfig, length: Length) -> str:
 
 def _compile(run: Run) -> None:
     """Compile the layers now, rather than in the first step; where that fails they run as they are."""
-    run.tell("compiling the layers")
-    run.trackers.busy("compiling")
     batch = local_batches(run, run.step)[0]
-    failure = try_compiled(
-        run.strategy.model, lambda: run.strategy.probe_memory(batch), run.strategy.forget_failed_pass
-    )
+
+    def last_line() -> str:
+        mark_start(run.folder, "stopped")
+        return f"stopped while compiling the layers\n    {run.folder.how_to_continue}"
+
+    with ended_at_once(last_line):  # the compilers, which take minutes, must not be killed
+        run.tell("compiling the layers")
+        run.trackers.busy("compiling")
+        failure = try_compiled(
+            run.strategy.model, lambda: run.strategy.probe_memory(batch), run.strategy.forget_failed_pass
+        )
     if failure is not None:
         run.tell(f"the layers cannot be compiled, so they run as they are: {failure}")
 
