@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,12 @@ from support.runs import TEXT_ALONE, artel, write_run
 
 pytestmark = pytest.mark.processes
 KEY = "0" * 32
+FOLDERS = {"ARTEL_CACHE": "cache", "XDG_STATE_HOME": "state"}
 
 
 def clean(*names: str, status: int = 0) -> dict[str, int]:
     """Bytes by name: of what is kept, or was removed."""
-    done = artel("clean", *names, "--json", env={"ARTEL_CACHE": "cache"})
+    done = artel("clean", *names, "--json", env=FOLDERS)
     assert done.returncode == status, done.stderr
     result = json.loads(done.stdout)
     return {row["name"]: row["bytes"] for row in result["removed" if names else "kept"]}
@@ -25,7 +27,7 @@ def clean(*names: str, status: int = 0) -> dict[str, int]:
 @pytest.mark.ci
 def test_what_is_kept_is_listed_and_removed_by_name():
     file = write_run(Path("run.yaml"), base=TEXT_ALONE, data={"store": ""})
-    assert artel("prepare", file, env={"ARTEL_CACHE": "cache"}).returncode == 0
+    assert artel("prepare", file, env=FOLDERS).returncode == 0
     (store,) = (path.name for path in Path("cache/stores").iterdir() if path.is_dir())
     theirs = Path("cache/stores/mine.txt"), Path("cache/notes/a.txt"), Path("elsewhere/a.txt")
     for path in theirs:
@@ -49,9 +51,25 @@ def test_what_is_kept_is_listed_and_removed_by_name():
     assert all(path.read_text() == "mine" for path in theirs)
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
 
-    refused = artel("clean", "runs", "store", env={"ARTEL_CACHE": "cache"})
+    refused = artel("clean", "runs", "store", env=FOLDERS)
     assert refused.returncode == 2
     assert refused.stderr.count("is nothing that artel keeps here") == 2
+
+
+def test_what_cannot_be_removed_is_not_called_removed():
+    folder = Path("cache/stores") / KEY
+    folder.mkdir(parents=True)
+    (folder / "shard").write_text("12345")
+    if subprocess.run(["chattr", "+i", folder / "shard"], capture_output=True, check=False).returncode:
+        pytest.skip("no file can be made immutable here: that takes root, and a disk such as ext4")
+    try:
+        done = artel("clean", f"stores/{KEY}", env=FOLDERS)
+    finally:
+        (file,) = Path("cache/stores").glob("*/shard")
+        subprocess.run(["chattr", "-i", file], check=True)
+    assert done.returncode == 1
+    assert "removed: nothing" in done.stdout
+    assert f"cannot be removed: Operation not permitted ({file.name})" in done.stderr
 
 
 def test_every_part_of_the_cache_is_listed():

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -121,10 +122,13 @@ def test_a_folder_appears_only_at_the_end(tmp_path: Path) -> None:
 
 
 def test_files_of_a_folder_have_the_rights_that_the_umask_gives(tmp_path: Path) -> None:
-    """Also those of safetensors, which writes for its user alone; what nobody may change stays so."""
+    """Also those of safetensors, which writes for its user alone. What nobody may change stays so, and private copies."""
+    (tmp_path / "private").touch(0o600)
+    os.utime(tmp_path / "private", (1e9, 1e9))
     before = os.umask(0o027)
     try:
         with new_folder(tmp_path / "model") as partial:
+            shutil.copy2(tmp_path / "private", partial)
             save_file({"weight": np.zeros(2)}, partial / "model.safetensors")
             (partial / "config.json").write_text("{}")
             (partial / "fixed").write_text("")
@@ -132,7 +136,8 @@ def test_files_of_a_folder_have_the_rights_that_the_umask_gives(tmp_path: Path) 
     finally:
         os.umask(before)
     rights = {file.name: oct(file.stat().st_mode & 0o777) for file in (tmp_path / "model").iterdir()}
-    assert rights == {"model.safetensors": "0o640", "config.json": "0o640", "fixed": "0o400"}
+    expected = {"model.safetensors": "0o640", "config.json": "0o640", "fixed": "0o400", "private": "0o600"}
+    assert rights == expected
 
 
 def test_a_failed_folder_leaves_nothing(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def _remove(entries: list[_Entry]) -> tuple[list[_Entry], list[Problem]]:
         try:
             with unused, disk_errors(folder):
                 for path in entry.paths:
-                    discard(path) if path.is_dir() else path.unlink(missing_ok=True)
+                    discard(path, ignore_errors=False) if path.is_dir() else path.unlink(missing_ok=True)
         except ArtelError as error:
             problems += error.problems
         else:

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from artel.errors import InputError
+from artel.errors import InputError, WorkError
 from artel.storage.locations import disk_errors
 from artel.storage.regular_files import special_kind
 
@@ -122,9 +122,10 @@ def new_folder(path: Path | str, *, replace: bool = False) -> Iterator[Path]:
         _remove_leftovers_once(path.parent.absolute())
         partial = _partial_name(path)
         partial.mkdir()
+        begun = partial.stat().st_mtime_ns
         try:
             yield partial
-            _apply_umask(partial)
+            _apply_umask(partial, begun)
             _sync_tree(partial)
             _take_name(partial, path, replace)
             _sync(path.parent)
@@ -171,13 +172,20 @@ def _remove_leftovers_once(folder: Path) -> None:
     remove_leftovers(folder)
 
 
-def discard(folder: Path | str) -> None:
-    """Remove a folder and its content. It is renamed before the first file is removed."""
+def discard(folder: Path | str, *, ignore_errors: bool = True) -> None:
+    """Remove a folder and its content. It is renamed before the first file is removed.
+
+    Raises as `disk_errors` does if it cannot be renamed; WorkError if files stay, unless `ignore_errors`.
+    """
     folder = Path(folder)
+    aside = _partial_name(folder)
     with disk_errors(folder.parent):
-        aside = _partial_name(folder)
         folder.rename(aside)
-        shutil.rmtree(aside, ignore_errors=True)
+    try:
+        shutil.rmtree(aside, ignore_errors=ignore_errors)
+    except OSError as error:
+        what = f"this part of {folder} cannot be removed: {error.strerror} ({error.filename})"
+        raise WorkError.at(str(aside), what, "remove it as the user who owns it") from error
 
 
 def point(link: Path | str, target: Path | str) -> None:
@@ -237,12 +245,16 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _apply_umask(folder: Path) -> None:
-    """Give files that a library wrote with mode 0600 (safetensors does) the mode that the umask gives other files."""
+def _apply_umask(folder: Path, begun: int) -> None:
+    """Give files that a library wrote with mode 0600 (safetensors does) the mode that the umask gives other files.
+
+    A copy of a private file stays private. It has the time of its original, before `begun`.
+    """
     mode = stat.S_IMODE(folder.stat().st_mode) & 0o666
     for root, _, names in os.walk(folder):
         for file in (Path(root, name) for name in names):
-            if not file.is_symlink() and stat.S_IMODE(file.stat().st_mode) == 0o600:
+            status = file.lstat()
+            if status.st_mode == stat.S_IFREG | 0o600 and status.st_mtime_ns >= begun:
                 file.chmod(mode)
 
 
