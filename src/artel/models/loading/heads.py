@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import transformers
 from torch import nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.integrations.heterogeneity.configuration_utils import AmbiguousGlobalPerLayerAttributeError
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 
 from artel.errors import InputError, Problem
 from artel.models.loading.multimodal.language_part import text_class
@@ -70,8 +69,8 @@ def check_head(model_type: str, auto_class: str, where: str, own: Collection[str
 def check_direction(config: PreTrainedConfig, auto_class: str, where: str) -> None:
     """Raise InputError if an encoder is to predict next tokens but reads in both directions, as it is configured.
 
-    transformers has a causal mode for BERT and its kin, which `is_decoder` turns on (`causal` for XLM). The others of
-    its causal models have no masked head, and no warning that asks for `is_decoder`.
+    transformers has a causal mode for BERT and its kin, which `is_decoder` turns on (`causal` for XLM). They have a
+    masked head, except BertGeneration, whose class without a head is called an encoder.
     """
     if auto_class != "AutoModelForCausalLM" or config.is_encoder_decoder:
         return
@@ -79,11 +78,7 @@ def check_direction(config: PreTrainedConfig, auto_class: str, where: str) -> No
     if key is None:
         return
     kind = config.model_type
-    is_encoder = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    if not is_encoder:
-        model = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-        is_encoder = model is not None and "add `is_decoder=True.`" in inspect.getsource(model)
-    if is_encoder:
+    if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES or str(MODEL_MAPPING_NAMES.get(kind)).endswith("Encoder"):
         what = f"{kind} is an encoder: it reads in both directions, so it would see the token that it has to predict"
         place = f"model.config.{key}: true" if where.startswith("model.config") else f'"{key}": true in its config.json'
         fix = f"write {place} to train it as a decoder"
