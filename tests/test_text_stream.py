@@ -41,6 +41,17 @@ def test_a_stop_text_within_a_run_of_bytes_is_found_at_once(tokenizer):
     assert ["".join(piece.text for piece in pieces), *(piece.stopped for piece in pieces)] == ["a", False, True]
 
 
+@pytest.mark.parametrize("stop", ["конец", "🤗🤗"])
+def test_a_long_run_of_bytes_is_decoded_once(tokenizer, monkeypatch, stop):
+    decoded, decode = [], tokenizer.hf.decode
+    monkeypatch.setattr(tokenizer.hf, "decode", lambda ids, **keys: decoded.extend(ids) or decode(ids, **keys))
+    stream = TextStream(tokenizer, [], (stop,))
+    pieces = [stream.add(1 + byte) for byte in ("это не 🤗 коне" * 200 + stop).encode()]
+    assert [piece.stopped for piece in pieces] == [*[False] * (len(pieces) - 1), True]
+    assert "".join(piece.text for piece in pieces) == "это не 🤗 коне" * 200
+    assert len(decoded) <= len(pieces)
+
+
 def test_a_prompt_that_ends_within_a_character_is_not_shown_again(tokenizer):
     letter = 1 + 256 + 1
     assert streamed(tokenizer, [letter, letter, 1 + 0xE2], [letter + 1]) == "b"

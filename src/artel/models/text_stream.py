@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -54,6 +55,8 @@ class TextStream:
         self._pending: list[int] = []  # tokens whose characters are not whole yet
         self._bytes = _fallback_bytes(self._tokenizer)
         self._run: list[int] = []  # tokens of single bytes, one after another
+        self._run_text: str | None = ""  # the last characters of the run; None if its bytes are not UTF-8
+        self._utf_8 = getincrementaldecoder("utf-8")()
 
     def add(self, token: int) -> Piece:
         """The text that is certain with this token.
@@ -63,19 +66,29 @@ class TextStream:
         """
         self._pending.append(token)
         self._run.append(token)
-        if token not in self._bytes or self._ends_within_run():
+        if token not in self._bytes or self._ends_within_run(token):
             if text := self._step(self._run):
                 self._held += text
                 self._pending = []
-            self._run = []
+            self._run, self._run_text = [], ""
+            self._utf_8.reset()
         end, stopped = up_to_stop(self._held, self._stop)
         if stopped and self._stop_until and self._held.startswith(self._stop_until, end):
             self._stop, end, stopped = (), len(self._held), False
         text, self._held = self._held[:end], self._held[end:]
         return Piece(text, stopped)
 
-    def _ends_within_run(self) -> bool:
-        return bool(self._stop) and up_to_stop(self._held + self._decode(self._run), self._stop)[1]
+    def _ends_within_run(self, token: int) -> bool:
+        """True if a stop text ends with the character that this byte completes."""
+        if not self._stop or self._run_text is None:
+            return False
+        try:
+            text = self._utf_8.decode(bytes([self._bytes[token]]))
+        except UnicodeDecodeError:
+            self._run_text = None
+            return False
+        self._run_text = (self._run_text + text)[-max(map(len, self._stop)) :]
+        return bool(text) and (self._held + self._run_text).endswith(self._stop)
 
     def _step(self, tokens: list[int]) -> str | None:
         try:
@@ -90,11 +103,12 @@ class TextStream:
         return self._held + self._decode(self._pending)
 
 
-def _fallback_bytes(backend: Any) -> set[int]:
-    """The tokens of single bytes, in which SentencePiece writes what its vocabulary lacks."""
+def _fallback_bytes(backend: Any) -> dict[int, int]:
+    """The tokens of single bytes, in which SentencePiece writes what its vocabulary lacks, and their bytes."""
     if backend.decoder is None or b"ByteFallback" not in backend.decoder.__getstate__():
-        return set()
-    return {backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)} - {None}
+        return {}
+    tokens = {backend.token_to_id(f"<0x{byte:02X}>"): byte for byte in range(256)}
+    return {token: byte for token, byte in tokens.items() if token is not None}
 
 
 def up_to_stop(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
