@@ -10,6 +10,7 @@ import pytest
 
 from artel.errors import InputError
 from artel.text import Rejected
+from artel.text.formats.table_lines import TableRows
 from support.reading import checked, items, read_texts, written
 
 ROWS = [(f"row {number}", "pos" if number % 3 else "neg") for number in range(400)]
@@ -81,6 +82,24 @@ def test_an_open_quote_at_the_end_of_prose_is_an_error(tmp_path):
     text = table([("a\nb", "x")], ",") + '"one\ntwo\nthree\n'
     with pytest.raises(InputError, match=r"a\.csv:4: a quote is opened in this row and never closed"):
         read_texts(written(tmp_path, "a.csv", text), format="csv")
+
+
+def test_quotes_that_are_trusted_cost_linear_time():
+    """Each of the last rows opens a quote that only the end of the file ends; the first rows show that it is quoted."""
+    reads = 0
+
+    class Counted(TableRows):
+        def _next_line(self):
+            nonlocal reads
+            reads += 1
+            return super()._next_line()
+
+    lines = ["text\tlabel\n", *['"a\tb"\tpos\n'] * 1000, *['a"\t"b\n'] * 1000]
+    rows = Counted(iter(lines), "a.tsv", "\t", 10**6, lambda: True)
+    taken = [cells for _, cells in zip(range(2000), (cells for _, cells in rows), strict=False)]
+    assert reads < (8 + 64) * len(lines)
+    assert taken[1:1001] == [["a\tb", "pos"]] * 1000
+    assert [cells.reason for cells in taken[1001:]] == ["open_quote"] * 999
 
 
 def test_one_bad_row_does_not_make_a_quoted_tsv_an_unquoted_one(tmp_path):

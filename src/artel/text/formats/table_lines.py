@@ -18,6 +18,8 @@ Cells = list[str] | BadRecord
 _FIX = 'close the quote; a quote inside of a text is written twice: ""'
 _CHECK_EVERY = 64
 """Lines of one row after which it is checked: an open quote must not read on to the end of the file."""
+_MOST_READINGS = 8
+"""Times that the lines of a file are read on average; after that a row may read on for _CHECK_EVERY lines only."""
 
 
 class TableRows:
@@ -38,7 +40,7 @@ class TableRows:
         self._lines, self._origin, self._delimiter, self._max = lines, origin, delimiter, max_characters
         self._trusts_quotes = trusts_quotes
         self._pushed_back: deque[str] = deque()
-        self._read = 0
+        self._read = self._read_again = 0
         self._width = 0
         self.quoted = self.literal = 0
         """Rows that can be read only with quoting, and rows that can be read only without it."""
@@ -59,6 +61,7 @@ class TableRows:
                 yield self._read, self._literal(line)
 
     def _next_line(self) -> str | None:
+        self._read_again += bool(self._pushed_back)
         line = self._pushed_back.popleft() if self._pushed_back else next(self._lines, None)
         self._read += line is not None
         return line
@@ -70,19 +73,21 @@ class TableRows:
 
     def _quoted_row(self, line: str) -> list[Cells]:
         """The row that begins with `line`, or a BadRecord for each line that is lost."""
-        first, taken, like_rows = self._read, list[str](), 0
+        first, taken, like_rows, is_cut = self._read, list[str](), 0, False
 
         def are_rows() -> bool:
             # Most lines of one row look like rows: a quote was left open, and they were read as its text.
             return self._width > 1 and like_rows > 1 and 2 * like_rows > len(taken)
 
         def lines() -> Iterator[str]:
-            nonlocal like_rows
+            nonlocal like_rows, is_cut
             following: str | None = line
             while following is not None:
                 taken.append(following)
                 like_rows += self._is_row(following)
-                if len(taken) % _CHECK_EVERY == 0 and are_rows() and not self._trusts_quotes():
+                if len(taken) % _CHECK_EVERY == 0:
+                    is_cut = self._is_read_too_often() or (are_rows() and not self._trusts_quotes())
+                if is_cut:
                     return
                 yield following
                 following = self._next_line()
@@ -95,7 +100,7 @@ class TableRows:
             wrong = str(error)
         if "field limit" in wrong:
             raise too_long(f"{self._origin}:{first}", "the row that begins here", self._max) from None
-        is_swallowing = are_rows()
+        is_swallowing = is_cut or are_rows()
         if wrong and is_swallowing:
             self._pushed_back.extendleft(reversed(taken[1:]))
             self._read = first
@@ -115,6 +120,9 @@ class TableRows:
         self._width = self._width or len(cells)
         self.quoted += len(cells) == self._width and self._needs_quoting(taken, cells)
         return [cells]
+
+    def _is_read_too_often(self) -> bool:
+        return self._read_again > _MOST_READINGS * (self._read + len(self._pushed_back))
 
     def _is_row(self, line: str) -> bool:
         """True if a line has all cells. After a comma of prose there is a space, after that of a table none."""
