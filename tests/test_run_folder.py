@@ -293,6 +293,10 @@ def test_the_folder_that_is_named_is_the_run(artel, tmp_path):
     assert api.Run("runs/f").result["steps"] == 2
     assert load_run("runs/g").run == "runs/g"
     assert len({RunFolder(folder).identity() for folder in [Path("runs/a"), *copies]}) == len(copies)  # g is not begun
+    mark = Path("runs/g", MARK).read_bytes()
+    for words in (["train.learning_rate=0.5"], ["data.max_bad=2"], ["model.from=nowhere", "--restart"]):
+        status, said = artel("train", "runs/g", *words)
+        assert (status, "runs/g is a copy" in said, Path("runs/g", MARK).read_bytes() == mark) == (2, False, True), said
     assert state_of(Path("runs/a")) == before
 
     Path("runs/a").rename("moved")  # the same run in another place: not a copy

@@ -122,7 +122,7 @@ def test_a_folder_appears_only_at_the_end(tmp_path: Path) -> None:
 
 
 def test_files_of_a_folder_have_the_rights_that_the_umask_gives(tmp_path: Path) -> None:
-    """Also those of safetensors, which writes for its user alone. What nobody may change stays so, and private copies."""
+    """Also those of safetensors, which writes for its user alone. Private copies, and what nobody may change, stay."""
     (tmp_path / "private").touch(0o600)
     os.utime(tmp_path / "private", (1e9, 1e9))
     before = os.umask(0o027)

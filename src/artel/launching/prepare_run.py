@@ -28,9 +28,6 @@ def prepare_run(file: RunFile, overrides: Overrides, announce: Callable[[str], N
     run = checked_run(file, overrides, here=False)
     folder = RunFolder(Path(run.run))
     folder.check_claim()
-    original = folder.original
-    if original is not None:
-        announce(f"{folder.path} is a copy of {original}; from now on it is a run of its own")
     if not run.data.store:
         check_cache()
     if has_secrets(run):
@@ -45,7 +42,8 @@ def prepare_run(file: RunFile, overrides: Overrides, announce: Callable[[str], N
     except InputError as error:  # together with all else that is wrong with the run
         text_problems = [located(problem, run) for problem in error.problems]
         raise InputError(dict.fromkeys([*text_problems, *_other_problems(run)])) from None
-    folder.claim()
+    if copied := folder.claim():
+        announce(copied)
     write_file(folder.ledger, (prepared.folder / "ledger.json").read_bytes())
     if not (folder.starts.is_file() or folder.result.is_file() or written_checkpoints(folder.checkpoints)):
         write_file(folder.config, dump_run(prepared.run))  # commands that take a run's folder can open it

@@ -118,9 +118,8 @@ def start_run(
         check_cache()
     with explained(lambda: folder.how_to_continue), lock(folder.lock, wait=False) if leads else nullcontext():
         if leads:
-            folder.claim()
-            if original is not None:
-                announce(f"{folder.path} is a copy of {original}; from now on it is a run of its own")
+            if original is None:  # a copy is claimed when nothing of its run is refused
+                folder.claim()
             announce(f"{folder.path}: checking the run, its model and its texts")
             _wait_for_earlier_processes(folder, announce)
         with start_status(folder) if leads else nullcontext():
@@ -228,6 +227,7 @@ def _lead(
     from artel.training.same_run import check_same_run
 
     restart, from_deepspeed = options.restart, options.from_deepspeed
+    original = folder.original
     restored = None if restart else folder.restore_config()
     if restored is not None:
         announce(f"{folder.config} was gone: it is written again from {restored}")
@@ -264,9 +264,13 @@ def _lead(
         begin_with_plan(run, prepared, on_host, nodes, options.force, announce)
         if choice is not None and folder.plan.exists():
             announce(f"plan: {choice.expected.beside_plan()}")
+    if not restart:
+        check_same_run(run, prepared)
+    if copied := folder.claim(original):
+        announce(copied)
     if restart:  # only now: a mistake in the run file or the texts must not cost the earlier run
         _remove_earlier(run, folder)
-    check_same_run(run, prepared)
+        check_same_run(run, prepared)
     if choice is not None:  # only now: the folder may be another run's
         write_file(folder.choice, json.dumps(choice.to_json(), indent=2).encode())
     remember(run, prepared)

@@ -60,26 +60,28 @@ def check_claim(folder: Path) -> None:
         raise InputError(problems)
 
 
-def claim(folder: Path) -> None:
+def claim(folder: Path, original: Path | None = None) -> str:
     """Create a run's folder and mark it, unless it is marked; a copied folder becomes a run of its own.
 
-    Raises as `check_claim` and a disk do.
+    Returns a note for the user about a copy, else "". `original` is that of `original_of`, for a folder whose
+    config.yaml was written since. Raises as `check_claim` and a disk do.
     """
     known, place = _known(folder), os.path.realpath(folder)
     if known >= set(NAMES) and _read(folder).get("folder") == place:
-        return
+        return ""
     check_claim(folder)
-    is_copy = original_of(folder) is not None
+    original = original or original_of(folder)
     # A new folder has no model of artel's yet; of an earlier version's it is not known what artel wrote.
     mark = _read(folder) or ({} if _began_before_marks(folder) else {"model": []})
     run_id = mark.get("id") or _id_of_checkpoints(folder) or _new_id()
-    if is_copy:  # checkpoints and model keep the id they came with; runs of trackers and hosts are the original's
+    if original is not None:  # checkpoints and model keep their id; runs of trackers and hosts are the original's
         mark["former_ids"] = [*mark.get("former_ids", []), run_id]
         run_id = _new_id()
         for name in ("tracker_runs.json", ".secret"):
             (folder / name).unlink(missing_ok=True)
     names = sorted({*known, *NAMES})
     _write(folder, mark | {"artel": artel.__version__, "id": run_id, "folder": place, "names": names})
+    return f"{folder} is a copy of {original}; from now on it is a run of its own" if original is not None else ""
 
 
 def original_of(folder: Path) -> Path | None:

@@ -151,9 +151,9 @@ class RunFolder:
         """Raise InputError where the folder has what artel would write over and did not make. Writes nothing."""
         check_claim(self.path)
 
-    def claim(self) -> None:
-        """Make the folder, and mark it as a run's. Raises InputError as `check_claim` does."""
-        claim(self.path)
+    def claim(self, original: Path | None = None) -> str:
+        """Make the folder, and mark it as a run's. Returns a note about a copy. Raises InputError as `check_claim`."""
+        return claim(self.path, original)
 
     def check_model_is_artels(self) -> None:
         """Raise InputError where files of a user lie in `model`: it is about to be removed, or replaced."""
