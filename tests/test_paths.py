@@ -12,7 +12,7 @@ from artel.config.load import run_from
 from artel.errors import InputError
 from artel.preparing import check_texts, prepare, refuse_overlaps
 from artel.preparing.prepare import store_key
-from artel.text import check_sources, unread_notes
+from artel.text import check_sources, unread_files, unread_notes
 from support.reading import checked, items, message, read_texts, written
 from support.runs import artel
 from support.stores import run_of, stored
@@ -54,7 +54,7 @@ def test_files_of_a_folder_that_are_not_read_are_named(tmp_path):
     (folder / ".git").mkdir()
     written(folder, ".git/HEAD", "x")
     data = {"sources": [{"path": str(folder)}], "validation": 0.0}
-    (note,) = unread_notes(DataConfig.model_validate(data))
+    (note,) = unread_notes(unread_files(DataConfig.model_validate(data)))
     assert note.startswith(f"{folder}: not read: 2 .epub, 1 .zip, 1 without a suffix, 1 .csv.gz; auto reads .text .md")
     assert note.endswith("to read .epub files, convert it with pandoc")
     _, ledger = stored(tmp_path, data=data)

@@ -180,11 +180,11 @@ def test_a_store_has_the_day_that_its_texts_have(tmp_path):
     store = TokenStore(prepare(run, told.append).folder)
     day = date.fromisoformat(store.manifest["day"])
     assert before <= day <= date.today()
-    assert any("the chat template writes the day (strftime_now)" in note for note in told), told
+    assert any("The chat template writes today's date (strftime_now)" in note for note in told), told
     ids = store.train.sample(0).ids.tolist()
     assert f"{day:%d %b %Y}" in FAMILIES["llama3"].tokenizer().hf.decode(ids)
     (note,) = [note for note in told if "strftime_now" in note]
-    assert Language("ru").phrase(note).startswith("Шаблон чата пишет дату (strftime_now): в подготовленных сейчас")
+    assert Language("ru").phrase(note).startswith("Шаблон чата пишет в подготовленные тексты сегодняшнюю дату")
     assert any("strftime_now" in note for note in check_records(run_with(tmp_path, "llama3", [ONE] * 3)))
 
 

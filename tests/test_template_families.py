@@ -10,7 +10,8 @@ from transformers import GPT2Tokenizer, LlamaTokenizer
 from artel.config import RunConfig
 from artel.errors import InputError
 from artel.objectives import Chat, DocumentSamples
-from artel.text import Conversation, Document, Message, Record, Rejected, ToolCall
+from artel.objectives.preference import PreferenceOptimization
+from artel.text import Conversation, Document, Message, Preference, Record, Rejected, ToolCall
 from artel.text.calls.reader import read_calls
 from artel.tokens import Tokenizer
 from artel.tokens.tokenizer.chat_template import prompt_ids, render, template_of, turn_end
@@ -315,6 +316,10 @@ def test_an_answer_is_learned_behind_the_tokens_of_its_prompt(name, before_answe
         (note,) = notes
         assert "in 1 of the first 1 conversations (first in a.jsonl:7, turn 1 of the assistant)" in note
         assert "apply_chat_template gives other tokens" in note
+    pair = Preference((Message(*talk[0]),), Message(*talk[1]), Message(ASSISTANT, "no end"))
+    preference = RunConfig.model_validate({"objective": "preference", "data": {"block": 1000}})
+    document = Document(Record("", "a.jsonl:7", "a", pair), "train")
+    assert PreferenceOptimization(preference, Tokenizer(tokenizer, "tokenizer")).notes([document]) == notes
 
 
 @pytest.mark.parametrize("name", SPACED)

@@ -50,9 +50,9 @@ def check(
     run = checked_run(file, values)
     quiet_libraries()
     from artel.planning import Check, check_records, check_run, notes_on_length
-    from artel.text import unread_notes
+    from artel.text import unread_files, unread_notes
 
-    notes = unread_notes(run.data)
+    notes = unread_notes(unread_files(run.data))
     check_run(run, further=[Check(("data", "tokenizer", "objective"), lambda: notes.extend(check_records(run)))])
     notes += notes_on_length(run)
     for note in notes:

@@ -188,6 +188,11 @@ def located(problem: Problem, run: RunConfig) -> Problem:
     return replace(problem, where=f"{line}: {problem.where}") if line else problem
 
 
+def is_override(run: RunConfig, *key: str) -> bool:
+    """True if the command line gave a key of a run: ("train", "steps")."""
+    return run._places.get(key, "").startswith("override")
+
+
 _KEYS = frozenset(all_keys(RunConfig))
 
 

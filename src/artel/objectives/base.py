@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +20,7 @@ from artel.objectives.length_groups import group_count
 from artel.objectives.replies import Beginning, Reading, Reply, Writing
 from artel.objectives.teachers import TeacherHooks
 from artel.objectives.usage import in_python
-from artel.text import Document, Dropped, Record, Rejected
+from artel.text import Document, Dropped, Record, Rejected, frame_notes
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore
 
 if TYPE_CHECKING:  # objectives prepare text too, and these take seconds to import
@@ -36,17 +35,6 @@ Better = Literal["higher", "lower"]
 
 _PROMPT_WORDS, _PROMPT_TOKENS = 4, 100
 """Of a prompt that is taken from the training text."""
-_FRAMES = (
-    (
-        re.compile(r"\*\*\* ?START OF TH(?:E|IS) PROJECT GUTENBERG EBOOK"),
-        "Project Gutenberg's header and licence, which are learned: write profile: gutenberg in the source",
-    ),
-    (
-        re.compile(r'<doc id="[^"]*" (?:revid="[^"]*" )?url="'),
-        "WikiExtractor's <doc> tags, which are learned: extract with --json, and write format: jsonl in the source",
-    ),
-)
-"""Frames that other tools and sites write around a text, and how to leave them out."""
 
 
 class Objective(TeacherHooks, GlobalBatchHooks, ABC):
@@ -307,12 +295,7 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
 
     def notes(self, documents: Iterable[Document]) -> list[str]:
         """Sentences for the user: what is learned of a run's first documents, where it is not what one expects."""
-        notes = {}
-        for document in documents:
-            for mark, what in _FRAMES:
-                if what not in notes and mark.search(document.record.text):
-                    notes[what] = f"{document.record.origin} holds {what}"
-        return list(notes.values())
+        return frame_notes(document.record for document in documents)
 
     def review(self, observed: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
         """Sentences for the user about the (origin, `DocumentSamples.observed`) of all documents that are kept.

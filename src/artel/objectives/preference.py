@@ -10,7 +10,8 @@ sample's answer after this prompt). Its numbers are their lengths, 0 where an an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -26,7 +27,7 @@ from artel.objectives.collate import predicted
 from artel.objectives.conversation.frame import Unfit
 from artel.objectives.conversation.writer import ConversationWriter
 from artel.objectives.replies import Beginning, Reading
-from artel.text import Document, Dropped, Message, Preference, Rejected
+from artel.text import Conversation, Document, Dropped, Message, Preference, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples
 
 if TYPE_CHECKING:
@@ -128,6 +129,17 @@ class PreferenceOptimization(Objective):
                 what = f"no answer is labeled as {name}, and kto learns from the difference"
                 fix = f"give {name} answers too; to learn from answers of one kind write objective: chat"
                 raise InputError.at("preference.loss", what, fix)
+
+    def notes(self, documents: Iterable[Document]) -> list[str]:
+        """Those of `Chat`, about the conversations that end with the chosen answers."""
+        conversations = []
+        for document in documents:
+            pair = document.record.fields
+            assert isinstance(pair, Preference)
+            if pair.chosen is not None:
+                conversation = Conversation((*pair.prompt, pair.chosen), pair.tools)
+                conversations.append(replace(document, record=document.record._replace(fields=conversation)))
+        return self._chat.notes(conversations)
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         for document in documents:

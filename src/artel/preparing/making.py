@@ -24,6 +24,11 @@ from artel.text import Document, Ledger, describe_drops, more_documents, read_do
 from artel.tokens import TokenStore, load_tokenizer
 
 _NOTED_DOCUMENTS = 200
+_DAY = (
+    "The chat template writes today's date (strftime_now) into the prepared texts. Prepared on another day, they will "
+    "differ; a run that has begun keeps its own. To fix the date, copy the template, write a date in place of "
+    "strftime_now, and name the copy as chat.template"
+)
 
 Check = Callable[..., None]
 """Raises an error that was found in the run so far; with `wait=True` it waits until all checks are done."""
@@ -107,20 +112,9 @@ def notes_of(objective: Objective, documents: Iterable[Document] | None = None) 
     try:
         if documents is None:
             documents = read_documents(objective.run.data, Ledger())
-        return [*objective.notes(islice(documents, _NOTED_DOCUMENTS)), *_day_notes(objective)]
+        return [*objective.notes(islice(documents, _NOTED_DOCUMENTS)), *([_DAY] if objective.writes_day else [])]
     except InputError:
         return []  # said when all of them are read
-
-
-def _day_notes(objective: Objective) -> list[str]:
-    if not objective.writes_day:
-        return []
-    day = f"{date.today():%d %b %Y}"
-    return [
-        f"the chat template writes the day (strftime_now), so texts that are prepared now have {day} in them; prepared "
-        "again on another day they differ, and a run that has begun keeps to this store. For the same texts on every "
-        "day write chat.template: a copy of the template with a date of its own in place of strftime_now"
-    ]
 
 
 def _check_unchanged(run: RunConfig, key: str, workspace: Workspace) -> None:

@@ -63,8 +63,9 @@ class Workspace:
             inputs = [entry for _, _, inputs in all_inputs(run.data) for entry in inputs]
             size = min(run.prepare.part, max(_SMALL_SHARD, sum(entry.size for entry in inputs) // _MIN_SHARDS))
             shards = [shard.to_json() for shard in input_shards(run.data, size)]
-            notes = [*unread_notes(run.data), *cut_notes(inputs, run.data.held_out)]
-            not_read = [hide_secrets(str(file)) for *_, files in unread_files(run.data) for file in files]
+            unread = list(unread_files(run.data))
+            notes = [*unread_notes(unread), *cut_notes(inputs, run.data.held_out)]
+            not_read = [hide_secrets(str(file)) for *_, files in unread for file in files]
             plan = {"format": _FORMAT, "input_shards": shards, "notes": notes, "not_read": not_read}
             write_file(workspace._plan, orjson.dumps(plan))
         write_file(path / "run.yaml", run_file)  # settings that do not shape the store may have changed

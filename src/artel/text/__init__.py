@@ -2,6 +2,7 @@
 
 from artel.text.cleaning.html import html_to_text
 from artel.text.decontamination.index import BenchmarkIndex, write_index
+from artel.text.formats.text import frame_notes
 from artel.text.ledger import Counts, Ledger, describe_drops
 from artel.text.pipeline import CleanedRecord, check_ledger, check_text, clean_shard, more_documents, read_documents
 from artel.text.reading.lines import count_lines
@@ -60,6 +61,7 @@ __all__ = [
     "count_lines",
     "cut_notes",
     "describe_drops",
+    "frame_notes",
     "html_to_text",
     "input_shards",
     "more_documents",

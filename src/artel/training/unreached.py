@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from artel.config import RunConfig
+from artel.config import RunConfig, is_override
 from artel.config.schema.base import Section
 from artel.config.schema.quantities import Interval
 from artel.errors import InputError
@@ -36,7 +36,7 @@ def unreached_settings(run: RunConfig, length: Length | None = None) -> list[str
 
 def _refuse_warmup(run: RunConfig, steps: int) -> None:
     warmup = run.train.warmup.of(steps)
-    is_trial = any(run._places.get(("train", key), "").startswith("override") for key in ("steps", "tokens", "epochs"))
+    is_trial = any(is_override(run, "train", key) for key in ("steps", "tokens", "epochs"))
     if warmup > 2 * steps and not is_trial:
         raise InputError.at(
             "train.warmup", _too_long(warmup, steps), f"write {max(1, steps // 10)}, or 0.1 for a tenth of the run"

@@ -27,6 +27,17 @@ CUT_CHARACTERS = 4000
 _GUTENBERG_START = re.compile(r"\*\*\* ?START OF TH(?:E|IS) PROJECT GUTENBERG EBOOK", re.IGNORECASE)
 """The mark between Project Gutenberg's header and the work. A long title takes it over the end of the line."""
 _GUTENBERG_END = re.compile(r"\*\*\* ?END OF TH(?:E|IS) PROJECT GUTENBERG EBOOK", re.IGNORECASE)
+_FRAMES = (
+    (
+        _GUTENBERG_START,
+        "Project Gutenberg's header and licence, which are learned: write profile: gutenberg in the source",
+    ),
+    (
+        re.compile(r'<doc id="[^"]*" (?:revid="[^"]*" )?url="'),
+        "WikiExtractor's <doc> tags, which are learned: extract with --json, and write format: jsonl in the source",
+    ),
+)
+"""Frames that other tools and sites write around a text, and how to leave them out."""
 _GUTENBERG_HEADER = 500
 """Lines in which the mark is looked for."""
 _HEAD_BYTES = 1 << 16
@@ -62,6 +73,16 @@ def _lines(file: SourceFile) -> Iterator[Record | Rejected]:
             yield file.reject(origin, line)
         elif line.strip():
             yield Record(line, origin, file.set_name)
+
+
+def frame_notes(records: Iterable[Record]) -> list[str]:
+    """A sentence for the user about each kind of frame that texts have, with the first of them."""
+    notes: dict[str, str] = {}
+    for record in records:
+        for mark, what in _FRAMES:
+            if what not in notes and mark.search(record.text):
+                notes[what] = f"{record.origin} holds {what}"
+    return list(notes.values())
 
 
 def _whole_file(file: SourceFile) -> Record:

@@ -7,7 +7,7 @@ import os
 import stat
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from importlib.resources import files as package_files
 from pathlib import Path
@@ -183,12 +183,12 @@ def unread_files(data: DataConfig) -> Iterator[tuple[str, SourceConfig, str, lis
                         yield key, source, path, files
 
 
-def unread_notes(data: DataConfig) -> list[str]:
-    """A sentence for the user about each folder with files that are not read."""
+def unread_notes(unread: Iterable[tuple[str, SourceConfig, str, list[Path]]]) -> list[str]:
+    """A sentence for the user about each of `unread_files`."""
     return [
         f"{path}: not read: {_by_suffix(files)}; {source.format} reads {_named(_suffixes(source))}; "
         f"{_remedy_of_folder(files)}"
-        for _, source, path, files in unread_files(data)
+        for _, source, path, files in unread
     ]
 
 
