@@ -42,11 +42,14 @@ def t5():
 
 
 def prepared(tokenizer, rows, objective="causal", **source):
-    tokenizer.save_pretrained("tokenizer")
     Path("rows.jsonl").write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
+    return prepared_of(tokenizer, [{"path": "rows.jsonl", **source}], objective)
+
+
+def prepared_of(tokenizer, sources, objective="causal"):
+    tokenizer.save_pretrained("tokenizer")
     values = {
-        "objective": objective, "data": {"sources": [{"path": "rows.jsonl", **source}], "validation": 0, "block": 64,
-                                         "store": "stores"},
+        "objective": objective, "data": {"sources": sources, "validation": 0, "block": 64, "store": "stores"},
         "tokenizer": {"from": "tokenizer"},
     }  # fmt: skip
     made = artel.prepare(values, tell=lambda _: None)
@@ -71,6 +74,27 @@ def test_texts_that_become_equal_are_refused(tokenizer, lines, equal):
     ) as error:
         prepared(tokenizer(), texts(*lines))
     assert any(repr(character) in str(error.value) for character in "".join(lines))
+
+
+def test_texts_of_several_sources_are_compared():
+    sources = []
+    for word in GEORGIAN:
+        Path(f"{word}.txt").write_text(word)
+        sources.append({"path": f"{word}.txt"})
+    with pytest.raises(InputError, match="8 of 8 documents become the same"):
+        prepared_of(bert(), sources)
+
+
+@pytest.mark.parametrize("count", [1, 600])
+def test_a_sentence_that_comes_twice_with_other_tags_is_one_text(count):
+    """`count`: sentences; of 600, twice, the shard compares them itself."""
+    words = ["".join("abcdefghij"[int(digit)] for digit in str(number)) for number in range(count)]
+    sentences = [f"{word} O\nმზე {tag}\n" for word in words for tag in ("O", "B-X")]
+    Path("a.conll").write_text("\n".join(sentences))
+    entry, _ = prepared_of(bert(), [{"path": "a.conll", "format": "conll"}], "tokens")
+    (of_set,) = entry["sets"].values()
+    assert of_set["documents_with_unknown"] > count
+    assert of_set["equal_documents"] == 0
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ class _PreparedShardWriter:
                 self._samples[split].add(sample, record.origin)
                 tokens += len(sample.ids)
             samples = len(result.samples)
-            self._unknown.add(record.set_name, record.text, cleaned.digest, result.samples)
+            self._unknown.add(record, result.samples)
             if source is not None:
                 self._sources[split].write(orjson.dumps(source) + b"\n")
             cleaned.changed.update(result.counted)

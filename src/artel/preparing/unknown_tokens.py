@@ -18,12 +18,15 @@ from artel.config import RunConfig
 from artel.errors import InputError
 from artel.objectives import Objective
 from artel.preparing.run_tokenizer import tokenizer_place
+from artel.text import Record
 from artel.tokens import Sample, Tokenizer
 
 _WARNED = 0.01
 """Share of unknown tokens above which the user is warned."""
 _EQUAL = 0.5
 """Share of the documents that may be equal to another one in ids, though not in text."""
+_COMPARED_BETWEEN = 1000
+"""Documents with unknown tokens up to which a shard's are compared with those of others; of more, among themselves."""
 _LOOKED_AT, _CHARACTERS, _SHOWN = 50, 2000, 5
 """Documents of a shard whose unknown characters are looked up, characters of each, and characters in a message."""
 _COUNTS = ("documents", "documents_with_unknown", "equal_documents", "tokens", "unknown", "unknown_in_outputs")
@@ -39,13 +42,13 @@ class UnknownTokens:
         self._sets: dict[str, Counter[str]] = {}
         self._characters: Counter[str] = Counter()
         self._looked_at = 0
-        self._texts: dict[int, dict[bytes, Counter[str]]] = {}
+        self._documents: list[tuple[int, int, str]] = []
 
-    def add(self, set_name: str, text: str, digest: bytes, samples: Iterable[Sample]) -> None:
-        """Count a document. `digest` is that of its `text`."""
+    def add(self, record: Record, samples: Iterable[Sample]) -> None:
+        """Count a document."""
         if self._id is None and self._loses is None:
             return
-        samples = list(samples)
+        samples, text, set_name = list(samples), record.text, record.set_name
         counts = self._sets.setdefault(set_name, Counter())
         counts.update(documents=1, tokens=sum(len(sample.ids) for sample in samples))
         if self._id is None:
@@ -60,7 +63,9 @@ class UnknownTokens:
             return
         counts.update(unknown=unknown, unknown_in_outputs=in_outputs, documents_with_unknown=1)
         ids = xxhash.xxh3_64_intdigest(np.concatenate([sample.ids for sample in samples]).astype("<i8").tobytes())
-        self._texts.setdefault(ids, {}).setdefault(digest, Counter())[set_name] += 1
+        # The input of a pair is its group. Labels are left out: a text that comes twice with two is one text.
+        digest = xxhash.xxh3_64_intdigest(f"{record.group}\n{text}".encode())
+        self._documents.append((ids, digest, set_name))
         if self._id is not None and self._looked_at < _LOOKED_AT:
             self._looked_at += 1
             text = text[:_CHARACTERS]
@@ -69,11 +74,21 @@ class UnknownTokens:
                 self._characters.update(text[encoded.starts[at] : encoded.ends[at]].strip(" "))
 
     def to_json(self) -> dict[str, Any]:
-        """Counts by set, and the commonest of the characters that were looked at."""
-        for texts in self._texts.values():
-            for set_name, count in sum(texts.values(), Counter()).items() if len(texts) > 1 else ():
-                self._sets[set_name]["equal_documents"] += count
-        return {"sets": self._sets, "characters": dict(self._characters.most_common(100))}
+        """Counts by set, the commonest of the characters that were looked at, and digests of documents to compare."""
+        documents = self._documents
+        if len(documents) > _COMPARED_BETWEEN:
+            for set_name, count in _equal_documents(documents).items():
+                self._sets[set_name]["equal_documents"] = count
+            documents = []
+        return {"sets": self._sets, "characters": dict(self._characters.most_common(100)), "documents": documents}
+
+
+def _equal_documents(documents: list[tuple[int, int, str]]) -> Counter[str]:
+    """Count by set the documents, (digest of the ids, digest of the text, set), with the ids of another text."""
+    texts: dict[int, set[int]] = {}
+    for ids, text, _ in documents:
+        texts.setdefault(ids, set()).add(text)
+    return Counter(set_name for ids, _, set_name in documents if len(texts[ids]) > 1)
 
 
 def judge_unknown(run: RunConfig, shards: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
@@ -86,10 +101,14 @@ def judge_unknown(run: RunConfig, shards: Iterable[Mapping[str, Any]]) -> tuple[
     """
     sets: dict[str, Counter[str]] = {}
     characters: Counter[str] = Counter()
+    documents: list[tuple[int, int, str]] = []
     for shard in shards:
         characters.update(shard["characters"])
+        documents += shard["documents"]
         for name, counts in shard["sets"].items():
             sets.setdefault(name, Counter()).update(counts)
+    for name, count in _equal_documents(documents).items():
+        sets[name]["equal_documents"] += count
     total: Counter[str] = sum(sets.values(), Counter())
     if not total["unknown"]:
         return {}, []

@@ -38,7 +38,7 @@ from artel.text import BenchmarkIndex, InputShard, all_inputs, cut_notes, input_
 _MIN_SHARDS, _SMALL_SHARD = 16, 4_000_000
 
 # The version of the layout above. A workspace of another version is begun anew.
-_FORMAT = 9
+_FORMAT = 10
 
 
 @dataclass(frozen=True)
