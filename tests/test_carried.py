@@ -98,6 +98,23 @@ def test_layers_that_predict_further_tokens_are_saved_as_they_were(kind, on_meta
     assert_has(tmp_path / "again", extra)
 
 
+@pytest.mark.parametrize("extra", [{}, {"mtp.attn.bias": torch.zeros(4)}])
+def test_masks_and_positions_that_earlier_versions_saved_are_not(tokenizer, tmp_path, extra):
+    """transformers 4.30 and older saved these buffers of GPT-2, GPT-NeoX, BERT and Llama."""
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 16}
+    config = CONFIG_MAPPING["gpt2"](vocab_size=tokenizer.vocabulary, **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    tokenizer.save(tmp_path / "base")
+    saved = load_file(tmp_path / "base" / "model.safetensors")
+    mask = torch.ones(1, 1, 16, 16, dtype=torch.bool)
+    buffers = {"h.0.attn.bias": mask, "transformer.h.0.attn.masked_bias": torch.tensor(-1e4)}
+    buffers |= {"h.0.attention.bias": mask.clone(), "embeddings.position_ids": torch.arange(16)[None]}
+    buffers |= {"layers.0.rotary_emb.inv_freq": torch.ones(8)}
+    save_file({**saved, **buffers, **extra}, tmp_path / "base" / "model.safetensors", metadata={"format": "pt"})
+    carried = carried_of(built(tmp_path / "base", tokenizer).model)
+    assert (carried.names if carried else ()) == tuple(extra)
+
+
 def test_a_sharded_model_names_them_in_its_index(base_of, tokenizer, tmp_path, monkeypatch):
     folder, extra = base_of("glm4_moe")
     model = built(folder, tokenizer).model

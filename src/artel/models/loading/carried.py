@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,12 @@ from artel.printable import listed
 
 _LAYERS_AHEAD = re.compile(r"num_\w*(nextn|mtp)\w*_layers")
 """Keys of a configuration: how many layers predict further tokens."""
+_COMPUTED = re.compile(
+    r"(?:.*\.)?(?:rotary_emb\.inv_freq|position_ids|(?:attn|attention)\.(?:masked_bias|causal_mask))"
+)
+_MASK = re.compile(r"(?:.*\.)?(?:attn|attention)\.bias")
+"""What earlier versions of transformers saved with GPT-2, GPT-J, GPT-NeoX, Llama and BERT, and later ones compute. A
+mask of GPT-2 has four dimensions, a bias has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +55,15 @@ def carry_unused(
     They are left out if the model gets another head than `source` was saved with, since the tensors may belong to the
     former head; and if the vocabulary grew (`grown`: former number of rows) and they have a row for each token.
     """
-    computed = {name for name, _ in model.named_buffers()}  # positions, masks: saved by earlier versions
-    names = tuple(sorted(name for name in unused if name not in computed))
+    computed = {name for name, _ in model.named_buffers()}
+    left = sorted(name for name in {*unused} - computed if not _COMPUTED.fullmatch(name))
+    rows = set(grown.values())
+    with files if left else nullcontext():
+        names = tuple(name for name in left if not (_MASK.fullmatch(name) and len(files.shape(name)) == 4))
+        has_vocabulary = any(rows.intersection(files.shape(name)[:1]) for name in names)
     if not names:
         return []
     saved_by = (getattr(model.config, "architectures", None) or [type(model).__name__])[0]
-    rows = set(grown.values())
-    with files:
-        has_vocabulary = any(rows.intersection(files.shape(name)[:1]) for name in names)
     if saved_by == type(model).__name__ and not has_vocabulary:
         model._artel_carried = CarriedTensors(source, names, tuple(files.paths))
         return [kept_note(source, names)]
