@@ -127,13 +127,18 @@ class Conversion:
 
     @classmethod
     def of_yaml(
-        cls, text: str, place: str, *tables: KeyTable, names: dict[str, str] | None = None, whole: tuple[str, ...] = ()
+        cls,
+        text: str,
+        place: str,
+        *tables: KeyTable,
+        names: dict[str, str] | None = None,
+        is_value: Callable[[Key], bool] = lambda key: key[-1] in _WHOLE,
     ) -> Conversion:
-        """Read YAML; a section named in `whole` is one value. Raises InputError if the text is not YAML."""
+        """Read YAML; a section that `is_value` is not flattened. Raises InputError if the text is not YAML."""
         old = cls(place, *tables, names=names)
         tree, places = parse(text, place)
         old.places = {".".join(map(str, key)): line for key, line in places.items()}
-        for parts, value in flat(tree, whole=(*_WHOLE, *whole)):
+        for parts, value in flat(tree, is_value):
             key = ".".join(map(str, parts))
             old.add(key, value, shown(value, key), old.places.get(key, place))
         return old
@@ -346,19 +351,21 @@ def _line(key: _WrittenKey) -> str:
     return f"{key.place}: {key.name} = {key.shown}: {'; '.join(key.reasons)}"
 
 
-def flat(value: Any, key: Key = (), whole: tuple[str, ...] = _WHOLE) -> Iterator[tuple[Key, Any]]:
+def flat(
+    value: Any, is_value: Callable[[Key], bool] = lambda key: key[-1] in _WHOLE, key: Key = ()
+) -> Iterator[tuple[Key, Any]]:
     """Yield (key, value) of each value without a section below it. A list of plain values is one value."""
     members: Any = None
-    if isinstance(value, dict) and value and not (key and key[-1] in whole):
+    if key and is_value(key):
+        yield key, value
+    elif isinstance(value, dict) and value:
         members = value.items()
-    elif isinstance(value, list) and value and all(isinstance(member, dict) and member for member in value):
+    elif isinstance(value, list) and any(isinstance(member, dict) and member for member in value):
         members = enumerate(value)
-    if members is None:
-        if key:
-            yield key, value
-        return
-    for name, member in members:
-        yield from flat(member, (*key, name), whole)
+    elif key:
+        yield key, value
+    for name, member in members or ():
+        yield from flat(member, is_value, (*key, name))
 
 
 def top_level_keys(text: str) -> set[str]:

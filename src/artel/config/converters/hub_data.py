@@ -24,6 +24,9 @@ _OWNED = {
     "cnn_dailymail": "abisee/cnn_dailymail",
 }
 
+SLICED_SPLIT = re.compile(r"([\w.-]+)(\[(?:-?\d+%?)?:(?:-?\d+%?)?\])?")
+"""`train[:10%]`: a split, and a slice of its rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class DataSet:

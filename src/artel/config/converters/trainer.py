@@ -44,7 +44,7 @@ SAMPLES_STAND_ALONE = (
     "a sample of objective {} stands alone, and train.batch counts samples, not packed sequences: multiply it by the "
     "samples that fit into {}"
 )
-_UNUSED = "every parameter that is trained takes part in each step here, so none is looked for"
+UNUSED = "every parameter that is trained takes part in each step here, so none is looked for"
 _NO_REENTRANCE = "artel recomputes without re-entrance; write train.activation_checkpointing"
 _RECOMPUTES = ("train.activation_checkpointing", switch("full", "none"))
 _FLOOR = "write train.minimum_learning_rate, a share of learning_rate, or, for the schedule wsd, train.decay"
@@ -89,7 +89,7 @@ TRAINER = KeyTable(
         "torch_compile_backend torch_compile_mode": "train.compile is on, off or auto",
         "run_name": "the run is named after its folder",
         "local_rank accelerator_config ddp_*": STARTED,
-        "ddp_find_unused_parameters": _UNUSED,
+        "ddp_find_unused_parameters": UNUSED,
         "ddp_timeout": "text is prepared before processes meet; train.hang_timeout ends those that get no further",
         "hub_model_id push_to_hub": "nothing is sent anywhere by itself; RUN/model is in Hugging Face's format",
         "class": "artel has one training loop",
@@ -131,6 +131,13 @@ TRAINER = KeyTable(
     },
 )
 # fmt: on
+_DECIDED = (
+    "per_device_train_batch_size gradient_accumulation_steps num_train_epochs max_grad_norm adam_beta1 adam_beta2 "
+    "optim optim_args optim_target_modules lr_scheduler_type warmup_steps warmup_ratio eval_strategy "
+    "evaluation_strategy eval_steps save_strategy save_steps report_to data_seed fsdp"
+)
+TRAINER_NAMES = {*TRAINER.names(), *_DECIDED.split()}
+"""The arguments that are known, spelled out."""
 
 
 def carry_trainer(old: Conversion, processes: int | None = None) -> None:
@@ -374,7 +381,7 @@ def drop_ddp(tree: dict[str, Any], place: str) -> None:
         if name not in ("ddp_find_unused_parameters", "find_unused_parameters"):
             problems.append(Problem(f"{place}: ddp.{name}", f"has no place in a run file: {STARTED}", "take it out"))
         elif value is not False:
-            problems.append(Problem(f"{place}: ddp.{name}", _UNUSED, "write false, or take it out"))
+            problems.append(Problem(f"{place}: ddp.{name}", UNUSED, "write false, or take it out"))
     if problems:
         raise InputError(problems)
 

@@ -1,1 +1,0 @@
-"""The YAML of impruver (EvilFreelancer/impruver) as a run file."""
