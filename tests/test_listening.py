@@ -19,7 +19,12 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
 from artel.errors import InputError, WorkError
-from artel.launching.interface import _means_this_host, choose_interface, choose_interface_of_process
+from artel.launching.interface import (
+    _check_interface_of_gloo,
+    _means_this_host,
+    choose_interface,
+    choose_interface_of_process,
+)
 from artel.launching.run_secret import run_secret
 from artel.launching.signed_store import ForeignValue, SignedStore
 from artel.parallel.tcp_store import process_store, serve_store
@@ -187,6 +192,21 @@ def test_names_of_loopback_are_not_those_of_the_host():
 def test_no_name_of_a_host_is_told(name):
     with pytest.raises(InputError, match=f"--master-addr: there is no way to {name}: "):
         choose_interface(name, 29500)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="interfaces have other names elsewhere")
+@pytest.mark.parametrize("value", ["^lo,docker", "no-such0", "=lo", "127.0.0.1", "lo,no-such0", "lo,"])
+def test_an_interface_that_gloo_cannot_use_is_refused(value):
+    """Each process ended with an error of gloo's, which read as a fault of artel; nccl takes some of these."""
+    with (
+        patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": value}),
+        pytest.raises(InputError, match="GLOO_SOCKET_IFNAME: names '") as refused,
+    ):
+        _check_interface_of_gloo()
+    assert "which is no interface of this host" in refused.value.problems[0].what
+    for usable in ("", "lo", "lo,lo"):
+        with patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": usable}):
+            _check_interface_of_gloo()
 
 
 @pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT"])

@@ -41,7 +41,7 @@ class Addresses:
 def choose_interface(master: str, port: int, flag: str = "--master-addr") -> Addresses:
     """The addresses of this host and of `master`; sets the interface of gloo and nccl, unless the environment does.
 
-    Raises InputError, with `flag`, where the first host cannot be reached.
+    Raises InputError, with `flag`, where the first host cannot be reached, and for an interface that gloo cannot use.
     """
     own = _address_towards(master, port, flag)
     if _is_loopback(own):
@@ -50,6 +50,7 @@ def choose_interface(master: str, port: int, flag: str = "--master-addr") -> Add
             return Addresses(own, master)
         # On the first host its own name may be loopback, where the other hosts cannot connect.
         own = master = _preferred_address() or own
+    _check_interface_of_gloo()
     interface = None if _is_loopback(own) else _interface_of(own)
     if interface:
         os.environ.setdefault(_GLOO, interface)
@@ -115,6 +116,26 @@ def _preferred_address() -> str | None:
         return _address_towards(_OUTSIDE, 9)
     except InputError:
         return None
+
+
+def _check_interface_of_gloo() -> None:
+    """Raise InputError where the environment names interfaces that gloo cannot use: it would end every process."""
+    chosen = os.environ.get(_GLOO, "")
+    usable = [name for _, name in socket.if_nameindex() if _address_of(name) or _has_ipv6(name)]
+    unknown = [name for name in chosen.split(",") if name not in usable]
+    if chosen and unknown and sys.platform == "linux":
+        what = f"names {unknown[0]!r}, which is no interface of this host with an address"
+        between_hosts = [name for name in usable if name != "lo"] or usable
+        fix = (
+            f"write {' or '.join(between_hosts)}, exactly (only nccl takes prefixes, ^ and =); or unset it, and the "
+            "interface that reaches the first host is used"
+        )
+        raise InputError.at(_GLOO, what, fix)
+
+
+def _has_ipv6(interface: str) -> bool:
+    file = Path("/proc/net/if_inet6")
+    return file.exists() and interface in file.read_text(encoding="ascii").split()
 
 
 def _is_loopback(address: str) -> bool:
