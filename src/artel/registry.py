@@ -147,7 +147,7 @@ TOOLS = Registry(  # in the order in which a configuration is tried
     "config convert",
     {
         "command_line": "artel.config.converters.command_line:COMMAND_LINE",
-        "llama_factory": "artel.config.converters.llama_factory.convert:LLAMA_FACTORY",
+        "llama_factory": "artel.config.converters.llama_factory:LLAMA_FACTORY",
         "axolotl": "artel.config.converters.axolotl.convert:AXOLOTL",
         "impruver": "artel.config.converters.impruver:IMPRUVER",
         "masked_lm_json": "artel.config.converters.masked_lm_json:MASKED_LM_JSON",

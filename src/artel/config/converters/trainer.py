@@ -386,6 +386,14 @@ def drop_ddp(tree: dict[str, Any], place: str) -> None:
         raise InputError(problems)
 
 
+def carry_share(old: Conversion, key: str) -> None:
+    """Carry over the share of the texts that is held out for validation."""
+    share = old.get(key, not_negative) or 0
+    old.put("data.validation", share if share < 1 else 0.05, key)
+    if share >= 1:
+        old.leave(key, "is a number of rows, and data.validation a share of them: 0.05 is taken")
+
+
 def carry_precision(old: Conversion, keys: dict[str, str]) -> str:
     """Carry over the first of `keys` (key → precision) that is true; report the others. Return the precision or ''."""
     chosen = ""

@@ -1,0 +1,425 @@
+"""The YAML of LLaMA-Factory: data sets by dataset_info.json, model, adapter and transformers' Trainer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from artel.config.converters.conversion import (
+    Conversion,
+    Converted,
+    KeyTable,
+    a_flag,
+    a_text,
+    above_zero,
+    at_least_one,
+    not_negative,
+    one_of,
+    switch,
+    top_level_keys,
+)
+from artel.config.converters.hub_data import is_here, local_or_hub
+from artel.config.converters.tools import Tool
+from artel.config.converters.trainer import (
+    MAIN_BRANCH,
+    MUON_RATE,
+    SAMPLES_STAND_ALONE,
+    TRACKER_ADVICE,
+    TRAINER,
+    TRAINER_DEFAULTS,
+    carry_lora,
+    carry_precision,
+    carry_share,
+    carry_trainer,
+    fit_together,
+)
+from artel.errors import InputError, Problem
+from artel.registry import OBJECTIVES, OPTIMIZERS
+
+_OWN = {"stage", "finetuning_type", "template", "cutoff_len", "dataset", "dataset_dir", "do_train", "infer_backend"}
+_VERSION_1 = {"model_class", "train_dataset", "dist_config", "peft_config", "kernel_config", "quant_config"}
+_STAGES = {"pt": "causal", "sft": "chat", "dpo": "preference", "kto": "preference"}
+_LOSSES = {"sigmoid": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
+_FORMATS = {"causal": "auto", "chat": "chat", "preference": "preference"}
+_LORA = "lora_rank lora_alpha lora_dropout use_rslora use_dora additional_target lora_target"
+_INFO = "dataset_info.json"
+# Columns of a row: artel's names → LLaMA-Factory's, and the columns that these stand for by default.
+_ALPACA = {"instruction": "prompt", "input": "query", "output": "response", "system": "system", "history": "history"}
+_COLUMNS = {"prompt": "instruction", "query": "input", "response": "output", "messages": "conversations"}
+_ROLES = {
+    "user_tag": {"human", "user"},
+    "assistant_tag": {"gpt", "assistant"},
+    "system_tag": {"system"},
+    "observation_tag": {"observation", "tool", "function", "function_response", "tool_response"},
+    "function_tag": {"function_call", "tool_call"},
+}
+_IMAGES = "artel learns from text: images and sound are not read"
+_USE = "is for a trained model: artel chat, artel generate, artel evaluate"
+_EXPERTS = "KTransformers holds experts in host memory; here parallel.offload: cpu does it for all weights"
+
+# fmt: off
+TABLE = KeyTable(
+    defaults={
+        **TRAINER_DEFAULTS, "stage": "sft", "finetuning_type": "lora", "dataset_dir": "data", "cutoff_len": 2048,
+        "val_size": 0, "lora_rank": 8, "lora_dropout": 0, "lora_target": "all", "pref_beta": 0.1,
+        "pref_loss": "sigmoid", "simpo_gamma": 0.5,
+    },
+    carried={
+        "output_dir": ("run", a_text),
+        "cutoff_len": ("data.block", at_least_one),
+        "tokenized_path": ("data.store", a_text),
+        "preprocessing_num_workers": ("prepare.workers", at_least_one),
+        "model_name_or_path": ("model.from", a_text),
+        "disable_gradient_checkpointing": ("train.activation_checkpointing", switch("none", "full")),
+        "early_stopping_steps": ("validate.patience", at_least_one),
+        "tensor_model_parallel_size": ("parallel.tensor", at_least_one),
+        "pipeline_model_parallel_size": ("parallel.pipeline", at_least_one),
+        "context_parallel_size": ("parallel.context", at_least_one),
+        "expert_model_parallel_size": ("parallel.expert", at_least_one),
+        "hyper_parallel_cp_size": ("parallel.context", at_least_one),
+        "sequence_parallel": ("parallel.sequence", a_flag),
+    },
+    same={
+        "fp8 pure_bf16": "train.precision says in what is computed",
+        "train_on_prompt mask_history": "the assistant's turns are learned",
+        "template": "objective causal has no conversations",
+        "packing neat_packing": "samples stand alone",
+        "pref_loss": "stage kto has its own loss",
+        "lora_* use_rslora use_dora additional_target": "there is no adapter",
+        "quantization_method": "bitsandbytes quantizes",
+        "quantization_type": "artel's 4 bits are nf4",
+        "overwrite_cache": "texts are prepared again when they or the keys change",
+        "plot_loss": "artel report draws the loss",
+        "streaming": "texts are prepared once, and tokens read from the store",
+        "buffer_size": "the order of all samples is a function of seed",
+        "preprocessing_batch_size": "is about how fast texts are prepared",
+        "data_shared_file_system": "processes that share a store find it",
+        "ignore_pad_token_for_loss": "padding is never learned",
+        "flash_attn": "artel chooses how attention is computed by device and model",
+        "enable_liger_kernel use_unsloth use_unsloth_gc use_v1_kernels fp8_backend fp8_enable_fsdp_float8_all_gather":
+            "artel chooses its kernels by device and model; the numbers are the same",
+        "use_reentrant_gc": "artel recomputes without re-entrance",
+        "upcast_layernorm": "trained weights are in fp32",
+        "upcast_lmhead_output": "the loss is computed in fp32",
+        "low_cpu_mem_usage": "weights are read into the place where they stay",
+        "use_fast_tokenizer": "the tokenizer is a fast one",
+        "use_kv_cache": "is for answers, not for training",
+        "print_param_status": "the console says how many parameters are trained",
+        "create_new_adapter": "a run begins with a new adapter",
+        "compute_accuracy": "artel evaluate RUN gives the accuracy",
+        "include_effective_tokens_per_second": "metrics.jsonl has the tokens a second",
+        "split_special_tokens": "special tokens in a text are text",
+        "use_megatron_bridge use_mca": "artel has one training loop",
+    },
+    left={
+        "adapter_name_or_path":
+            "to go on with an adapter, merge it: artel export FOLDER merged --merge; write model.from: merged",
+        "pissa_init pissa_iter pissa_convert": "an adapter begins at zero, as in LoRA",
+        "loraplus_lr_ratio loraplus_lr_embedding": "both matrices of an adapter have one learning rate",
+        "oft_* module_dropout": "is for OFT; artel's adapters are LoRA",
+        "use_llama_pro freeze_*": "write model.freeze, the patterns of what stays; everything else is trained",
+        "mixture_of_depths shift_attn block_diag_attn": "layers and attention are the model's own",
+        "rope_scaling": "write model.rope: {type: yarn, factor: 4}, with the factor that the old cutoff_len needed",
+        "moe_aux_loss_coef": "the factor is router_aux_loss_coef of the model's config.json",
+        "train_from_scratch": "write model: {config: {model_type: …}} in place of from",
+        "double_quantization": "artel's 4 bits are nf4 with double quantization",
+        "quantization_*": "write model.quantize: int8 or nf4",
+        "resize_vocab add_tokens add_special_tokens new_special_tokens new_special_tokens_config init_special_tokens":
+            "the special tokens are those of the tokenizer's own files",
+        "cache_dir": "models and data sets of the hub are kept where HF_HOME says",
+        "media_dir image_* video_* audio_* crop_to_patches use_audio_in_video": _IMAGES,
+        "default_system": "write it into the conversations, or into chat.template: FILE",
+        "tool_format": "tools and calls are written as the chat template writes them",
+        "enable_thinking preserve_thinking": "write chat.reasoning: keep, last or drop",
+        "disable_shuffling": "the order of all samples is a function of seed",
+        "mix_strategy interleave_probs":
+            "all samples are taken; data.sources.weight says how often those of a source come in an epoch",
+        "eval_on_each_dataset": "validation texts are of one path",
+        "val_size": "eval_dataset is given",
+        "pref_ftx pref_bco_weight ld_alpha": "artel's preference loss has no such term",
+        "ref_model ref_model_adapters ref_model_quantization_bit": "the reference is the model before training",
+        "use_adam_mini use_galore use_apollo use_badam galore_* apollo_* badam_*":
+            f"artel has no such optimizer; train.optimizer is one of {', '.join(OPTIMIZERS.names)}",
+        "use_dft_loss use_asft_loss asft_alpha use_eaft_loss eaft_alpha":
+            "the loss is the mean cross-entropy of the tokens that are learned",
+        "use_swanlab swanlab_*": TRACKER_ADVICE,
+        "use_kt kt_*": _EXPERTS,
+        "use_hyper_parallel hyper_parallel_args": "write the sizes in parallel",
+        "enable_torch_profiler profiler_*": "write profile: true",
+        "master_addr master_port": "artel launch starts processes",
+        "ray_*": "artel launch starts processes; prepare.engine: ray prepares texts with Ray",
+        "plot": "artel report draws it",
+        "ppo_* reward_*": "is for reinforcement learning, which artel does not do",
+        "export_*": "artel export RUN DIR writes a trained model",
+        "eval_num_beams predict_with_generate infer_* vllm_* sglang_* do_sample temperature top_p top_k num_beams "
+        "max_length max_new_tokens repetition_penalty length_penalty": _USE,
+        "hf_hub_token": "the hub's own login is used: hf auth login",
+        "ms_hub_token om_hub_token": "artel does not know this hub",
+        "offload_folder": "weights stay in memory; parallel.offload: cpu holds them in that of the host",
+        "bias_activation_fusion apply_rope_fusion overlap_param_gather overlap_grad_reduce use_distributed_optimizer "
+        "moe_grouped_gemm moe_token_dispatcher_type recompute_granularity use_packed_sequences export_hf_on_finish "
+        "virtual_pipeline_model_parallel_size": "is for Megatron; artel's own strategies are in the section parallel",
+    },
+)
+# fmt: on
+
+
+def is_llama_factory(text: str) -> bool:
+    """True for LLaMA-Factory's YAML, also a broken one and one of its version 1."""
+    keys = top_level_keys(text)
+    has_own = "model_name_or_path" in keys and keys & {*_OWN, "export_dir"}
+    return "data" not in keys and bool(has_own or ("model" in keys and len(keys & _VERSION_1) >= 2))
+
+
+def convert_llama_factory(text: str, place: str) -> Converted:
+    """Convert LLaMA-Factory's configuration; relative paths start at the current folder. Raises InputError."""
+    old = Conversion.of_yaml(text, place, TABLE, TRAINER)
+    _refuse_others(old)
+    objective = _carry_objective(old)
+    old.carry_table()
+    if not old.has("model_name_or_path"):
+        old.problems.append(Problem(place, "names no model", "write model_name_or_path: FOLDER-OR-HUB-ID"))
+    _carry_data(old, objective)
+    old.leave_unless(old.raw("model_revision") == "main", "model_revision", MAIN_BRANCH)
+    _carry_adapter(old)
+    if not carry_precision(old, {"fp8": "fp8", "pure_bf16": "bf16", "bf16": "bf16", "fp16": "fp16"}):
+        old.put("train.precision", "fp32")
+        advice = "train.precision: auto is quicker on most GPUs"
+        old.note(f"neither bf16 nor fp16 is true, so it computes in fp32; {advice}")
+    if old.raw("pure_bf16"):
+        old.put("train.weights", "bf16", "pure_bf16")
+    carry_trainer(old)
+    if old.get("use_muon", a_flag):
+        old.put("train.optimizer", "muon", "use_muon")
+        old.carry("learning_rate", "train.muon_learning_rate", above_zero)
+        old.leave("use_muon", MUON_RATE)
+    fit_together(old)
+    return old.finish()
+
+
+def _refuse_others(old: Conversion) -> None:
+    """Refuse configurations of version 1, and those that do not train. Raises InputError."""
+    version_1 = next((key for key in old.given() if key.partition(".")[0] in _VERSION_1), "")
+    if version_1:
+        fix = "write the keys of version 0: model_name_or_path, dataset, finetuning_type"
+        old.refuse(version_1, "is a key of LLaMA-Factory's version 1, which is not read", fix)
+    elif old.has("export_dir"):
+        fix = "artel export FOLDER merged --merge does that"
+        old.refuse("export_dir", "merges an adapter and trains nothing", fix)
+    elif not old.raw("do_train"):
+        fix = "write do_train: true; a trained model is used by artel chat, evaluate and generate"
+        old.refuse("do_train", "is not true, so nothing is trained", fix)
+    if old.problems:
+        raise InputError(old.problems)
+
+
+def _carry_objective(old: Conversion) -> str:
+    stage = old.get("stage", one_of("pt sft rm ppo dpo kto"))
+    if stage == "rm":
+        fix = "write objective: reward yourself"
+        old.refuse("stage", f"rm trains a reward model, which is not carried over: {fix}")
+    elif stage == "ppo":
+        fix = f"write pt, sft, dpo or kto (objectives: {', '.join(OBJECTIVES.names)})"
+        old.refuse("stage", "ppo is nothing that artel learns", fix)
+    objective = _STAGES.get(stage, "chat")
+    old.put("objective", objective, "stage")
+    if objective != "preference":
+        return objective
+    loss = "kto" if stage == "kto" else old.get("pref_loss", one_of("sigmoid hinge ipo kto_pair orpo simpo"))
+    decisive = "stage" if stage == "kto" else "pref_loss"
+    if loss is not None:
+        old.put("preference.loss", _LOSSES.get(loss, "kto" if loss == "kto" else "dpo"), decisive)
+    if loss not in (None, "kto", *_LOSSES):
+        old.leave("pref_loss", f"artel has {', '.join(_LOSSES.values())} of pairs, and dpo is taken")
+    old.carry("pref_beta", "preference.beta", not_negative)
+    # Its SimPO has beta * (difference - gamma / beta), artel's beta * difference - margin: the same number.
+    if loss == "simpo":
+        old.carry("simpo_gamma", "preference.margin", not_negative)
+    old.carry("dpo_label_smoothing", "preference.smoothing", not_negative)
+    old.carry("kto_chosen_weight", "preference.desirable", not_negative)
+    old.carry("kto_rejected_weight", "preference.undesirable", not_negative)
+    return objective
+
+
+def _carry_data(old: Conversion, objective: str) -> None:
+    """The data sets, and what belongs to them."""
+    known = _DataSets(old, objective)
+    names = old.get("dataset", _names) or []
+    if not names and not old.problems:
+        old.problems.append(Problem(old.place, "names no text", "write dataset: NAME, as in dataset_info.json"))
+    sources = [known.source(name, f"data.sources.{number}.path") for number, name in enumerate(names)]
+    rows = old.get("max_samples", at_least_one)
+    old.put("data.sources", [source | ({"rows": f"[:{rows}]"} if rows else {}) for source in sources], "dataset")
+    old.decided("data.sources", "dataset_dir", "max_samples")
+    evaluated = old.get("eval_dataset", _names)
+    if evaluated:
+        old.put("data.validation", known.source(evaluated[0], "data.validation")["path"], "eval_dataset")
+        if len(evaluated) > 1:
+            old.leave("eval_dataset", "validation texts are of one path: the first is taken")
+    else:
+        carry_share(old, "val_size")
+    old.put("data.dedup.exact", False)
+    if objective != "causal":
+        old.leave("cutoff_len", "what is longer is cut there, and left out here; write chat.too_long: truncate_left")
+    _carry_packing(old, objective)
+    prompts, last_only = old.get("train_on_prompt", a_flag), old.get("mask_history", a_flag)
+    if objective == "chat" and (prompts or last_only):
+        old.put("chat.train_on", "all" if prompts else "last", "train_on_prompt" if prompts else "mask_history")
+    template = old.get("template", a_text)
+    if objective != "causal" and template is not None:
+        old.put("chat.template", "chatml" if template == "chatml" else "auto", "template")
+        if template != "chatml":
+            what = f"LLaMA-Factory has a template of its own for {template}; here it is the tokenizer's"
+            old.leave("template", f"{what}; for another write chat.template: FILE")
+
+
+def _names(value: object) -> list[str]:
+    """Names with commas between them, or a list of them."""
+    listed = value.split(",") if isinstance(value, str) else value
+    if not isinstance(listed, list) or not all(isinstance(name, str) and name.strip() for name in listed):
+        raise ValueError(f"{value!r} is not a list of names; write dataset: name, other")
+    return [name.strip() for name in listed]
+
+
+def _carry_packing(old: Conversion, objective: str) -> None:
+    packs = {key: old.get(key, a_flag) for key in ("packing", "neat_packing")}
+    if objective == "causal":
+        if packs["packing"] is False:
+            old.leave("packing", "artel joins texts and cuts them every data.block tokens")
+        old.put("data.packing", "concatenate", "packing")  # LLaMA-Factory's own default in this stage
+    elif OBJECTIVES[objective].packs_samples:  # artel's own default may pack them
+        old.put("data.packing", "best_fit" if any(packs.values()) else "concatenate", *packs)
+    else:
+        for key in (key for key, is_on in packs.items() if is_on):
+            old.leave(key, SAMPLES_STAND_ALONE.format(objective, "cutoff_len"))
+
+
+class _DataSets:
+    """The data sets that `dataset_info.json` describes, in a folder here or above the configuration."""
+
+    def __init__(self, old: Conversion, objective: str) -> None:
+        self._old, self._objective = old, objective
+        name = old.get("dataset_dir", a_text) or "data"
+        self._is_online = name == "ONLINE"
+        self._folder, self._entries = Path(name), dict[str, Any]()
+        if name.startswith("REMOTE:"):
+            fetch = f"hf download --repo-type dataset {name[7:]}"
+            old.leave("dataset_dir", f"fetch it, and name its folder: {fetch}")
+            self._folder = Path("data")
+        above = [] if old.place == "-" else Path(old.place).absolute().parents
+        folders = [self._folder, *(parent / name for parent in above)] if name == str(self._folder) else []
+        folder = next((folder for folder in folders if is_here(str(folder / _INFO))), None)
+        self._is_described = folder is not None and not self._is_online
+        if folder is None or self._is_online:
+            return
+        self._folder = folder
+        try:
+            entries = json.loads((folder / _INFO).read_text(encoding="utf-8-sig"))
+            self._entries = entries if isinstance(entries, dict) else {}
+        except (OSError, ValueError) as error:
+            old.refuse("dataset_dir", f"{folder / _INFO} cannot be read: {error}", "fix it")
+
+    def source(self, name: str, dotted: str) -> dict[str, Any]:
+        """Return the source of a data set; comments and notes belong to `dotted` of the run file."""
+        entry = {"hf_hub_url": name} if self._is_online else self._entries.get(name)
+        if not isinstance(entry, dict):
+            why = f"{_INFO} has no {name}" if self._is_described else f"there is no {self._folder / _INFO} here"
+            self._old.comment(dotted, f"your file of the data set {name}: {why}")
+            return {"path": str(self._folder / f"{name}.json"), "format": _FORMATS[self._objective]}
+        columns = entry["columns"] if isinstance(entry.get("columns"), dict) else {}
+        source: dict[str, Any] = {"path": self._path(name, entry, dotted), "format": _FORMATS[self._objective]}
+        if self._objective == "causal":
+            source["format"] = "parquet" if source["path"].endswith(".parquet") else "auto"
+            if not source["path"].endswith(".txt"):
+                source["field"] = columns.get("prompt", "instruction")
+        else:
+            self._add_form(source, name, entry, columns or _COLUMNS, columns)
+        if isinstance(entry.get("num_samples"), int):
+            source["rows"] = f"[:{entry['num_samples']}]"
+        unread = [column for column in ("images", "videos", "audios") if columns.get(column)]
+        if unread:
+            self._old.note(f"{_INFO}: {name}: {', '.join(unread)} of its rows are not read: artel learns text")
+        return source
+
+    def _path(self, name: str, entry: dict[str, Any], dotted: str) -> str:
+        keys = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name", "file_name")
+        key = next((key for key in keys if isinstance(entry.get(key), str)), "")
+        if not key:
+            self._old.comment(dotted, f"your file of the data set {name}: {_INFO} names none")
+        elif key == "hf_hub_url":
+            data_set = local_or_hub(entry[key], str(entry.get("subset") or ""), str(entry.get("split") or "train"))
+            self._old.comment(dotted, data_set.doubt)
+            return data_set.path
+        elif key != "file_name":
+            if key != "cloud_file_name":
+                why = f"which is not on the Hugging Face hub: {entry[key]}"
+                self._old.comment(dotted, f"your files of the data set {name}, {why}")
+            return str(entry[key])
+        return str(self._folder / entry.get(key, f"{name}.json"))
+
+    def _add_form(
+        self, source: dict[str, Any], name: str, entry: dict[str, Any], read: dict[str, Any], columns: dict[str, Any]
+    ) -> None:
+        """Add `converter` and `mapping` of the rows. `read`: `columns`, or LLaMA-Factory's defaults."""
+        tags = entry["tags"] if isinstance(entry.get("tags"), dict) else {}
+        mapping: dict[str, Any] = {}
+        if entry.get("formatting", "alpaca") == "alpaca":
+            converter = "alpaca"
+            mapping = {mine: read.get(theirs) for mine, theirs in _ALPACA.items()}
+            if self._objective != "chat" and columns.get("kto_tag"):
+                mapping["completion"] = mapping.pop("output")
+        else:
+            messages = read.get("messages")
+            converter = "sharegpt" if messages == "conversations" else "messages"
+            mapping = {"messages": messages} if converter == "messages" else {}
+            mapping |= {"role": tags.get("role_tag"), "content": tags.get("content_tag")}
+            mapping["system"] = columns.get("system")
+            for tag in (tag for tag, known in _ROLES.items() if tags.get(tag) and tags[tag] not in known):
+                what = f"the role {tags[tag]} ({tag}) is rejected where artel does not know it"
+                self._old.note(f"{_INFO}: {name}: {what}; rename it, or write converter: module:function")
+        if self._objective == "chat":
+            source["converter"] = converter
+        mapping |= {mine: columns.get(mine) for mine in ("chosen", "rejected", "tools")}
+        mapping["label"] = columns.get("kto_tag")
+        known_names = {"from", "value"} if mapping.get("role") == "from" else set()
+        mapping = {mine: theirs for mine, theirs in mapping.items() if theirs and theirs not in {mine, *known_names}}
+        if mapping:
+            source["mapping"] = mapping
+
+
+def _carry_adapter(old: Conversion) -> None:
+    """finetuning_type with its sizes, and the weights below an adapter in 8 or 4 bits."""
+    kind = old.get("finetuning_type", one_of("lora oft freeze full"))
+    bits = old.get("quantization_bit", at_least_one)
+    if kind == "freeze":
+        old.put("model.freeze", [], "finetuning_type")
+        old.comment("model.freeze", "the parameters that stay as they are: ['*embed*', 'model.layers.0.*', …]")
+        what = "says what is trained, and model.freeze what stays"
+        old.leave("finetuning_type", f"{what}: write its patterns, or all is trained")
+    elif kind == "full":
+        old.decided("model.from", "finetuning_type")
+    if kind in ("freeze", "full"):
+        old.leave("quantization_bit", "weights of 4 or 8 bits are held only under an adapter: finetuning_type: lora")
+        return
+    rank = old.get("lora_rank", at_least_one)
+    if rank and not old.has("lora_alpha"):
+        old.replace("lora_alpha", 2 * rank)  # LLaMA-Factory's own default
+    for key in ("additional_target", "lora_target"):
+        if isinstance(old.raw(key), str):
+            old.replace(key, [name.strip() for name in old.raw(key).split(",")])
+    carry_lora(old, _LORA)
+    old.decided("model.lora", "finetuning_type")
+    if kind == "oft":
+        old.leave("finetuning_type", "artel's adapters are LoRA, and one of lora_rank 8 is taken")
+    if bits in (4, 8):
+        old.put("model.quantize", "nf4" if bits == 4 else "int8", "quantization_bit")
+    elif bits:
+        old.leave("quantization_bit", "artel holds weights in 8 or 4 bits; write model.quantize: int8 or nf4")
+    if old.get("quantization_method", a_text) not in (None, "bnb", "bitsandbytes"):
+        old.leave("quantization_method", "bitsandbytes quantizes: model.quantize: int8 or nf4")
+    if old.raw("quantization_type") == "fp4":
+        old.leave("quantization_type", "artel's 4 bits are nf4")
+
+
+LLAMA_FACTORY = Tool("LLaMA-Factory", is_llama_factory, convert_llama_factory, is_no_run_file=True)

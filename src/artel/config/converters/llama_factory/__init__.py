@@ -1,1 +1,0 @@
-"""The YAML of LLaMA-Factory (hiyouga/LLaMA-Factory) as a run file."""
