@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from artel.diagnostics.bench.command import run
+from command_cost import run
 
 GIB = 2**30
 
@@ -33,7 +33,7 @@ def main() -> None:
         print(f"{asked.lines:,} lines, {(long / 'metrics.jsonl').stat().st_size / 1e9:.1f} GB")
         for name, more in (("terminal", []), ("--html", ["--html", str(page)])):
             took = run(["artel", "report", str(long), *more], {}, memory=True)
-            memory = (took.memory or 0) / GIB
+            memory = (took.memory) / GIB
             print(f"{name}: {took.elapsed:.1f} s, {took.processor:.1f} s of processor time, {memory:.2f} GiB")
         print(f"the page: {page.stat().st_size / 1e6:.1f} MB")
 

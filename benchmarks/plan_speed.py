@@ -7,7 +7,7 @@ threads that it takes by itself; nothing else should run. Measured are the token
 their seconds, by the clock, as the run's metrics.jsonl has them; conversations and preferences take four times as many
 steps, and those after the twelfth count.
 
-A shared machine is faster at one moment than at another. So `artel bench hardware` measures it before the first case,
+A shared machine is faster at one moment than at another. So `artel hardware` measures it before the first case,
 and again before each one that comes over ten minutes later; and there are two rounds through all cases, half an hour
 or more apart. Planned is the mean of both, measured are their tokens over their seconds.
 """
@@ -15,6 +15,7 @@ or more apart. Planned is the mean of both, measured are their tokens over their
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import math
 import os
@@ -24,11 +25,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from plan import CASES, LAYOUTS, Case, measure_cases, run_file, write_inputs
 
-from artel.diagnostics.bench.figures import about_machine
-from artel.diagnostics.bench.hardware import measure_hardware
+from artel.diagnostics.hardware.measure import measure_hardware
+from artel.host import processor
 
 SKIPPED = 3
 """Steps at the beginning, in which memory is taken, kernels are compiled and the optimizer's state is made."""
@@ -45,7 +47,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="cases with one of these in their name")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=2, help="how often each case is measured")
-    parser.add_argument("--keep-rates", action="store_true", help="use what artel bench hardware measured before")
+    parser.add_argument("--keep-rates", action="store_true", help="use what artel hardware measured before")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     page = Path(__file__).resolve().with_suffix(".md")
@@ -130,12 +132,11 @@ def plan(file: Path, processes: int) -> float | None:
 
 
 def head(options: argparse.Namespace) -> str:
-    machine = about_machine("torch")
     return (
         "# Speed: `artel plan` beside what runs reached\n\n"
         f"`python benchmarks/plan_speed.py --steps {options.steps} --rounds {options.rounds}` on "
-        f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}, {machine['measured']}. Rates by "
-        "`artel bench hardware`, ten minutes old at most.\n"
+        f"{processor()}, {os.cpu_count()} cores, torch {torch.__version__}, {datetime.date.today()}. Rates by "
+        "`artel hardware`, ten minutes old at most.\n"
     )
 
 

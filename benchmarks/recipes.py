@@ -1,6 +1,6 @@
 """Train the recipes that two cores can train in ten minutes, and write what they reach: benchmarks/recipes.md.
 
-Each recipe is planned first, by rates that `artel bench hardware` measures on this machine (a minute, once). What the
+Each recipe is planned first, by rates that `artel hardware` measures on this machine (a minute, once). What the
 plan gives more than `--minutes`, or what needs a text, a model or GPUs that are not here, is not run, and the page says
 why.
 
@@ -120,7 +120,7 @@ def main() -> None:
     if unknown:
         sys.exit(f"say in HERE or NOT_HERE what is with {', '.join(sorted(unknown))}")
     if not chosen.only:
-        artel("bench", "hardware")
+        artel("hardware")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in recipe_names():

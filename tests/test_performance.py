@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from artel.diagnostics.bench.hardware.operators import ON_GPU, Sizes, measure
+from artel.diagnostics.hardware.operators import ON_GPU, Sizes, measure
 from artel.planning.accelerators import ACCELERATORS
 from artel.planning.hardware import Hardware, find_hardware
 from artel.planning.operations import (
@@ -245,7 +245,7 @@ def test_a_damaged_measurement_is_told_and_not_used(
         path.write_bytes(content)
         assert read_rates(1, CPU) is None
         assert f"{path}: is damaged" in caplog.text, content
-        assert "artel bench hardware measures it again" in caplog.text
+        assert "artel hardware measures it again" in caplog.text
 
 
 @pytest.mark.parametrize("width", [Sizes().width, ON_GPU.width])

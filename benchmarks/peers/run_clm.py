@@ -1,6 +1,6 @@
-"""A peer of `artel bench prepare`: text to blocks as transformers' run_clm.py makes them with Hugging Face datasets.
+"""A peer of benchmarks/prepare_speed.py: text to blocks as run_clm.py of transformers makes them, with datasets.
 
-    artel bench prepare --only end_to_end --peer benchmarks/peers/run_clm.py
+    python benchmarks/prepare_speed.py --only end_to_end --peer benchmarks/peers/run_clm.py
 
 It does what examples/pytorch/language-modeling/run_clm.py does before its first training step, in the same order and
 with the same defaults: load JSON lines; take the first 5% for validation; tokenize in batches of 1000; join each batch

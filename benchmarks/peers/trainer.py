@@ -1,6 +1,6 @@
-"""Peers of `artel bench train`: transformers' Trainer with its defaults, and tuned by someone who knows it well.
+"""Peers of benchmarks/train_speed.py: transformers' Trainer with its defaults, and tuned by someone who knows it well.
 
-    artel bench train --peer benchmarks/peers/trainer.py:default --peer benchmarks/peers/trainer.py:tuned
+    python benchmarks/train_speed.py --peer benchmarks/peers/trainer.py:default --peer benchmarks/peers/trainer.py:tuned
 
 Both keep TrainingArguments' defaults except for what is named here. Rows come in the order of the file, because every
 contestant must see the same ones. Nothing is saved or reported, and there is no progress bar. It needs accelerate, and
@@ -26,7 +26,7 @@ from transformers import (
 )
 
 if TYPE_CHECKING:
-    from artel.diagnostics.bench.training.contestant import AfterStep, Work
+    from contestant import AfterStep, Work
 
 _STEPS = 1_000_000  # more than are ever run
 _ROWS = 8  # the default of per_device_train_batch_size

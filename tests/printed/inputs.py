@@ -439,33 +439,6 @@ def ds_config(folder: Path) -> None:
     (folder / "ds_config.json").write_text(json.dumps(config))
 
 
-def llama_json(folder: Path) -> None:
-    config = {"model_type": "llama", "vocab_size": 320, **_DECODER}
-    (folder / "llama.json").write_text(json.dumps(config))
-
-
-def mytrainer(folder: Path) -> None:
-    """A peer of artel bench train, by the contract at the head of artel/diagnostics/bench/training/contestant.py."""
-    (folder / "mytrainer.py").write_text("""
-import torch
-from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM
-
-def train(work, after_step):
-    model = AutoModelForCausalLM.from_pretrained(work.model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=work.learning_rate)
-    step = 0
-    while True:
-        inputs, targets = work.batch_of(step)
-        loss = cross_entropy(model(input_ids=inputs).logits.flatten(0, 1), targets.flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        after_step(loss)
-        step += 1
-""")
-
-
 def written(page: str, name: str) -> Make:
     """A file that a page has its readers write: the block that begins with its name."""
 

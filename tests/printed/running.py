@@ -13,7 +13,7 @@ from support.forks import run_forked
 from support.runs import ENVIRONMENT
 
 # Verbs that set variables before they import anything, or start what must not be a fork's child.
-_OWN_PROCESS = ("doctor", "bench")
+_OWN_PROCESS = ("doctor", "hardware")
 _LIMIT = 500  # a command takes a few seconds, on a machine that is busy with others a hundred times as long
 
 

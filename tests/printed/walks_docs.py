@@ -324,8 +324,9 @@ DOCS = (
         "measuring",
         (
             Step(
-                "artel bench prepare --only end_to_end,near --size 100M --rounds 1 --workers 2",
-                "--size 1M --workers 1",
+                "python benchmarks/prepare_speed.py --only end_to_end,near --size 100M --rounds 1 --workers 2",
+                instead="python {clone}/benchmarks/prepare_speed.py --only end_to_end,near --size 1M --rounds 1",
+                why="from the clone; briefly",
                 says="MB/s",
             ),
             Step(
@@ -333,10 +334,15 @@ DOCS = (
                 instead="python {clone}/benchmarks/prepare_kills.py --moments 1 --workers 1",
                 why="from the clone; kills at 60 moments take a quarter of an hour",
             ),
-            Step("artel bench prepare", "--only jsonl_zst --size 1M --rounds 1 --workers 1", says="MB/s"),
             Step(
-                "artel bench prepare --only end_to_end --peer benchmarks/peers/run_clm.py",
-                instead="artel bench prepare --only html --size 1M --peer {clone}/benchmarks/peers/run_clm.py",
+                "python benchmarks/prepare_speed.py",
+                instead="python {clone}/benchmarks/prepare_speed.py --only jsonl_zst --size 1M --rounds 1 --workers 1",
+                why="from the clone; briefly",
+                says="MB/s",
+            ),
+            Step(
+                "python benchmarks/prepare_speed.py --only end_to_end --peer benchmarks/peers/run_clm.py",
+                instead="python {clone}/benchmarks/prepare_speed.py --only html --size 1M --rounds 1",
                 why="from the clone; end_to_end runs datasets, which the tests do not install",
                 says="MB/s",
             ),
@@ -346,31 +352,28 @@ DOCS = (
     Walk(
         "docs/speed.md",
         (
-            Step("artel bench train --objective masked", _BENCH, says="tokens/s"),
             Step(
-                "artel bench train --model llama.json --batch 4 --length 4096 --steps 50 --json",
-                _BENCH,
-                says="tokens_per_second",
+                "python benchmarks/train_speed.py",
+                instead=f"python {{clone}}/benchmarks/train_speed.py {_BENCH}",
+                why="from the clone; briefly",
+                says="tokens/s",
             ),
             Step(
-                "artel bench train --peer mytrainer:train", f"{_BENCH} --only mytrainer:train", says="mytrainer:train"
-            ),
-            Step(
-                "artel bench train --peer benchmarks/peers/trainer.py:default --peer benchmarks/peers/trainer.py:tuned",
-                instead="artel bench train --peer {clone}/benchmarks/peers/trainer.py:default "
+                "python benchmarks/train_speed.py --peer benchmarks/peers/trainer.py:default "
+                "--peer benchmarks/peers/trainer.py:tuned",
+                instead="python {clone}/benchmarks/train_speed.py --peer {clone}/benchmarks/peers/trainer.py:default "
                 f"--peer {{clone}}/benchmarks/peers/trainer.py:tuned {_BENCH}",
                 why="from the clone; briefly",
                 says="trainer.py:tuned",
             ),
             Step("artel doctor", says="torch"),
         ),
-        needs=(inputs.llama_json, inputs.mytrainer),
         long=True,
     ),
     Walk(
         "docs/hardware.md",
         (
-            Step("artel bench hardware", says="GFLOP/s"),
+            Step("artel hardware", says="GFLOP/s"),
             Step(
                 "python benchmarks/plan_speed.py",
                 instead="python {clone}/benchmarks/plan_speed.py --help",

@@ -214,11 +214,6 @@ README = (
         (
             Step("artel plan run.yaml", says="fits"),
             Step("artel doctor run.yaml", says="torch"),
-            Step(
-                "artel bench train",
-                "--steps 1 --rounds 1 --batch 1 --length 16 --time-limit 1",
-                says="tokens/s",
-            ),
             Step("artel train run.yaml profile=true", "train.steps=9", leaves="runs/run/profile/table.txt"),
         ),
         needs=(inputs.run_yaml(),),

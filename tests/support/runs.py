@@ -71,7 +71,7 @@ def artel(
     are set that its imports may read, or where it measures itself.
     """
     environment = {**ENVIRONMENT, **(env or {})}
-    if {*(env or {})} <= READ_LATE and arguments[0] not in ("bench", "doctor"):
+    if {*(env or {})} <= READ_LATE and arguments[0] not in ("hardware", "doctor"):
         return run_forked(list(map(str, arguments)), environment, timeout, cwd, input)
     return subprocess.run(
         [sys.executable, "-m", "artel", *map(str, arguments)],

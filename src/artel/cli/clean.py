@@ -30,8 +30,7 @@ _KINDS = {
     "micro_batches": (rf"{_KEY}\.json", "micro-batches that fit into memory: tried again"),
     "built": (r"\w+-[0-9a-f]{16}\.so", "operators compiled for this CPU: built again"),
     "rows": (rf"{_KEY}\.jsonl", "rows that a Python program gave: it has to give them again"),
-    "hardware.json": ("", "speed of this machine: artel bench hardware measures it again"),
-    "bench": (".*", "work of artel bench that was killed"),
+    "hardware.json": ("", "speed of this machine: artel hardware measures it again"),
     "faults": (r".*-process-\d+\.txt", "crash reports of artel"),
     "chat_history": ("", "what was typed in artel chat"),
 }

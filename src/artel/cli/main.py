@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 
 from artel.cli import (
-    bench,
     chat,
     clean,
     config,
@@ -24,6 +23,7 @@ from artel.cli import (
     evaluate,
     export,
     generate,
+    hardware,
     launch,
     new,
     plan,
@@ -88,7 +88,7 @@ app.command("report", short_help="Draw a run's loss, or write a report for the b
 app.command("watch", short_help="Follow a run until it ends.")(watch.watch)
 app.command("clean", short_help="List what artel keeps on this machine, and remove it.")(clean.clean)
 app.command("doctor", short_help="Check this machine, and what keeps artel from using it well.")(doctor.doctor)
-app.add_typer(bench.app, name="bench")
+app.command("hardware", short_help="Measure this machine once, for `artel plan`.")(hardware.hardware)
 app.add_typer(data.app, name="data", short_help="Look into a token store, or make one of other tokens.")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(config.app, name="config", short_help="A run file: check, explain, print its schema, convert.")

@@ -1,1 +1,1 @@
-"""What this machine is and does: `artel doctor` and `artel bench`."""
+"""What this machine is and does: `artel doctor` and `artel hardware`."""

@@ -1,6 +1,6 @@
 """How long a training step takes, before it runs: each operation's time by the slower of its limits, added up.
 
-On a machine that `artel bench hardware` has measured, times are measured ones (`rates`). For other hardware they come
+On a machine that `artel hardware` has measured, times are measured ones (`rates`). For other hardware they come
 from data sheets and from the share of them that others have measured:
 
     products      FLOPs over peak x the share in `_PRODUCT_SHARE`, or bytes over memory bandwidth, whichever is longer
@@ -155,7 +155,7 @@ def step_time(
         by_kind["waiting"] += meetings * rates.seconds("waiting", (total - by_kind[COLLECTIVE]) / meetings)
     total += by_kind["waiting"]
     error = PUBLIC_ERROR if rates is None else MEASURED_ERROR
-    source = hardware.source if rates is None else "artel bench hardware"
+    source = hardware.source if rates is None else "artel hardware"
     return StepTime(Range(total * (1 - error), total, total * (1 + error)), dict(by_kind), source)
 
 

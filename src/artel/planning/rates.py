@@ -1,4 +1,4 @@
-"""How fast this machine runs each kind of operation: what `artel bench hardware` measured and keeps for `artel plan`.
+"""How fast this machine runs each kind of operation: what `artel hardware` measured and keeps for `artel plan`.
 
 A measurement is a number of seconds for an operation of some size: FLOPs of a product or of attention, bytes of
 everything else. Between two sizes that were measured the rate is interpolated along the logarithm of the size; beyond
@@ -119,6 +119,6 @@ def _parsed(file: Path, content: bytes) -> tuple[dict[str, Any], Mapping[int, Ma
         about = orjson.loads(content)
         return about, _MEASURED.validate_python(about["processes"])
     except (ValueError, KeyError, TypeError, IndexError):
-        what = f"{file}: is damaged, so the speed of this machine is not known; artel bench hardware measures it again"
+        what = f"{file}: is damaged, so the speed of this machine is not known; artel hardware measures it again"
         logging.getLogger("artel").warning(what)
         return {}, {}

@@ -66,7 +66,7 @@ class Plan:
     tokens: float
     """Of a step: what blocks hold at most, or on average where rows are as long as their samples."""
     step: StepTime | None
-    """None: neither the table nor `artel bench hardware` has the rates; or offload, whose transfers are not planned."""
+    """None: neither the table nor `artel hardware` has the rates; or offload, whose transfers are not planned."""
     length: PlannedLength | None = None
     """None: only `artel prepare` can tell, or the run is as long as its `budget`."""
     budget: float | None = None

@@ -63,7 +63,7 @@ def _speed(plan: Plan) -> str:
     if step is not None and tokens is not None:
         return f"{tokens.mid:,.0f} tokens/s ({tokens.low:,.0f} to {tokens.high:,.0f}), by {step.source}"
     if plan.hardware.shares_memory:
-        return "unknown. Run `artel bench hardware` once to measure this machine"
+        return "unknown. Run `artel hardware` once to measure this machine"
     if not plan.hardware.has_rates:
         return f"unknown: {plan.hardware.name} is not in the table of accelerators"
     return "unknown: transfers of parallel.offload are not planned"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from typing import Any
 import orjson
 import torch
 
-from artel.diagnostics.bench.figures import Figure, Tell
 from artel.errors import WorkError
 from artel.host import usable_cores
 from artel.parallel import local_device
@@ -34,14 +34,14 @@ class Measured:
     path: Path
     seconds: float
 
-    def figures(self) -> list[Figure]:
-        """The rates at the largest size that was measured, of each process."""
-        figures = []
+    def lines(self) -> list[str]:
+        """Rates at the largest measured size, per process: one line each."""
+        rows = []
         for rates in self.rates:
             suffix = f" x {rates.processes}" if rates.processes > 1 else ""
-            for key, points in rates.points.items():
-                figures.append(_figure(f"{key}{suffix}", key, points))
-        return figures
+            rows += [(f"{key}{suffix}", _rate(key, points)) for key, points in rates.points.items()]
+        width = max(len(name) for name, _ in rows)
+        return [f"{name:<{width}}  {rate}" for name, rate in rows]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -52,7 +52,7 @@ class Measured:
         }
 
 
-def measure_hardware(tell: Tell) -> Measured:
+def measure_hardware(tell: Callable[[str], None]) -> Measured:
     """Measure one process, then two at once (on GPUs as many as there are), and keep the result.
 
     Raises WorkError where a process fails.
@@ -77,7 +77,7 @@ def _measure(count: int) -> dict[str, Points]:
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        command = [sys.executable, "-m", "artel.diagnostics.bench.hardware.process", name, str(count), str(compiles)]
+        command = [sys.executable, "-m", "artel.diagnostics.hardware.process", name, str(count), str(compiles)]
         processes = []
         try:
             for rank in range(count):
@@ -94,22 +94,22 @@ def _measure(count: int) -> dict[str, Points]:
         if failed:
             text = (folder / f"{processes.index(failed[0])}.log").read_text(errors="replace")
             last = tuple(text.splitlines()[-5:])
-            raise WorkError.at("artel bench hardware", f"{count} process(es) could not be measured", "", last)
+            raise WorkError.at("artel hardware", f"{count} process(es) could not be measured", "", last)
         return orjson.loads((folder / "result.json").read_bytes())
 
 
-def _figure(name: str, key: str, points: Points) -> Figure:
+def _rate(key: str, points: Points) -> str:
+    """The rate at the largest size, with the size and time that it was measured at."""
     size, seconds = points[-1]
+    took = f"{1000 * seconds:,.2f} ms"
     if key.startswith(("product", "attention")):
-        return Figure(name, size / seconds / 1e9, "GFLOP/s", f"{size / 1e9:,.2f} GFLOP in {1000 * seconds:,.2f} ms")
+        return f"{size / seconds / 1e9:,.4g} GFLOP/s ({size / 1e9:,.2f} GFLOP in {took})"
     if key == "waiting":
-        return Figure(
-            name, 1000 * seconds, "ms", f"for the slower process, after both computed for {1000 * size:,.0f} ms"
-        )
+        return f"{1000 * seconds:,.4g} ms for the slower process, after both computed for {1000 * size:,.0f} ms"
     if key == "exponentials":
-        return Figure(name, size / seconds / 1e9, "10^9/s", f"{size:,.0f} in {1000 * seconds:,.2f} ms, compiled")
+        return f"{size / seconds / 1e9:,.4g} 10^9/s ({size:,.0f} in {took}, compiled)"
     if key in ("start", "dispatch"):
         what = "operators on DTensors" if key == "dispatch" else "operators"
-        return Figure(name, 1e6 * seconds / size, "µs", f"{size:,.0f} small {what} in {1000 * seconds:,.2f} ms")
+        return f"{1e6 * seconds / size:,.4g} µs ({size:,.0f} small {what} in {took})"
     what = _EXCHANGED.get(key, "read and written")
-    return Figure(name, size / seconds / 1e9, "GB/s", f"{size / 1e6:,.1f} MB {what} in {1000 * seconds:,.2f} ms")
+    return f"{size / seconds / 1e9:,.4g} GB/s ({size / 1e6:,.1f} MB {what} in {took})"

@@ -1,11 +1,10 @@
-"""artel as a contestant: its own training loop on a run file, every choice left to artel.
+"""artel as a contestant of benchmarks/train_speed.py: its own training loop on a run file, every choice left to artel.
 
 It is loaded by its path, so that it imports what `artel train` imports and nothing else.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,28 +15,23 @@ from artel.training import loop
 from artel.training.run import Run
 
 if TYPE_CHECKING:
-    from artel.diagnostics.bench.training.contestant import AfterStep, Work
+    from contestant import AfterStep, Work
 
-# A long run, because the length decides whether to compile; its end is never reached.
 _STEPS = 1_000_000
+"""A long run, because the length decides whether to compile; its end is never reached."""
 
 
 def train(work: Work, after_step: AfterStep) -> None:
-    """Train until ended; see contestant.py."""
+    """Train until killed; see contestant.py."""
     run = run_of(work)
     with join_world(run.train.threads) as world:
-        loop.train(run, prepare(run), world, _tell, callbacks=[_AfterStep(after_step)])
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr)
+        loop.train(run, prepare(run), world, print, callbacks=[_AfterStep(after_step)])
 
 
 def run_of(work: Work) -> RunConfig:
-    """The run that trains `work` on the token store in its folder. Raises InputError."""
-    folder = Path(work.folder)
-    never = {"every": "never"}
-    described = {
+    """Return the run that trains `work` on the token store in its folder. Raises InputError."""
+    folder, never = Path(work.folder), {"every": "never"}
+    tree = {
         "run": str(folder / "artel"),
         "data": {"from_store": str(folder / "store"), "block": work.length},
         "model": {"from": work.model},
@@ -61,17 +55,17 @@ def run_of(work: Work) -> RunConfig:
         "log": {"every": _STEPS},
         "track": ["jsonl"],
     }
-    return run_from(described, {}, {(): "artel bench train"})
+    return run_from(tree, {}, {(): "train_speed.py"})
 
 
 class _AfterStep:
-    """An occasion of the loop: hands over the newest step's loss, and sleeps there while others have their turns."""
+    """A callback of the loop: passes on the loss of each step, and sleeps there while others have their turns."""
 
     def __init__(self, after_step: AfterStep) -> None:
         self._after_step = after_step
 
     def __call__(self, run: Run) -> None:
-        # No line is ever logged here, so the sums since the last one are ours to read and begin anew.
+        # No line is ever logged here, so the sums since the last one are ours to read and reset.
         sums = run.window.clone()
         run.window.zero_()
         self._after_step(sums[0] / sums[1])

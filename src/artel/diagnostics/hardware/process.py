@@ -10,7 +10,7 @@ import orjson
 import torch
 import torch.distributed as dist
 
-from artel.diagnostics.bench.hardware.operators import measure
+from artel.diagnostics.hardware.operators import measure
 from artel.host import usable_cores
 from artel.parallel import local_device
 from artel.training.memory.cpu_allocator import retained_host_memory

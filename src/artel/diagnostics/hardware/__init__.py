@@ -1,0 +1,1 @@
+"""How fast this machine runs the operations of a training step, for `artel plan`."""
