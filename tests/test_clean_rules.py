@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from artel.config import CleanConfig, DataConfig, Overrides
 from artel.config.load import run_from
 from artel.errors import InputError
-from artel.preparing.prepare import settings_digest, store_key
+from artel.preparing.prepare import store_key
 from artel.text import Ledger, read_documents
 from artel.text.cleaning import language
 from artel.text.cleaning.quality import ngram_shares, repeated_share, symbol_and_digit_share, why_dropped
@@ -390,9 +390,3 @@ def test_novels_and_code_stay(shared_data, capsys):
             )
         assert dropped < 0.005 * len(paragraphs)
         assert dropped_code < 0.25 * len(code)
-
-
-def test_stores_that_were_made_before_a_key_of_sources_came_are_found():
-    """Their key is a digest of the settings: what is not set must not count, whatever keys there are today."""
-    run = run_from({"data": {"sources": [{"path": "a.txt"}]}}, {}, {})
-    assert settings_digest(run) == "502aa32804439ed0d215b02651382edd"

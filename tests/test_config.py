@@ -5,7 +5,6 @@ import re
 from itertools import pairwise, takewhile
 
 import pytest
-import yaml
 
 from artel.config import (
     Overrides,
@@ -335,18 +334,6 @@ def test_a_tokenizer_trained_anew_for_a_pretrained_model_is_asked_for_by_name():
         load_run("tolstoy-scratch", Overrides.parse(["tokenizer.replace=true"]))
 
 
-def test_a_run_that_began_before_its_tokenizer_had_to_be_asked_for_can_be_opened(tmp_path):
-    tree = yaml.safe_load(
-        dump_run(load_run("tolstoy-scratch", Overrides.parse(["model.from=x", "tokenizer.replace=true"])))
-    )
-    del tree["tokenizer"]["replace"]
-    for name in ("config.yaml", "run.yaml"):
-        (tmp_path / name).write_text(yaml.safe_dump(tree))
-    assert load_run(str(tmp_path)).tokenizer.replace
-    with pytest.raises(InputError, match=r"tokenizer\.replace: true"):
-        load_run(str(tmp_path / "run.yaml"))
-
-
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.mkdir()])
 def test_what_is_no_regular_file_is_no_configuration(tmp_path, make):
     make(tmp_path / "old.yaml")
@@ -369,25 +356,6 @@ def test_values_that_cannot_be_meant(tmp_path, override, says):
     (tmp_path / "run.yaml").write_text(MINIMAL)
     with pytest.raises(InputError, match=says):
         load_run(str(tmp_path / "run.yaml"), Overrides.parse([override]))
-
-
-def test_a_key_under_its_former_name_is_read_and_logged(tmp_path, caplog):
-    file = tmp_path / "run.yaml"
-    model = "model: {from: x, lora: {rank: 2}, quantise: int8}\n"
-    file.write_text("data: {sources: [{format: dummy}]}\n" + model)
-    assert load_run(str(file)).model.quantize == "int8"
-    assert f"{file}:2: model.quantise is now model.quantize" in caplog.text
-    assert load_run(str(file), {"model.quantize": "nf4"}).model.quantize == "nf4"
-    assert load_run(str(file), Overrides.parse(["model.quantise=nf4"])).model.quantize == "nf4"
-    assert "override model.quantise=nf4: model.quantise is now model.quantize" in caplog.text
-    file.write_text("data: {sources: [{format: dummy}]}\n" + model.replace("quantise", "quantize: nf4, quantise"))
-    with pytest.raises(InputError, match=r"model\.quantise: is the former name of model\.quantize, and both are there"):
-        load_run(str(file))
-    caplog.clear()
-    file.rename(tmp_path / "config.yaml")
-    (tmp_path / "config.yaml").write_text("data: {sources: [{format: dummy}]}\n" + model)
-    assert load_run(str(tmp_path)).model.quantize == "int8"
-    assert not caplog.text  # artel wrote that file
 
 
 def test_overrides_are_a_mapping_and_words():

@@ -74,7 +74,7 @@ def test_the_table_of_extras_is_that_of_the_project(name, yes, no):
     requirements = {extra: [Requirement(line) for line in lines] for extra, lines in extras.items()}
     (all_extras,) = requirements.pop("all")
     assert {extra for extra, _, in_all in rows if in_all == yes} == all_extras.extras
-    del requirements["dev"], requirements["quantise"]
+    del requirements["dev"]
     packages = {extra: ", ".join(line.name for line in lines) for extra, lines in requirements.items()}
     assert {extra: named for extra, named, _ in rows} == packages
 

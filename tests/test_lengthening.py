@@ -141,11 +141,9 @@ def test_which_lengths_a_run_may_have(changes, lengths, progress, says):
 
 
 @pytest.mark.parametrize(
-    ("noted", "figures", "best"),
-    [("", {"loss": 1.0}, 0.4), ("", {"accuracy": 0.5}, 0.5), ("loss", {"accuracy": 1.0}, 0.4)],
+    ("noted", "figures", "best"), [("accuracy", {"accuracy": 0.5}, 0.5), ("loss", {"accuracy": 1.0}, 0.4)]
 )
 def test_the_best_of_another_figure_is_no_best(noted, figures, best):
-    """`noted` is empty in checkpoints of earlier versions: what they were the best by stands among their figures."""
     config = load_run("novel-small", Overrides.parse(["checkpoint.best=accuracy"]))
     (earlier,) = figures.values()
     progress = Progress(step=5, best=earlier, best_figure=noted, best_validation=figures)

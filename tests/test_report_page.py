@@ -93,7 +93,8 @@ def make_run(folder, *, steps=40, objective="causal", metric="perplexity", **cha
     lines = []
     for step in range(1, steps + 1):
         lines.append({"step": step, "loss": 5 - step / 20, "gradient_norm": 1.5, "learning_rate": 0.001,
-                      "tokens": step * 1000, "tokens_per_second": 1000.0, "seconds": step * 60.0, "mfu": 0.41,
+                      "tokens": step * 1000, "tokens_per_second": 1000.0, "run_tokens_per_second": 1000.0,
+                      "seconds": step * 60.0, "mfu": 0.41,
                       "memory_gib": 2.5})  # fmt: skip
         if step % 20 == 0:
             lines.append(

@@ -1,6 +1,5 @@
 """Fetching over a real http server on the loopback address: cache, retries, refusals."""
 
-import json
 import socket
 import threading
 from collections import Counter
@@ -174,10 +173,3 @@ def test_a_damaged_download_is_fetched_again(site: Site, tmp_path: Path, content
     fetched.path.write_bytes(b"to")  # torn
     assert fetch(site.address + "/page", tmp_path) == fetched
     assert fetched.path.read_bytes().decode("cp1251") == "Анна"
-
-
-def test_a_cache_of_an_earlier_artel_has_digests(site: Site, tmp_path: Path) -> None:
-    fetched = fetch(site.address + "/page", tmp_path)
-    headers = fetched.path.with_name("headers.json")
-    headers.write_text(json.dumps({"url": site.address, "content_type": fetched.content_type}))
-    assert fetch(site.address + "/page", tmp_path) == fetched

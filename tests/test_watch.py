@@ -24,7 +24,13 @@ def make_run(folder: Path, state: str, *, ranks: int = 1, steps: int = 30, of: i
     (folder / "ranks").mkdir(parents=True)
     (folder / "config.yaml").write_text(f"objective: causal\ntrain: {{steps: {of}}}\n")
     lines = [
-        {"step": step, "loss": 4 - step / 50, "tokens": step * 10, "seconds": float(step), "tokens_per_second": 10.0}
+        {
+            "step": step,
+            "loss": 4 - step / 50,
+            "tokens": step * 10,
+            "seconds": float(step),
+            "run_tokens_per_second": 10.0,
+        }
         for step in range(1, steps + 1)
     ]
     lines.append({"step": steps, "validation": {"loss": 3.5}})

@@ -22,7 +22,6 @@ from artel.config.converters.masked_lm_json import from_masked_lm_json, is_maske
 from artel.config.converters.tools import refuse_unsupported, tool_of
 from artel.config.converters.training_arguments import drop_ddp
 from artel.config.explain import UNKNOWN_KEY, explain
-from artel.config.former_names import rename_former_keys
 from artel.config.overrides import Overrides
 from artel.config.recipes import recipe_names, recipe_text
 from artel.config.schema.base import name_fault
@@ -108,7 +107,6 @@ def read_run_file(name: str) -> RunFile:
     tree, lines = parse(text, place)
     refuse_other_json(tree, place)
     drop_ddp(tree, place)
-    _allow_replacing(tree, place)
     folder = _named_folder(Path(name))
     if folder is not None:
         tree["run"] = _folder_text(folder, tree.get("run"))
@@ -134,18 +132,6 @@ def _folder_text(folder: Path, recorded: object) -> str:
     return str(folder if folder.name not in ("", "..") else folder.absolute().resolve())
 
 
-def _allow_replacing(tree: dict[str, Any], place: str) -> None:
-    """Set `tokenizer.replace` in the config.yaml of a run that began before this key existed and trained a tokenizer.
-
-    The config.yaml in a run's folder has every key of its time.
-    """
-    tokenizer, model = tree.get("tokenizer"), tree.get("model")
-    if Path(place).name == "config.yaml" and isinstance(tokenizer, dict) and isinstance(model, dict):
-        is_of_a_run = tree.keys() >= {"run", "data", "train", "checkpoint"} and tokenizer.keys() >= {"from", "train"}
-        if is_of_a_run and tokenizer["train"] and model.get("from") is not None:
-            tokenizer.setdefault("replace", True)
-
-
 def _named(run: RunConfig, stem: str) -> RunConfig:
     return run if run.run else run.model_copy(update={"run": f"runs/{stem}"})
 
@@ -157,10 +143,8 @@ def run_from(tree: dict[str, Any], overrides: Mapping[str, Any] | None, lines: d
     """
     if not isinstance(overrides, Overrides):
         overrides = Overrides(overrides)
-    problems = rename_former_keys(tree, lines)
     wrong = overrides.lay_over(tree, lines)
-    problems += [problem for of_key in wrong.values() for problem in of_key]
-    problems += rename_former_keys(tree, lines)  # an override may be a whole section
+    problems = [problem for of_key in wrong.values() for problem in of_key]
     doubtful = set(wrong)
     unwritable = unwritable_problems(tree, lines)
     if unwritable:  # values that neither messages nor the sections can take

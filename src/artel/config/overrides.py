@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 
-from artel.config.former_names import present_name
 from artel.config.yaml_lines import Key, read_yaml
 from artel.errors import Problem
 
@@ -71,7 +70,7 @@ class Overrides(dict[str, Any]):
         problems = dict(self.problems)
         for (key, value), word in zip(self.items(), self.words, strict=True):
             where = _where(word)
-            problem = _lay_over(tree, lines, present_name(key, where), copy.deepcopy(value), where)
+            problem = _lay_over(tree, lines, key, copy.deepcopy(value), where)
             if problem is not None:
                 problems[key] = [problem]
         return problems

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import orjson
 import xxhash
 
-from artel.config import RunConfig, SourceConfig
+from artel.config import RunConfig
 from artel.objectives import objective_type
 from artel.plugins import code_digest
 from artel.preparing.mixture import depends_on_seed
-from artel.preparing.run_tokenizer import tokenizer_files, tokenizer_name
+from artel.preparing.run_tokenizer import tokenizer_files
 from artel.registry import FORMATS, OBJECTIVES
 from artel.secrets import hide_secrets
 from artel.text import source_fingerprint
@@ -22,15 +21,10 @@ from artel.text.dedup.shingles import SHINGLE_VERSION
 from artel.text.pipeline import TEXT_VERSION
 from artel.tokens.store.manifest import FORMAT
 
-_LATER = ("second", "label", "separator", "words", "tags", "tag_names")
-"""Keys of a source that came later than the first stores."""
-
 
 def store_key(run: RunConfig) -> str:
     """A digest of everything that the store's content depends on. It is cheap: no file is read."""
     files: dict[str, Any] = {"files": source_fingerprint(run.data), "tokenizer_files": tokenizer_files(run)}
-    if tokenizer_name(run) is not None and objective_type(run).packs_text:
-        files["begin_tokens"] = True  # stores without them were made by earlier releases
     if run.data.decontaminate is not None:
         files["benchmarks"] = benchmark_fingerprint(run.data)
     if run.data.clean.classifier is not None:
@@ -47,12 +41,6 @@ def _settings(run: RunConfig) -> dict[str, Any]:
     """The settings of the run file that shape the store."""
     not_in_store: dict[str, Any] = dict.fromkeys(("block", "packing", "document_mask", "store", "max_bad"), True)
     data = run.data.model_dump(mode="json", exclude=not_in_store | {"sources": {"__all__": {"license"}}})
-    for section, key in ((data, "decontaminate"), (data["clean"], "pii"), (data["clean"], "classifier")):
-        if section[key] is None:  # stores that were made before there was such a key are found
-            del section[key]
-    for source, key in product(data["sources"], _LATER):
-        if source[key] == SourceConfig.model_fields[key].default:
-            del source[key]
     modules = [FORMATS.module_of(source.format) for source in run.data.sources]
     plugins = {module for module in (*modules, OBJECTIVES.module_of(run.objective)) if module is not None}
     return {

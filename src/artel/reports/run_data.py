@@ -119,7 +119,6 @@ class RunData:
         """Speed of the run up to its newest logged step (`Progress.tokens_per_second`)."""
         newest = self.curves.newest
         speed = (self.result or {}).get("tokens_per_second") or newest.get("run_tokens_per_second")
-        speed = speed or newest.get("tokens_per_second")  # runs of older versions log only this
         return float(speed) if isinstance(speed, int | float) else None
 
 

@@ -17,8 +17,7 @@ def compare_with_best(
     """
     name, progress = run.config.checkpoint.best, run.progress
     assert name is not None
-    earlier = progress.best_validation.get(name) == progress.best  # of a checkpoint that does not say its figure
-    if progress.best_figure != name and not (not progress.best_figure and earlier):
+    if progress.best_figure != name:
         progress.best = None  # the run was resumed with another one
     is_better = progress.best is None or (value > progress.best if higher_is_better else value < progress.best)
     if is_better and not math.isnan(value):

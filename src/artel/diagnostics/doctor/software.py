@@ -13,7 +13,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 DISTRIBUTION = "artel-lm"
-_GROUPS = ("all", "dev", "quantise")  # every extra, the tools of developers, the former name of quantize
+_GROUPS = ("all", "dev")  # every extra; the tools of developers
 
 _NAMES = re.compile(
     r"(ARTEL|OMP|MKL|KMP|GOMP|CUDA|NVIDIA|NCCL|GLOO|TORCH|TORCHINDUCTOR|TORCHDYNAMO|PYTORCH|HF|HUGGINGFACE|TRANSFORMERS"

@@ -61,8 +61,6 @@ if TYPE_CHECKING:
     from artel.models.generate import Sampling
 
 _EXAMPLE = "Where is Anna?"
-_HASHED = "as a document"
-"""How queries are hashed in a store; those of before have other hashes, and are made again."""
 _NAMES = {QUERY: "query", POSITIVE: "positive", NEGATIVE: "negative"}
 _GOALS = {
     QUERY: "a vector near those of its positives",
@@ -139,7 +137,7 @@ class Embedding(Objective):
     @classmethod
     def store_settings(cls, run: RunConfig) -> Any:
         config = run.embedding
-        return [run.data.block, config.prompts.model_dump(), config.loss, config.largest_score, _HASHED]
+        return [run.data.block, config.prompts.model_dump(), config.loss, config.largest_score]
 
     @property
     def loss_in_words(self) -> str:

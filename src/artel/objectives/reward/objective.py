@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from artel.models.generate import Sampling
 
 _CHOSEN, _REJECTED, _MARGIN = range(3)
-_KEPT = "margins"
-"""What stores of before had lost."""
 _PROMPT, _ANSWER = "Where is Anna?", "She is in the forest."  # an example
 
 
@@ -93,7 +91,7 @@ class Reward(Objective):
 
     @classmethod
     def store_settings(cls, run: RunConfig) -> Any:
-        return [run.data.block, run.chat.template, template_version(run), _KEPT]
+        return [run.data.block, run.chat.template, template_version(run)]
 
     @property
     def loss_in_words(self) -> str:

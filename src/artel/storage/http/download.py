@@ -22,7 +22,6 @@ import xxhash
 
 from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.secrets import HIDDEN, hide_secrets, variables_of, with_variables
-from artel.storage.checksums import checksum
 from artel.storage.http.resume import PartialDownload, fetch_once
 from artel.storage.http.time_limits import TooSlow, open_with_limits
 
@@ -68,7 +67,7 @@ def fetch(url: str, cache: Path | str, *, max_bytes: int | None = None, timeout:
     if max_bytes is not None and body.stat().st_size > max_bytes:
         raise _too_large(url, body.stat().st_size, max_bytes)
     headers = json.loads((folder / "headers.json").read_bytes())
-    return Download(body, headers["content_type"], headers.get("digest") or checksum(body))
+    return Download(body, headers["content_type"], headers["digest"])
 
 
 def _download_with_retries(url: str, partial: PartialDownload, max_bytes: int | None, timeout: float) -> dict[str, Any]:

@@ -153,9 +153,9 @@ def fetch_once(cache: Path, key: str, download: Callable[[PartialDownload], dict
 
 def _is_whole(folder: Path) -> bool:
     """True if a download is there with its headers and all its bytes."""
-    with suppress(OSError, ValueError, AttributeError):
+    with suppress(OSError, ValueError, KeyError, TypeError):
         size = (folder / "body").stat().st_size
-        return bool(json.loads((folder / "headers.json").read_bytes()).get("bytes", size) == size)
+        return bool(json.loads((folder / "headers.json").read_bytes())["bytes"] == size)
     return False
 
 
