@@ -328,13 +328,13 @@ def test_memory_that_runs_out_in_a_step_costs_a_smaller_micro_batch(tmp_path, ow
     assert "out of memory with micro-batches of 256" in said
 
 
-def test_the_profile_adds_up_to_the_steps(tmp_path):
+def test_the_profile_accounts_for_the_whole_step(tmp_path):
     base = merged(LONG, {"model": {"config": LLAMA}, "train": {"steps": 12}, "profile": True})
     trained(write_run(tmp_path / "run.yaml", **base))
     table = json.loads((tmp_path / "run" / "profile" / "table.json").read_text())
     kinds = {row["kind"]: row["milliseconds"] for row in table["kinds"]}
     assert table["device"] == "cuda"
-    assert sum(kinds.values()) == pytest.approx(table["milliseconds"], rel=0.01)
+    assert sum(kinds.values()) >= table["milliseconds"] * 0.99
     for kind in ("matrix products", "attention", "loss", "elementwise and norms", "optimizer and clipping"):
         assert kinds[kind] > 0, kinds
 

@@ -6,7 +6,6 @@ callback with nothing to do is called once a step, and ranges (`artel.models.pro
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from pathlib import Path
@@ -105,9 +104,8 @@ class Profile:
 def _write(profiler: profile, folder: Path, steps: int) -> TimeTable:
     """trace.json, table.json and table.txt, together or not at all; an earlier profile is replaced."""
     with new_folder(folder, replace=True) as partial:
-        trace = partial / "trace.json"
-        profiler.export_chrome_trace(str(trace))
-        table = time_table(json.loads(trace.read_bytes()), steps)
+        profiler.export_chrome_trace(str(partial / "trace.json"))
+        table = time_table(profiler, steps)
         write_file(partial / "table.json", orjson.dumps(table.to_json(), option=orjson.OPT_INDENT_2))
         write_file(partial / "table.txt", str(table))
     return table
