@@ -1,5 +1,6 @@
 """The files of the chat page: no way from text to HTML, nothing from elsewhere, words in both languages."""
 
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -17,6 +18,14 @@ READS_HTML = (
     r"innerHTML|outerHTML|insertAdjacentHTML|setHTML|HTMLUnsafe|createContextualFragment|DOMParser|srcdoc|document\.write"
     r"|\beval\b|new Function|javascript:|cssText|setAttribute\(\"on"
 )
+
+
+def test_the_library_is_the_published_one_with_its_licence():
+    """dist/browser/markdown-it.esm.min.mjs of markdown-it 15.0.3. It gives tokens; its own HTML is never asked for."""
+    published = "d5432491790141da046b1197353705db03264f40b5727f3b4b591f5aba193e30"
+    assert hashlib.sha256((PAGE / "vendor" / "markdown-it.js").read_bytes()).hexdigest() == published
+    assert "Permission is hereby granted" in (PAGE / "vendor" / "LICENSE").read_text(encoding="utf-8")
+    assert re.findall(r"\.render\w*\(", TEXTS["markdown.js"]) == []
 
 
 def test_there_are_scripts_to_look_at():

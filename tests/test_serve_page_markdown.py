@@ -40,7 +40,7 @@ MARKDOWN = {
     "<b>x</b> & &lt;": "<p>&lt;b&gt;x&lt;/b&gt; &amp; &amp;lt;</p>",
     "**open": "<p>**open</p>",
     "«**жирный**» текст": "<p>«<strong>жирный</strong>» текст</p>",
-    "|a|b|\n|:-:|--:|\n|`x|y`|\\||": '<div class="scroll" tabindex="0"><table><thead><tr><th class="center">a</th>'
+    "|a|b|\n|:-:|--:|\n|`x\\|y`|\\||": '<div class="scroll" tabindex="0"><table><thead><tr><th class="center">a</th>'
         '<th class="end">b</th></tr></thead><tbody><tr><td class="center"><code>x|y</code></td><td class="end">|</td>'
         "</tr></tbody></table></div>",
 }  # fmt: skip
@@ -125,10 +125,15 @@ def test_no_text_makes_the_page_deep_or_loses_a_letter(page):
         "***a",
         "```\n",
         "~~a ",
+        "$$",
+        "\\(",
+        "![",
+        "http://a",
     ]
     texts = [part * (many // len(part)) for part in parts]
     texts.append("\n".join("  " * depth + "- x" for depth in range(400)))
     depth = "(function deep(node) { return 1 + Math.max(0, ...[...node.children].map(deep)); })(box)"
     assert max(rendered(page, texts, depth)) < 100
     letters = "box.textContent.split('a').length"
-    assert rendered(page, ["*a " * many], letters) == [many + 1]
+    deep = ["> " * 200 + "a", "\n".join("  " * depth + "- a" for depth in range(200))]
+    assert rendered(page, ["*a " * many, *deep], letters) == [many + 1, 2, 201]

@@ -292,7 +292,7 @@ class _Counted:
 
 def _add_page(app: FastAPI) -> None:
     """The chat page and its files."""
-    files = {file.name: file for file in _PAGE.iterdir() if file.suffix in _TYPES} if _PAGE.is_dir() else {}
+    files = {file.name: file for file in _PAGE.rglob("*") if file.suffix in _TYPES} if _PAGE.is_dir() else {}
 
     def give(name: str) -> Response:
         file = files.get(name)
