@@ -43,7 +43,9 @@ def charts(runs: Sequence[RunData], names: Sequence[str], language: Language) ->
         metrics = dict.fromkeys(name for number in numbers for name in runs[number].curves.validation)
         for metric in dict.fromkeys(["loss", *metrics]):
             found.append(_chart(metric, suffix, numbers, runs, names, language, learned=True))
-    others = dict.fromkeys(name for run in runs for name in run.curves.training if name not in ("loss", *_TRAINING))
+    # run_tokens_per_second is the mean so far: a tile shows its last value.
+    known = {"loss", "run_tokens_per_second", *_TRAINING}
+    others = {name for run in runs for name in run.curves.training} - known
     for metric in (*_TRAINING, *sorted(others)):
         found.append(_chart(metric, "", range(len(runs)), runs, names, language, learned=False))
     return [chart for chart in found if chart.curves]
