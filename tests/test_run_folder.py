@@ -356,6 +356,8 @@ def test_a_run_that_never_trained_and_one_that_is_unfinished_say_so(artel, caplo
     for words in (generate, push, ["export", "run", "out"]):
         status, said = artel(*words)
         assert (status, "run: has not been trained yet: there is no checkpoint" in said) == (2, True), said
+    status, said = artel("report", "run")
+    assert (status, "artel: run: has not been trained yet: no step is logged\n    train it:" in said) == (2, True), said
 
     assert artel("train", file)[0] == 0
     Path("run/result.json").unlink()  # as if it had been stopped after step 4

@@ -12,12 +12,14 @@ from torchmetrics.functional.text import squad
 from transformers import AutoModel, AutoModelForQuestionAnswering, AutoTokenizer
 
 from artel.config import DataConfig, Overrides, RunConfig, SourceConfig
+from artel.errors import InputError
 from artel.inference import open_model
 from artel.objectives import SpanQA
 from artel.objectives.batch import DocumentSamples
 from artel.objectives.span_qa.answers import CLASSES, average_precision, exact_match, trimmed, word_f1
 from artel.objectives.span_qa.heads import best_spans
 from artel.objectives.span_qa.windows import window_starts
+from artel.planning import Start, check_run
 from artel.text import Ledger, read_documents
 from artel.tokens import Rows, load_tokenizer
 from support.runs import artel, losses, metrics, write_run
@@ -31,6 +33,19 @@ QUESTIONS = {"data": {"sources": [{"format": "dummy", "kind": "questions", "docu
 
 def config(**span_qa):
     return RunConfig.model_validate({"objective": "span_qa", "data": {"block": 384}, "span_qa": span_qa})
+
+
+def test_a_block_and_a_stride_that_are_too_long_for_a_small_model_are_refused_together():
+    """The first try of a recipe with a small model was refused key by key."""
+    model = {"config": BERT | {"max_position_embeddings": 128}}
+    data = QUESTIONS["data"] | {"block": 384}
+    run = RunConfig.model_validate(QUESTIONS | {"data": data, "model": model, "span_qa": {"question": 64}})
+    with pytest.raises(InputError) as refused:
+        check_run(run, Start(texts=False))
+    block, stride = refused.value.problems
+    assert (block.where, block.fix) == ("data.block", "write data.block: 128 or less")
+    assert (stride.where, stride.fix) == ("span_qa.stride", "write 30")
+    assert stride.what.startswith("with data.block: 128, 128 is more than the 60 tokens of a window")
 
 
 @pytest.fixture(scope="module")

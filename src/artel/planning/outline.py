@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,8 +16,9 @@ from artel.models.loading.check import check_positions
 from artel.models.loading.heads import freeze_unused
 from artel.models.loading.model_folder import is_in_hub_cache
 from artel.models.loading.request import ModelRequest
-from artel.models.loading.structure import from_scratch, pretrained_structure
+from artel.models.loading.structure import from_scratch, position_limit, pretrained_structure
 from artel.models.lora.adapters import freeze
+from artel.objectives import objective_type
 from artel.preparing import has_store, tokenizer_name, tokenizer_place
 from artel.storage import is_remote
 from artel.text.reading.file_names import is_url
@@ -61,11 +63,28 @@ def outline_model(run: RunConfig, auto_class: str) -> PreTrainedModel:
     request = ModelRequest(run.model, auto_class, block=run.data.block)
     is_new = run.model.from_ is None
     model = from_scratch(request, known_tokenizer(run)) if is_new else pretrained_structure(request)
-    check_positions(model, run.data.block)
+    _check_block(run, model)
     freeze_unused(model)
     if run.model.freeze:
         freeze(model, run.model.freeze)
     return model
+
+
+def _check_block(run: RunConfig, model: PreTrainedModel) -> None:
+    """Raise InputError for a block that the model does not take, with what is wrong with the longest that it takes."""
+    try:
+        check_positions(model, run.data.block)
+    except InputError as error:
+        block = position_limit(model)
+        shorter = run.model_copy(update={"data": run.data.model_copy(update={"block": block})})
+        objective = objective_type(run)
+        known = objective.problems(run)
+        further = [
+            replace(problem, what=f"with data.block: {block}, {problem.what}")
+            for problem in objective.problems(shorter)
+            if problem not in known
+        ]
+        raise InputError([*error.problems, *further]) from None
 
 
 def known_tokenizer(run: RunConfig) -> Tokenizer:

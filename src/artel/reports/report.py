@@ -19,6 +19,9 @@ def read_curves(path: Path, tell: Callable[[str], None] = lambda _: None) -> Cur
     Raises InputError where there is no file, where it cannot be read, and for lines that no run writes.
     """
     if not path.exists():
+        if (path.parent / "config.yaml").is_file():
+            what = "has not been trained yet: no step is logged"
+            raise InputError.at(str(path.parent), what, f"train it: artel train {path.parent}")
         near = None if path.parent.is_dir() else near_name(str(path.parent))
         fix = f"did you mean {near}?" if near else "give the folder of a run that has been trained"
         raise InputError.at(str(path), "there is no such file", fix)
