@@ -236,3 +236,24 @@ def test_the_end_of_a_command_does_not_look_through_all_its_objects():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "True")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("words", ["export {} out", "generate {} --prompt x", "new x.yaml --text {}"])
+def test_a_command_says_what_it_reads_before_its_imports(tmp_path, words):
+    """They take 5 to 30 s on a busy machine, in which nothing was printed where there is no terminal."""
+    script = (
+        "import sys\n"
+        "from artel.cli.main import main\n"
+        "class Imports:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name in ('torch', 'transformers'):\n"
+        "            raise SystemExit(f'imports {name}')\n"
+        "sys.meta_path.insert(0, Imports())\n"
+        "main()\n"
+    )
+    read = str(tmp_path / "absent")
+    command = [sys.executable, "-c", script, *words.format(read).split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    doing = "looking at" if words.startswith("new") else "loading"
+    assert done.stderr.splitlines()[0] == f"{doing} {read}"

@@ -39,6 +39,7 @@ def export(
     Examples: artel export runs/assistant exported --merge --gguf q4_k_m
               artel export runs/ruroberta-mlm exported --to onnx
     """
+    tell(f"loading {name}")
     quiet_libraries()
     from artel.errors import InputError
     from artel.inference import export as write

@@ -71,6 +71,8 @@ def generate(
 
     Example: artel generate runs/tolstoy --prompt "Пьер закашлялся и" --max-new-tokens 150
     """
+    if not (prompts or out or best_of > 1):
+        tell(f"loading {name}")
     quiet_libraries()
     from artel.config import Overrides, load_run
     from artel.errors import InputError
@@ -115,7 +117,6 @@ def generate(
         one = Prompt("--prompt", {"prompt": text}, text)
         _show_best(next(answers_to([one], 0)), best_of, as_json)
         return
-    tell(f"loading {name}")
     opened = opened_model()
     objective, sampling = opened.objective, opened.objective.sampling(**given)
     if context and can_search(opened) and (os.path.isfile(context) or not objective.needs_context):  # noqa: PTH113

@@ -44,6 +44,8 @@ def new(
 
     if not force:
         check_new_file(file)
+    if text:
+        tell(f"looking at {', '.join(text)}")
     quiet_libraries()
     from artel.config import run_from
     from artel.planning import Check, check_records, check_run
