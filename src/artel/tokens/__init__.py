@@ -15,7 +15,8 @@ from artel.tokens.sampling.order import BalancedOrder, Order
 from artel.tokens.sampling.packing import PackedSamples
 from artel.tokens.store.shards import StoreWriter
 from artel.tokens.store.store import DamagedStore, Sample, StoreSplit, TokenStore
-from artel.tokens.tokenizer.tokenizer import Encoded, Frame, Tokenizer, load_tokenizer
+from artel.tokens.tokenizer.loading import load_tokenizer
+from artel.tokens.tokenizer.tokenizer import Encoded, Frame, Tokenizer
 from artel.tokens.tokenizer.train import train_tokenizer
 
 __all__ = [

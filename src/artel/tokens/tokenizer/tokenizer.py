@@ -1,4 +1,4 @@
-"""Tokenizers: what artel needs from one, and loading one from a folder or a hub id.
+"""Tokenizers: what artel needs from one.
 
 Text is encoded as plain text: a document that contains `<|endoftext|>` gets the tokens of those letters, never the
 special token. So no text can end a document or take a role.
@@ -7,8 +7,7 @@ special token. So no text can end a document or take a role.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +17,13 @@ import numpy as np
 import xxhash
 
 from artel.errors import InputError
-from artel.storage import check_regular_in
 from artel.storage.panics import hide_panics
-from artel.tokens.tokenizer.backend_copies import is_unigram, without_added_space, without_special_tokens
 from artel.tokens.tokenizer.fast_encoder import Encoder
-from artel.tokens.tokenizer.missing_roles import is_of_gpt2, roles_by_config
-from artel.tokens.tokenizer.remote_code import check_whose, remedy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+_NO_CHARACTER = "\ufdd0"  # of Unicode's noncharacters, which no text has
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +114,10 @@ class Tokenizer:
         """Ids of each text, int64 (tokens,), without special tokens, from the fastest encoder with the same ids."""
         added = len(self._backend.get_added_tokens_decoder())
         if self._encoder is None or added != self._added:  # the encoder lacks tokens added through `hf` meanwhile
-            self._encoder, self._added = Encoder(self._exact, lambda: self._whole), added
+            self._encoder, self._added = Encoder(self.exact_ids, lambda: self._whole), added
         return iter(self._encoder.encode(texts))
 
-    def _exact(self, texts: list[str]) -> list[np.ndarray]:
+    def exact_ids(self, texts: list[str]) -> list[np.ndarray]:
         """Ids of each text from tokenizers, in its own threads."""
         with self._special_tokens_parsed(False):
             encodings = self._for_texts.encode_batch_fast(texts, add_special_tokens=False)
@@ -163,7 +160,7 @@ class Tokenizer:
         """
         added = [*self._backend.get_added_tokens_decoder()]
         if self._unspaced is None or self._unspaced[0] != len(added):
-            self._unspaced = len(added), without_added_space(self._whole)
+            self._unspaced = len(added), _without_added_space(self._whole)
         spaced = self.encode_with_offsets(texts, control=True)
         if self._unspaced[1] is self._backend:
             yield from spaced
@@ -216,7 +213,7 @@ class Tokenizer:
             if type(error).__name__ != "PanicException":
                 raise
             what, fix = (
-                f"the tokenizer cannot split a text: {_first_line(error)}",
+                f"the tokenizer cannot split a text: {first_line(error)}",
                 "check the patterns in tokenizer.json",
             )
             raise InputError.at(self._where, what, fix) from None
@@ -230,10 +227,10 @@ class Tokenizer:
         A Unigram model has these as pieces too, and takes them by itself: for it a copy that calls them otherwise.
         """
         whole, special = self._whole, frozenset(self.control_tokens)
-        if not is_unigram(whole):
+        if not _is_unigram(whole):
             return whole
         if self._renamed is None or self._renamed[0] != special:
-            self._renamed = special, without_special_tokens(whole, special)
+            self._renamed = special, _without_special_tokens(whole, special)
         return self._renamed[1]
 
     @property
@@ -340,7 +337,7 @@ class Tokenizer:
     def spacing_is_lost(self) -> bool:
         """Whether decoding changes white space, as with pattern whitespace and BERT's tokenizers."""
         white = " ", "  ", "\n\n", " "
-        decoded = self.decode(self._exact(["a".join(["", *white, ""])])[0])
+        decoded = self.decode(self.exact_ids(["a".join(["", *white, ""])])[0])
         return [c for c in decoded if c.isspace()] != list("".join(white))
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -352,110 +349,7 @@ class Tokenizer:
         self.hf.save_pretrained(str(folder))
 
 
-def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool = False) -> Tokenizer:
-    """Load a tokenizer from a folder (tokenizer.json, or vocab.json + merges.txt) or a hub id.
-
-    Its own code runs only with `runs_code`. Raises InputError where there is no tokenizer, no fast form of it, or no
-    end token.
-    """
-    folder = Path(name)
-    check_regular_in(folder)
-    if folder.is_dir() and not any((folder / file).exists() for file in _TOKENIZER_FILES):
-        raise InputError.at(
-            where, f"{name} holds no tokenizer", "it needs tokenizer.json, or vocab.json and merges.txt"
-        )
-    if not folder.is_dir() and (folder.exists() or name.startswith((".", "/", "~"))):
-        raise InputError.at(where, f"{name} is not a folder", "give a folder with a tokenizer, or a hub id")
-    try:
-        with hide_panics():
-            hf = _open_own(name) if runs_code else _open(name, folder)
-    except (InputError, KeyboardInterrupt):
-        raise
-    except (
-        BaseException
-    ) as error:  # the hub, the file system, JSON and Rust raise their own (a panic is a BaseException)
-        fix = remedy(name) if "trust_remote_code" in str(error) else _remedy(folder)
-        raise InputError.at(where, f"{name} cannot be opened: {_first_line(error)}", fix) from None
-    if not hasattr(hf, "backend_tokenizer"):
-        raise InputError.at(where, f"{name} has no fast tokenizer", "convert it to tokenizer.json with transformers")
-    tokenizer = Tokenizer(hf, where)
-    if tokenizer.vocabulary > _MAX_IDS:  # Rust would end the process when it lists all ids up to it
-        what = f"{name} has a token with the id {tokenizer.vocabulary - 1:,}; a model needs a row for each id below"
-        raise InputError.at(where, what, f"write ids below {_MAX_IDS:,} into its tokenizer.json")
-    try:
-        ids = tokenizer._exact([_TEST_TEXT])[0]
-        tokenizer.decode(ids)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        fix = "check that its vocabulary has the unknown token that it names"
-        raise InputError.at(where, f"{name} cannot encode any text: {_first_line(error)}", fix) from None
-    if not 0 < len(ids) <= _MAX_TEST_TOKENS:
-        what = f"{name} makes {len(ids):,} tokens of {_TEST_TEXT!a}"
-        raise InputError.at(where, what, "check its vocabulary, its normalizer and its post_processor")
-    return tokenizer
-
-
-_MAX_IDS = 2**24  # sixty times the largest vocabularies
-_TEST_TEXT = "a word, \U00010fff"  # with a character that no vocabulary of words has
-_MAX_TEST_TOKENS = 1200  # a hundred times its bytes
-
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "vocab.json",
-    "tokenizer.model",
-    "vocab.txt",
-    "spiece.model",
-    "tokenizer_config.json",
-)
-
-
-def _open(name: str, folder: Path) -> PreTrainedTokenizerFast:
-    names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
-    if {"tokenizer.json", "tokenizer_config.json"} <= names and "config.json" not in names:
-        # AutoTokenizer imports torch to find the class, which these, artel's own among them, name plainly.
-        kind = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("tokenizer_class")
-        if kind in ("PreTrainedTokenizerFast", "TokenizersBackend"):
-            from transformers import PreTrainedTokenizerFast
-
-            return PreTrainedTokenizerFast.from_pretrained(name)
-    from transformers import AutoTokenizer, GPT2Tokenizer, RobertaTokenizer
-
-    if {"vocab.json", "merges.txt"} <= names and not names & {"tokenizer.json", "tokenizer_config.json"}:
-        # Older folders (fairseq's RoBERTa, GPT-2 as OpenAI gave it) do not say whose tokenizer this is; the
-        # vocabulary does: RoBERTa's has <s> and </s>, GPT-2's has only <|endoftext|>.
-        words = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
-        if {"<s>", "</s>"} <= words.keys() and not is_of_gpt2(folder):
-            return RobertaTokenizer.from_pretrained(name, mask_token=mask_token("<mask>"))
-        hf = GPT2Tokenizer.from_pretrained(name)
-    else:
-        hf = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    roles = roles_by_config(hf, name)
-    return type(hf).from_pretrained(name, **roles) if roles else hf
-
-
-def _open_own(name: str) -> PreTrainedTokenizerFast:
-    """A tokenizer whose own code may be run; without that code, so that what is saved of it opens everywhere."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-    from transformers.models.auto.tokenization_auto import get_tokenizer_config
-
-    check_whose(get_tokenizer_config(name), name)
-    hf = AutoTokenizer.from_pretrained(name, trust_remote_code=True)
-    if not type(hf).__module__.startswith("transformers_modules.") or not hasattr(hf, "backend_tokenizer"):
-        return hf
-    return PreTrainedTokenizerFast(
-        tokenizer_object=hf.backend_tokenizer, chat_template=hf.chat_template, **hf.special_tokens_map
-    )
-
-
-def _remedy(folder: Path) -> str:
-    if folder.is_dir():
-        return "check its tokenizer.json, or vocab.json and merges.txt"
-    offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
-    return f"a hub id needs network{offline}; give a folder, or download it first with: hf download NAME"
-
-
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
@@ -472,3 +366,42 @@ def mask_token(name: str) -> Any:
     from tokenizers import AddedToken
 
     return AddedToken(name, lstrip=True, special=True, normalized=False)
+
+
+def _is_unigram(backend: Any) -> bool:
+    return type(backend.model).__name__ == "Unigram"
+
+
+def _without_special_tokens(backend: Any, special: Collection[str]) -> Any:
+    """Return a copy of a Unigram backend that takes no letters of a text for one of `special`.
+
+    Such models (T5, XLM-R) have the special tokens in their vocabulary, as pieces of the best score.
+    """
+    state = json.loads(backend.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] not in special]
+    for piece in state["model"]["vocab"]:
+        piece[0] = f"{_NO_CHARACTER}{piece[0]}" if piece[0] in special else piece[0]
+    return type(backend).from_str(json.dumps(state))
+
+
+def _without_added_space(backend: Any) -> Any:
+    """Return a copy of a backend that adds no space before a text, or `backend` itself if it adds none."""
+    steps = [step for step in (backend.normalizer, backend.pre_tokenizer) if step is not None]
+    if all(_state_without_added_space(state) == state for state in (json.loads(step.__getstate__()) for step in steps)):
+        return backend
+    state = json.loads(backend.to_str())
+    state |= {name: _state_without_added_space(state[name]) for name in ("normalizer", "pre_tokenizer")}
+    return type(backend).from_str(json.dumps(state))
+
+
+def _state_without_added_space(step: Any) -> Any:
+    """Return the state of a normalizer or pre-tokenizer, changed to add no space. None if it only adds one."""
+    if not isinstance(step, dict) or step["type"] == "Prepend":
+        return None
+    for parts in ("normalizers", "pretokenizers"):
+        if parts in step:
+            step = step | {
+                parts: [part for one in step[parts] if (part := _state_without_added_space(one)) is not None]
+            }
+    off = {"prepend_scheme": "never", "add_prefix_space": False}
+    return step | {key: value for key, value in off.items() if key in step}
