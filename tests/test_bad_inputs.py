@@ -65,7 +65,7 @@ SQUAD = b"""{"data": [{"paragraphs": [{"context": "Anna came home.", "qas": [
 CASES = [
     # keys and types
     Case("typo-section", ["trian", "did you mean train?"], {"trian": {"steps": 3}}),
-    Case("typo-key", ["train.learning_rat", "did you mean learning_rate?"], {"train": {"learning_rat": 1}}),
+    Case("typo-key", ["train.learning_rat", "did you mean train.learning_rate?"], {"train": {"learning_rat": 1}}),
     Case("key-of-another-section", ["did you mean data.block?"], {"block": 3}),
     Case("unknown-key", ["train.zzz", "its section has"], {"train": {"zzz": 1}}),
     Case("text-for-number", ["train.learning_rate", "5e-5"], {"train": {"learning_rate": "fast"}}),
@@ -92,7 +92,7 @@ CASES = [
     Case("unknown-tracker", ["track"], {"track": ["consol"]}),
     # overrides and the command line
     Case("override-without-value", ["train.steps", "key=value"], arguments=["train.steps"]),
-    Case("override-typo", ["override train.stps=3", "did you mean steps?"], arguments=["train.stps=3"]),
+    Case("override-typo", ["override train.stps=3", "did you mean train.steps?"], arguments=["train.stps=3"]),
     Case("override-index", ["count from 0"], arguments=["data.sources.7.path=x"]),
     Case("override-into-a-value", ["override seed.x=1: seed"], arguments=["seed.x=1"]),
     Case("override-bad-yaml", ["not valid YAML"], arguments=["train.steps=[1"]),

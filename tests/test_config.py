@@ -67,10 +67,11 @@ def test_all_problems_at_once_each_with_line_and_remedy(tmp_path):
     with pytest.raises(InputError) as error:
         load_run(str(file), Overrides.parse(["train.warmup=oops", "checkpoint.evry=3"]))
     text = str(error.value)
-    for part in ("run.yaml:1: sed", "did you mean seed?", "run.yaml:5: data.sources.0.formt", "did you mean format?",
-                 "run.yaml:6: data.blok", "did you mean block?", "run.yaml:7: train.learning_rate", "5e-5",
+    for part in ("run.yaml:1: sed", "did you mean seed?", "run.yaml:5: data.sources.0.formt",
+                 "did you mean data.sources.0.format?",
+                 "run.yaml:6: data.blok", "did you mean data.block?", "run.yaml:7: train.learning_rate", "5e-5",
                  "did you mean adamw?", "override train.warmup=oops", "override checkpoint.evry=3",
-                 "did you mean every?"):  # fmt: skip
+                 "did you mean checkpoint.every?"):  # fmt: skip
         assert part in text
     assert len(error.value.problems) == 7
 
@@ -107,7 +108,7 @@ def test_problems_come_in_the_order_of_the_file_with_what_to_write(tmp_path):
         read_run(str(file), {})
     problems = [(int(problem.where.split(":")[1]), problem.fix) for problem in error.value.problems]
     assert problems == [
-        (1, "did you mean block?"),
+        (1, "did you mean data.block?"),
         (2, "did you mean gptj or gpt2 or gpt-sw3?"),
         (3, "did you mean causal?"),
         (5, "write it like 512 or 30k"),
@@ -232,10 +233,11 @@ def test_large_seeds_are_kept_to_the_last_digit(tmp_path):
 @pytest.mark.parametrize(
     ("key", "says"),
     [
-        ("data.blocks", "did you mean block?"), ("data.blok", "did you mean block?"), ("validate.block", "blocks?"),
+        ("data.blocks", "did you mean data.block?"), ("data.blok", "did you mean data.block?"),
+        ("validate.block", "blocks?"),
         ("learning_rate", "did you mean train.learning_rate?"), ("train.block", "did you mean data.block?"),
         ("lr", "artel calls it train.learning_rate"), ("train.lr", "artel calls it train.learning_rate"),
-        ("train.learning-rate", "did you mean learning_rate?"), ("batch_size", "artel calls it train.batch"),
+        ("train.learning-rate", "did you mean train.learning_rate?"), ("batch_size", "artel calls it train.batch"),
         ("train.max_length", "artel calls it data.block"), ("max_seq_length", "artel calls it data.block"),
         ("train.num_train_epochs", "artel calls it train.epochs"), ("train.Max_Steps", "artel calls it train.steps"),
         ("train.per_device_train_batch_size", "artel calls it train.micro_batch"),

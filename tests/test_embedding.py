@@ -395,7 +395,7 @@ def test_rows_that_mining_cannot_use_are_told(trained, tmp_path):
     data.write_text("\n".join([*rows, rows[0]]))
     done = artel("data", "mine", trained, data, "out.jsonl", "--json")
     assert done.returncode == 0, done.stderr
-    assert "201 documents read, 199 kept, 1 bad json, 1 duplicate dropped" in done.stderr
+    assert "201 documents read, 199 kept, 2 dropped (1 bad json, 1 duplicate)" in done.stderr
     assert f"{data}:7: " in done.stderr
     result = json.loads(done.stdout)
     assert (result["queries"], result["rejected"]) == (199, 1)

@@ -240,4 +240,4 @@ def test_a_novel_is_prepared_and_told_of_in_the_run_and_again(tmp_path):
     )
     assert "\n".join(messages).count(says) == 1
     assert any(says in note for note in prepared.notes())
-    assert "401 documents read, 397 kept, 3 bad json, 1 duplicate dropped" in prepared.summary()
+    assert "401 documents read, 397 kept, 4 dropped (3 bad json, 1 duplicate)" in prepared.summary()

@@ -139,7 +139,7 @@ def test_dry_run(tmp_path):
 
 def test_mistakes_are_told_before_the_job_is_queued(tmp_path):
     run = write_run(tmp_path / "run.yaml")
-    for words, message in ((["data.blok=3"], "did you mean block"), (["--option", "qos"], "'qos' has no =")):
+    for words, message in ((["data.blok=3"], "did you mean data.block"), (["--option", "qos"], "'qos' has no =")):
         done = artel("launch", "slurm", run, *words)
         assert done.returncode == 2
         assert message in done.stderr

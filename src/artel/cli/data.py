@@ -119,7 +119,7 @@ def import_(
     Example: artel data import 'fineweb/train_*.bin' stores/fineweb --tokenizer gpt2 --validation fineweb/val_0.bin
     """
     from artel.preparing.import_tokens import import_tokens
-    from artel.text import describe_drops
+    from artel.text import count_drops
 
     quiet_libraries()
     imported = import_tokens(path, store, tokenizer, _share_or_path(validation), tell)
@@ -128,8 +128,7 @@ def import_(
     rate = sum(tokens.values()) / imported.seconds
     added = f" · an end token was added to {changed['end_added']:,} of them" if changed else ""
     tell(
-        f"{documents['read']:,} documents read, {documents['kept']:,} kept, "
-        f"{describe_drops(documents['dropped']) or 'none'} dropped{added}",
+        f"{documents['read']:,} documents read, {documents['kept']:,} kept, {count_drops(documents['dropped'])}{added}",
         f"{tokens['train']:,} training and {tokens['validation']:,} validation tokens in "
         f"{imported.seconds:.1f} s, {rate / 1e6:.1f} million a second",
         str(imported.folder),

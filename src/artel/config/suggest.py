@@ -47,8 +47,7 @@ def key_advice(key: Key) -> str:
     if _normal(key[-1]) in OTHER_NAMES:
         about = about_other_name(key[-1])
         return f"artel calls it {dotted}{about and f': {about}'}"
-    section, _, name = dotted.rpartition(".")
-    return f"did you mean {name if section == '.'.join(map(str, key[:-1])) else dotted}?"
+    return f"did you mean {dotted}?"
 
 
 def about_other_name(name: str | int) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from artel.config import DataConfig
 from artel.errors import InputError
 from artel.inference.open import OpenedModel
-from artel.text import Document, Ledger, Match, describe_drops, read_documents
+from artel.text import Document, Ledger, Match, count_drops, read_documents
 
 _TEXTS = 1024
 """Texts between two lines about progress."""
@@ -51,8 +51,8 @@ def _documents(source: dict[str, Any], ledger: Ledger) -> Iterator[Document]:
 def tell_dropped(path: str, ledger: Ledger, tell: Callable[[str], None]) -> None:
     """Say how much of what was read is not used, and of what cannot be used (the first 1,000) where it stands."""
     total = ledger.total
-    if dropped := describe_drops(total.dropped):
-        tell(f"{path}: {total.read:,} documents read, {total.kept:,} kept, {dropped} dropped")
+    if total.dropped:
+        tell(f"{path}: {total.read:,} documents read, {total.kept:,} kept, {count_drops(total.dropped)}")
     for rejected in ledger.listed:
         tell(f"{rejected.origin}: {rejected.detail}")
 

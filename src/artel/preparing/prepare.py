@@ -45,7 +45,7 @@ from artel.storage import (
     write_bytes,
     write_file,
 )
-from artel.text import check_text, describe_drops
+from artel.text import check_text, count_drops
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer
 from artel.tokens.store.manifest import SPLITS, stored_files
 
@@ -83,7 +83,7 @@ class Prepared:
         documents, tokens, split = ledger["documents"], ledger["tokens"], ledger["parts"]
         return (
             f"{documents['read']:,} documents read, {documents['kept']:,} kept, "
-            f"{describe_drops(documents['dropped']) or 'none'} dropped · "
+            f"{count_drops(documents['dropped'])} · "
             f"{tokens['train']:,} training tokens in {split['train']['documents']:,} documents, "
             f"{tokens['validation']:,} validation tokens in {split['validation']['documents']:,}"
             f"{'' if self.made else ' (made before)'}"

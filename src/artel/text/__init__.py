@@ -3,7 +3,7 @@
 from artel.text.cleaning.html import html_to_text
 from artel.text.decontamination.index import BenchmarkIndex, write_index
 from artel.text.formats.text import frame_notes
-from artel.text.ledger import Counts, Ledger, describe_drops
+from artel.text.ledger import Counts, Ledger, count_drops, describe_drops
 from artel.text.pipeline import CleanedRecord, check_ledger, check_text, clean_shard, more_documents, read_documents
 from artel.text.reading.lines import count_lines
 from artel.text.reading.sets import check_sets
@@ -58,6 +58,7 @@ __all__ = [
     "check_sources",
     "check_text",
     "clean_shard",
+    "count_drops",
     "count_lines",
     "cut_notes",
     "describe_drops",

@@ -15,8 +15,20 @@ _SHOWN, _SHOWN_PLACES = 10, 3  # in the error about too many rejected records
 
 
 def describe_drops(dropped: Mapping[str, int]) -> str:
-    """The number of documents dropped for each reason: `12 duplicate, 3 too short`; empty if there are none."""
-    return ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in sorted(dropped.items()) if count)
+    """The number of documents dropped for each reason: `12 duplicates, 3 too short`; empty if there are none."""
+    return ", ".join(f"{count:,} {_named(reason, count)}" for reason, count in sorted(dropped.items()) if count)
+
+
+def count_drops(dropped: Mapping[str, int]) -> str:
+    """Documents dropped, with reasons: `15 dropped (12 duplicates, 3 too short)`, `12 dropped as duplicates`."""
+    counts = {reason: count for reason, count in dropped.items() if count}
+    if len(counts) > 1:
+        return f"{sum(counts.values()):,} dropped ({describe_drops(counts)})"
+    return next((f"{count:,} dropped as {_named(reason, count)}" for reason, count in counts.items()), "none dropped")
+
+
+def _named(reason: str, count: int) -> str:
+    return reason.replace("_", " ") + ("s" if reason.endswith("duplicate") and count > 1 else "")
 
 
 @dataclass(slots=True)
