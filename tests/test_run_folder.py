@@ -147,7 +147,7 @@ def test_every_name_of_a_run_s_folder_is_on_the_list():
 
 
 @pytest.mark.slow
-def test_runs_of_before_the_mark_go_on(artel):
+def test_runs_that_lost_their_mark_go_on(artel):
     file = run_file(run="run")
     assert artel("train", file)[0] == 0
     Path("run", MARK).unlink()

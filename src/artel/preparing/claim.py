@@ -5,8 +5,8 @@ RUN/.artel-run.json     {"artel": version, "id": random, "folder": absolute path
                         final model's weights, and "former_ids": ids of the runs that this one is a copy of
 
 No file had these names when the mark was written, so that every file with such a name is artel's. A folder that has one
-of them and no mark is refused: it is the user's. Runs that began before there were marks are recognized by files that
-artel wrote: config.yaml with every section, and a ledger or a checkpoint.
+of them and no mark is refused: it is the user's. A run that was copied without its mark, a hidden file, is recognized
+by files that artel wrote: config.yaml with every section, and a ledger or a checkpoint.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def check_claim(folder: Path) -> None:
     check_regular(*(folder / name for name in (*NAMES, MARK)))
     known = _known(folder)
     taken = [name for name in NAMES if name not in known and not _is_free(folder / name)]
-    if taken and set(taken) - set(_LOCKS) and _began_before_marks(folder):
+    if taken and set(taken) - set(_LOCKS) and _has_lost_its_mark(folder):
         # Without a result the run wrote no model: it is the one that the run began with.
         taken = [MODEL] if MODEL in taken and not (folder / "result.json").is_file() else []
     known = _known(folder)  # read again: another process of the run may just have written mark and file
@@ -71,8 +71,8 @@ def claim(folder: Path, original: Path | None = None) -> str:
         return ""
     check_claim(folder)
     original = original or original_of(folder)
-    # A new folder has no model of artel's yet; of an earlier version's it is not known what artel wrote.
-    mark = _read(folder) or ({} if _began_before_marks(folder) else {"model": []})
+    # A new folder has no model of artel's yet; where the mark was lost it is not known what artel wrote.
+    mark = _read(folder) or ({} if _has_lost_its_mark(folder) else {"model": []})
     run_id = mark.get("id") or _id_of_checkpoints(folder) or _new_id()
     if original is not None:  # checkpoints and model keep their id; runs of trackers and hosts are the original's
         mark["former_ids"] = [*mark.get("former_ids", []), run_id]
@@ -149,7 +149,7 @@ def note_weights(folder: Path) -> None:
 
 
 def has_weights(folder: Path) -> bool:
-    """True if all weights of the final model are there. A run of an earlier version recorded none: any file will do."""
+    """True if all weights of the final model are there. If the mark was lost, any file will do."""
     recorded = _read(folder).get("weights")
     if recorded:
         return all((folder / MODEL / name).is_file() for name in recorded)
@@ -187,7 +187,7 @@ def _digest(file: Path) -> str:
 
 
 def _id_of(checkpoint: Path) -> str:
-    """The id of the run that wrote a checkpoint; empty if an earlier version wrote it, or it is damaged."""
+    """The id of the run that wrote a checkpoint; empty if it is damaged."""
     with suppress(OSError, ValueError, AttributeError):
         return str(orjson.loads((checkpoint / "state.json").read_bytes()).get("run", ""))
     return ""
@@ -208,7 +208,7 @@ def note_model(folder: Path, names: Iterable[str]) -> None:
 
 
 def foreign_in_model(folder: Path) -> list[Path]:
-    """Files in a run's model/ that artel did not write; none if an earlier version, without this record, wrote it."""
+    """Files in a run's model/ that artel did not write; none if the mark was lost, and with it this record."""
     written = _read(folder).get("model")
     model = folder / MODEL
     if written is None or not model.is_dir():
@@ -281,7 +281,7 @@ def _is_free(path: Path) -> bool:
     return path.is_dir() and (path.name == CHECKPOINTS or not path.is_symlink()) and not any(path.iterdir())
 
 
-def _began_before_marks(folder: Path) -> bool:
+def _has_lost_its_mark(folder: Path) -> bool:
     try:
         config = (folder / "config.yaml").read_text(encoding="utf-8", errors="replace")
     except OSError:
