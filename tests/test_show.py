@@ -1,12 +1,14 @@
 """`artel data show`: every objective's samples as the model reads them, and what of them is learned."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from artel.config.load import run_from
-from artel.inference.show import ReadSamples, show_stored
 from artel.preparing import prepare
+from artel.preparing.show import ReadSamples, show_stored
 from support.reading import message, rows_of, written
 from support.runs import artel
 from support.stores import run_of
@@ -153,3 +155,22 @@ def test_the_command(tmp_path, what):
 def test_a_document_of_a_store(tmp_path):
     prepared = prepare(run_of(tmp_path, model=GPT2, data=lines(tmp_path)))
     assert show_stored(prepared.open().train, 1, prepared.tokenizer()).pieces[0].text == "four five<|endoftext|>"
+
+
+@pytest.mark.processes
+def test_blocks_of_text_are_shown_without_torch(tmp_path):
+    """It takes 4 s to import, and 25 s on a busy machine."""
+    (tmp_path / "run.yaml").write_text(json.dumps({
+        "data": lines(tmp_path, store=str(tmp_path / "stores"), block=8), "tokenizer": {"train": {"vocab": 262}},
+        "model": GPT2,
+    }))  # fmt: skip
+    script = (
+        "import sys\n"
+        "from artel.cli.main import app\n"
+        "app(['data', 'show', sys.argv[1]], standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    for _ in range(2):  # where the store is made, and where it is there
+        done = subprocess.run([sys.executable, "-c", script, tmp_path / "run.yaml"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "⟦" in done.stdout

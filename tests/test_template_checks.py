@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from artel.errors import InputError
-from artel.inference.show import ReadSamples
 from artel.objectives import objective_of
 from artel.planning import check_records
 from artel.preparing import prepare
+from artel.preparing.show import ReadSamples
 from artel.reports.page import Language
 from artel.tokens import TokenStore
 from artel.tokens.tokenizer.chat_template import writes_day

@@ -16,7 +16,7 @@ from artel.launching.quiet_libraries import quiet_libraries
 from artel.printable import in_lines
 
 if TYPE_CHECKING:
-    from artel.inference.show import TextPiece
+    from artel.preparing.show import TextPiece
 
 app = typer.Typer(help="Look into a token store, or make one of another program's tokens.", no_args_is_help=True)
 
@@ -58,7 +58,7 @@ def show(
     else:
         prepared = prepare(run, tell)
         run, store = prepared.run, prepared.open()
-    from artel.inference.show import ReadSamples, show_stored
+    from artel.preparing.show import ReadSamples, show_stored
 
     tokenizer = load_tokenizer(str(store.folder / "tokenizer"))
     chosen = store.train if part == "train" else store.validation

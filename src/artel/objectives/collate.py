@@ -31,12 +31,10 @@ class NextTokenTexts(Texts):
     def batch(self, rows: Rows) -> Batch:
         import torch
 
-        targets = rows.ids[:, 1:].copy()
-        targets[~rows.valid] = IGNORED
+        targets = _next_tokens(rows)
         tensors = {"input_ids": torch.from_numpy(np.ascontiguousarray(rows.ids[:, :-1]))}
         tokens = int(rows.valid.sum()) * targets.shape[1]
         if rows.flags is not None:
-            targets[~may_be_predicted(rows.flags[:, 1:])] = IGNORED
             numbers = document_numbers(rows.flags[:, :-1])
             tokens = int(np.count_nonzero(numbers[rows.valid]))
             if not numbers.all():
@@ -47,9 +45,18 @@ class NextTokenTexts(Texts):
         return Batch(tensors, targets=int((targets != IGNORED).sum()), tokens=tokens)
 
     def readings(self, rows: Rows) -> list[Reading]:
-        reading = predicted(rows.ids[0], self.batch(rows).tensors["targets"][0].numpy())
+        reading = predicted(rows.ids[0], _next_tokens(rows)[0])
         kept = slice(None) if rows.flags is None else document_numbers(rows.flags[0]) > 0
         return [Reading(reading.ids[kept], reading.targets[kept])]
+
+
+def _next_tokens(rows: Rows) -> np.ndarray:
+    """The targets, int64 (rows, length): the token after each one, or IGNORED."""
+    targets = rows.ids[:, 1:].copy()
+    targets[~rows.valid] = IGNORED
+    if rows.flags is not None:
+        targets[~may_be_predicted(rows.flags[:, 1:])] = IGNORED
+    return targets
 
 
 def target_tensors(targets: np.ndarray) -> dict[str, torch.Tensor]:
