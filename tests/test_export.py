@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
     BitsAndBytesConfig,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
@@ -20,6 +22,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 
 from artel.config import ModelConfig, TokenizerTraining
@@ -121,17 +125,19 @@ def test_merged_weights_have_the_dtype_of_the_base(tokenizer, tmp_path):
 
 def adapted_by_peft(base: Path, tokenizer, folder: Path, rows: int = 0, **lora) -> torch.Tensor:
     """An adapter that peft saved, over embeddings of `rows`; returns the logits that it was saved with."""
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    lora = {"task_type": "CAUSAL_LM", **lora}
+    auto = AutoModelForSequenceClassification if lora["task_type"] == "SEQ_CLS" else AutoModelForCausalLM
+    model = auto.from_pretrained(base, dtype=torch.float32)
     if rows:
         model.resize_token_embeddings(rows, mean_resizing=False)
-    model = get_peft_model(model, LoraConfig(r=4, task_type="CAUSAL_LM", **lora))
+    model = get_peft_model(model, LoraConfig(r=4, **lora))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.add_(0.05 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     tokenizer.save(folder)
-    return logits(model)
+    return logits(model) if lora["task_type"] == "CAUSAL_LM" else torch.empty(0)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # peft's, about tied layers
@@ -164,6 +170,7 @@ def test_an_adapter_of_peft_says_what_it_said_there_open_and_merged(tokenizer, t
     [
         (0, {"layer_replication": [[0, 2], [1, 2]]}, "repeats layers of its base"),
         (270, {"target_modules": ["embed_tokens"]}, "no weights of these for lm_head.weight"),
+        (0, {"task_type": "SEQ_CLS"}, "no place for: score.weight\n    it was trained for SEQ_CLS"),
     ],
 )
 def test_what_cannot_be_merged_is_refused_with_the_reason(tokenizer, tmp_path, rows, lora, what):
@@ -172,6 +179,24 @@ def test_what_cannot_be_merged_is_refused_with_the_reason(tokenizer, tmp_path, r
     with pytest.raises(InputError, match=what):
         write(tmp_path / "adapter", tmp_path / "merged", merge=True)
     assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_weights_that_an_architecture_saves_as_one_are_not_merged_apart(tokenizer, tmp_path):
+    """T5 opens `shared` as the embeddings of encoder and decoder: a merged change of it would reach them too."""
+    config = T5Config(vocab_size=270, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path / "base")
+    tokenizer.save(tmp_path / "base")
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "base")
+    get_peft_model(model, LoraConfig(task_type="SEQ_2_SEQ_LM", target_modules=["shared"])).save_pretrained(
+        tmp_path / "adapter"
+    )
+    tokenizer.save(tmp_path / "adapter")
+    weights = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    save_file({name: torch.ones_like(value) for name, value in weights.items()},
+              tmp_path / "adapter" / "adapter_model.safetensors")  # fmt: skip
+    with pytest.raises(InputError, match=r"changes only one of shared\.weight and encoder\.embed_tokens\.weight"):
+        write(tmp_path / "adapter", tmp_path / "merged", merge=True)
 
 
 def test_each_merged_tensor_has_the_dtype_that_it_has_in_the_base(tokenizer, tmp_path):

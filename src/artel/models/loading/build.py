@@ -22,14 +22,13 @@ from artel.models.loading.repeatable import make_repeatable
 from artel.models.loading.request import BuiltModel, ModelRequest
 from artel.models.loading.structure import from_scratch
 from artel.models.lora.adapters import (
-    AdapterFolder,
     add_adapters,
     freeze,
     load_adapter,
-    merge_adapter,
     note_changed_base,
     read_adapter,
 )
+from artel.models.lora.merge import merge_adapter
 from artel.models.lora.weights import first_weights
 from artel.tokens import Tokenizer
 
@@ -126,24 +125,11 @@ def load_model(request: ModelRequest, tokenizer: Tokenizer, *, merge: bool = Fal
     name_ends(model, request, tokenizer)
     with named_as_part(model, adapter) as named:
         if merge:
-            _dequantize(model, adapter)
             return merge_adapter(model, named)
         load_adapter(model, named)
     if adapter.base_config is not None:
         note_changed_base(model)
     return model
-
-
-def _dequantize(model: PreTrainedModel, adapter: AdapterFolder) -> None:
-    """Unpack the weights of a base that is saved quantized: rounded once more, they would lose what an adapter adds."""
-    if not is_quantized(model.config):
-        return
-    try:
-        model.dequantize(torch.float32)
-    except NotImplementedError as error:
-        what = f"its base {adapter.base} is saved quantized: {' '.join(str(error).split())[:200]}"
-        fix = f"write the model as it was before as base_model_name_or_path in {adapter.folder / 'adapter_config.json'}"
-        raise InputError.at("--merge", what, fix) from None
 
 
 def name_ends(model: PreTrainedModel, request: ModelRequest, tokenizer: Tokenizer) -> list[str]:

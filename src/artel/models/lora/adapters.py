@@ -12,7 +12,6 @@ import json
 import logging
 import re
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from artel.config import LoraConfig
 from artel.errors import InputError, Problem, missing_extra
 from artel.models.experts import compute_experts_in_autocast, expert_matrices
 from artel.models.lora.weights import NAME, adapter_state, is_on_meta
+from artel.printable import listed
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -275,7 +275,7 @@ def _inject(model: PreTrainedModel, config: Any, name: str = NAME) -> None:
     """The model's `add_adapter` by peft alone: transformers 5.24 needs a peft that is not published (0.22)."""
     from peft import inject_adapter_in_model
 
-    with _peft_warnings_off():
+    with peft_warnings_off():
         inject_adapter_in_model(config, model, name)
     if getattr(config, "target_parameters", None):
         from artel.models.lora.experts import compute_chosen_only
@@ -337,11 +337,19 @@ def load_adapter(model: PreTrainedModel, adapter: AdapterFolder, name: str = NAM
         _inject(model, copy.deepcopy(adapter.config), name)
         result = set_peft_model_state_dict(model, state, adapter_name=name)
     except Exception as error:  # safetensors, PyTorch and peft raise their own
-        raise _unfit(adapter, error) from None
-    unknown = [key for key in result.unexpected_keys if not _WRAPPERS.search(key)]  # copies of others in the file
+        raise unfit(adapter, error) from None
+    check_used(adapter, result.unexpected_keys)
+
+
+def check_used(adapter: AdapterFolder, unexpected: list[str]) -> None:
+    """Raise InputError if an adapter has tensors that were not loaded: a classifier's head, or another model's."""
+    unknown = [key.removeprefix(PREFIX) for key in unexpected if not _WRAPPERS.search(key)]  # those are copies
     if unknown:
-        what = f"has tensors that {adapter.base} has no place for: {', '.join(unknown[:3])} …"
-        raise InputError.at(str(file), what, "base_model_name_or_path must be the model it was trained on")
+        what = f"has tensors that {adapter.base} has no place for: {listed(unknown)}"
+        fix = "base_model_name_or_path must be the model it was trained on"
+        if adapter.config.task_type not in (None, "CAUSAL_LM", "SEQ_2_SEQ_LM"):
+            fix = f"it was trained for {adapter.config.task_type}: merge it with peft, whose Auto classes know the head"
+        raise InputError.at(str(adapter.folder / WEIGHTS), what, fix)
 
 
 def use_adapter(model: PreTrainedModel, name: str | None) -> None:
@@ -361,50 +369,15 @@ def use_adapter(model: PreTrainedModel, name: str | None) -> None:
             module.set_adapter(name)
 
 
-def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> PreTrainedModel:
-    """The base model, in float32, with a saved adapter's changes added to its weights.
-
-    Tied embeddings that were trained with the adapter become untied, also in the configuration. Raises InputError if
-    base and adapter do not fit, or the result is no model of its own.
-    """
-    from peft import PeftModel
-
-    if adapter.config.layer_replication:
-        what = "repeats layers of its base (layer_replication), which share their weights: they cannot be merged"
-        raise InputError.at(str(adapter.folder / CONFIG), what, "use it as an adapter: leave --merge out")
-    try:
-        with _peft_warnings_off():
-            adapted = PeftModel.from_pretrained(model, str(adapter.folder))
-            _untie_adapted(adapted)
-            return adapted.merge_and_unload(safe_merge=True)
-    except Exception as error:  # as above
-        raise _unfit(adapter, error) from None
-
-
-def _untie_adapted(model: nn.Module) -> None:
-    """Give layers with adapters a copy of weights that they share, as a head shares those of the embeddings.
-
-    Merged into the shared weights, a change of one of them would be a change of all. peft then sets
-    `tie_word_embeddings` in the configuration.
-    """
-    from peft.tuners.lora import LoraLayer
-
-    shared = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
-    for layer in [module for module in model.modules() if isinstance(module, LoraLayer)]:
-        base = layer.get_base_layer()
-        weight = getattr(base, "weight", None)
-        if isinstance(weight, nn.Parameter) and shared[id(weight)] > 1:
-            base.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
-
-
-def _unfit(adapter: AdapterFolder, error: Exception) -> InputError:
+def unfit(adapter: AdapterFolder, error: Exception) -> InputError:
+    """The error for an adapter that its base cannot take."""
     first = " ".join(str(error).split())[:300]
     fix = f"it belongs to {adapter.base}; is that still the same model?"
     return InputError.at(str(adapter.folder / WEIGHTS), f"does not fit its base model: {first}", fix)
 
 
 @contextmanager
-def _peft_warnings_off() -> Iterator[None]:
+def peft_warnings_off() -> Iterator[None]:
     """peft warns of things it then handles correctly: transposed layers (GPT-2), embeddings that become untied."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
