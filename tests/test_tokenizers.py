@@ -7,10 +7,11 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from artel.config import Overrides, TokenizerTraining, load_run
+from artel.errors import InputError
 from artel.preparing import prepare
 from artel.tokens import Tokenizer, load_tokenizer, train_tokenizer
 
@@ -148,6 +149,53 @@ def test_spacing_is_kept_where_it_is(trained, shared_data):
     assert not trained("gpt4", True).spacing_is_lost
     assert not load_tokenizer(str(shared_data / "tokenizers" / "gpt2")).spacing_is_lost
     assert not load_tokenizer(str(shared_data / "tokenizers" / "roberta-base")).spacing_is_lost
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "changed"),
+    [
+        (None, {}),
+        (normalizers.NFD(), {}),  # the same letters
+        (normalizers.Lowercase(), {"A": "a", "É": "é", "Й": "й"}),
+        (
+            normalizers.BertNormalizer(lowercase=True),
+            {"A": "a", "É": "e", "é": "e", "Й": "и", "й": "и", "ё": "е"},
+        ),
+    ],
+)
+def test_letters_that_a_model_cannot_write_are_named(trained, normalizer, changed):
+    """ruBERT reads й as и: a model that writes would write и."""
+    backend = Backend.from_str(trained("gpt2").hf.backend_tokenizer.to_str())
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>"), "here")
+    assert tokenizer.changed_letters == changed
+    tokenizer.save(Path("tokenizer"))
+    Path("a.txt").write_text("\n".join(f"Ёж и йод {number}" for number in range(9)))
+    said: list[str] = []
+    prepare(load_run("novel-small", Overrides.parse([
+        "data.store=stores", "data.sources=[{path: a.txt, document: line}]", "tokenizer={from: tokenizer}",
+        "data.validation=0", "data.block=8",
+    ])), said.append)  # fmt: skip
+    noted = [note for note in said if "changes letters" in note]
+    assert len(noted) == bool(changed)
+    assert all(f"{letter} becomes {other}" in noted[0] for letter, other in changed.items())
+
+
+@pytest.mark.parametrize("begin", [128000, 77, 0])
+def test_a_post_processor_of_another_vocabulary_is_noticed(trained, tmp_path, begin):
+    """`train_new_from_iterator` leaves the begin token of Llama 3, 128000, in the file of a small vocabulary."""
+    trained("gpt2").save(tmp_path)
+    backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
+    backend.post_processor = processors.TemplateProcessing(single="<b> $A", special_tokens=[("<b>", begin)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    if begin == 128000:
+        with pytest.raises(InputError, match=r"puts the id 128,000 around each text, and its largest id is \d+"):
+            load_tokenizer(str(tmp_path))
+        return
+    tokenizer = load_tokenizer(str(tmp_path))
+    named = tokenizer.hf.convert_ids_to_tokens(begin)
+    assert tokenizer.odd_frame == ([f"{named!r} (77)"] if begin == 77 else [])
 
 
 def test_a_russian_alphabet_does_not_make_spaces_look_lost():

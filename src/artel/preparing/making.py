@@ -68,6 +68,12 @@ def make_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check)
         tokenizer = run_tokenizer(workspace, tell, lambda file: keep_list(run, file))
         if tokenizer.spacing_is_lost and objective_type(run).generates:
             tell("the tokenizer loses the spaces of a text, as will the model (tokenizer.train.pattern: whitespace)")
+        if tokenizer.changed_letters and objective_type(run).generates:
+            changed = ", ".join(f"{letter} becomes {other}" for letter, other in tokenizer.changed_letters.items())
+            tell(f"the tokenizer changes letters, and the model will write them so: {changed}")
+        if tokenizer.odd_frame:
+            odd = " and ".join(tokenizer.odd_frame)
+            tell(f"the tokenizer puts {odd} around each text: no special token; see post_processor in tokenizer.json")
         if run.data.dedup.lines != "none" and Tasks(workspace).unfinished("text"):
             run_tasks("lines", "looking for repeated lines")
             find_earlier_lines(workspace)

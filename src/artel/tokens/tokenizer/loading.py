@@ -69,6 +69,11 @@ def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool 
     except BaseException as error:
         fix = "check that its vocabulary has the unknown token that it names"
         raise InputError.at(where, f"{name} cannot encode any text: {first_line(error)}", fix) from None
+    frame = tokenizer.frame(needed=False)
+    beyond = [token for token in (*frame.before, *frame.after) if token >= tokenizer.vocabulary]
+    if beyond:
+        what = f"{name} puts the id {beyond[0]:,} around each text, and its largest id is {tokenizer.vocabulary - 1:,}"
+        raise InputError.at(where, what, "write the ids of its own tokens into post_processor in its tokenizer.json")
     if not 0 < len(ids) <= _MAX_TEST_TOKENS:
         what = f"{name} makes {len(ids):,} tokens of {_TEST_TEXT!a}"
         raise InputError.at(where, what, "check its vocabulary, its normalizer and its post_processor")

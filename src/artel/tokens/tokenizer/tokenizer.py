@@ -7,6 +7,7 @@ special token. So no text can end a document or take a role.
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _NO_CHARACTER = "\ufdd0"  # of Unicode's noncharacters, which no text has
+_LETTERS = "AÉéЙйё"
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +341,24 @@ class Tokenizer:
         white = " ", "  ", "\n\n", " "
         decoded = self.decode(self.exact_ids(["a".join(["", *white, ""])])[0])
         return [c for c in decoded if c.isspace()] != list("".join(white))
+
+    @property
+    def changed_letters(self) -> dict[str, str]:
+        """Letters that come back as others: in lower case, or without their accents (й as и in BERT's tokenizers)."""
+        changed = {}
+        for letter, ids in zip(_LETTERS, self.exact_ids(list(_LETTERS)), strict=True):
+            decoded = unicodedata.normalize("NFC", self.decode(ids).strip())
+            if decoded != letter and len(ids) and self.unknown_id not in ids:
+                changed[letter] = decoded
+        return changed
+
+    @property
+    def odd_frame(self) -> list[str]:
+        """Tokens put around each text that are no special tokens, as messages name them."""
+        frame = self.frame(needed=False)
+        special = {*self.special_ids, *map(self.hf.convert_tokens_to_ids, self.control_tokens)}
+        odd = [token for token in (*frame.before, *frame.after) if token not in special]
+        return [f"{self.hf.convert_ids_to_tokens(token)!r} ({token})" for token in odd]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, with special tokens, exactly as encoded (without clean-up of spaces)."""
