@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from artel.config import run_from
-from artel.config.converters.keys import Converted, flat
+from artel.config.converters.conversion import Converted, flat
 from artel.config.converters.tools import convert, tool_of
 from artel.errors import InputError
 

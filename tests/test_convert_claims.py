@@ -11,9 +11,8 @@ import artel
 from artel.cli.main import app
 from artel.config import RunConfig, run_from
 from artel.config.converters.command_line import is_command_line
-from artel.config.converters.fitting import FLAT, WHOLE_MATRICES
-from artel.config.converters.optimizers import optimizer_of
 from artel.config.converters.tools import convert
+from artel.config.converters.trainer import FLAT, WHOLE_MATRICES, optimizer_of
 from artel.config.other_names import OTHER_NAMES
 from artel.config.schema.model import ModelConfig
 from artel.config.schema.objectives import PreferenceConfig

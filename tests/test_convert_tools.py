@@ -11,9 +11,8 @@ import yaml
 
 import artel as artel_package
 from artel.config import load_run, run_from
-from artel.config.converters.keys import flat
+from artel.config.converters.conversion import flat, with_comments
 from artel.config.converters.tools import convert, tool_of
-from artel.config.converters.write import with_comments
 from artel.errors import InputError
 from support import foreign_configs as configs
 from support.converting import operations, reported
@@ -263,7 +262,7 @@ def test_what_becomes_of_a_model_from_scratch():
         ("model:\n  _component_: torchtune.models.llama3.llama3_8b\n", "is a configuration of torchtune"),
         ("base_model: m\ndatasets: [\n", r"old:3: is not valid YAML"),
         ("base_model: m\nlearning_rate: fast\nnum_epochs: 0\ndatasets: [{path: a, type: b}]\n",
-         r"(?s)old:3: num_epochs: 0 is not above zero.*old:2: learning_rate: 'fast'"),
+         r"(?s)old:2: learning_rate: 'fast'.*old:3: num_epochs: 0 is not above zero"),
         ("python run_plm.py --model_name_or_path m --train_file a\n", r"run_plm\.py is not a script that is converted"),
         ("python run_clm.py --train_file 'a\n", r"old:1: is no command: No closing quotation"),
         ("python run_clm.py --train_file a\n", "names no model"),

@@ -148,7 +148,7 @@ TOOLS = Registry(  # in the order in which a configuration is tried
     {
         "command_line": "artel.config.converters.command_line:COMMAND_LINE",
         "llama_factory": "artel.config.converters.llama_factory:LLAMA_FACTORY",
-        "axolotl": "artel.config.converters.axolotl.convert:AXOLOTL",
+        "axolotl": "artel.config.converters.axolotl:AXOLOTL",
         "impruver": "artel.config.converters.impruver:IMPRUVER",
         "masked_lm_json": "artel.config.converters.masked_lm_json:MASKED_LM_JSON",
         "nq_recipe": "artel.config.converters.nq_recipe:NQ_RECIPE",

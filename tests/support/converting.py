@@ -6,7 +6,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from artel.config.converters.keys import Converted
+from artel.config.converters.conversion import Converted
 from artel.errors import InputError
 
 

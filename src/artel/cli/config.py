@@ -107,8 +107,8 @@ def convert(
     Example: artel config convert axolotl.yaml > run.yaml
     """
     from artel.config import run_from
+    from artel.config.converters.conversion import with_comments
     from artel.config.converters.tools import convert
-    from artel.config.converters.write import with_comments
     from artel.config.load import read_file, read_stream
 
     converted = convert(read_stream(sys.stdin.buffer) if str(file) == "-" else read_file(file), str(file))

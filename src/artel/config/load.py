@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from artel.config.converters.masked_lm_json import from_masked_lm_json, is_masked_lm_json, refuse_other_json
 from artel.config.converters.tools import refuse_unsupported, tool_of
-from artel.config.converters.training_arguments import drop_ddp
+from artel.config.converters.trainer import drop_ddp
 from artel.config.explain import UNKNOWN_KEY, explain
 from artel.config.overrides import Overrides
 from artel.config.recipes import recipe_names, recipe_text

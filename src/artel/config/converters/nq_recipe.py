@@ -14,7 +14,7 @@ from artel.config.converters.conversion import (
     one_of,
 )
 from artel.config.converters.tools import Tool
-from artel.config.converters.training_arguments import STARTED
+from artel.config.converters.trainer import STARTED
 from artel.config.schema.quantities import read_count
 from artel.errors import InputError, Problem
 from artel.registry import OPTIMIZERS

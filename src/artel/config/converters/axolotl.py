@@ -1,0 +1,642 @@
+"""The YAML of axolotl (axolotl-ai-cloud/axolotl): data sets, model, adapter, transformers' Trainer and processes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from artel.config.converters.conversion import (
+    Conversion,
+    Converted,
+    KeyTable,
+    a_flag,
+    a_text,
+    at_least_one,
+    from_zero,
+    name_list,
+    not_negative,
+    one_of,
+    top_level_keys,
+    up_to_one,
+)
+from artel.config.converters.hub_data import SLICED_SPLIT, DataSet, local_or_hub
+from artel.config.converters.tools import Tool
+from artel.config.converters.trainer import (
+    SAMPLES_STAND_ALONE,
+    TRACKER_ADVICE,
+    TRAINER,
+    carry_lora,
+    carry_share,
+    carry_trainer,
+    fit_together,
+)
+from artel.errors import Problem
+from artel.registry import OBJECTIVES
+
+# TrainingArguments by axolotl's names.
+_NAMES = {
+    "micro_batch_size": "per_device_train_batch_size",
+    "eval_batch_size": "per_device_eval_batch_size",
+    "num_epochs": "num_train_epochs",
+    "lr_scheduler": "lr_scheduler_type",
+    "optimizer": "optim",
+}
+_LORA = "lora_r lora_alpha lora_dropout peft_use_rslora peft_use_dora lora_modules_to_save"
+_CONFIG = "the model's config.json and the tokenizer's files say so"
+_TOKENS = "the special tokens are those of the tokenizer's own files"
+_KERNEL = "artel chooses its kernels by device and model; the numbers are the same"
+_STAYS_IN_PLACE = "weights are read into the place where they stay"
+_SPEED = "changes the speed, and nothing that is learned"
+_ORDER = "the order of all samples is a function of seed"
+_LOSS = "the loss is the mean cross-entropy of the tokens that are learned"
+_QUANTIZED = "artel quantizes the weights below an adapter: model.quantize: nf4 or int8"
+_REINFORCEMENT = "is for reinforcement learning, which artel does not do"
+_MEMORY = "train.micro_batch: auto and train.activation_checkpointing: auto keep a run within memory"
+_TEMPLATE = "how a conversation is written is the chat template's affair: chat.template"
+_HARNESS = "write validate.tasks: [mmlu], tasks of lm-evaluation-harness"
+_ONE_RATE = "there is one learning rate; train.layer_decay makes it fall layer by layer"
+_RAY = "artel launch starts processes; prepare.engine: ray prepares texts with Ray"
+_PREPARES = ("prepare.workers", at_least_one)
+_CONTEXT = ("parallel.context", at_least_one)
+
+# fmt: off
+TABLE = KeyTable(
+    defaults={
+        "sequence_len": 512, "val_set_size": 0, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1,
+        "num_train_epochs": 1, "optim": "adamw_torch_fused", "lr_scheduler_type": "cosine", "weight_decay": 0,
+        "adam_beta1": 0.9, "adam_beta2": 0.999, "lora_r": 8, "lora_alpha": 8, "lora_dropout": 0,
+        "save_total_limit": 4, "eval_strategy": "no", "dataset_exact_deduplication": False,
+    },
+    carried={
+        "output_dir": ("run", a_text),
+        "base_model": ("model.from", a_text),
+        "sequence_len": ("data.block", at_least_one),
+        "dataset_prepared_path": ("data.store", a_text),
+        "dataset_exact_deduplication": ("data.dedup.exact", a_flag),
+        "dataset_processes": _PREPARES,
+        "dataset_num_proc": _PREPARES,
+        "early_stopping_patience": ("validate.patience", at_least_one),
+        "tensor_parallel_size": ("parallel.tensor", at_least_one),
+        "context_parallel_size": _CONTEXT,
+        "sequence_parallel_degree": _CONTEXT,
+        "expert_parallel_size": ("parallel.expert", at_least_one),
+    },
+    same={
+        "shuffle_merged_datasets shuffle_before_merging_datasets": _ORDER,
+        "sample_packing": "samples stand alone",
+        "eval_sample_packing pad_to_sequence_len pad_to_multiple_of streaming sample_packing_* multipack_real_batches":
+            _SPEED,
+        "train_on_inputs": "is for conversations",
+        "chat_template datasets.*.chat_template": "objective causal has no conversations",
+        "bfloat16 float16 float32 fp8": "train.precision says in what is computed",
+        "use_tensorboard use_mlflow use_trackio use_wandb": "is off",
+        "dp_shard_size dp_replicate_size": "is one process",
+        "lm_eval_post_train": "validate.tasks are asked at the end",
+        "lora_target_linear": "lora_target_modules names the layers",
+        "datasets.*.roles.*": "artel knows these roles",
+        "*.ds_type": "the suffix of a file says what it holds",
+        "*.template_thinking_key": "the chat template is given the thought",
+        "*.preprocess_shards": "parts of a data set are prepared one after another: prepare.part",
+        "datasets.*.trust_remote_code": "no code of a data set is run",
+        "*.split_thinking": "a thought in <think> is recognized",
+        "*.split": "all records are taken",
+        "*.type": "texts are learned",
+        "*.message_field_training *.field_thinking": "artel reads this field anyway",
+        "strict": "every key of a run file is checked",
+        "model_type type_of_model cls_model_config tokenizer_type tokenizer_use_fast tokenizer_legacy "
+        "tokenizer_save_jinja_files is_*_derived_model lora_fan_in_fan_out": _CONFIG,
+        "base_model_config tokenizer_config": "the model's own config.json and tokenizer are taken",
+        "torch_dtype": "train.weights says in what weights are held",
+        "eot_tokens": "the chat template says with what a turn ends",
+        "skip_prepare_dataset": "texts are prepared once, and found again by what they were made of",
+        "dataset_keep_in_memory": "tokens are read from the store as they are needed",
+        "base_model_ignore_patterns": "only safetensors are read",
+        "low_cpu_mem_usage": _STAYS_IN_PLACE,
+        "hf_use_auth_token": "the hub's own login is used: hf auth login",
+        "ddp device_map device world_size": "processes and devices are found",
+        "include_tkps include_tokens_per_second": "metrics.jsonl has the tokens a second",
+        "pretrain_multipack_buffer_size streaming_multipack_buffer_size": "all texts are packed together",
+        "pretrain_multipack_attn": "packed documents do not see one another",
+        "total_num_tokens": "tokens are counted when texts are prepared",
+        "auto_resume_from_checkpoints": "the same command resumes a stopped run",
+        "gc_steps": "Python's garbage is collected between steps",
+        "ring_attn_func* heads_k_stride*": "parallel.exchange says how processes that share a sequence exchange",
+        "attn_implementation* *_attention flash_* flex_attn_* sdpa_varlen* large_head_attention* "
+        "gemma4_hybrid_attn_impl*": "artel chooses how attention is computed by device and model",
+        "experts_implementation liger_* use_kernels* fused_* tiled_mlp* chunked_cross_entropy* cut_cross_entropy* "
+        "use_scattermoe* use_sonicmoe* use_dsv4_kernels* use_glm_dsa_kernels* dsv4_fp4_grouped_mode* *_kernel": _KERNEL,
+    },
+    left={
+        "adapter": "artel has adapters of the kind lora",
+        "load_in_4bit load_in_8bit": "weights of 4 or 8 bits are held only under an adapter; write adapter: qlora",
+        "lora_model_dir": "to go on with it, merge it: artel export FOLDER merged --merge; write model.from: merged",
+        "revision_of_model":
+            "the main branch is taken; for another, fetch it (hf download --revision) and name its folder",
+        "reinit_weights":
+            "training begins with pretrained weights; for new ones write model: {config: {model_type: …}}",
+        "processor_type image_size image_resize_algorithm":
+            "artel learns from text: images and sound in messages are not read",
+        "freeze_mm_modules": "write model.freeze: the patterns of what is to stay, ['*vision*']",
+        "unfrozen_parameters": "names what is trained, and model.freeze names what stays: write the others' patterns",
+        "tokens tokens.* special_tokens* added_tokens_overrides*": _TOKENS,
+        "resize_token_embeddings_to_32x": "embeddings are as many as the tokenizer and the model need",
+        "tokenizer_use_mistral_common": "the tokenizer is read by transformers",
+        "default_system_message": "write it into the conversations, or into chat.template: FILE",
+        "*chat_template_jinja": "save it as a file, and write chat.template: FILE",
+        "max_prompt_len": "data.block bounds prompt and answer together",
+        "excess_length_strategy": "chat.too_long is skip; write split or truncate_left",
+        "sample_packing_sequentially": "artel's order is a function of the seed",
+        "min_sample_len": "write data.clean.minimum, a number of characters",
+        "eval_sequence_len": "validation has the length of training: data.block",
+        "max_packed_sequence_len": "data.block is the length of a packed sequence",
+        "push_dataset_to_hub": "prepared data stays in data.store",
+        "val_set_size": "test_datasets are given, and are what is validated",
+        "datasets.*.type.*format": _TEMPLATE,
+        "*.message_property_mappings.* *.type.*": "the chat template is given role and content",
+        "*.train_on_eos *.train_on_eot":
+            "the end of each turn that is learned is learned, as with train_on_eos: turn",
+        "*.revision": "the hub's own parquet files are those of the main branch",
+        "*.shards *.shards_idx": "write data.sources.rows: '[:10%]' for a part",
+        "*.drop_system_message": "system messages stay; leave them out of the file",
+        "*.conversation": "the roles of a conversation are known by their names",
+        "*.field_human": "write data.sources.mapping: {instruction: NAME}",
+        "*.field_model": "write data.sources.mapping: {output: NAME}",
+        "*.message_field_training_detail": "a turn is learned whole or not: its field train",
+        "*.input_format": _TEMPLATE,
+        "*.input_transform": "write converter: module:function",
+        "datasets.* pretraining_dataset.*":
+            "artel has nothing in its place; write converter: module:function for what rows need",
+        "orpo_alpha": "is for rl: orpo",
+        "rl_beta": "is for rl",
+        "cpo_alpha": "artel has dpo, ipo, kto, orpo and simpo",
+        "rpo_alpha dpo_use_weighting": "artel's preference loss has no such term",
+        "dpo_*": "artel's preference loss has beta and smoothing",
+        "precompute_ref_log_probs": "they are computed once, before training begins",
+        "use_eaft eaft_* use_dynamic_finetuning": _LOSS,
+        "center_rewards_coefficient": "is for reward models",
+        "num_labels": "a language model has none",
+        "use_onebitllms": "artel trains weights of 32 or 16 bits",
+        "gptq gptq_* nvfp4_* quantize_moe_experts": _QUANTIZED,
+        "model_quantization_config*": "a model whose files are quantized is read as they say",
+        "bnb_config_kwargs*": "artel's 4 bits are nf4 with double quantization",
+        "qat.* quantization.*":
+            "artel does not train for quantization; artel export RUN DIR --gguf q4_k_m quantizes a trained model",
+        "llmcompressor*": "artel does not prune",
+        "overrides_of_model* model_config.*": "write the model's own config.json, and name its folder in model.from",
+        "peft*": "artel's adapters have rank, alpha, dropout, target, rslora, dora and save",
+        "lora_target_parameters": "write model.lora.target: [auto, experts] for experts that one tensor holds",
+        "loraplus_lr_ratio": "both matrices of an adapter have one learning rate",
+        "relora relora_*": "adapters stay until the end of the run",
+        "plugins": "axolotl's plugins do not run here; kernels and losses are artel's own",
+        "trainer_cls": "artel has one training loop",
+        "full_finetune": "without adapter all weights are trained",
+        "lisa_*": "all weights are trained in each step, or those that model.freeze leaves",
+        "lr_quadratic_warmup": "warmup is linear",
+        "cosine_min_lr_ratio": "only lr_scheduler: cosine has it; write train.minimum_learning_rate",
+        "cosine_constant_lr_ratio": "write train.schedule: wsd, and train.decay, for a rate that stays first",
+        "lr_div_factor": "warmup begins at 1 / train.warmup of the peak",
+        "jagged_*": "train.schedule has no restarts",
+        "eta_min": "write train.minimum_learning_rate, a share of learning_rate",
+        "embedding_lr embedding_lr_scale lr_groups": _ONE_RATE,
+        "loss_watchdog_threshold loss_watchdog_patience":
+            "write train.spike, how many times the mean a loss may be, and train.on_bad_step",
+        "dion_* qgalore_*": "is for an optimizer that artel does not have",
+        "torchdistx_path": "the optimizer is PyTorch's own",
+        "batch_size": "gradient_accumulation_steps and micro_batch_size are given, and decide",
+        "save_first_step": "write checkpoint.every",
+        "dynamic_checkpoint*": "Ctrl-C saves a run at once",
+        "eval_table_size generate_samples eval_max_new_tokens generation_*":
+            "write validate.prompts for samples, and validate.new_tokens",
+        "lm_eval_tasks": "are not asked after training: artel evaluate RUN --tasks NAME asks them",
+        "lm_eval_batch_size": "8 questions are asked at a time",
+        "lm_eval_model": "artel evaluate FOLDER --tasks NAME asks a model that is trained already",
+        "do_bench_eval bench_dataset": _HARNESS,
+        "bench_*": "validate.tasks_limit is the number of examples of each task of validate.tasks",
+        "use_swanlab swanlab_* use_comet comet_* use_otel_metrics otel_*": TRACKER_ADVICE,
+        "mlflow_tracking_uri mlflow_experiment_name":
+            "MLflow takes it from the environment: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME",
+        "trackio_project_name trackio_space_id":
+            "trackio takes it from the environment: TRACKIO_PROJECT, TRACKIO_SPACE_ID",
+        "mlflow_* trackio_*": "a run is named after its folder",
+        "wandb_watch": "gradients are not sent, only their norm",
+        "wandb_log_model": "a model is not sent anywhere",
+        "gradio_*": "artel chat RUN puts a model to use",
+        "use_ray ray_* resources_per_worker*": _RAY,
+        "profiler_steps": "write profile: true",
+        "deepcompile torch_compile_options": "train.compile is on, off or auto, for each layer",
+        "activation_offloading": "activations that are kept stay on the device",
+        "layer_offloading": "layers stay on the device; write parallel.offload: cpu",
+        "selective_checkpointing": "write train.activation_checkpointing: selective",
+        "max_memory gpu_memory_limit": _MEMORY,
+        "lora_on_cpu experimental_skip_move_to_device": _STAYS_IN_PLACE,
+        "llama4_linearized_experts scaling_softmax*": "the model's own code is transformers'",
+        "use_pose* pose_*": "positions are those of the text",
+        "fp8_enable_fsdp_float8_all_gather": "artel chooses what FSDP2 gathers",
+        "fp32_norms": "trained weights are in fp32; train.precision says in what layers compute",
+        "expert_parallel_*": "artel's experts exchange tokens as they come",
+        "diffusion*": "is for diffusion models of texts",
+        "trl.* vllm* ebft*": _REINFORCEMENT,
+    },
+)
+# fmt: on
+_OTHER_OBJECTIVES = {
+    "reward_model": "a reward model, which is not carried over: write objective: reward yourself",
+    "process_reward_model": "a reward model of single steps, which artel does not",
+    "diffusion": "a diffusion model of texts, which artel does not",
+}
+_TEXTS = ("completion", "pretrain")  # types of data sets that are plain texts
+_LOADERS = ("json", "jsonl", "csv", "parquet", "text", "arrow")  # as `path`, these are names of loaders
+# Roles that artel knows by these names.
+_ROLES = {
+    "system": {"system", "developer"},
+    "user": {"user", "human", "prompter", "operator"},
+    "assistant": {"assistant", "gpt", "chatgpt", "bot", "model", "char"},
+    "tool": {"tool", "function", "observation", "function_response", "tool_response", "ipython"},
+}
+# (type of a data set, converter, artel's names of its fields). The first pattern that matches is taken.
+_ORCA = {"instruction": "question", "output": "response", "system": "system_prompt"}
+_ARGILLA = {"prompt": "instruction", "chosen": "chosen_response", "rejected": "rejected_response"}
+_FORMS: dict[str, tuple[tuple[str, str, dict[str, str]], ...]] = {
+    "chat": (
+        (r"alpaca_chat\.load_qa|jeopardy|jeopardy_bot.*", "alpaca", {"instruction": "question", "output": "answer"}),
+        (r"alpaca_chat\.load_camel_ai", "alpaca", {"instruction": "message_1", "output": "message_2"}),
+        (r"alpaca_w_system\.load_open_orca.*|orcamini.*", "alpaca", _ORCA),
+        (r"(alpaca|gpteacher|reflection|explainchoice|concisechoice|summarizetldr)\b.*|alpaca_\w+.*", "alpaca", {}),
+        (r"(sharegpt|llama2_chat|pygmalion)\b.*", "sharegpt", {}),
+        (r"(chat_template|messages)\b.*", "messages", {}),
+        (r"oasst\b.*", "oasst", {}),
+    ),
+    "preference": (
+        (r"chatml\.intel|llama3\.intel", "auto", {"prompt": "question"}),
+        (r"(chatml|llama3)\.argilla", "auto", _ARGILLA),
+        (r"(chatml|llama3)\.icr", "auto", {"prompt": "input"}),
+        (r"chat_template\.default", "auto", {}),
+    ),
+}
+# artel's names of fields → keys of a data set that name them; the last one that is there decides.
+_FIELDS = {
+    "messages": ("field_messages",),
+    "tools": ("field_tools",),
+    "chosen": ("field_chosen", "type.field_chosen"),
+    "rejected": ("field_rejected", "type.field_rejected"),
+    "role": ("message_field_role", "message_property_mappings.role"),
+    "content": ("message_field_content", "message_property_mappings.content"),
+    **{name: (f"type.field_{name}",) for name in "instruction input output system prompt completion label".split()},
+}
+_READ_FIELDS = {
+    "message_field_training": ("loss_weight", "weight", "train"),
+    "field_thinking": ("reasoning_content", "thinking", "reasoning"),
+}
+
+
+def is_axolotl(text: str) -> bool:
+    """True for axolotl's YAML, also a broken one."""
+    keys = top_level_keys(text)
+    own = {"datasets", "pretraining_dataset", "sequence_len", "adapter", "micro_batch_size", "rl", "num_epochs"}
+    return "base_model" in keys and bool(keys & own) and "data" not in keys
+
+
+def convert_axolotl(text: str, place: str) -> Converted:
+    """Convert axolotl's configuration; relative paths start at the current folder, as there. Raises InputError."""
+    old = Conversion.of_yaml(text, place, TABLE, TRAINER, names=_NAMES)
+    _normalize(old)
+    section, objective = _carry_objective(old)
+    old.put("objective", objective)
+    old.carry_table()
+    _carry_data(old, section, objective)
+    _carry_model(old)
+    _carry_precision(old)
+    _carry_trackers(old)
+    carry_trainer(old)
+    _carry_intervals(old)
+    _carry_tasks(old)
+    _carry_parallel(old)
+    fit_together(old)
+    return old.finish()
+
+
+def _normalize(old: Conversion) -> None:
+    """Give keys the values that they have in TrainingArguments."""
+    batch, micro = old.get("batch_size", at_least_one), old.get("per_device_train_batch_size", at_least_one)
+    if batch and micro and not old.has("gradient_accumulation_steps"):  # batch_size is that of one process
+        old.replace("gradient_accumulation_steps", max(1, batch // micro))
+        old.decided("train.batch", "batch_size")
+    if isinstance(old.raw("gradient_checkpointing"), str):  # offload: recomputes too, and moves the rest to the host
+        old.leave("gradient_checkpointing", "activations are recomputed, and what is kept of them stays on the device")
+        old.replace("gradient_checkpointing", True)
+    for strategy, steps in (("eval_strategy", "eval_steps"), ("save_strategy", "save_steps")):
+        if old.has(steps) and not old.has(strategy):
+            old.replace(strategy, "steps")
+    if not old.has("adam_epsilon"):
+        old.carry("adam_eps", "train.epsilon", not_negative)
+    if old.raw("lr_scheduler_type") in (None, "cosine"):
+        old.carry("cosine_min_lr_ratio", "train.minimum_learning_rate", up_to_one)
+
+
+def _carry_objective(old: Conversion) -> tuple[str, str]:
+    """Return (section of the data sets, objective). What artel does not learn is refused."""
+    rl = old.get("rl", a_text)
+    if rl in ("dpo", "ipo", "kto", "orpo", "simpo"):
+        old.put("preference.loss", rl, "rl")
+        if rl == "simpo":
+            old.put("preference.beta", 0.1)  # the default of trl's CPOConfig, by which axolotl trains
+            # trl's loss has beta * (difference - gamma / beta), artel's beta * difference - margin: the same number.
+            old.carry("simpo_gamma", "preference.margin", not_negative)
+        betas = ["rl_beta", "dpo_beta", *(["orpo_alpha"] if rl == "orpo" else [])]
+        for key in betas if not old.has("trl.beta") else ["trl.beta"]:
+            old.carry(key, "preference.beta", not_negative)
+        for key in betas if old.has("trl.beta") else ():
+            old.leave(key, "trl.beta is given, and axolotl takes that")
+        old.carry("kto_desirable_weight", "preference.desirable", not_negative)
+        old.carry("kto_undesirable_weight", "preference.undesirable", not_negative)
+        old.carry("dpo_label_smoothing", "preference.smoothing", not_negative)
+        return "datasets", "preference"
+    if rl:
+        old.refuse("rl", f"{rl!r} is nothing that artel learns", "write dpo, ipo, kto, orpo or simpo")
+    for key, what in _OTHER_OBJECTIVES.items():
+        if old.raw(key) is True or old.within(key):
+            place = key if old.has(key) else old.within(key)[0]
+            old.refuse(place, f"trains {what}", f"artel's objectives are {', '.join(OBJECTIVES.names)}")
+    if old.has("pretraining_dataset") or old.within("pretraining_dataset"):
+        for key in old.within("datasets"):
+            old.leave(key, "pretraining_dataset is given, and axolotl takes that")
+        return "pretraining_dataset", "causal"
+    kinds = [old.raw(f"datasets.{number}.type") for number in range(old.members("datasets"))]
+    return "datasets", "causal" if kinds and all(map(_is_text, kinds)) else "chat"
+
+
+def _is_text(kind: object) -> bool:
+    return isinstance(kind, str) and kind.partition(":")[0].partition(".")[0] in _TEXTS
+
+
+def _carry_data(old: Conversion, section: str, objective: str) -> None:
+    """The data sets, and what belongs to them."""
+    sources: list[dict[str, Any]] = []
+    for at in (f"{section}.{number}" for number in range(old.members(section))):
+        if objective == "chat" and _is_text(old.raw(f"{at}.type")):
+            for key in old.within(at):
+                old.leave(key, "objective chat learns from conversations; texts are learned in a run of their own")
+        else:
+            sources.append(_source(old, at, f"data.sources.{len(sources)}", objective))
+    if isinstance(old.raw(section), str):  # pretraining_dataset: NAME
+        data_set = local_or_hub(old.raw(section))
+        sources.append({"path": data_set.path, "format": "parquet" if data_set.is_on_hub else "auto"})
+        old.decided("data.sources.0.path", section)
+        old.comment("data.sources.0.path", data_set.doubt)
+    if not sources:
+        old.problems.append(Problem(old.place, "names no text", "write datasets: with - path: FILE below it"))
+    old.put("data.sources", sources)
+    tests = old.within("test_datasets")
+    if tests:
+        data_set = local_or_hub(old.get("test_datasets.0.path", a_text) or "", split="test")
+        old.put("data.validation", data_set.path, "test_datasets.0.path")
+        old.comment("data.validation", data_set.doubt)
+        for key in tests:
+            old.leave(key, "validation texts are read as the first of data.sources is, from one path")
+    else:
+        carry_share(old, "val_set_size")
+    _carry_packing(old, objective)
+    learns_all = old.get("train_on_inputs", a_flag) if objective == "chat" else None
+    if learns_all is not None:
+        old.put("chat.train_on", "all" if learns_all else "assistant", "train_on_inputs")
+    if old.get("excess_length_strategy", one_of("drop truncate raise")) == "drop" or objective == "causal":
+        old.agree("excess_length_strategy", "chat.too_long is skip")
+    for key in ("shuffle_merged_datasets", "shuffle_before_merging_datasets"):
+        if old.raw(key) is False:
+            old.leave(key, _ORDER)
+    for key in old.given() if objective != "causal" else ():
+        name = old.raw(key) if key.rpartition(".")[2] == "chat_template" and key.count(".") in (0, 2) else None
+        if name is not None:
+            old.put("chat.template", "chatml" if name == "chatml" else "auto", key)
+        if name not in (None, "chatml") and not str(name).startswith("tokenizer_default"):
+            what = f"axolotl has a template of its own for {name}; here it is the tokenizer's"
+            old.leave(key, f"{what}; for another write chat.template: FILE")
+
+
+def _carry_packing(old: Conversion, objective: str) -> None:
+    """Texts fill blocks, and conversations can; other samples stand alone."""
+    packs = old.raw("sample_packing")
+    if objective == "causal" and packs is False:
+        old.leave("sample_packing", "artel joins texts and cuts them every data.block tokens, where axolotl pads")
+    if (objective == "causal" and packs in (True, False)) or (
+        objective != "causal" and OBJECTIVES[objective].packs_samples  # artel's own default may pack them
+    ):
+        old.put("data.packing", "best_fit" if packs is True else "concatenate", "sample_packing")
+    elif packs is True:
+        old.leave("sample_packing", SAMPLES_STAND_ALONE.format(objective, "sequence_len"))
+
+
+def _source(old: Conversion, at: str, dotted: str, objective: str) -> dict[str, Any]:
+    """Return the source of the data set at `at`. `dotted`: its place in the run file."""
+    data_set, paths = _files(old, at)
+    source: dict[str, Any] = {"path": paths[0] if len(paths) == 1 else paths}
+    old.decided(f"{dotted}.path", f"{at}.path")
+    old.comment(f"{dotted}.path", data_set.doubt)
+    source["format"] = objective if objective != "causal" else "parquet" if data_set.is_on_hub else "jsonl"
+    if objective == "causal":
+        field = old.get(f"{at}.field", a_text) or old.get(f"{at}.text_column", a_text)
+        if field:
+            source["field"] = field
+            old.decided(f"{dotted}.field", f"{at}.field", f"{at}.text_column")
+        if at.startswith("datasets"):
+            old.decided("objective", f"{at}.type")
+        if old.raw(f"{at}.skip"):
+            source["rows"] = f"[{old.raw(f'{at}.skip')}:]"
+            old.decided(f"{dotted}.rows", f"{at}.skip")
+    else:
+        _carry_form(old, at, dotted, source, objective)
+    match = SLICED_SPLIT.fullmatch(old.get(f"{at}.split", a_text) or "train")
+    if match is None:
+        old.leave(f"{at}.split", "artel takes one split and one slice of it: data.sources.rows: '[:1000]'")
+    elif match[2]:
+        source["rows"] = match[2]
+        old.decided(f"{dotted}.rows", f"{at}.split")
+    if match and match[1] != "train" and "refs/convert" in str(source["path"]):
+        old.decided(f"{dotted}.path", f"{at}.split")
+    elif match and match[1] != "train":
+        old.leave(f"{at}.split", "name the files of that split in data.sources.path")
+    _carry_roles(old, at)
+    for name, fields in _READ_FIELDS.items():
+        if old.raw(f"{at}.{name}") not in fields:
+            old.leave(f"{at}.{name}", f"artel reads {', '.join(fields)}; rename the field")
+    return source
+
+
+def _files(old: Conversion, at: str) -> tuple[DataSet, list[str]]:
+    """Where the data set is, and the paths of its files."""
+    name, files = old.get(f"{at}.path", a_text) or "", old.get(f"{at}.data_files", name_list) or []
+    split = (old.get(f"{at}.split", a_text) or "train").partition("[")[0] or "train"
+    data_set = local_or_hub(name, old.get(f"{at}.name", a_text) or "", split)
+    if name in _LOADERS and files:
+        old.decided("data.sources", f"{at}.path", f"{at}.data_files")
+        return DataSet(files[0]), files
+    if files:
+        folder = f"hf://datasets/{name}" if data_set.is_on_hub else name.rstrip("/")
+        old.decided("data.sources", f"{at}.data_files")
+        old.leave(f"{at}.name", "data_files are given, and are read")
+        return DataSet(folder), [file if "://" in file else f"{folder}/{file}" for file in files]
+    if data_set.is_on_hub:
+        old.decided("data.sources", f"{at}.name")
+    else:
+        old.leave(f"{at}.name", f"name the files of that subset in path: {name}")
+    return data_set, [data_set.path]
+
+
+def _carry_form(old: Conversion, at: str, dotted: str, source: dict[str, Any], objective: str) -> None:
+    """`type` and the names of fields, as `converter` and `mapping`."""
+    kind = old.raw(f"{at}.type")
+    written = kind.partition(":")[0] if isinstance(kind, str) else ""
+    form = next((form for form in _FORMS[objective] if re.fullmatch(form[0], written)), None)
+    converter, mapping = (form[1], dict(form[2])) if form else ("auto", {})
+    for mine, names in _FIELDS.items():
+        for key in (f"{at}.{name}" for name in names if old.has(f"{at}.{name}")):
+            mapping |= {mine: old.get(key, a_text)}
+            old.decided(f"{dotted}.mapping", key)
+            if mapping[mine] in (None, mine):
+                del mapping[mine]
+    if objective == "chat" and old.within(f"{at}.type"):
+        converter = "alpaca"
+    if converter == "messages" and "messages" not in mapping and old.raw(f"{at}.conversation"):
+        mapping["messages"] = "conversations"
+    if converter != "auto":
+        source["converter"] = converter
+    if mapping:
+        source["mapping"] = mapping
+    old.decided(f"{dotted}.converter", f"{at}.type")
+    if converter == "alpaca" and objective == "chat":
+        what = "axolotl writes Alpaca's own words around each question (Below is an instruction …)"
+        instead = "the tokenizer's chat template writes it, from the same fields, or User: … Assistant: …"
+        old.leave(f"{at}.type", f"{what}; here {instead} where it has none")
+    elif isinstance(kind, str) and form is None:
+        fix = "where they are not, write data.sources.mapping, or converter: module:function"
+        old.leave(f"{at}.type", f"rows are recognized by their fields here; {fix}")
+
+
+def _carry_roles(old: Conversion, at: str) -> None:
+    for key in old.within(f"{at}.roles"):
+        role = key.split(".")[3]
+        known = _ROLES.get(role, set())
+        if not set(old.get(key, name_list) or []) <= known:
+            old.leave(key, f"artel knows as {role}: {', '.join(sorted(known))}; rename the others")
+    trained = old.get(f"{at}.roles_to_train", name_list)
+    if trained is not None:
+        is_assistant = set(trained) <= _ROLES["assistant"]
+        old.put("chat.train_on", "assistant" if is_assistant else "all", f"{at}.roles_to_train")
+        if not is_assistant:
+            old.leave(f"{at}.roles_to_train", "chat.train_on is assistant, last or all: all is taken")
+
+
+def _carry_model(old: Conversion) -> None:
+    """The tokenizer and the adapter: lora or qlora, with its sizes, and the weights below it in 8 or 4 bits."""
+    if not old.has("base_model"):
+        old.problems.append(Problem(old.place, "names no model", "write base_model: FOLDER-OR-HUB-ID"))
+    tokenizer = old.get("tokenizer_config", a_text)
+    if tokenizer and tokenizer != old.raw("base_model"):
+        old.put("tokenizer.from", tokenizer, "tokenizer_config")
+    if old.raw("base_model_config") != old.raw("base_model"):
+        old.leave("base_model_config", "the model's own config.json is taken")
+    adapter = old.get("adapter", one_of("lora qlora"))
+    four, eight = old.get("load_in_4bit", a_flag), old.get("load_in_8bit", a_flag)
+    if adapter is None:
+        for key in filter(re.compile(r"(lora|peft|qlora)_|peft\.").match, old.given()):
+            old.agree(key, "there is no adapter: all weights are trained")
+        return
+    target = "lora_target_modules"
+    if old.get("lora_target_linear", a_flag):
+        old.agree(target, "lora_target_linear takes all linear layers")
+        target = "lora_target_linear"
+        old.replace(target, "all-linear")
+    carry_lora(old, f"{_LORA} {target}")
+    old.decided("model.lora", "adapter")
+    kind, decisive = ("int8", "load_in_8bit") if eight and not four else ("nf4", "load_in_4bit")
+    if four or eight or adapter == "qlora":
+        old.put("model.quantize", kind, "adapter", *([decisive] if old.raw(decisive) else []))
+    for key in ("load_in_4bit", "load_in_8bit"):
+        if key != decisive or not old.raw(key):
+            old.leave_if_on(key, f"{decisive} is true too, and is taken")
+
+
+def _carry_precision(old: Conversion) -> None:
+    """bf16 (auto, true, full), fp16, fp8 and their other names; axolotl takes fp8 and bf16 first."""
+    keys = {"fp8": "fp8", "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "float32": "fp32"}
+    chosen = ""
+    for key, precision in keys.items():
+        value = old.raw(key)
+        if value not in (None, False, True, "auto", "full"):
+            old.refuse(key, f"{value!r} is neither true, false, auto nor full")
+        elif value and chosen:
+            old.leave(key, f"train.precision is {chosen}")
+        elif value:
+            chosen = "auto" if value == "auto" else precision
+            old.put("train.precision", chosen, key)
+    if not chosen:
+        old.put("train.precision", "fp32" if old.raw("bf16") is False else "auto", "bf16")
+    elif chosen in ("bf16", "auto") and not old.has("adapter"):
+        old.note("axolotl holds trained weights in bf16, artel in fp32; train.weights: bf16 takes half the memory")
+
+
+def _carry_intervals(old: Conversion) -> None:
+    """evals_per_epoch and saves_per_epoch, in place of a strategy, and axolotl's own defaults."""
+    for key, dotted in (("evals_per_epoch", "validate.every"), ("saves_per_epoch", "checkpoint.every")):
+        times = old.get(key, from_zero)
+        if times is not None:
+            old.put(dotted, f"{1 / times:.4g} epoch" if times else "never", key)
+    if old.raw("val_set_size") and not any(map(old.has, ("eval_strategy", "eval_steps", "evals_per_epoch"))):
+        what = "axolotl never validates then, artel once, at the end; for more write validate.every"
+        old.note(f"val_set_size is given without evals_per_epoch or eval_steps: {what}")
+    if old.raw("lr_scheduler_type") != "constant" and not old.has("warmup_steps") and not old.has("warmup_ratio"):
+        old.put("train.warmup", 0.03)
+        old.note("warmup is not given: axolotl takes 3 % of the run and at most 100 steps, train.warmup is 0.03")
+    if not any(map(old.has, ("save_strategy", "save_steps", "saves_per_epoch"))):
+        old.put("checkpoint.every", "1 epoch")
+
+
+def _carry_trackers(old: Conversion) -> None:
+    """Weights & Biases where a project is named, the others where they are asked for."""
+    switches = ("use_tensorboard", "use_mlflow", "use_trackio")
+    tracked = {key: key.removeprefix("use_") for key in switches if old.raw(key) is True}
+    if old.raw("use_wandb") is not False and (old.raw("use_wandb") is True or old.has("wandb_project")):
+        tracked["use_wandb" if old.has("use_wandb") else "wandb_project"] = "wandb"
+    if tracked:
+        old.put("track", ["console", "jsonl", *tracked.values()], *tracked)
+    for key in ("wandb_project", "wandb_name", "wandb_run_id", "wandb_entity", "wandb_mode"):
+        old.leave(key, f"Weights & Biases takes it from the environment: {key.upper()}")
+
+
+def _carry_tasks(old: Conversion) -> None:
+    """`lm_eval_tasks` are asked after training; `do_causal_lm_eval` compares answers that the model writes."""
+    tasks = old.get("lm_eval_tasks", name_list)
+    if tasks and old.raw("lm_eval_post_train") is not False:
+        old.put("validate.tasks", list(dict.fromkeys(task.partition(":")[0] for task in tasks)), "lm_eval_tasks")
+        old.put("validate.tasks_every", "never", "lm_eval_tasks")
+        if any(":" in task for task in tasks):
+            what = "a task is asked with as many examples as the harness has for it"
+            old.leave("lm_eval_tasks", f"{what}; for others write a YAML file of your own, with num_fewshot")
+    if old.raw("lm_eval_batch_size") == 8:
+        old.agree("lm_eval_batch_size", "8 questions are asked at a time")
+    if old.raw("plugins") == ["axolotl.integrations.lm_eval.LMEvalPlugin"]:
+        old.agree("plugins", "validate.tasks has lm-evaluation-harness ask the model")
+    metrics = old.get("eval_causal_lm_metrics", name_list) or ("sacrebleu", "comet", "ter", "chrf")
+    written = ", ".join(name for name in metrics if name != "perplexity")
+    what = f"validation gives loss, perplexity and accuracy, and no {written} of what the model writes"
+    for key in ("do_causal_lm_eval", "eval_causal_lm_metrics"):
+        if not written or not old.raw("do_causal_lm_eval"):
+            old.agree(key, "each validation gives the perplexity" if not written else "is off")
+        else:
+            old.leave(key, f"{what}; write validate.tasks: [FILE.yaml], a task of your own with these metrics")
+
+
+def _carry_parallel(old: Conversion) -> None:
+    """The sizes of data parallelism; the others are in the table."""
+    shard, replicate = old.get("dp_shard_size", at_least_one) or 1, old.get("dp_replicate_size", at_least_one) or 1
+    if shard > 1 and replicate > 1:
+        old.put("parallel.data", "hsdp", "dp_shard_size", "dp_replicate_size")
+        old.put("parallel.shard", shard, "dp_shard_size")
+        old.leave("dp_replicate_size", "there are as many copies as the processes that are started over parallel.shard")
+    elif shard > 1:
+        old.put("parallel.data", "fsdp", "dp_shard_size")
+    elif replicate > 1:
+        old.put("parallel.data", "ddp", "dp_replicate_size")
+
+
+AXOLOTL = Tool("axolotl", is_axolotl, convert_axolotl, is_no_run_file=True)

@@ -1,1 +1,0 @@
-"""The YAML of axolotl (axolotl-ai-cloud/axolotl) as a run file."""

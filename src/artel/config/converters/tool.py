@@ -1,3 +1,0 @@
-from artel.config.converters.tools import Tool
-
-__all__ = ["Tool"]
