@@ -3,33 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from artel.config.converters.conversion import (
-    Conversion,
-    Converted,
-    KeyTable,
-    a_flag,
-    a_text,
-    at_least_one,
-    from_zero,
-    name_list,
-    not_negative,
-    one_of,
-    top_level_keys,
-    up_to_one,
-)
-from artel.config.converters.hub_data import SLICED_SPLIT, DataSet, local_or_hub
+from artel.config.converters import readers as read
+from artel.config.converters import trainer
+from artel.config.converters.axolotl_data import ORDER, carry_data, is_text
+from artel.config.converters.conversion import Conversion, Converted, KeyTable, top_level_keys
 from artel.config.converters.tools import Tool
-from artel.config.converters.trainer import (
-    SAMPLES_STAND_ALONE,
-    TRACKER_ADVICE,
-    TRAINER,
-    carry_lora,
-    carry_share,
-    carry_trainer,
-    fit_together,
-)
 from artel.errors import Problem
 from artel.registry import OBJECTIVES
 
@@ -47,7 +26,6 @@ _TOKENS = "the special tokens are those of the tokenizer's own files"
 _KERNEL = "artel chooses its kernels by device and model; the numbers are the same"
 _STAYS_IN_PLACE = "weights are read into the place where they stay"
 _SPEED = "changes the speed, and nothing that is learned"
-_ORDER = "the order of all samples is a function of seed"
 _LOSS = "the loss is the mean cross-entropy of the tokens that are learned"
 _QUANTIZED = "artel quantizes the weights below an adapter: model.quantize: nf4 or int8"
 _REINFORCEMENT = "is for reinforcement learning, which artel does not do"
@@ -56,8 +34,8 @@ _TEMPLATE = "how a conversation is written is the chat template's affair: chat.t
 _HARNESS = "write validate.tasks: [mmlu], tasks of lm-evaluation-harness"
 _ONE_RATE = "there is one learning rate; train.layer_decay makes it fall layer by layer"
 _RAY = "artel launch starts processes; prepare.engine: ray prepares texts with Ray"
-_PREPARES = ("prepare.workers", at_least_one)
-_CONTEXT = ("parallel.context", at_least_one)
+_PREPARES = ("prepare.workers", read.at_least_one)
+_CONTEXT = ("parallel.context", read.at_least_one)
 
 # fmt: off
 TABLE = KeyTable(
@@ -68,21 +46,21 @@ TABLE = KeyTable(
         "save_total_limit": 4, "eval_strategy": "no", "dataset_exact_deduplication": False,
     },
     carried={
-        "output_dir": ("run", a_text),
-        "base_model": ("model.from", a_text),
-        "sequence_len": ("data.block", at_least_one),
-        "dataset_prepared_path": ("data.store", a_text),
-        "dataset_exact_deduplication": ("data.dedup.exact", a_flag),
+        "output_dir": ("run", read.text),
+        "base_model": ("model.from", read.text),
+        "sequence_len": ("data.block", read.at_least_one),
+        "dataset_prepared_path": ("data.store", read.text),
+        "dataset_exact_deduplication": ("data.dedup.exact", read.flag),
         "dataset_processes": _PREPARES,
         "dataset_num_proc": _PREPARES,
-        "early_stopping_patience": ("validate.patience", at_least_one),
-        "tensor_parallel_size": ("parallel.tensor", at_least_one),
+        "early_stopping_patience": ("validate.patience", read.at_least_one),
+        "tensor_parallel_size": ("parallel.tensor", read.at_least_one),
         "context_parallel_size": _CONTEXT,
         "sequence_parallel_degree": _CONTEXT,
-        "expert_parallel_size": ("parallel.expert", at_least_one),
+        "expert_parallel_size": ("parallel.expert", read.at_least_one),
     },
     same={
-        "shuffle_merged_datasets shuffle_before_merging_datasets": _ORDER,
+        "shuffle_merged_datasets shuffle_before_merging_datasets": ORDER,
         "sample_packing": "samples stand alone",
         "eval_sample_packing pad_to_sequence_len pad_to_multiple_of streaming sample_packing_* multipack_real_batches":
             _SPEED,
@@ -212,7 +190,7 @@ TABLE = KeyTable(
         "lm_eval_model": "artel evaluate FOLDER --tasks NAME asks a model that is trained already",
         "do_bench_eval bench_dataset": _HARNESS,
         "bench_*": "validate.tasks_limit is the number of examples of each task of validate.tasks",
-        "use_swanlab swanlab_* use_comet comet_* use_otel_metrics otel_*": TRACKER_ADVICE,
+        "use_swanlab swanlab_* use_comet comet_* use_otel_metrics otel_*": trainer.TRACKER_ADVICE,
         "mlflow_tracking_uri mlflow_experiment_name":
             "MLflow takes it from the environment: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME",
         "trackio_project_name trackio_space_id":
@@ -244,49 +222,6 @@ _OTHER_OBJECTIVES = {
     "process_reward_model": "a reward model of single steps, which artel does not",
     "diffusion": "a diffusion model of texts, which artel does not",
 }
-_TEXTS = ("completion", "pretrain")  # types of data sets that are plain texts
-_LOADERS = ("json", "jsonl", "csv", "parquet", "text", "arrow")  # as `path`, these are names of loaders
-# Roles that artel knows by these names.
-_ROLES = {
-    "system": {"system", "developer"},
-    "user": {"user", "human", "prompter", "operator"},
-    "assistant": {"assistant", "gpt", "chatgpt", "bot", "model", "char"},
-    "tool": {"tool", "function", "observation", "function_response", "tool_response", "ipython"},
-}
-# (type of a data set, converter, artel's names of its fields). The first pattern that matches is taken.
-_ORCA = {"instruction": "question", "output": "response", "system": "system_prompt"}
-_ARGILLA = {"prompt": "instruction", "chosen": "chosen_response", "rejected": "rejected_response"}
-_FORMS: dict[str, tuple[tuple[str, str, dict[str, str]], ...]] = {
-    "chat": (
-        (r"alpaca_chat\.load_qa|jeopardy|jeopardy_bot.*", "alpaca", {"instruction": "question", "output": "answer"}),
-        (r"alpaca_chat\.load_camel_ai", "alpaca", {"instruction": "message_1", "output": "message_2"}),
-        (r"alpaca_w_system\.load_open_orca.*|orcamini.*", "alpaca", _ORCA),
-        (r"(alpaca|gpteacher|reflection|explainchoice|concisechoice|summarizetldr)\b.*|alpaca_\w+.*", "alpaca", {}),
-        (r"(sharegpt|llama2_chat|pygmalion)\b.*", "sharegpt", {}),
-        (r"(chat_template|messages)\b.*", "messages", {}),
-        (r"oasst\b.*", "oasst", {}),
-    ),
-    "preference": (
-        (r"chatml\.intel|llama3\.intel", "auto", {"prompt": "question"}),
-        (r"(chatml|llama3)\.argilla", "auto", _ARGILLA),
-        (r"(chatml|llama3)\.icr", "auto", {"prompt": "input"}),
-        (r"chat_template\.default", "auto", {}),
-    ),
-}
-# artel's names of fields → keys of a data set that name them; the last one that is there decides.
-_FIELDS = {
-    "messages": ("field_messages",),
-    "tools": ("field_tools",),
-    "chosen": ("field_chosen", "type.field_chosen"),
-    "rejected": ("field_rejected", "type.field_rejected"),
-    "role": ("message_field_role", "message_property_mappings.role"),
-    "content": ("message_field_content", "message_property_mappings.content"),
-    **{name: (f"type.field_{name}",) for name in "instruction input output system prompt completion label".split()},
-}
-_READ_FIELDS = {
-    "message_field_training": ("loss_weight", "weight", "train"),
-    "field_thinking": ("reasoning_content", "thinking", "reasoning"),
-}
 
 
 def is_axolotl(text: str) -> bool:
@@ -298,26 +233,26 @@ def is_axolotl(text: str) -> bool:
 
 def convert_axolotl(text: str, place: str) -> Converted:
     """Convert axolotl's configuration; relative paths start at the current folder, as there. Raises InputError."""
-    old = Conversion.of_yaml(text, place, TABLE, TRAINER, names=_NAMES)
+    old = Conversion.of_yaml(text, place, TABLE, trainer.TABLE, names=_NAMES)
     _normalize(old)
     section, objective = _carry_objective(old)
     old.put("objective", objective)
     old.carry_table()
-    _carry_data(old, section, objective)
+    carry_data(old, section, objective)
     _carry_model(old)
     _carry_precision(old)
     _carry_trackers(old)
-    carry_trainer(old)
+    trainer.carry_arguments(old)
     _carry_intervals(old)
     _carry_tasks(old)
     _carry_parallel(old)
-    fit_together(old)
+    trainer.fit_together(old)
     return old.finish()
 
 
 def _normalize(old: Conversion) -> None:
     """Give keys the values that they have in TrainingArguments."""
-    batch, micro = old.get("batch_size", at_least_one), old.get("per_device_train_batch_size", at_least_one)
+    batch, micro = old.get("batch_size", read.at_least_one), old.get("per_device_train_batch_size", read.at_least_one)
     if batch and micro and not old.has("gradient_accumulation_steps"):  # batch_size is that of one process
         old.replace("gradient_accumulation_steps", max(1, batch // micro))
         old.decided("train.batch", "batch_size")
@@ -328,28 +263,28 @@ def _normalize(old: Conversion) -> None:
         if old.has(steps) and not old.has(strategy):
             old.replace(strategy, "steps")
     if not old.has("adam_epsilon"):
-        old.carry("adam_eps", "train.epsilon", not_negative)
+        old.carry("adam_eps", "train.epsilon", read.not_negative)
     if old.raw("lr_scheduler_type") in (None, "cosine"):
-        old.carry("cosine_min_lr_ratio", "train.minimum_learning_rate", up_to_one)
+        old.carry("cosine_min_lr_ratio", "train.minimum_learning_rate", read.up_to_one)
 
 
 def _carry_objective(old: Conversion) -> tuple[str, str]:
     """Return (section of the data sets, objective). What artel does not learn is refused."""
-    rl = old.get("rl", a_text)
+    rl = old.get("rl", read.text)
     if rl in ("dpo", "ipo", "kto", "orpo", "simpo"):
         old.put("preference.loss", rl, "rl")
         if rl == "simpo":
             old.put("preference.beta", 0.1)  # the default of trl's CPOConfig, by which axolotl trains
             # trl's loss has beta * (difference - gamma / beta), artel's beta * difference - margin: the same number.
-            old.carry("simpo_gamma", "preference.margin", not_negative)
+            old.carry("simpo_gamma", "preference.margin", read.not_negative)
         betas = ["rl_beta", "dpo_beta", *(["orpo_alpha"] if rl == "orpo" else [])]
         for key in betas if not old.has("trl.beta") else ["trl.beta"]:
-            old.carry(key, "preference.beta", not_negative)
+            old.carry(key, "preference.beta", read.not_negative)
         for key in betas if old.has("trl.beta") else ():
             old.leave(key, "trl.beta is given, and axolotl takes that")
-        old.carry("kto_desirable_weight", "preference.desirable", not_negative)
-        old.carry("kto_undesirable_weight", "preference.undesirable", not_negative)
-        old.carry("dpo_label_smoothing", "preference.smoothing", not_negative)
+        old.carry("kto_desirable_weight", "preference.desirable", read.not_negative)
+        old.carry("kto_undesirable_weight", "preference.undesirable", read.not_negative)
+        old.carry("dpo_label_smoothing", "preference.smoothing", read.not_negative)
         return "datasets", "preference"
     if rl:
         old.refuse("rl", f"{rl!r} is nothing that artel learns", "write dpo, ipo, kto, orpo or simpo")
@@ -362,191 +297,30 @@ def _carry_objective(old: Conversion) -> tuple[str, str]:
             old.leave(key, "pretraining_dataset is given, and axolotl takes that")
         return "pretraining_dataset", "causal"
     kinds = [old.raw(f"datasets.{number}.type") for number in range(old.members("datasets"))]
-    return "datasets", "causal" if kinds and all(map(_is_text, kinds)) else "chat"
-
-
-def _is_text(kind: object) -> bool:
-    return isinstance(kind, str) and kind.partition(":")[0].partition(".")[0] in _TEXTS
-
-
-def _carry_data(old: Conversion, section: str, objective: str) -> None:
-    """The data sets, and what belongs to them."""
-    sources: list[dict[str, Any]] = []
-    for at in (f"{section}.{number}" for number in range(old.members(section))):
-        if objective == "chat" and _is_text(old.raw(f"{at}.type")):
-            for key in old.within(at):
-                old.leave(key, "objective chat learns from conversations; texts are learned in a run of their own")
-        else:
-            sources.append(_source(old, at, f"data.sources.{len(sources)}", objective))
-    if isinstance(old.raw(section), str):  # pretraining_dataset: NAME
-        data_set = local_or_hub(old.raw(section))
-        sources.append({"path": data_set.path, "format": "parquet" if data_set.is_on_hub else "auto"})
-        old.decided("data.sources.0.path", section)
-        old.comment("data.sources.0.path", data_set.doubt)
-    if not sources:
-        old.problems.append(Problem(old.place, "names no text", "write datasets: with - path: FILE below it"))
-    old.put("data.sources", sources)
-    tests = old.within("test_datasets")
-    if tests:
-        data_set = local_or_hub(old.get("test_datasets.0.path", a_text) or "", split="test")
-        old.put("data.validation", data_set.path, "test_datasets.0.path")
-        old.comment("data.validation", data_set.doubt)
-        for key in tests:
-            old.leave(key, "validation texts are read as the first of data.sources is, from one path")
-    else:
-        carry_share(old, "val_set_size")
-    _carry_packing(old, objective)
-    learns_all = old.get("train_on_inputs", a_flag) if objective == "chat" else None
-    if learns_all is not None:
-        old.put("chat.train_on", "all" if learns_all else "assistant", "train_on_inputs")
-    if old.get("excess_length_strategy", one_of("drop truncate raise")) == "drop" or objective == "causal":
-        old.agree("excess_length_strategy", "chat.too_long is skip")
-    for key in ("shuffle_merged_datasets", "shuffle_before_merging_datasets"):
-        if old.raw(key) is False:
-            old.leave(key, _ORDER)
-    for key in old.given() if objective != "causal" else ():
-        name = old.raw(key) if key.rpartition(".")[2] == "chat_template" and key.count(".") in (0, 2) else None
-        if name is not None:
-            old.put("chat.template", "chatml" if name == "chatml" else "auto", key)
-        if name not in (None, "chatml") and not str(name).startswith("tokenizer_default"):
-            what = f"axolotl has a template of its own for {name}; here it is the tokenizer's"
-            old.leave(key, f"{what}; for another write chat.template: FILE")
-
-
-def _carry_packing(old: Conversion, objective: str) -> None:
-    """Texts fill blocks, and conversations can; other samples stand alone."""
-    packs = old.raw("sample_packing")
-    if objective == "causal" and packs is False:
-        old.leave("sample_packing", "artel joins texts and cuts them every data.block tokens, where axolotl pads")
-    if (objective == "causal" and packs in (True, False)) or (
-        objective != "causal" and OBJECTIVES[objective].packs_samples  # artel's own default may pack them
-    ):
-        old.put("data.packing", "best_fit" if packs is True else "concatenate", "sample_packing")
-    elif packs is True:
-        old.leave("sample_packing", SAMPLES_STAND_ALONE.format(objective, "sequence_len"))
-
-
-def _source(old: Conversion, at: str, dotted: str, objective: str) -> dict[str, Any]:
-    """Return the source of the data set at `at`. `dotted`: its place in the run file."""
-    data_set, paths = _files(old, at)
-    source: dict[str, Any] = {"path": paths[0] if len(paths) == 1 else paths}
-    old.decided(f"{dotted}.path", f"{at}.path")
-    old.comment(f"{dotted}.path", data_set.doubt)
-    source["format"] = objective if objective != "causal" else "parquet" if data_set.is_on_hub else "jsonl"
-    if objective == "causal":
-        field = old.get(f"{at}.field", a_text) or old.get(f"{at}.text_column", a_text)
-        if field:
-            source["field"] = field
-            old.decided(f"{dotted}.field", f"{at}.field", f"{at}.text_column")
-        if at.startswith("datasets"):
-            old.decided("objective", f"{at}.type")
-        if old.raw(f"{at}.skip"):
-            source["rows"] = f"[{old.raw(f'{at}.skip')}:]"
-            old.decided(f"{dotted}.rows", f"{at}.skip")
-    else:
-        _carry_form(old, at, dotted, source, objective)
-    match = SLICED_SPLIT.fullmatch(old.get(f"{at}.split", a_text) or "train")
-    if match is None:
-        old.leave(f"{at}.split", "artel takes one split and one slice of it: data.sources.rows: '[:1000]'")
-    elif match[2]:
-        source["rows"] = match[2]
-        old.decided(f"{dotted}.rows", f"{at}.split")
-    if match and match[1] != "train" and "refs/convert" in str(source["path"]):
-        old.decided(f"{dotted}.path", f"{at}.split")
-    elif match and match[1] != "train":
-        old.leave(f"{at}.split", "name the files of that split in data.sources.path")
-    _carry_roles(old, at)
-    for name, fields in _READ_FIELDS.items():
-        if old.raw(f"{at}.{name}") not in fields:
-            old.leave(f"{at}.{name}", f"artel reads {', '.join(fields)}; rename the field")
-    return source
-
-
-def _files(old: Conversion, at: str) -> tuple[DataSet, list[str]]:
-    """Where the data set is, and the paths of its files."""
-    name, files = old.get(f"{at}.path", a_text) or "", old.get(f"{at}.data_files", name_list) or []
-    split = (old.get(f"{at}.split", a_text) or "train").partition("[")[0] or "train"
-    data_set = local_or_hub(name, old.get(f"{at}.name", a_text) or "", split)
-    if name in _LOADERS and files:
-        old.decided("data.sources", f"{at}.path", f"{at}.data_files")
-        return DataSet(files[0]), files
-    if files:
-        folder = f"hf://datasets/{name}" if data_set.is_on_hub else name.rstrip("/")
-        old.decided("data.sources", f"{at}.data_files")
-        old.leave(f"{at}.name", "data_files are given, and are read")
-        return DataSet(folder), [file if "://" in file else f"{folder}/{file}" for file in files]
-    if data_set.is_on_hub:
-        old.decided("data.sources", f"{at}.name")
-    else:
-        old.leave(f"{at}.name", f"name the files of that subset in path: {name}")
-    return data_set, [data_set.path]
-
-
-def _carry_form(old: Conversion, at: str, dotted: str, source: dict[str, Any], objective: str) -> None:
-    """`type` and the names of fields, as `converter` and `mapping`."""
-    kind = old.raw(f"{at}.type")
-    written = kind.partition(":")[0] if isinstance(kind, str) else ""
-    form = next((form for form in _FORMS[objective] if re.fullmatch(form[0], written)), None)
-    converter, mapping = (form[1], dict(form[2])) if form else ("auto", {})
-    for mine, names in _FIELDS.items():
-        for key in (f"{at}.{name}" for name in names if old.has(f"{at}.{name}")):
-            mapping |= {mine: old.get(key, a_text)}
-            old.decided(f"{dotted}.mapping", key)
-            if mapping[mine] in (None, mine):
-                del mapping[mine]
-    if objective == "chat" and old.within(f"{at}.type"):
-        converter = "alpaca"
-    if converter == "messages" and "messages" not in mapping and old.raw(f"{at}.conversation"):
-        mapping["messages"] = "conversations"
-    if converter != "auto":
-        source["converter"] = converter
-    if mapping:
-        source["mapping"] = mapping
-    old.decided(f"{dotted}.converter", f"{at}.type")
-    if converter == "alpaca" and objective == "chat":
-        what = "axolotl writes Alpaca's own words around each question (Below is an instruction …)"
-        instead = "the tokenizer's chat template writes it, from the same fields, or User: … Assistant: …"
-        old.leave(f"{at}.type", f"{what}; here {instead} where it has none")
-    elif isinstance(kind, str) and form is None:
-        fix = "where they are not, write data.sources.mapping, or converter: module:function"
-        old.leave(f"{at}.type", f"rows are recognized by their fields here; {fix}")
-
-
-def _carry_roles(old: Conversion, at: str) -> None:
-    for key in old.within(f"{at}.roles"):
-        role = key.split(".")[3]
-        known = _ROLES.get(role, set())
-        if not set(old.get(key, name_list) or []) <= known:
-            old.leave(key, f"artel knows as {role}: {', '.join(sorted(known))}; rename the others")
-    trained = old.get(f"{at}.roles_to_train", name_list)
-    if trained is not None:
-        is_assistant = set(trained) <= _ROLES["assistant"]
-        old.put("chat.train_on", "assistant" if is_assistant else "all", f"{at}.roles_to_train")
-        if not is_assistant:
-            old.leave(f"{at}.roles_to_train", "chat.train_on is assistant, last or all: all is taken")
+    return "datasets", "causal" if kinds and all(map(is_text, kinds)) else "chat"
 
 
 def _carry_model(old: Conversion) -> None:
     """The tokenizer and the adapter: lora or qlora, with its sizes, and the weights below it in 8 or 4 bits."""
     if not old.has("base_model"):
         old.problems.append(Problem(old.place, "names no model", "write base_model: FOLDER-OR-HUB-ID"))
-    tokenizer = old.get("tokenizer_config", a_text)
+    tokenizer = old.get("tokenizer_config", read.text)
     if tokenizer and tokenizer != old.raw("base_model"):
         old.put("tokenizer.from", tokenizer, "tokenizer_config")
     if old.raw("base_model_config") != old.raw("base_model"):
         old.leave("base_model_config", "the model's own config.json is taken")
-    adapter = old.get("adapter", one_of("lora qlora"))
-    four, eight = old.get("load_in_4bit", a_flag), old.get("load_in_8bit", a_flag)
+    adapter = old.get("adapter", read.one_of("lora qlora"))
+    four, eight = old.get("load_in_4bit", read.flag), old.get("load_in_8bit", read.flag)
     if adapter is None:
         for key in filter(re.compile(r"(lora|peft|qlora)_|peft\.").match, old.given()):
             old.agree(key, "there is no adapter: all weights are trained")
         return
     target = "lora_target_modules"
-    if old.get("lora_target_linear", a_flag):
+    if old.get("lora_target_linear", read.flag):
         old.agree(target, "lora_target_linear takes all linear layers")
         target = "lora_target_linear"
         old.replace(target, "all-linear")
-    carry_lora(old, f"{_LORA} {target}")
+    trainer.carry_lora(old, f"{_LORA} {target}")
     old.decided("model.lora", "adapter")
     kind, decisive = ("int8", "load_in_8bit") if eight and not four else ("nf4", "load_in_4bit")
     if four or eight or adapter == "qlora":
@@ -578,7 +352,7 @@ def _carry_precision(old: Conversion) -> None:
 def _carry_intervals(old: Conversion) -> None:
     """evals_per_epoch and saves_per_epoch, in place of a strategy, and axolotl's own defaults."""
     for key, dotted in (("evals_per_epoch", "validate.every"), ("saves_per_epoch", "checkpoint.every")):
-        times = old.get(key, from_zero)
+        times = old.get(key, read.from_zero)
         if times is not None:
             old.put(dotted, f"{1 / times:.4g} epoch" if times else "never", key)
     if old.raw("val_set_size") and not any(map(old.has, ("eval_strategy", "eval_steps", "evals_per_epoch"))):
@@ -605,7 +379,7 @@ def _carry_trackers(old: Conversion) -> None:
 
 def _carry_tasks(old: Conversion) -> None:
     """`lm_eval_tasks` are asked after training; `do_causal_lm_eval` compares answers that the model writes."""
-    tasks = old.get("lm_eval_tasks", name_list)
+    tasks = old.get("lm_eval_tasks", read.names)
     if tasks and old.raw("lm_eval_post_train") is not False:
         old.put("validate.tasks", list(dict.fromkeys(task.partition(":")[0] for task in tasks)), "lm_eval_tasks")
         old.put("validate.tasks_every", "never", "lm_eval_tasks")
@@ -616,7 +390,7 @@ def _carry_tasks(old: Conversion) -> None:
         old.agree("lm_eval_batch_size", "8 questions are asked at a time")
     if old.raw("plugins") == ["axolotl.integrations.lm_eval.LMEvalPlugin"]:
         old.agree("plugins", "validate.tasks has lm-evaluation-harness ask the model")
-    metrics = old.get("eval_causal_lm_metrics", name_list) or ("sacrebleu", "comet", "ter", "chrf")
+    metrics = old.get("eval_causal_lm_metrics", read.names) or ("sacrebleu", "comet", "ter", "chrf")
     written = ", ".join(name for name in metrics if name != "perplexity")
     what = f"validation gives loss, perplexity and accuracy, and no {written} of what the model writes"
     for key in ("do_causal_lm_eval", "eval_causal_lm_metrics"):
@@ -628,7 +402,8 @@ def _carry_tasks(old: Conversion) -> None:
 
 def _carry_parallel(old: Conversion) -> None:
     """The sizes of data parallelism; the others are in the table."""
-    shard, replicate = old.get("dp_shard_size", at_least_one) or 1, old.get("dp_replicate_size", at_least_one) or 1
+    shard = old.get("dp_shard_size", read.at_least_one) or 1
+    replicate = old.get("dp_replicate_size", read.at_least_one) or 1
     if shard > 1 and replicate > 1:
         old.put("parallel.data", "hsdp", "dp_shard_size", "dp_replicate_size")
         old.put("parallel.shard", shard, "dp_shard_size")

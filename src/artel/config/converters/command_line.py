@@ -12,29 +12,11 @@ from collections.abc import Iterator
 from io import StringIO
 from typing import Any, NamedTuple
 
-from artel.config.converters.conversion import (
-    Conversion,
-    Converted,
-    KeyTable,
-    a_flag,
-    a_share,
-    a_text,
-    at_least_one,
-    from_zero,
-    shown,
-    top_level_keys,
-)
+from artel.config.converters import readers as read
+from artel.config.converters import trainer
+from artel.config.converters.conversion import Conversion, Converted, KeyTable, shown, top_level_keys
 from artel.config.converters.hub_data import local_or_hub
 from artel.config.converters.tools import Tool
-from artel.config.converters.trainer import (
-    MAIN_BRANCH,
-    STARTED,
-    TRAINER,
-    TRAINER_DEFAULTS,
-    carry_precision,
-    carry_trainer,
-    fit_together,
-)
 from artel.errors import InputError, Problem
 
 SCRIPT = re.compile(r"\brun_([a-z]+)(_no_trainer)?\.py\b")
@@ -57,11 +39,11 @@ _PATHS = {
 
 # fmt: off
 TABLE = KeyTable(
-    defaults={**TRAINER_DEFAULTS, "validation_split_percentage": 5},
+    defaults={**trainer.DEFAULTS, "validation_split_percentage": 5},
     carried={
-        "output_dir": ("run", a_text),
-        "preprocessing_num_workers": ("prepare.workers", at_least_one),
-        "max_eval_samples": ("validate.blocks", at_least_one),
+        "output_dir": ("run", read.text),
+        "preprocessing_num_workers": ("prepare.workers", read.at_least_one),
+        "max_eval_samples": ("validate.blocks", read.at_least_one),
     },
     same={
         "line_by_line": "texts are joined, and cut into blocks",
@@ -105,7 +87,7 @@ def convert_command_line(text: str, place: str) -> Converted:
         fix = "give a command of run_clm.py or run_mlm.py, or write the run file by hand"
         raise InputError.at(place, f"run_{command.kind}.py is not a script that is converted", fix)
     objective = _OBJECTIVES[command.kind]
-    old = Conversion(place, TABLE, TRAINER, names={} if command.has_trainer else _NO_TRAINER)
+    old = Conversion(place, TABLE, trainer.TABLE, names={} if command.has_trainer else _NO_TRAINER)
     _add_arguments(old, command.arguments)
     _add_launcher(old, command.launcher)
     old.put("objective", objective)
@@ -114,14 +96,14 @@ def convert_command_line(text: str, place: str) -> Converted:
     _carry_model(old)
     _carry_precision(old)
     processes = _processes(old)
-    carry_trainer(old, processes)
+    trainer.carry_arguments(old, processes)
     if processes is not None and old.written("train.batch"):
         old.decided("train.batch", *_PER_HOST, *_HOSTS)
         started = f"artel train run.yaml --nproc {processes}"
         old.note(f"the command starts {processes} processes, and train.batch is of all: {started}")
     for key in old.within("launcher"):
         if key != "launcher.mixed_precision":
-            old.leave(key, STARTED)
+            old.leave(key, trainer.STARTED)
     if not command.has_trainer:  # these scripts do not clip, and validate each epoch
         old.put("train.clip", old.written("train.clip"), "max_grad_norm")
         if not old.has("eval_strategy"):
@@ -129,10 +111,10 @@ def convert_command_line(text: str, place: str) -> Converted:
     if old.raw("checkpointing_steps") == "epoch":
         old.put("checkpoint.every", "1 epoch", "checkpointing_steps")
     else:
-        old.carry("checkpointing_steps", "checkpoint.every", from_zero)
+        old.carry("checkpointing_steps", "checkpoint.every", read.from_zero)
     for line in command.others:
         old.note(f"{place}:{line}: another command; give it in a file of its own")
-    fit_together(old)
+    trainer.fit_together(old)
     return old.finish()
 
 
@@ -195,7 +177,7 @@ def _add_launcher(old: Conversion, words: list[Word]) -> None:
 
 def _processes(old: Conversion) -> int | None:
     """The number of processes that the launcher starts. None if it does not say."""
-    per_host = next((old.get(key, at_least_one) for key in _PER_HOST if isinstance(old.raw(key), int)), None)
+    per_host = next((old.get(key, read.at_least_one) for key in _PER_HOST if isinstance(old.raw(key), int)), None)
     hosts = next((old.raw(key) for key in _HOSTS if isinstance(old.raw(key), int)), 1)
     total = old.raw("launcher.num_processes")  # accelerate counts those of all machines
     return total if per_host is None or isinstance(total, int) else per_host * hosts
@@ -204,7 +186,7 @@ def _processes(old: Conversion) -> int | None:
 def _carry_data(old: Conversion, objective: str) -> None:
     """The text, how much of it is held out, and the length of a block."""
     source: dict[str, Any] = {}
-    name, file = old.get("dataset_name", a_text), old.get("train_file", a_text)
+    name, file = old.get("dataset_name", read.text), old.get("train_file", read.text)
     subset = "" if old.raw("dataset_config_name") is None else str(old.raw("dataset_config_name"))  # may be a number
     if name:
         data_set = local_or_hub(name, subset)
@@ -218,27 +200,27 @@ def _carry_data(old: Conversion, objective: str) -> None:
         source["path"] = "TEXTS.txt"
         old.comment("data.sources.0.path", "your text: the command has neither --train_file nor --dataset_name")
         old.note("the command names no text: write your files in data.sources.0.path")
-    if objective == "masked" and old.get("line_by_line", a_flag):
+    if objective == "masked" and old.get("line_by_line", read.flag):
         if file and not name and not file.endswith((".csv", ".tsv", ".json", ".jsonl")):
             source["document"] = "line"
         old.put("data.packing", "best_fit", "line_by_line")
     old.put("data.sources", [source])
     _carry_validation(old, name, subset)
     key = "max_seq_length" if objective == "masked" else "block_size"
-    block = old.get(key, at_least_one)
+    block = old.get(key, read.at_least_one)
     old.put("data.block", block or _BLOCKS[objective], key)
     if block is None:
         old.note(f"{key} is not given: data.block is {_BLOCKS[objective]}; the script takes what the tokenizer says")
     if objective == "masked":
-        old.carry("mlm_probability", "masked.rate", a_share)
+        old.carry("mlm_probability", "masked.rate", read.share)
     old.put("data.dedup.exact", False)
     old.note("the script joins texts without anything between them; artel writes the tokenizer's end token there")
 
 
 def _carry_validation(old: Conversion, name: str | None, subset: str) -> None:
     """A file, or the data set's own split, or else a share of the text."""
-    file = old.get("validation_file", a_text)
-    percent = old.get("validation_split_percentage", from_zero)
+    file = old.get("validation_file", read.text)
+    percent = old.get("validation_split_percentage", read.from_zero)
     data_set = local_or_hub(name, subset, "validation") if name else None
     if file:
         old.put("data.validation", file, "validation_file")
@@ -251,8 +233,8 @@ def _carry_validation(old: Conversion, name: str | None, subset: str) -> None:
 
 def _carry_model(old: Conversion) -> None:
     """A pretrained model, or one from scratch by its type."""
-    name, config = old.get("model_name_or_path", a_text), old.get("config_name", a_text)
-    model_type = old.get("model_type", a_text)
+    name, config = old.get("model_name_or_path", read.text), old.get("config_name", read.text)
+    model_type = old.get("model_type", read.text)
     if name:
         old.put("model.from", name, "model_name_or_path")
     elif model_type or config:
@@ -261,17 +243,17 @@ def _carry_model(old: Conversion) -> None:
         if config:
             old.comment("model.config.model_type", f"and further keys of the config.json of {config}")
             old.leave("config_name", "write the keys of its config.json in model.config")
-        for override in (old.get("config_overrides", a_text) or "").split(","):
+        for override in (old.get("config_overrides", read.text) or "").split(","):
             key, _, value = override.strip().partition("=")
             if key:
                 old.put(f"model.config.{key}", _override(value), "config_overrides")
     else:
         fix = "write --model_name_or_path FOLDER-OR-HUB-ID, or --model_type TYPE for one from scratch"
         old.problems.append(Problem(old.place, "names no model", fix))
-    tokenizer = old.get("tokenizer_name", a_text)
+    tokenizer = old.get("tokenizer_name", read.text)
     if tokenizer and tokenizer != name:
         old.put("tokenizer.from", tokenizer, "tokenizer_name")
-    old.leave_unless(old.raw("model_revision") == "main", "model_revision", MAIN_BRANCH)
+    old.leave_unless(old.raw("model_revision") == "main", "model_revision", trainer.MAIN_BRANCH)
 
 
 def _type_of(name: str) -> str:
@@ -291,7 +273,7 @@ def _override(value: str) -> Any:
 
 def _carry_precision(old: Conversion) -> None:
     """bf16 and fp16, the dtype in which the model is loaded and trained, and the launcher's precision."""
-    if not carry_precision(old, {"bf16": "bf16", "fp16": "fp16"}) and (old.has("bf16") or old.has("fp16")):
+    if not trainer.carry_precision(old, {"bf16": "bf16", "fp16": "fp16"}) and (old.has("bf16") or old.has("fp16")):
         old.put("train.precision", "fp32", "bf16", "fp16")
     for key in ("torch_dtype", "dtype"):
         if old.raw(key) in ("bfloat16", "bf16"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, KeysView
 from dataclasses import dataclass, field
@@ -18,13 +17,10 @@ from typing import Any
 
 import yaml
 
+from artel.config.converters.readers import Reader
 from artel.config.other_names import OTHER_NAMES
-from artel.config.schema.quantities import read_count, read_number
 from artel.config.yaml_lines import Key, parse, read_yaml
 from artel.errors import InputError, Problem
-
-Reader = Callable[[Any], Any]
-"""Turns a value of another tool into one of the run file. Raises ValueError("what is wrong; what to write")."""
 
 _SECRET = re.compile(r"(hub|hf|ms|om|auth)_(hub_)?token$|(api_key|secret|password)$")
 _WIDEST = 1_000_000  # no value is folded, so that each key has one line
@@ -403,67 +399,3 @@ def with_comments(run: dict[str, Any], comments: dict[str, str]) -> str:
             lines.append(f"{line[: len(line) - len(line.lstrip())]}# {above[number]}")
         lines.append(line)
     return "".join(f"{line}\n" for line in lines)
-
-
-# Readers of values
-
-
-def a_number(value: object) -> float:
-    """A number; 2 stays an integer."""
-    number = read_number(value)
-    return int(number) if number.is_integer() else number
-
-
-def _bounded(read: Reader, fits: Callable[[float], bool], otherwise: str) -> Reader:
-    def bounded(value: object) -> Any:
-        number = read(value)
-        if not fits(number):
-            raise ValueError(f"{value!r} {otherwise}")
-        return number
-
-    return bounded
-
-
-above_zero = _bounded(a_number, lambda number: 0 < number < math.inf, "is not above zero")
-not_negative = _bounded(a_number, lambda number: number >= 0, "is below zero")
-a_share = _bounded(a_number, lambda number: 0 <= number < 1, "is not a share from 0 to below 1")
-up_to_one = _bounded(a_number, lambda number: 0 <= number <= 1, "is not a share from 0 to 1")
-at_least_one = _bounded(read_count, lambda count: count >= 1, "is below 1; write 1 or more")
-from_zero = _bounded(read_count, lambda count: count >= 0, "is below zero")
-
-
-def one_of(choices: dict[str, Any] | str) -> Reader:
-    """A reader of some words, as a dictionary of what they become or as one string of words."""
-    values = dict(zip(choices.split(), choices.split(), strict=True)) if isinstance(choices, str) else choices
-
-    def read(value: object) -> Any:
-        if not isinstance(value, str) or value not in values:
-            raise ValueError(f"{value!r} is not one of {', '.join(values)}")
-        return values[value]
-
-    return read
-
-
-def a_text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{value!r} is not a path or a name")
-    return value
-
-
-def a_flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{value!r} is neither true nor false")
-    return value
-
-
-def switch(on: Any, off: Any) -> Reader:
-    """A reader of true and false."""
-    return lambda value: on if a_flag(value) else off
-
-
-def name_list(value: object) -> list[str]:
-    """A list of names; a single one needs no brackets."""
-    listed = [value] if isinstance(value, str) else value
-    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
-        raise ValueError(f"{value!r} is not a list of names")
-    return listed

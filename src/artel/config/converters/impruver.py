@@ -7,30 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from artel.config.converters.conversion import (
-    Conversion,
-    Converted,
-    KeyTable,
-    a_flag,
-    a_text,
-    at_least_one,
-    did_you_mean,
-    one_of,
-    top_level_keys,
-)
+from artel.config.converters import readers as read
+from artel.config.converters import trainer
+from artel.config.converters.conversion import Conversion, Converted, KeyTable, did_you_mean, top_level_keys
 from artel.config.converters.hub_data import SLICED_SPLIT, local_or_hub
 from artel.config.converters.tools import Tool
-from artel.config.converters.trainer import (
-    STARTED,
-    TRAINER,
-    TRAINER_DEFAULTS,
-    TRAINER_NAMES,
-    UNUSED,
-    carry_lora,
-    carry_precision,
-    carry_trainer,
-    fit_together,
-)
 from artel.config.yaml_lines import Key
 from artel.errors import Problem
 
@@ -54,11 +35,11 @@ _WEIGHTS = "train.weights sets the dtype of trained weights, train.precision tha
 # fmt: off
 TABLE = KeyTable(
     defaults={
-        **TRAINER_DEFAULTS,
+        **trainer.DEFAULTS,
         # defaults of peft's LoraConfig
         "lora.r": 8, "lora.lora_alpha": 8, "lora.lora_dropout": 0, "lora.bias": "none",
     },
-    carried={"output_dir": ("run", a_text)},
+    carried={"output_dir": ("run", read.text)},
     same={
         "tokenizer.name": "the tokenizer is that of the model",
         "datasets.*.split": "all records are taken",
@@ -78,8 +59,8 @@ TABLE = KeyTable(
         "lora.inference_mode": "an adapter that is not trained needs no run",
         "trainer.output_dir": "output_dir outside of trainer is the run's folder",
         "lora.use_qalora lora.use_bdlora": "artel's adapters are LoRA, rsLoRA and DoRA",
-        "ddp.ddp_find_unused_parameters": UNUSED,
-        "ddp.* trainer.ddp_*": STARTED,
+        "ddp.ddp_find_unused_parameters": trainer.UNUSED,
+        "ddp.* trainer.ddp_*": trainer.STARTED,
     },
 )
 # Keys of older transformers that the model type no longer has.
@@ -107,8 +88,8 @@ def _is_value(key: Key) -> bool:
 
 def convert_impruver(text: str, place: str) -> Converted:
     """Convert impruver's configuration; relative paths start at the current folder. Raises InputError."""
-    names = {f"trainer.{name}": name for name in TRAINER_NAMES}
-    old = Conversion.of_yaml(text, place, TABLE, TRAINER, names=names, is_value=_is_value)
+    names = {f"trainer.{name}": name for name in trainer.NAMES}
+    old = Conversion.of_yaml(text, place, TABLE, trainer.TABLE, names=names, is_value=_is_value)
     for key in filter(old.has, _SECTIONS):
         if not isinstance(old.raw(key), dict):
             old.refuse(key, f"{old.raw(key)!r} is not a section", f"write {key}: with keys below it")
@@ -121,16 +102,16 @@ def convert_impruver(text: str, place: str) -> Converted:
     _carry_quantization(old)
     _carry_adapter(old)
     # The trainer's bf16 and fp16 go before the dtype in which impruver loads the weights.
-    precision = carry_precision(old, {"bf16": "bf16", "fp16": "fp16"})
-    dtype = old.get("model.dtype", one_of(_PRECISIONS))
+    precision = trainer.carry_precision(old, {"bf16": "bf16", "fp16": "fp16"})
+    dtype = old.get("model.dtype", read.one_of(_PRECISIONS))
     if precision:
         old.leave("model.dtype", f"the trainer's bf16 or fp16 decides; {_WEIGHTS}")
     elif dtype is not None:
         old.put("train.precision", dtype, "model.dtype")
     if old.raw("model.dtype") == "fp64":
         old.leave("model.dtype", "artel computes in fp32 at most")
-    carry_trainer(old)
-    fit_together(old)
+    trainer.carry_arguments(old)
+    trainer.fit_together(old)
     return old.finish()
 
 
@@ -141,7 +122,7 @@ def _carry_sources(old: Conversion) -> None:
         old.put("data.sources", [_source(old, number) for number in range(count)])
         old.put("data.validation", 0.05)  # impruver shuffles, and takes the last twentieth
         keys = _of_each(old, "only_target_loss")
-        all_learned = [key for key in keys if old.get(key, a_flag) is False]
+        all_learned = [key for key in keys if old.get(key, read.flag) is False]
         if len(all_learned) == count:
             old.put("chat.train_on", "all", *all_learned)
         for key in all_learned if len(all_learned) < count else ():
@@ -161,7 +142,7 @@ def _of_each(old: Conversion, name: str) -> list[str]:
 def _carry_block(old: Conversion) -> int | None:
     """data.block: the most tokens that a conversation of any data set may have. impruver has a number for each."""
     keys = ["tokenizer.max_tokens_count", *_of_each(old, "max_tokens_count")]
-    counts = {key: old.get(key, at_least_one) for key in keys}
+    counts = {key: old.get(key, read.at_least_one) for key in keys}
     block: int | None = max((count for count in counts.values() if count is not None), default=None)
     for key, count in counts.items():
         if count not in (None, block):
@@ -175,7 +156,7 @@ def _source(old: Conversion, number: int) -> dict[str, Any]:
         old.refuse(at, f"{old.raw(at)!r} is no data set", "write - name: FILE, or OWNER/NAME")
     elif not old.has(f"{at}.name"):
         old.refuse(at, "has no name", "write name: FILE, or OWNER/NAME")
-    name, subset = old.get(f"{at}.name", a_text) or "", old.get(f"{at}.subset", a_text) or ""
+    name, subset = old.get(f"{at}.name", read.text) or "", old.get(f"{at}.subset", read.text) or ""
     split, rows = old.get(f"{at}.split", _split) or ("train", "")
     data_set = local_or_hub(name, subset, split)
     # without a converter impruver takes the field `messages`
@@ -226,7 +207,7 @@ def _carry_files(old: Conversion) -> None:
     elif not old.has("train_path"):
         fix = "write datasets: with - name: FILE and converter: below it"
         old.problems.append(Problem(old.place, "names no text", fix))
-    files = {key: old.get(key, a_text) for key in ("train_path", "val_path")}
+    files = {key: old.get(key, read.text) for key in ("train_path", "val_path")}
     for key, file in files.items():
         if file is not None and _holds_tokens(Path(file)):
             what = f"{file} holds token ids and no texts"
@@ -245,12 +226,12 @@ def _holds_tokens(file: Path) -> bool:
 
 
 def _carry_tokenizer(old: Conversion) -> None:
-    name = old.get("tokenizer.name", a_text)
-    if name is not None and name != old.get("model.name", a_text):
+    name = old.get("tokenizer.name", read.text)
+    if name is not None and name != old.get("model.name", read.text):
         old.put("tokenizer.from", name, "tokenizer.name")
     is_auto = old.raw("tokenizer.class") == "transformers.AutoTokenizer"
     old.leave_unless(is_auto, "tokenizer.class", "the tokenizer's own files say which class it has")
-    template = old.get("tokenizer.chat_template", a_text)
+    template = old.get("tokenizer.chat_template", read.text)
     if template is None:
         what = "for a tokenizer without one impruver writes each message as bos, role, line feed, text, eos, artel as "
         old.note(f"tokenizer.chat_template is not given: {what}chatml; for another write chat.template: FILE")
@@ -259,7 +240,7 @@ def _carry_tokenizer(old: Conversion) -> None:
 
 
 def _carry_model(old: Conversion) -> None:
-    name = old.get("model.name", a_text)
+    name = old.get("model.name", read.text)
     if name is not None:
         old.put("model.from", name, "model.name")
         for key in ("model.config_class", *old.within("model.config")):
@@ -282,8 +263,8 @@ def _carry_architecture(old: Conversion) -> None:
 
     of_class, of_config = "model.config_class", "model.config.model_type"
     classes = sorted(CONFIG_MAPPING_NAMES.values())
-    module, _, class_name = (old.get(of_class, a_text) or "").rpartition(".")
-    written = old.get(of_config, one_of({name: name for name in CONFIG_MAPPING_NAMES}))
+    module, _, class_name = (old.get(of_class, read.text) or "").rpartition(".")
+    written = old.get(of_config, read.one_of({name: name for name in CONFIG_MAPPING_NAMES}))
     model_type = getattr(transformers, class_name).model_type if class_name in classes else written
     if model_type is None:
         near = difflib.get_close_matches(class_name, classes, 1)
@@ -317,7 +298,7 @@ def _carry_architecture(old: Conversion) -> None:
 
 
 def _carry_quantization(old: Conversion) -> None:
-    four, eight = old.get("model.load_in_4bit", a_flag), old.get("model.load_in_8bit", a_flag)
+    four, eight = old.get("model.load_in_4bit", read.flag), old.get("model.load_in_8bit", read.flag)
     if not four and not eight:
         return
     key, kind = ("model.load_in_8bit", "int8") if eight else ("model.load_in_4bit", "nf4")
@@ -334,8 +315,8 @@ def _carry_quantization(old: Conversion) -> None:
 
 def _carry_adapter(old: Conversion) -> None:
     if old.within("lora") and old.has("model.name"):
-        carry_lora(old, _LORA)
-        is_none = old.get("lora.bias", one_of("none all lora_only")) == "none"
+        trainer.carry_lora(old, _LORA)
+        is_none = old.get("lora.bias", read.one_of("none all lora_only")) == "none"
         old.leave_unless(is_none, "lora.bias", "biases are not trained")
         is_causal = old.raw("lora.task_type") == "CAUSAL_LM"
         old.leave_unless(is_causal, "lora.task_type", "the objective decides: chat")

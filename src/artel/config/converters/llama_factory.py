@@ -6,34 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from artel.config.converters.conversion import (
-    Conversion,
-    Converted,
-    KeyTable,
-    a_flag,
-    a_text,
-    above_zero,
-    at_least_one,
-    not_negative,
-    one_of,
-    switch,
-    top_level_keys,
-)
+from artel.config.converters import readers as read
+from artel.config.converters import trainer
+from artel.config.converters.conversion import Conversion, Converted, KeyTable, top_level_keys
 from artel.config.converters.hub_data import is_here, local_or_hub
 from artel.config.converters.tools import Tool
-from artel.config.converters.trainer import (
-    MAIN_BRANCH,
-    MUON_RATE,
-    SAMPLES_STAND_ALONE,
-    TRACKER_ADVICE,
-    TRAINER,
-    TRAINER_DEFAULTS,
-    carry_lora,
-    carry_precision,
-    carry_share,
-    carry_trainer,
-    fit_together,
-)
 from artel.errors import InputError, Problem
 from artel.registry import OBJECTIVES, OPTIMIZERS
 
@@ -61,24 +38,24 @@ _EXPERTS = "KTransformers holds experts in host memory; here parallel.offload: c
 # fmt: off
 TABLE = KeyTable(
     defaults={
-        **TRAINER_DEFAULTS, "stage": "sft", "finetuning_type": "lora", "dataset_dir": "data", "cutoff_len": 2048,
+        **trainer.DEFAULTS, "stage": "sft", "finetuning_type": "lora", "dataset_dir": "data", "cutoff_len": 2048,
         "val_size": 0, "lora_rank": 8, "lora_dropout": 0, "lora_target": "all", "pref_beta": 0.1,
         "pref_loss": "sigmoid", "simpo_gamma": 0.5,
     },
     carried={
-        "output_dir": ("run", a_text),
-        "cutoff_len": ("data.block", at_least_one),
-        "tokenized_path": ("data.store", a_text),
-        "preprocessing_num_workers": ("prepare.workers", at_least_one),
-        "model_name_or_path": ("model.from", a_text),
-        "disable_gradient_checkpointing": ("train.activation_checkpointing", switch("none", "full")),
-        "early_stopping_steps": ("validate.patience", at_least_one),
-        "tensor_model_parallel_size": ("parallel.tensor", at_least_one),
-        "pipeline_model_parallel_size": ("parallel.pipeline", at_least_one),
-        "context_parallel_size": ("parallel.context", at_least_one),
-        "expert_model_parallel_size": ("parallel.expert", at_least_one),
-        "hyper_parallel_cp_size": ("parallel.context", at_least_one),
-        "sequence_parallel": ("parallel.sequence", a_flag),
+        "output_dir": ("run", read.text),
+        "cutoff_len": ("data.block", read.at_least_one),
+        "tokenized_path": ("data.store", read.text),
+        "preprocessing_num_workers": ("prepare.workers", read.at_least_one),
+        "model_name_or_path": ("model.from", read.text),
+        "disable_gradient_checkpointing": ("train.activation_checkpointing", read.switch("none", "full")),
+        "early_stopping_steps": ("validate.patience", read.at_least_one),
+        "tensor_model_parallel_size": ("parallel.tensor", read.at_least_one),
+        "pipeline_model_parallel_size": ("parallel.pipeline", read.at_least_one),
+        "context_parallel_size": ("parallel.context", read.at_least_one),
+        "expert_model_parallel_size": ("parallel.expert", read.at_least_one),
+        "hyper_parallel_cp_size": ("parallel.context", read.at_least_one),
+        "sequence_parallel": ("parallel.sequence", read.flag),
     },
     same={
         "fp8 pure_bf16": "train.precision says in what is computed",
@@ -143,7 +120,7 @@ TABLE = KeyTable(
             f"artel has no such optimizer; train.optimizer is one of {', '.join(OPTIMIZERS.names)}",
         "use_dft_loss use_asft_loss asft_alpha use_eaft_loss eaft_alpha":
             "the loss is the mean cross-entropy of the tokens that are learned",
-        "use_swanlab swanlab_*": TRACKER_ADVICE,
+        "use_swanlab swanlab_*": trainer.TRACKER_ADVICE,
         "use_kt kt_*": _EXPERTS,
         "use_hyper_parallel hyper_parallel_args": "write the sizes in parallel",
         "enable_torch_profiler profiler_*": "write profile: true",
@@ -174,27 +151,27 @@ def is_llama_factory(text: str) -> bool:
 
 def convert_llama_factory(text: str, place: str) -> Converted:
     """Convert LLaMA-Factory's configuration; relative paths start at the current folder. Raises InputError."""
-    old = Conversion.of_yaml(text, place, TABLE, TRAINER)
+    old = Conversion.of_yaml(text, place, TABLE, trainer.TABLE)
     _refuse_others(old)
     objective = _carry_objective(old)
     old.carry_table()
     if not old.has("model_name_or_path"):
         old.problems.append(Problem(place, "names no model", "write model_name_or_path: FOLDER-OR-HUB-ID"))
     _carry_data(old, objective)
-    old.leave_unless(old.raw("model_revision") == "main", "model_revision", MAIN_BRANCH)
+    old.leave_unless(old.raw("model_revision") == "main", "model_revision", trainer.MAIN_BRANCH)
     _carry_adapter(old)
-    if not carry_precision(old, {"fp8": "fp8", "pure_bf16": "bf16", "bf16": "bf16", "fp16": "fp16"}):
+    if not trainer.carry_precision(old, {"fp8": "fp8", "pure_bf16": "bf16", "bf16": "bf16", "fp16": "fp16"}):
         old.put("train.precision", "fp32")
         advice = "train.precision: auto is quicker on most GPUs"
         old.note(f"neither bf16 nor fp16 is true, so it computes in fp32; {advice}")
     if old.raw("pure_bf16"):
         old.put("train.weights", "bf16", "pure_bf16")
-    carry_trainer(old)
-    if old.get("use_muon", a_flag):
+    trainer.carry_arguments(old)
+    if old.get("use_muon", read.flag):
         old.put("train.optimizer", "muon", "use_muon")
-        old.carry("learning_rate", "train.muon_learning_rate", above_zero)
-        old.leave("use_muon", MUON_RATE)
-    fit_together(old)
+        old.carry("learning_rate", "train.muon_learning_rate", read.above_zero)
+        old.leave("use_muon", trainer.MUON_RATE)
+    trainer.fit_together(old)
     return old.finish()
 
 
@@ -215,7 +192,7 @@ def _refuse_others(old: Conversion) -> None:
 
 
 def _carry_objective(old: Conversion) -> str:
-    stage = old.get("stage", one_of("pt sft rm ppo dpo kto"))
+    stage = old.get("stage", read.one_of("pt sft rm ppo dpo kto"))
     if stage == "rm":
         fix = "write objective: reward yourself"
         old.refuse("stage", f"rm trains a reward model, which is not carried over: {fix}")
@@ -226,19 +203,19 @@ def _carry_objective(old: Conversion) -> str:
     old.put("objective", objective, "stage")
     if objective != "preference":
         return objective
-    loss = "kto" if stage == "kto" else old.get("pref_loss", one_of("sigmoid hinge ipo kto_pair orpo simpo"))
+    loss = "kto" if stage == "kto" else old.get("pref_loss", read.one_of("sigmoid hinge ipo kto_pair orpo simpo"))
     decisive = "stage" if stage == "kto" else "pref_loss"
     if loss is not None:
         old.put("preference.loss", _LOSSES.get(loss, "kto" if loss == "kto" else "dpo"), decisive)
     if loss not in (None, "kto", *_LOSSES):
         old.leave("pref_loss", f"artel has {', '.join(_LOSSES.values())} of pairs, and dpo is taken")
-    old.carry("pref_beta", "preference.beta", not_negative)
+    old.carry("pref_beta", "preference.beta", read.not_negative)
     # Its SimPO has beta * (difference - gamma / beta), artel's beta * difference - margin: the same number.
     if loss == "simpo":
-        old.carry("simpo_gamma", "preference.margin", not_negative)
-    old.carry("dpo_label_smoothing", "preference.smoothing", not_negative)
-    old.carry("kto_chosen_weight", "preference.desirable", not_negative)
-    old.carry("kto_rejected_weight", "preference.undesirable", not_negative)
+        old.carry("simpo_gamma", "preference.margin", read.not_negative)
+    old.carry("dpo_label_smoothing", "preference.smoothing", read.not_negative)
+    old.carry("kto_chosen_weight", "preference.desirable", read.not_negative)
+    old.carry("kto_rejected_weight", "preference.undesirable", read.not_negative)
     return objective
 
 
@@ -249,7 +226,7 @@ def _carry_data(old: Conversion, objective: str) -> None:
     if not names and not old.problems:
         old.problems.append(Problem(old.place, "names no text", "write dataset: NAME, as in dataset_info.json"))
     sources = [known.source(name, f"data.sources.{number}.path") for number, name in enumerate(names)]
-    rows = old.get("max_samples", at_least_one)
+    rows = old.get("max_samples", read.at_least_one)
     old.put("data.sources", [source | ({"rows": f"[:{rows}]"} if rows else {}) for source in sources], "dataset")
     old.decided("data.sources", "dataset_dir", "max_samples")
     evaluated = old.get("eval_dataset", _names)
@@ -258,15 +235,15 @@ def _carry_data(old: Conversion, objective: str) -> None:
         if len(evaluated) > 1:
             old.leave("eval_dataset", "validation texts are of one path: the first is taken")
     else:
-        carry_share(old, "val_size")
+        trainer.carry_share(old, "val_size")
     old.put("data.dedup.exact", False)
     if objective != "causal":
         old.leave("cutoff_len", "what is longer is cut there, and left out here; write chat.too_long: truncate_left")
     _carry_packing(old, objective)
-    prompts, last_only = old.get("train_on_prompt", a_flag), old.get("mask_history", a_flag)
+    prompts, last_only = old.get("train_on_prompt", read.flag), old.get("mask_history", read.flag)
     if objective == "chat" and (prompts or last_only):
         old.put("chat.train_on", "all" if prompts else "last", "train_on_prompt" if prompts else "mask_history")
-    template = old.get("template", a_text)
+    template = old.get("template", read.text)
     if objective != "causal" and template is not None:
         old.put("chat.template", "chatml" if template == "chatml" else "auto", "template")
         if template != "chatml":
@@ -283,7 +260,7 @@ def _names(value: object) -> list[str]:
 
 
 def _carry_packing(old: Conversion, objective: str) -> None:
-    packs = {key: old.get(key, a_flag) for key in ("packing", "neat_packing")}
+    packs = {key: old.get(key, read.flag) for key in ("packing", "neat_packing")}
     if objective == "causal":
         if packs["packing"] is False:
             old.leave("packing", "artel joins texts and cuts them every data.block tokens")
@@ -292,7 +269,7 @@ def _carry_packing(old: Conversion, objective: str) -> None:
         old.put("data.packing", "best_fit" if any(packs.values()) else "concatenate", *packs)
     else:
         for key in (key for key, is_on in packs.items() if is_on):
-            old.leave(key, SAMPLES_STAND_ALONE.format(objective, "cutoff_len"))
+            old.leave(key, trainer.SAMPLES_STAND_ALONE.format(objective, "cutoff_len"))
 
 
 class _DataSets:
@@ -300,7 +277,7 @@ class _DataSets:
 
     def __init__(self, old: Conversion, objective: str) -> None:
         self._old, self._objective = old, objective
-        name = old.get("dataset_dir", a_text) or "data"
+        name = old.get("dataset_dir", read.text) or "data"
         self._is_online = name == "ONLINE"
         self._folder, self._entries = Path(name), dict[str, Any]()
         if name.startswith("REMOTE:"):
@@ -359,18 +336,18 @@ class _DataSets:
         return str(self._folder / entry.get(key, f"{name}.json"))
 
     def _add_form(
-        self, source: dict[str, Any], name: str, entry: dict[str, Any], read: dict[str, Any], columns: dict[str, Any]
+        self, source: dict[str, Any], name: str, entry: dict[str, Any], named: dict[str, Any], columns: dict[str, Any]
     ) -> None:
-        """Add `converter` and `mapping` of the rows. `read`: `columns`, or LLaMA-Factory's defaults."""
+        """Add `converter` and `mapping` of the rows. `named`: `columns`, or LLaMA-Factory's defaults."""
         tags = entry["tags"] if isinstance(entry.get("tags"), dict) else {}
         mapping: dict[str, Any] = {}
         if entry.get("formatting", "alpaca") == "alpaca":
             converter = "alpaca"
-            mapping = {mine: read.get(theirs) for mine, theirs in _ALPACA.items()}
+            mapping = {mine: named.get(theirs) for mine, theirs in _ALPACA.items()}
             if self._objective != "chat" and columns.get("kto_tag"):
                 mapping["completion"] = mapping.pop("output")
         else:
-            messages = read.get("messages")
+            messages = named.get("messages")
             converter = "sharegpt" if messages == "conversations" else "messages"
             mapping = {"messages": messages} if converter == "messages" else {}
             mapping |= {"role": tags.get("role_tag"), "content": tags.get("content_tag")}
@@ -390,8 +367,8 @@ class _DataSets:
 
 def _carry_adapter(old: Conversion) -> None:
     """finetuning_type with its sizes, and the weights below an adapter in 8 or 4 bits."""
-    kind = old.get("finetuning_type", one_of("lora oft freeze full"))
-    bits = old.get("quantization_bit", at_least_one)
+    kind = old.get("finetuning_type", read.one_of("lora oft freeze full"))
+    bits = old.get("quantization_bit", read.at_least_one)
     if kind == "freeze":
         old.put("model.freeze", [], "finetuning_type")
         old.comment("model.freeze", "the parameters that stay as they are: ['*embed*', 'model.layers.0.*', …]")
@@ -402,13 +379,13 @@ def _carry_adapter(old: Conversion) -> None:
     if kind in ("freeze", "full"):
         old.leave("quantization_bit", "weights of 4 or 8 bits are held only under an adapter: finetuning_type: lora")
         return
-    rank = old.get("lora_rank", at_least_one)
+    rank = old.get("lora_rank", read.at_least_one)
     if rank and not old.has("lora_alpha"):
         old.replace("lora_alpha", 2 * rank)  # LLaMA-Factory's own default
     for key in ("additional_target", "lora_target"):
         if isinstance(old.raw(key), str):
             old.replace(key, [name.strip() for name in old.raw(key).split(",")])
-    carry_lora(old, _LORA)
+    trainer.carry_lora(old, _LORA)
     old.decided("model.lora", "finetuning_type")
     if kind == "oft":
         old.leave("finetuning_type", "artel's adapters are LoRA, and one of lora_rank 8 is taken")
@@ -416,7 +393,7 @@ def _carry_adapter(old: Conversion) -> None:
         old.put("model.quantize", "nf4" if bits == 4 else "int8", "quantization_bit")
     elif bits:
         old.leave("quantization_bit", "artel holds weights in 8 or 4 bits; write model.quantize: int8 or nf4")
-    if old.get("quantization_method", a_text) not in (None, "bnb", "bitsandbytes"):
+    if old.get("quantization_method", read.text) not in (None, "bnb", "bitsandbytes"):
         old.leave("quantization_method", "bitsandbytes quantizes: model.quantize: int8 or nf4")
     if old.raw("quantization_type") == "fp4":
         old.leave("quantization_type", "artel's 4 bits are nf4")

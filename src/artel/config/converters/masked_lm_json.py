@@ -6,19 +6,20 @@ import difflib
 import json
 from typing import Any
 
-from artel.config.converters.conversion import Converted, Reader, a_text, above_zero, at_least_one
+from artel.config.converters import readers as read
+from artel.config.converters.conversion import Converted
 from artel.config.converters.tools import Tool
 from artel.errors import InputError, Problem
 
 # Key → reader, an example, the keys of the run file that it decides.
-_KEYS: dict[str, tuple[Reader, str, list[str]]] = {
-    "inputs_path": (a_text, '"pairs.csv"', ["data.sources"]),
-    "outputs_path": (a_text, '"pairs.csv"', ["data.sources"]),
-    "model_path": (a_text, '"FOLDER"', ["model.from"]),
-    "epochs": (above_zero, "3", ["train.epochs"]),
-    "batch_size": (at_least_one, "32", ["train.batch"]),
-    "learning_rate": (above_zero, "5e-5", ["train.learning_rate"]),
-    "world_size": (at_least_one, "2", ["parallel.data", "train.batch"]),
+_KEYS: dict[str, tuple[read.Reader, str, list[str]]] = {
+    "inputs_path": (read.text, '"pairs.csv"', ["data.sources"]),
+    "outputs_path": (read.text, '"pairs.csv"', ["data.sources"]),
+    "model_path": (read.text, '"FOLDER"', ["model.from"]),
+    "epochs": (read.above_zero, "3", ["train.epochs"]),
+    "batch_size": (read.at_least_one, "32", ["train.batch"]),
+    "learning_rate": (read.above_zero, "5e-5", ["train.learning_rate"]),
+    "world_size": (read.at_least_one, "2", ["parallel.data", "train.batch"]),
 }
 
 
@@ -61,10 +62,10 @@ def from_masked_lm_json(tree: dict[str, Any], place: str) -> dict[str, Any]:
             Problem(f"{place}: {key}", "there is no such key", f"did you mean {near[0]}?" if near else more)
         )
     values: dict[str, Any] = {"world_size": 1}
-    for key, (read, example, _) in _KEYS.items():
+    for key, (reader, example, _) in _KEYS.items():
         try:
             if key in tree:
-                values[key] = read(tree[key])
+                values[key] = reader(tree[key])
             elif key not in values:
                 problems.append(Problem(f"{place}: {key}", "is missing", f'write "{key}": {example}'))
         except ValueError as error:

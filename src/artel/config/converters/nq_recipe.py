@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import re
 
-from artel.config.converters.conversion import (
-    Conversion,
-    Converted,
-    KeyTable,
-    a_number,
-    a_text,
-    at_least_one,
-    one_of,
-)
+from artel.config.converters import readers as read
+from artel.config.converters.conversion import Conversion, Converted, KeyTable
 from artel.config.converters.tools import Tool
 from artel.config.converters.trainer import STARTED
 from artel.config.schema.quantities import read_count
@@ -39,24 +32,24 @@ TABLE = KeyTable(
     carried={
         "seed": ("seed", read_count),
         "max_seq_len": ("data.block", read_count),
-        "model": ("model.from", a_text),
+        "model": ("model.from", read.text),
         "max_question_len": ("span_qa.question", read_count),
         "doc_stride": ("span_qa.stride", read_count),
-        "w_start": ("span_qa.weights.start", a_number),
-        "w_end": ("span_qa.weights.end", a_number),
-        "w_start_reg": ("span_qa.weights.start_position", a_number),
-        "w_end_reg": ("span_qa.weights.end_position", a_number),
-        "w_cls": ("span_qa.weights.answer_class", a_number),
-        "loss": ("span_qa.class_loss", one_of({"ce": "cross_entropy", "focal": "focal", "smooth": "smooth"})),
-        "smooth_alpha": ("span_qa.smoothing", a_number),
-        "focal_alpha": ("span_qa.focal_alpha", a_number),
-        "focal_gamma": ("span_qa.focal_gamma", a_number),
+        "w_start": ("span_qa.weights.start", read.number),
+        "w_end": ("span_qa.weights.end", read.number),
+        "w_start_reg": ("span_qa.weights.start_position", read.number),
+        "w_end_reg": ("span_qa.weights.end_position", read.number),
+        "w_cls": ("span_qa.weights.answer_class", read.number),
+        "loss": ("span_qa.class_loss", read.one_of({"ce": "cross_entropy", "focal": "focal", "smooth": "smooth"})),
+        "smooth_alpha": ("span_qa.smoothing", read.number),
+        "focal_alpha": ("span_qa.focal_alpha", read.number),
+        "focal_gamma": ("span_qa.focal_gamma", read.number),
         "train_label_weights": ("span_qa.class_weights", lambda value: "balanced" if _flag(value) else "none"),
         "train_sampler_weights": ("span_qa.balanced_sampling", _flag),
-        "n_epochs": ("train.epochs", a_number),
-        "lr": ("train.learning_rate", a_number),
-        "weight_decay": ("train.weight_decay", a_number),
-        "max_grad_norm": ("train.clip", a_number),
+        "n_epochs": ("train.epochs", read.number),
+        "lr": ("train.learning_rate", read.number),
+        "weight_decay": ("train.weight_decay", read.number),
+        "max_grad_norm": ("train.clip", read.number),
     },
     same={
         "dummy_dataset": "no questions are made up",
@@ -108,7 +101,7 @@ def convert_cfg(text: str, place: str) -> Converted:
     old.put("objective", "span_qa")
     old.put("span_qa.heads", "five")
     old.carry_table()
-    folder, name = old.get("dump_dir", a_text), old.get("experiment_name", a_text)
+    folder, name = old.get("dump_dir", read.text), old.get("experiment_name", read.text)
     if name:
         old.put("run", f"{folder.rstrip('/')}/{name}" if folder else name, "dump_dir", "experiment_name")
     _carry_source(old)
@@ -117,9 +110,9 @@ def convert_cfg(text: str, place: str) -> Converted:
     for key, reason in _SWITCHES.items():
         old.leave_unless(not old.get(key, _flag), key, reason)
     for key in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-        if old.get(key, a_number) not in (None, 0.1):  # 0.1 is what BERT and RoBERTa have of themselves
+        if old.get(key, read.number) not in (None, 0.1):  # 0.1 is what BERT and RoBERTa have of themselves
             old.leave(key, "model.from keeps the dropout of its config.json; change it there")
-    if old.get("optimizer", one_of("adam adamod")) == "adamod":
+    if old.get("optimizer", read.one_of("adam adamod")) == "adamod":
         known = ", ".join(OPTIMIZERS.names)
         old.leave("optimizer", f"artel has no AdaMod, and adamw is taken; write train.optimizer: {known}")
     if not any(map(old.knows, old.given())):
@@ -141,7 +134,7 @@ def _add(old: Conversion, line: str, where: str) -> None:
 
 
 def _carry_source(old: Conversion) -> None:
-    path = old.get("data_path", a_text)
+    path = old.get("data_path", read.text)
     if old.get("dummy_dataset", _flag):
         old.put("data.sources", [{"format": "dummy", "kind": "questions"}], "dummy_dataset")
         fix = f"data.sources: [{{path: {path}, format: nq}}]"
@@ -155,21 +148,21 @@ def _carry_training(old: Conversion) -> None:
     """The recipe's AdamW (transformers' old one) and its linear schedule; without warmup it has no schedule."""
     old.put("train.betas", [0.9, 0.999])
     old.put("train.epsilon", 1e-6)
-    batch, parts = old.get("train_batch_size", at_least_one), old.get("batch_split", at_least_one)
+    batch, parts = old.get("train_batch_size", read.at_least_one), old.get("batch_split", read.at_least_one)
     if batch:
         old.put("train.batch", batch, "train_batch_size")
         what = "the recipe gave this to each process, and train.batch is shared by all of them"
         old.leave("train_batch_size", f"{what}; multiply it by the number of processes that the recipe ran")
     if batch and parts:
         old.put("train.micro_batch", max(1, batch // parts), "batch_split")
-    share = old.get("warmup_coef", a_number)
+    share = old.get("warmup_coef", read.number)
     if share is not None:
         old.put("train.schedule", "linear" if share else "constant", "warmup_coef")
         if 0 <= share < 1:
             old.put("train.warmup", share, "warmup_coef")
         else:
             old.leave("warmup_coef", "is no share of the run from 0 to below 1; write train.warmup")
-    level = old.get("apex_level", one_of("O0 O1 O2 O3"))
+    level = old.get("apex_level", read.one_of("O0 O1 O2 O3"))
     old.put("train.precision", "fp32" if level in (None, "O0") else "auto", "apex_level")
     if level not in (None, "O0"):
         what = "train.precision is auto: bf16 where the device multiplies it natively, weights in fp32"
@@ -177,7 +170,7 @@ def _carry_training(old: Conversion) -> None:
 
 
 def _carry_best(old: Conversion) -> None:
-    written = old.get("best_metric", a_text)
+    written = old.get("best_metric", read.text)
     if written not in _METRICS:
         known = ", ".join(metric for metric, _ in _METRICS.values())
         old.leave("best_metric", f"artel has no such metric; write checkpoint.best: {known}")
@@ -185,7 +178,7 @@ def _carry_best(old: Conversion) -> None:
         return
     metric, better = _METRICS[written]
     old.put("checkpoint.best", metric, "best_metric")
-    if old.get("best_order", one_of("> <")) != better:
+    if old.get("best_order", read.one_of("> <")) != better:
         better_is = "higher" if better == ">" else "lower"
         old.leave("best_order", f"of {metric}, {better_is} is better in artel, and cannot be turned round")
 

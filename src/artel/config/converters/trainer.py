@@ -5,26 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from artel.config.converters.conversion import (
-    Conversion,
-    KeyTable,
-    a_flag,
-    a_share,
-    a_text,
-    above_zero,
-    at_least_one,
-    from_zero,
-    name_list,
-    not_negative,
-    one_of,
-    switch,
-)
+from artel.config.converters import readers as read
+from artel.config.converters.conversion import Conversion, KeyTable
 from artel.config.schema.quantities import read_count
 from artel.errors import InputError, Problem
 from artel.registry import OPTIMIZERS, SCHEDULES, TRACKERS
 
 # Defaults of TrainingArguments that differ from artel's.
-TRAINER_DEFAULTS = {
+DEFAULTS = {
     "per_device_train_batch_size": 8,
     "gradient_accumulation_steps": 1,
     "num_train_epochs": 3,
@@ -46,20 +34,20 @@ SAMPLES_STAND_ALONE = (
 )
 UNUSED = "every parameter that is trained takes part in each step here, so none is looked for"
 _NO_REENTRANCE = "artel recomputes without re-entrance; write train.activation_checkpointing"
-_RECOMPUTES = ("train.activation_checkpointing", switch("full", "none"))
+_RECOMPUTES = ("train.activation_checkpointing", read.switch("full", "none"))
 _FLOOR = "write train.minimum_learning_rate, a share of learning_rate, or, for the schedule wsd, train.decay"
 
 # fmt: off
-TRAINER = KeyTable(
+TABLE = KeyTable(
     carried={
-        "seed": ("seed", from_zero),
-        "learning_rate": ("train.learning_rate", above_zero),
-        "weight_decay": ("train.weight_decay", not_negative),
-        "adam_epsilon": ("train.epsilon", above_zero),
+        "seed": ("seed", read.from_zero),
+        "learning_rate": ("train.learning_rate", read.above_zero),
+        "weight_decay": ("train.weight_decay", read.not_negative),
+        "adam_epsilon": ("train.epsilon", read.above_zero),
         "gradient_checkpointing": _RECOMPUTES,
         "activation_checkpointing": _RECOMPUTES,
-        "torch_compile": ("train.compile", switch("on", "off")),
-        "save_total_limit": ("checkpoint.keep", at_least_one),
+        "torch_compile": ("train.compile", read.switch("on", "off")),
+        "save_total_limit": ("checkpoint.keep", read.at_least_one),
     },
     same={
         "do_train": "artel train trains",
@@ -136,11 +124,11 @@ _DECIDED = (
     "optim optim_args optim_target_modules lr_scheduler_type warmup_steps warmup_ratio eval_strategy "
     "evaluation_strategy eval_steps save_strategy save_steps report_to data_seed fsdp"
 )
-TRAINER_NAMES = {*TRAINER.names(), *_DECIDED.split()}
+NAMES = {*TABLE.names(), *_DECIDED.split()}
 """The arguments that are known, spelled out."""
 
 
-def carry_trainer(old: Conversion, processes: int | None = None) -> None:
+def carry_arguments(old: Conversion, processes: int | None = None) -> None:
     """Carry over what keys of the Trainer decide together. `processes`: how many the configuration starts, if it says.
 
     The caller carries over bf16 and fp16, whose rank beside other keys differs from tool to tool.
@@ -155,7 +143,7 @@ def carry_trainer(old: Conversion, processes: int | None = None) -> None:
             old.agree(f"{key}_kwargs", "artel recomputes without re-entrance")
     if old.raw("metric_for_best_model") in ("loss", "eval_loss"):
         old.put("checkpoint.best", "loss", "metric_for_best_model")
-    trackers = old.get("report_to", name_list) or []
+    trackers = old.get("report_to", read.names) or []
     known = [name for name in trackers if name in TRACKERS]
     if known:
         old.put("track", ["console", "jsonl", *known], "report_to")
@@ -166,26 +154,26 @@ def carry_trainer(old: Conversion, processes: int | None = None) -> None:
         old.agree("logging_strategy", "log.every is a number of steps")
     old.leave("data_seed", "seed fixes the order too")
     if isinstance(old.raw("deepspeed"), str):
-        old.carry("deepspeed", "parallel.deepspeed", a_text)
+        old.carry("deepspeed", "parallel.deepspeed", read.text)
     _carry_fsdp(old)
 
 
 def _carry_batch(old: Conversion, processes: int | None) -> None:
     key, accumulated = "per_device_train_batch_size", "gradient_accumulation_steps"
-    micro, parts = old.get(key, at_least_one), old.get(accumulated, at_least_one)
+    micro, parts = old.get(key, read.at_least_one), old.get(accumulated, read.at_least_one)
     if micro and parts:
         old.put("train.batch", micro * parts * (processes or 1), key, accumulated)
         old.put("train.micro_batch", micro, key)
         if processes is None:
             fix = "the share of one process; multiply it by the number of processes that you used"
             old.leave(key, f"train.batch is {micro * parts}, this times {accumulated}: {fix}")
-    if old.get("per_device_eval_batch_size", at_least_one) == micro:
+    if old.get("per_device_eval_batch_size", read.at_least_one) == micro:
         old.agree("per_device_eval_batch_size", "validation takes as many at a time as training")
 
 
 def _carry_length(old: Conversion) -> None:
     """`max_steps`, if above zero, takes precedence over `num_train_epochs`."""
-    steps, epochs = old.get("max_steps", read_count), old.get("num_train_epochs", above_zero)
+    steps, epochs = old.get("max_steps", read_count), old.get("num_train_epochs", read.above_zero)
     if steps is not None and steps > 0:
         old.put("train.steps", steps, "max_steps")
         old.leave("num_train_epochs", f"max_steps is given, and the run ends after {steps} steps")
@@ -222,19 +210,19 @@ def optimizer_of(name: str) -> tuple[str, str]:
 
 
 def _carry_optimizer(old: Conversion) -> None:
-    betas = [old.get(f"adam_beta{number}", a_share) for number in (1, 2)]
+    betas = [old.get(f"adam_beta{number}", read.share) for number in (1, 2)]
     if None not in betas:
         old.put("train.betas", betas, "adam_beta1", "adam_beta2")
-    clip = old.get("max_grad_norm", not_negative)
+    clip = old.get("max_grad_norm", read.not_negative)
     if clip is not None:
         old.put("train.clip", clip or None, "max_grad_norm")  # 0 is for no clipping
-    name = old.get("optim", a_text)
+    name = old.get("optim", read.text)
     if name is None:
         return
     optimizer, difference = optimizer_of(name)
     old.put("train.optimizer", optimizer, "optim")
     if optimizer == "muon":
-        old.carry("learning_rate", "train.muon_learning_rate", above_zero)
+        old.carry("learning_rate", "train.muon_learning_rate", read.above_zero)
     if difference:
         old.leave("optim", difference)
     for key in ("optim_args", "optim_target_modules"):
@@ -256,10 +244,10 @@ _NEAREST_SCHEDULES = {
 
 
 def _carry_schedule(old: Conversion) -> None:
-    written = old.get("lr_scheduler_type", one_of({name: name for name in (*_SCHEDULES, *_NEAREST_SCHEDULES)}))
+    written = old.get("lr_scheduler_type", read.one_of({name: name for name in (*_SCHEDULES, *_NEAREST_SCHEDULES)}))
     _carry_floor(old, written)
     # Below 1, warmup_steps is a share of the run, as transformers 5 takes it.
-    steps, share = old.get("warmup_steps", not_negative), old.get("warmup_ratio", a_share)
+    steps, share = old.get("warmup_steps", read.not_negative), old.get("warmup_ratio", read.share)
     if written is None:
         return
     schedule = _SCHEDULES.get(written) or _NEAREST_SCHEDULES[written]
@@ -281,17 +269,17 @@ def _carry_schedule(old: Conversion) -> None:
 def _carry_floor(old: Conversion, schedule: str | None) -> None:
     """The minimum learning rate, the only one of lr_scheduler_kwargs that a run file has."""
     key = "lr_scheduler_kwargs"
-    options, floors = old.raw(key), {"min_lr_rate": 1, "min_lr": old.get("learning_rate", above_zero)}
+    options, floors = old.raw(key), {"min_lr_rate": 1, "min_lr": old.get("learning_rate", read.above_zero)}
     if schedule == "cosine_with_min_lr" and isinstance(options, dict) and len(options) == 1:
         ((name, floor),) = options.items()
         if floors.get(name):
             old.replace(key, floor)
-            old.carry(key, "train.minimum_learning_rate", lambda rate: not_negative(rate) / floors[name])
+            old.carry(key, "train.minimum_learning_rate", lambda rate: read.not_negative(rate) / floors[name])
 
 
 def _carry_intervals(old: Conversion) -> None:
     """When the run validates, saves and logs."""
-    logged = old.get("logging_steps", not_negative)
+    logged = old.get("logging_steps", read.not_negative)
     if logged is not None and logged >= 1:
         old.put("log.every", round(logged), "logging_steps")
     evaluated = "eval_strategy"
@@ -305,7 +293,7 @@ def _carry_intervals(old: Conversion) -> None:
 def _carry_interval(old: Conversion, strategy_key: str, steps_key: str, dotted: str, default: float) -> None:
     """A strategy (no, steps, epoch) and its number of steps, or share of the run if below 1, as an interval."""
     strategy = old.get(strategy_key, _strategy) or "steps"
-    steps = old.get(steps_key, above_zero) or default
+    steps = old.get(steps_key, read.above_zero) or default
     if strategy == "steps" and steps >= 1:
         old.put(dotted, round(steps), strategy_key, steps_key)
     elif strategy == "steps":
@@ -319,7 +307,7 @@ def _carry_interval(old: Conversion, strategy_key: str, steps_key: str, dotted: 
 
 
 def _strategy(value: object) -> Any:
-    return one_of("no steps epoch best")("no" if value is False else value)  # YAML reads `no` as false
+    return read.one_of("no steps epoch best")("no" if value is False else value)  # YAML reads `no` as false
 
 
 # FSDP: its strategies by name and number, and artel's modes of data parallelism.
@@ -362,7 +350,7 @@ def _carry_fsdp(old: Conversion) -> None:
         old.put("parallel.offload", "cpu", "fsdp", *(config[name] for name in ("offload_params",) if name in config))
     if "activation_checkpointing" in config:
         key = config["activation_checkpointing"]
-        recomputes = old.get(key, a_flag)
+        recomputes = old.get(key, read.flag)
         old.put("train.activation_checkpointing", "full" if recomputes else "none", key)
         if old.raw("gradient_checkpointing") not in (None, recomputes):
             old.leave("gradient_checkpointing", f"{key} decides: {'full' if recomputes else 'none'}")
@@ -388,7 +376,7 @@ def drop_ddp(tree: dict[str, Any], place: str) -> None:
 
 def carry_share(old: Conversion, key: str) -> None:
     """Carry over the share of the texts that is held out for validation."""
-    share = old.get(key, not_negative) or 0
+    share = old.get(key, read.not_negative) or 0
     old.put("data.validation", share if share < 1 else 0.05, key)
     if share >= 1:
         old.leave(key, "is a number of rows, and data.validation a share of them: 0.05 is taken")
@@ -398,7 +386,7 @@ def carry_precision(old: Conversion, keys: dict[str, str]) -> str:
     """Carry over the first of `keys` (key → precision) that is true; report the others. Return the precision or ''."""
     chosen = ""
     for key, precision in keys.items():
-        if old.get(key, a_flag) and chosen not in ("", precision):
+        if old.get(key, read.flag) and chosen not in ("", precision):
             old.leave(key, f"train.precision is {chosen}")
         elif old.raw(key) is True:
             chosen = precision
@@ -412,13 +400,13 @@ def carry_lora(old: Conversion, keys: str) -> None:
     `keys`: the tool's names of r, lora_alpha, lora_dropout, use_rslora, use_dora, modules_to_save and target_modules.
     """
     rank, alpha, dropout, rslora, dora, saved, target = keys.split()
-    old.carry(rank, "model.lora.rank", at_least_one)
-    old.carry(alpha, "model.lora.alpha", above_zero)
-    old.carry(dropout, "model.lora.dropout", a_share)
-    old.carry(rslora, "model.lora.rslora", a_flag)
-    old.carry(dora, "model.lora.dora", a_flag)
-    old.carry(saved, "model.lora.save", name_list)
-    layers = old.get(target, name_list)
+    old.carry(rank, "model.lora.rank", read.at_least_one)
+    old.carry(alpha, "model.lora.alpha", read.above_zero)
+    old.carry(dropout, "model.lora.dropout", read.share)
+    old.carry(rslora, "model.lora.rslora", read.flag)
+    old.carry(dora, "model.lora.dora", read.flag)
+    old.carry(saved, "model.lora.save", read.names)
+    layers = old.get(target, read.names)
     if layers in (["all-linear"], ["all"], ["all_linear"]):
         old.put("model.lora.target", ["auto"], target)
     elif layers and all(re.fullmatch(r"[\w.]+", name) for name in layers):
