@@ -12,9 +12,8 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
 from artel.text.formats.jsonl import read_jsonl
 from artel.text.formats.text import read_text
-from artel.text.reading.lines import Span, can_be_divided, count_lines, line_encoding, read_lines
+from artel.text.reading.lines import Span, can_be_divided, count_lines, read_lines
 from artel.text.reading.source_file import SourceFile
-from artel.text.records import BadRecord
 from support.reading import written
 
 LARGEST = 1000
@@ -72,17 +71,6 @@ def test_lines_longer_than_what_is_read_at_once(tmp_path):
 def test_the_encoding_is_that_of_the_file_and_not_of_the_span(tmp_path):
     file = written(tmp_path, "a.txt", "Все счастливые семьи похожи друг на друга\nfew\nЖ\n".encode("koi8-r"))
     assert lines_of(file, Span(42, 100)) == ["few", "Ж"]
-
-
-def test_only_the_first_span_reads_all_of_a_file_of_ascii(tmp_path):
-    """Each other span reads its own lines, also the end of its last line; what a file's head shows holds for all."""
-    russian = "Все счастливые семьи похожи друг на друга".encode("koi8-r")
-    file = written(tmp_path, "a.txt", b"ascii\n" * 300_000 + b"x" * 1_500_000 + russian + b"\n")
-    encodings = [line_encoding(file, "a.txt", "auto", Span(start, start + 6)) for start in (0, 6, 600_000, 1_800_000)]
-    assert encodings == ["koi8-r", "utf-8", "utf-8", "koi8-r"]
-    file.write_bytes(b"\x01\x02ab" * 300_000 + b"\n" + b"ascii\n" * 10)
-    with pytest.raises(BadRecord, match="binary data"):
-        line_encoding(file, "a.txt", "auto", Span(1_200_001, 1_200_030))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from artel.text.reading.encodings import (
     BLOCK,
     SAMPLE,
     decode,
-    detect_encoding,
     detect_encoding_of,
     encoding_of_wide_characters,
     is_single_byte,
@@ -154,16 +153,10 @@ def read_byte_lines(
             yield number, line
 
 
-def line_encoding(file: Path, origin: str, encoding: str, span: Span | None = None) -> str:
-    """`encoding`, or if it is "auto" the detected one. Raises BadRecord for binary data.
-
-    A later span that is ASCII is UTF-8: only the first span reads a large file of ASCII to its end.
-    """
+def line_encoding(file: Path, origin: str, encoding: str) -> str:
+    """`encoding`, or if it is "auto" the detected one. Raises BadRecord for binary data."""
     if encoding != "auto":
         return encoding
-    if span is not None and span.start > 0 and _is_ascii(file, Span(0, 1)) and _is_ascii(file, span):
-        with file.open("rb") as stream:
-            return detect_encoding(stream.read(SAMPLE))
     status = file.stat()
     if status.st_size <= SAMPLE:
         return _detected_encoding(file, origin)
@@ -185,19 +178,6 @@ def _detected_encoding(file: Path, origin: str) -> str:
                 return b""  # what is before the damage decides; reading the lines reports it
 
         return detect_encoding_of(read)
-
-
-def _is_ascii(file: Path, span: Span) -> bool:
-    """True if the lines of a span are ASCII, and what is read with them: blocks of SAMPLE bytes."""
-    with file.open("rb") as stream:
-        position = stream.seek(span.start)
-        while block := stream.read(SAMPLE) if position < span.stop else stream.readline(SAMPLE):
-            if not block.isascii():
-                return False
-            position += len(block)
-            if position >= span.stop and block.endswith(b"\n"):
-                break
-    return True
 
 
 def can_be_divided(file: Path, origin: str, encoding: str) -> bool:

@@ -85,7 +85,7 @@ def _read_file(file: SourceFile) -> Items:
     format = format_of(file.source, file.origin, file.content_type)
     if file.source.encoding == "auto" and format.has_lines(file):
         with suppress(BadRecord):  # binary data: the reader reports where
-            encoding = line_encoding(file.path, file.origin, "auto", file.span)
+            encoding = line_encoding(file.path, file.origin, "auto")
             if file.span is None or file.span.start == 0:
                 file.on_encoding(file.set_name, encoding)
             file = replace(file, source=file.source.model_copy(update={"encoding": encoding}))
