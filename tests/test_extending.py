@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from artel.config import SourceConfig, load_run
+from artel.config.converters.tools import convert
 from artel.errors import InputError
 from artel.preparing.prepare import store_key
 from artel.text.formats.dummy import read_dummy
@@ -65,7 +66,7 @@ def of(*headings):
 def test_there_is_an_example_of_each_and_none_is_long():
     assert list(EXAMPLES) == ["A format", "An objective", "A metric", "An optimizer", "A schedule",
                               "A parallel strategy", "A tracker", "A callback", "A checkpoint item", "An exporter",
-                              "A verb"]  # fmt: skip
+                              "A converter", "A verb"]  # fmt: skip
     for heading, (_, code, keys) in EXAMPLES.items():
         assert code.count("\n") + len(yaml.safe_dump(keys, default_flow_style=None).splitlines()) <= LONGEST, heading
 
@@ -164,6 +165,22 @@ def test_an_exporter(trained):
     wrong = artel("export", "mine", "other", "--to", "npy")
     assert wrong.returncode == 2
     assert "did you mean npz?" in wrong.stderr
+
+
+def test_a_converter(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file, code, _ = EXAMPLES["A converter"]
+    Path(file).write_text(code)
+    runpy.run_path(file)
+    written = "base: m\ncorpus: a.txt\nrows: 4\nparts: 2\nshuffle: true\ngpu_count: 2\nrat: 3\n"
+    result = convert(written, "old")
+    assert result.run == {
+        "data": {"sources": [{"path": "a.txt"}]}, "model": {"from": "m"},
+        "train": {"learning_rate": 1e-3, "batch": 8},
+    }  # fmt: skip
+    assert (list(result.same), list(result.carried)) == (["shuffle"], ["base", "corpus", "rows", "parts"])
+    assert [line.partition(" = ")[0] for line in result.not_carried] == ["old:6: gpu_count", "old:7: rat"]
+    assert result.not_carried[1].endswith("did you mean rate?")
 
 
 @of("A schedule")

@@ -183,4 +183,4 @@ def _carry_best(old: Conversion) -> None:
         old.leave("best_order", f"of {metric}, {better_is} is better in artel, and cannot be turned round")
 
 
-NQ_RECIPE = Tool("the Natural Questions recipe", lambda text: True, convert_cfg)
+NQ_RECIPE = Tool("the Natural Questions recipe", lambda text: True, convert_cfg, takes_any=True)

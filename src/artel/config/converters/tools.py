@@ -22,6 +22,8 @@ class Tool:
     """(text, name of its file for messages) → the run file. Raises InputError with all problems."""
     is_no_run_file: bool = False
     """True if what it recognizes cannot be a run file: other commands then say to convert it."""
+    takes_any: bool = False
+    """True if it is tried last, on a text that no other tool recognizes."""
 
 
 # Commands of other tools in a shell script: how each begins, the tool, and True if its YAML can be converted.
@@ -41,7 +43,7 @@ _YAML = re.compile(r"\S+\.(?:ya?ml|json)$")
 def convert(text: str, place: str) -> Converted:
     """A configuration of another tool as a run file. `place` names its file. Raises InputError with all problems."""
     refuse_unsupported(text, place)
-    *tools, plain_cfg = _tools()  # the last one takes any text
+    *tools, plain_cfg = _tools()
     tool = next((tool for tool in tools if tool.recognizes(text)), None)
     if tool is None:
         _refuse_commands(text, place)
@@ -97,4 +99,4 @@ def _of_command(words: list[str], where: str) -> list[Problem]:
 
 
 def _tools() -> list[Tool]:
-    return [TOOLS[name] for name in TOOLS.names]
+    return sorted((TOOLS[name] for name in TOOLS.names), key=lambda tool: tool.takes_any)
