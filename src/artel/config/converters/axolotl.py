@@ -89,8 +89,6 @@ TABLE = KeyTable(
         "skip_prepare_dataset": "texts are prepared once, and found again by what they were made of",
         "dataset_keep_in_memory": "tokens are read from the store as they are needed",
         "base_model_ignore_patterns": "only safetensors are read",
-        "low_cpu_mem_usage": _STAYS_IN_PLACE,
-        "hf_use_auth_token": "the hub's own login is used: hf auth login",
         "ddp device_map device world_size": "processes and devices are found",
         "include_tkps include_tokens_per_second": "metrics.jsonl has the tokens a second",
         "pretrain_multipack_buffer_size streaming_multipack_buffer_size": "all texts are packed together",

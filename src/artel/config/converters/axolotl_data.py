@@ -101,7 +101,8 @@ def carry_data(old: Conversion, section: str, objective: str) -> None:
         name = old.raw(key) if key.rpartition(".")[2] == "chat_template" and key.count(".") in (0, 2) else None
         if name is not None:
             old.put("chat.template", "chatml" if name == "chatml" else "auto", key)
-        if name not in (None, "chatml") and not str(name).startswith("tokenizer_default"):
+        is_default = name == "tokenizer_default" or str(name).startswith("tokenizer_default_fallback_")
+        if name not in (None, "chatml") and not is_default:
             what = f"axolotl has a template of its own for {name}; here it is the tokenizer's"
             old.leave(key, f"{what}; for another write chat.template: FILE")
 

@@ -66,21 +66,16 @@ TABLE = KeyTable(
         "lora_* use_rslora use_dora additional_target": "there is no adapter",
         "quantization_method": "bitsandbytes quantizes",
         "quantization_type": "artel's 4 bits are nf4",
-        "overwrite_cache": "texts are prepared again when they or the keys change",
         "plot_loss": "artel report draws the loss",
-        "streaming": "texts are prepared once, and tokens read from the store",
         "buffer_size": "the order of all samples is a function of seed",
         "preprocessing_batch_size": "is about how fast texts are prepared",
         "data_shared_file_system": "processes that share a store find it",
         "ignore_pad_token_for_loss": "padding is never learned",
-        "flash_attn": "artel chooses how attention is computed by device and model",
         "enable_liger_kernel use_unsloth use_unsloth_gc use_v1_kernels fp8_backend fp8_enable_fsdp_float8_all_gather":
             "artel chooses its kernels by device and model; the numbers are the same",
         "use_reentrant_gc": "artel recomputes without re-entrance",
         "upcast_layernorm": "trained weights are in fp32",
         "upcast_lmhead_output": "the loss is computed in fp32",
-        "low_cpu_mem_usage": "weights are read into the place where they stay",
-        "use_fast_tokenizer": "the tokenizer is a fast one",
         "use_kv_cache": "is for answers, not for training",
         "print_param_status": "the console says how many parameters are trained",
         "create_new_adapter": "a run begins with a new adapter",
@@ -104,7 +99,6 @@ TABLE = KeyTable(
         "quantization_*": "write model.quantize: int8 or nf4",
         "resize_vocab add_tokens add_special_tokens new_special_tokens new_special_tokens_config init_special_tokens":
             "the special tokens are those of the tokenizer's own files",
-        "cache_dir": "models and data sets of the hub are kept where HF_HOME says",
         "media_dir image_* video_* audio_* crop_to_patches use_audio_in_video": _IMAGES,
         "default_system": "write it into the conversations, or into chat.template: FILE",
         "tool_format": "tools and calls are written as the chat template writes them",
@@ -131,7 +125,6 @@ TABLE = KeyTable(
         "export_*": "artel export RUN DIR writes a trained model",
         "eval_num_beams predict_with_generate infer_* vllm_* sglang_* do_sample temperature top_p top_k num_beams "
         "max_length max_new_tokens repetition_penalty length_penalty": _USE,
-        "hf_hub_token": "the hub's own login is used: hf auth login",
         "ms_hub_token om_hub_token": "artel does not know this hub",
         "offload_folder": "weights stay in memory; parallel.offload: cpu holds them in that of the host",
         "bias_activation_fusion apply_rope_fusion overlap_param_gather overlap_grad_reduce use_distributed_optimizer "

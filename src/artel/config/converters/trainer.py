@@ -50,6 +50,12 @@ TABLE = KeyTable(
         "save_total_limit": ("checkpoint.keep", read.at_least_one),
     },
     same={
+        "overwrite_cache": "texts are prepared again when they or the keys change",
+        "streaming": "texts are prepared once, and tokens read from the store",
+        "use_fast_tokenizer use_slow_tokenizer": "the tokenizer is a fast one",
+        "low_cpu_mem_usage": "weights are read into the place where they stay",
+        "attn_implementation flash_attn": "artel chooses how attention is computed by device and model",
+        "token use_auth_token hf_use_auth_token hf_hub_token": "the hub's own login is used: hf auth login",
         "do_train": "artel train trains",
         "do_eval": "artel train validates where validate.every says",
         "eval_accumulation_steps prediction_loss_only": "validation keeps sums only",
@@ -76,7 +82,8 @@ TABLE = KeyTable(
     left={
         "torch_compile_backend torch_compile_mode": "train.compile is on, off or auto",
         "run_name": "the run is named after its folder",
-        "local_rank accelerator_config ddp_*": STARTED,
+        "cache_dir": "models and data sets of the hub are kept where HF_HOME says",
+        "local_rank accelerator_config* ddp_*": STARTED,
         "ddp_find_unused_parameters": UNUSED,
         "ddp_timeout": "text is prepared before processes meet; train.hang_timeout ends those that get no further",
         "hub_model_id push_to_hub": "nothing is sent anywhere by itself; RUN/model is in Hugging Face's format",
