@@ -190,7 +190,8 @@ def output(target: str, arguments: tuple[str, ...], right: set[int], place: Plac
 
 
 for _name, _arguments in {
-    "prepare": ("prepare", "run.yaml", "--json"), "config": ("config", "check", "run.yaml"), "help": ("--help",),
+    "prepare": ("prepare", "run.yaml", "--json"), "help": ("--help",),
+    "config": ("config", "check", "run.yaml", "--all"),
     "report": ("report", "run", "--json"),
     "generate": ("generate", "run", "--prompt", "a", "--max-new-tokens", "5"),
     "evaluate": ("evaluate", "run", "--json"), "show": ("data", "show", "run"),
