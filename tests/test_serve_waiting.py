@@ -150,7 +150,7 @@ def test_an_encoder_stops_when_its_client_goes(models):
     assert asyncio.run(left_in_the_midst(served, app_of(served), "/v1/embeddings", body)) == (499, 1)
 
 
-async def streamed(events, seconds):
+async def streamed(events, unread):
     """Send a stream to a client that reads nothing, and return the number of slots that are still held."""
     admission = AdmissionLimit(1, 0)
     slots = ExitStack()
@@ -161,7 +161,7 @@ async def streamed(events, seconds):
             await asyncio.Event().wait()
 
     scope = {"type": "http", "asgi": {"spec_version": "2.3"}}
-    await app._Stream(events, slots, seconds)(scope, asyncio.Event().wait, send)
+    await app._Stream(events, slots, 0.0, unread)(scope, asyncio.Event().wait, send)
     return admission.admitted
 
 
@@ -174,8 +174,7 @@ async def of_one_event():
     yield "data: 1\n\n"
 
 
-def test_a_stream_that_is_not_read_ends_and_a_foreign_timeout_is_no_end(monkeypatch):
-    monkeypatch.setattr(app, "_UNREAD_SECONDS", 0.1)
-    assert asyncio.run(streamed(of_one_event(), 0.0)) == 0
+def test_a_stream_that_is_not_read_ends_and_a_foreign_timeout_is_no_end():
+    assert asyncio.run(streamed(of_one_event(), 0.1)) == 0
     with pytest.raises(TimeoutError, match="a disk"):
         asyncio.run(streamed(failing(), 600.0))

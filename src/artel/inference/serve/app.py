@@ -221,16 +221,18 @@ class _ClientGone(Exception):
 
 
 class _Stream(StreamingResponse):
-    """A stream that frees its slots when it ends, and a while after `seconds` if the client does not read it."""
+    """A stream that frees its slots when it ends, or `unread` seconds after `seconds` if the client stops reading."""
 
-    def __init__(self, events: AsyncIterator[str], slots: ExitStack, seconds: float) -> None:
+    def __init__(
+        self, events: AsyncIterator[str], slots: ExitStack, seconds: float, unread: float = _UNREAD_SECONDS
+    ) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self._slots, self._seconds = slots, seconds
+        self._slots, self._seconds = slots, seconds + unread
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         with self._slots:
             try:
-                async with asyncio.timeout(self._seconds + _UNREAD_SECONDS) as limit:
+                async with asyncio.timeout(self._seconds) as limit:
                     await super().__call__(scope, receive, send)
             except TimeoutError:
                 if not limit.expired():
