@@ -242,7 +242,10 @@ class ChatSession:
                 exchange.answer += text
                 yield text
         if not exchange.finished:
-            self._tell(f"cut off after {sampling.new_tokens:,} tokens (setting new_tokens)")
+            limit = "setting new_tokens"
+            if self._window is not None and sampling.new_tokens < self.settings.new_tokens:
+                limit = f"the model's {self._window:,} positions hold the prompt and the answer"
+            self._tell(f"cut off after {sampling.new_tokens:,} tokens ({limit})")
 
     def _without_calls(
         self, exchange: Exchange, pieces: Generator[str, None, FinishReason]
