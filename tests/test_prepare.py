@@ -259,6 +259,30 @@ def test_the_process_beside_ends_with_the_one_that_started_it():
     wait_until(lambda: not beside.exists() or beside.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
+def test_ctrl_c_says_what_a_preparation_keeps():
+    Path("a.txt").write_text("".join(f"paragraph {number} of the text\n\n" for number in range(100)))
+    data = {"sources": [{"path": "a.txt", "document": "paragraph"}], "store": "stores", "block": 8}
+    Path("run.yaml").write_text(json.dumps({"data": data, "tokenizer": {"train": {"vocab": 270}}}))
+    run, told = load_run("run.yaml"), []
+
+    def prepare_until(line: str) -> str:
+        def tell(*lines: str) -> None:
+            told.extend(lines)
+            if lines[0].startswith(line):
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt) as stopped:
+            prepare(run, tell)
+        (note,) = stopped.value.__notes__
+        return note
+
+    assert "the same command begins with it again" in prepare_until("training the tokenizer")
+    assert "finished parts of the text are kept" in prepare_until("turning text into tokens")
+    assert told.count("training the tokenizer") == 2  # it was not finished the first time
+    prepare(run, told.append)
+    assert told.count("training the tokenizer") == 2
+
+
 @pytest.mark.ci
 @pytest.mark.processes
 def test_ctrl_c_while_processes_are_started_is_not_lost():

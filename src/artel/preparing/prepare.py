@@ -51,7 +51,6 @@ from artel.tokens.store.manifest import SPLITS, stored_files
 
 # Unfinished work is removed if nobody resumed it for so long.
 _FORGOTTEN_SECONDS = 7 * 86400
-_KEPT = "finished parts of the text are kept: the same command continues with them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,7 @@ def prepare(
                     write_bytes(f"{address}.begun", b"")
                 remove_leftovers(stores)
                 _remove_forgotten(stores)
-                with explained(lambda: _KEPT), while_making() as check:
+                with explained(lambda: _kept(folder)), while_making() as check:
                     make_store(run, folder, key, tell, check)
                 made = True
             if not _is_whole(folder, address):
@@ -217,6 +216,13 @@ def remember(run: RunConfig, prepared: Prepared) -> None:
     """Record in the run's folder which store it is trained on, in case its texts disappear. Raises as a disk does."""
     if not run.data.from_store:
         remember_store(run, settings_digest(run), prepared.folder)
+
+
+def _kept(folder: Path) -> str:
+    """What an interrupted preparation of the store `folder` keeps, as a sentence."""
+    if not (folder.with_name(f"{folder.name}.parts") / "tokenizer").exists():
+        return "the tokenizer was not finished: the same command begins with it again"
+    return "finished parts of the text are kept: the same command continues with them"
 
 
 def _stores(run: RunConfig) -> tuple[Path, str]:
