@@ -140,6 +140,22 @@ def test_only_keys_that_shape_the_result_count_as_differences():
     assert [line.split(":")[0] for line in result_differences(before, other)] == ["data.block", "train.learning_rate"]
 
 
+def test_a_difference_names_the_value_within_a_section_a_list_or_a_mapping():
+    model = {"model_type": "llama", "hidden_size": 64}
+    sources = [{"path": "a.txt"}, {"path": "b.txt"}]
+    before = RunConfig.model_validate({"data": {"sources": sources}, "model": {"config": model}})
+    moved = [sources[0], {"path": "c.txt"}]
+    config = {"data": {"sources": moved}, "model": {"config": model | {"hidden_size": 32, "vocab_size": 9}}}
+    assert set(result_differences(before, RunConfig.model_validate(config))) == {
+        "data.sources.1.path: ['b.txt'] -> ['c.txt']",
+        "model.config.hidden_size: 64 -> 32",
+        "model.config.vocab_size: (not set) -> 9",
+    }
+    fewer = RunConfig.model_validate({"data": {"sources": sources[:1]}, "model": {"config": model}})
+    (line,) = result_differences(before, fewer)
+    assert line.startswith("data.sources: [{")
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_the_header_of_a_recipe_says_what_for_what_it_needs_what_it_reached_and_how(name):
     header = list(takewhile(lambda line: line.startswith("#"), recipe_text(name).splitlines()))

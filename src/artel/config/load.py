@@ -241,8 +241,20 @@ def _differences(before: BaseModel, now: BaseModel, prefix: str) -> Iterator[str
         old, new = getattr(before, name), getattr(now, name)
         if isinstance(old, BaseModel) and isinstance(new, BaseModel):
             yield from _differences(old, new, f"{key}.")
-        elif hide_secrets(_plain(old)) != hide_secrets(_plain(new)):
-            yield f"{key}: {_plain(old)} -> {_plain(new)}"
+        else:
+            yield from _leaf_differences(key, hide_secrets(_plain(old)), hide_secrets(_plain(new)))
+
+
+def _leaf_differences(key: str, old: object, new: object) -> Iterator[str]:
+    """`key: old -> new` for each differing value within two mappings, or within two lists of mappings."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in old | new:
+            yield from _leaf_differences(f"{key}.{name}", old.get(name, "(not set)"), new.get(name, "(not set)"))
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new) and old and isinstance(old[0], dict):
+        for index, (one, other) in enumerate(zip(old, new, strict=True)):
+            yield from _leaf_differences(f"{key}.{index}", one, other)
+    elif old != new:
+        yield f"{key}: {old} -> {new}"
 
 
 def _plain(value: object) -> object:

@@ -340,4 +340,7 @@ def check_same(file: Path, config: RunConfig, instead: str) -> None:
     remedy = f"set it back, {instead}, or begin anew with --restart"
     changed = result_differences(load_run(str(file)), config)
     if changed:
-        raise InputError([Problem(str(file), f"the run began with {line}", remedy) for line in changed])
+        fixes = ["" for _ in changed[1:]] + [remedy]  # once, below the last difference
+        raise InputError(
+            [Problem(str(file), f"the run began with {line}", fix) for line, fix in zip(changed, fixes, strict=True)]
+        )
