@@ -37,6 +37,7 @@ def check(
 
     Example: artel config check run.yaml
     """
+    tell(f"reading {name}")
     from artel.config import Overrides, WrongRunFile, dump_run, read_run_file
     from artel.launching.read_run import checked_run
     from artel.secrets import hide_secrets

@@ -41,6 +41,7 @@ def plan(
               artel plan run.yaml --hardware h100-80gb:8 --nodes 4 parallel.data=fsdp
               artel plan run.yaml --hardware a100-80gb:8 --fit
     """
+    tell(f"reading {name}")
     from artel.config import Overrides, read_run_file
     from artel.launching.plan_run import PlanOptions, plan_run
 
