@@ -62,6 +62,22 @@ def test_the_bar_moves_every_step_and_says_what_is_done_meanwhile(terminal):
     tracker.close()
 
 
+def test_the_bar_of_a_finished_run_is_complete(terminal):
+    run = RunConfig(train={"budget": "1h"})
+    tracker = ConsoleTracker(run, RunFolder(Path()), 0, None, terminal.stream, bar_seconds=0.0)
+    tracker.training({"step": 9, "budget_used": 0.88, **FIGURES})
+    tracker.busy("writing the checkpoint")
+    terminal.until("88%")
+    tracker.finished(None)
+    terminal.until("100%")
+    tracker.close()
+    tracker = ConsoleTracker(RunConfig(), RunFolder(Path()), 0, 9, terminal.stream, bar_seconds=0.0)
+    tracker.step(5)
+    tracker.finished(None)  # stopped early
+    terminal.until("5/5")
+    tracker.close()
+
+
 def test_without_a_terminal_there_are_lines(tmp_path):
     with (tmp_path / "lines").open("w+") as stream:
         for seconds in (0.0, 1e9):

@@ -247,5 +247,10 @@ class ConsoleTracker(Tracker):
     def tasks(self, figures: Figures) -> None:
         self._console.print(f"{self._position(figures['step'])} · {tasks_text(figures)}")
 
+    def finished(self, report: Path | None) -> None:
+        """Complete the bar: a run may stop early, and the time of a budget is known only at logged steps."""
+        total = self._step if self._budget is None else _PARTS
+        self._bar.update(self._task, description="training", total=total, completed=total)
+
     def close(self) -> None:
         self._bar.stop()
