@@ -75,6 +75,10 @@ def generate(
         tell(f"loading {name}")
     quiet_libraries()
     from artel.config import Overrides, load_run
+    from artel.config.model_name import check_model_name
+
+    if not untrained:
+        check_model_name(name)
     from artel.errors import InputError
     from artel.inference import open_model, open_untrained
     from artel.inference.batch import Prompt, answers, best_answers, check_reward, weights_of

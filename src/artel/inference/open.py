@@ -11,13 +11,14 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils.quantization_config import QuantizationMethod
 
-from artel.config import ModelConfig, RunConfig, load_run, name_fault, near_name, recipe_names
+from artel.config import ModelConfig, RunConfig, load_run, near_name
+from artel.config.model_name import check_model_name, is_in_hub_cache
 from artel.errors import InputError
 from artel.models.device import own_device, pick_precision
 from artel.models.generate import end_ids
 from artel.models.loading.build import build_model, load_model
 from artel.models.loading.missing_weights import check_finite
-from artel.models.loading.model_folder import is_in_hub_cache, read_config
+from artel.models.loading.model_folder import read_config
 from artel.models.loading.structure import position_limit
 from artel.models.lora.adapters import read_adapter
 from artel.models.quantization import compute_in
@@ -88,7 +89,7 @@ def move_to_device(opened: OpenedModel, device: torch.device) -> None:
 
 
 def _open(name: str) -> OpenedModel:
-    check_run_name(name)
+    check_model_name(name)
     folder = RunFolder(Path(name))
     if folder.config.is_file():
         run = load_run(name)
@@ -127,23 +128,6 @@ def check_was_trained(folder: RunFolder) -> None:
     if folder.identity():
         fix = f"train it by its run file: artel train RUN.yaml run={name}"
         raise InputError.at(name, "has not been trained yet: its text is prepared, no more", fix)
-
-
-def check_run_name(name: str) -> None:
-    """Raise InputError for the name of a recipe, or of a run without its folder runs/, before the hub is contacted.
-
-    A model in the hub's cache may have such a name.
-    """
-    fault = name_fault(name)
-    if fault is not None:
-        raise InputError.at(f"{name[:100]}…", fault, "give a run's folder, a model folder or a hub id")
-    near = None if Path(name).exists() or is_in_hub_cache(name) else near_name(name)
-    if near is not None and name in (near, Path(near).name):
-        if near in recipe_names():
-            fix = f"train it first: artel train {near}; or write with it as it begins: artel generate --untrained"
-            raise InputError.at(name, "is a recipe, and no model of it has been trained here", fix)
-        fix = f"did you mean {near}? else fetch the hub's model first: hf download {name}"
-        raise InputError.at(name, "there is no such folder", fix)
 
 
 def open_untrained(run: RunConfig, tell: Callable[[str], None]) -> OpenedModel:

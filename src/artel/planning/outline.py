@@ -11,10 +11,10 @@ from typing import Any, cast
 from transformers import PreTrainedModel
 
 from artel.config import RunConfig, TokenizerTraining
+from artel.config.model_name import is_in_hub_cache
 from artel.errors import InputError
 from artel.models.loading.check import check_positions
 from artel.models.loading.heads import freeze_unused
-from artel.models.loading.model_folder import is_in_hub_cache
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.structure import from_scratch, position_limit, pretrained_structure
 from artel.models.lora.adapters import freeze

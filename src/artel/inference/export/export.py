@@ -16,13 +16,13 @@ import torch
 from transformers import PreTrainedModel
 
 from artel.config import ModelConfig, RunConfig, load_run, near_name
+from artel.config.model_name import check_model_name
 from artel.errors import InputError
 from artel.inference.deepspeed.from_checkpoint import AssembledModel, assemble
 from artel.inference.deepspeed.universal import newest_checkpoint, write_universal
 from artel.inference.export.exporter import ExportOptions, open_exporter
 from artel.inference.open import (
     OpenedModel,
-    check_run_name,
     check_was_trained,
     objective_of_folder,
     open_checkpoint,
@@ -121,7 +121,7 @@ def export_for_deepspeed(name: str, folder: Path) -> Exported:
 
 def _source(name: str) -> tuple[Path | OpenedModel | AssembledModel, RunConfig | None]:
     """The source (a model folder, or the model of an unfinished run or of DeepSpeed's checkpoint), and its run."""
-    check_run_name(name)
+    check_model_name(name)
     run_folder, folder = RunFolder(Path(name)), Path(name)
     if run_folder.config.is_file():
         run = load_run(name)

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from artel.config import load_run
+from artel.config.model_name import check_model_name
 from artel.errors import InputError
 from artel.inference.engine.room import USUAL
-from artel.inference.open import check_run_name
 from artel.inference.serve.app import Limits
 from artel.inference.serve.served import name_of
 from artel.inference.serve.server import Precision, ServerOptions, check_key
@@ -83,7 +83,7 @@ def vllm_arguments(name: str, options: ServerOptions) -> list[str]:
 
 def _model_folder(name: str) -> str:
     """The folder or hub id of a model; of a run its final model."""
-    check_run_name(name)
+    check_model_name(name)
     folder = RunFolder(Path(name))
     if not folder.config.is_file():
         return name

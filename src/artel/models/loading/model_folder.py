@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RepositoryNotFoundError
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
 from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from artel.config.model_name import HUB_FILES, is_in_hub_cache
 from artel.errors import InputError
 from artel.storage import check_regular_in
 from artel.tokens.tokenizer.remote_code import check_whose, remedy
@@ -76,28 +77,19 @@ def cannot_load(name: str, error: Exception) -> InputError:
     return InputError.at("model.from", what, fix)
 
 
-def is_in_hub_cache(name: str) -> bool | None:
-    """Whether the model is in the hub's cache; None for a name that no model of the hub can have."""
-    try:
-        return isinstance(try_to_load_from_cache(name, "config.json"), str)
-    except HFValidationError:
-        return None
-
-
 def check_on_hub(name: str, where: str) -> None:
     """Raise InputError if neither the hub's cache nor the hub has the model or tokenizer `name`.
 
     One HEAD request. A hub that does not answer is logged.
     """
-    files = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt")
-    if any(isinstance(try_to_load_from_cache(name, file), str) for file in files):
+    if is_in_hub_cache(name, HUB_FILES):
         return
     what = f"there is no folder {name} here, and "
     if constants.HF_HUB_OFFLINE:
         fix = "give a folder; a hub id needs network: unset HF_HUB_OFFLINE, or fetch it before (hf download)"
         raise InputError.at(where, what + "the hub's cache does not have it (HF_HUB_OFFLINE is set)", fix)
     try:
-        get_hf_file_metadata(hf_hub_url(name, files[0]), timeout=5)
+        get_hf_file_metadata(hf_hub_url(name, HUB_FILES[0]), timeout=5)
     except GatedRepoError:
         fix = f"accept them at {constants.ENDPOINT}/{name}, and log in: hf auth login"
         raise InputError.at(where, f"the hub gives {name} only to those who have accepted its terms", fix) from None

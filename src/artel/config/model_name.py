@@ -1,0 +1,49 @@
+"""Checks of the name of a model to open, before anything heavy is imported and before the hub is contacted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+
+from artel.config.recipes import recipe_names
+from artel.config.schema.base import name_fault
+from artel.config.suggest import near_name
+from artel.errors import InputError
+
+HUB_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "adapter_config.json")
+"""Files of which a model, a tokenizer or an adapter on the hub has at least one."""
+
+
+def is_in_hub_cache(name: str, files: tuple[str, ...] = HUB_FILES[:1]) -> bool | None:
+    """True if the hub's cache has one of `files` of a model; None for a name that no model of the hub can have."""
+    try:
+        return any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
+    except HFValidationError:
+        return None
+
+
+def check_model_name(name: str) -> None:
+    """Raise InputError for a name that is no folder, and that is a recipe, a run without runs/, or not in the cache.
+
+    A model in the hub's cache may have such a name. Others are left to the hub, unless HF_HUB_OFFLINE is set.
+    """
+    fault = name_fault(name)
+    if fault is not None:
+        raise InputError.at(f"{name[:100]}…", fault, "give a run's folder, a model folder or a hub id")
+    if Path(name).exists() or is_in_hub_cache(name):
+        return
+    near = near_name(name)
+    if near is not None and name in (near, Path(near).name):
+        if near in recipe_names():
+            fix = f"train it first: artel train {near}; or write with it as it begins: artel generate --untrained"
+            raise InputError.at(name, "is a recipe, and no model of it has been trained here", fix)
+        fix = f"did you mean {near}? else fetch the hub's model first: hf download {name}"
+        raise InputError.at(name, "there is no such folder", fix)
+    is_run_name = Path(name).parts[:1] == ("runs",)
+    is_cached = is_in_hub_cache(name, HUB_FILES)
+    if (is_run_name and not is_cached) or (constants.HF_HUB_OFFLINE and is_cached is False):
+        what = "no run, no model folder and no model in the hub's cache has this name"
+        fix = f"check its spelling; a model of the hub needs network (hf download {name}), without HF_HUB_OFFLINE"
+        raise InputError.at(name, what, fix if near is None else f"did you mean {near}?")
