@@ -87,7 +87,7 @@ def runs(base, tmp_path_factory) -> Path:
     assert done.returncode == 0, done.stderr[-3000:]
     done = artel("train", write("lora"))
     assert done.returncode == 0, done.stderr
-    assert "adapters of rank 4 in 8 layers: 8,192 parameters are trained" in done.stderr
+    assert "adapters of rank 4 on 8 matrices (linear layers): 8,192 parameters are trained" in done.stderr
     return folder
 
 

@@ -80,12 +80,12 @@ def test_the_oldest_exchanges_leave_a_full_window(tmp_path):
     talk = talk_with(folder, notes, system="Speak Russian.", new_tokens=40, top_k=0, temperature=1.0)
     for number in range(5):
         said(talk.answer(f"Message {number}"))
-    left = [note for note in notes if "without the oldest" in note]
+    left = [note for note in notes if "left out" in note]
     assert left, notes
-    assert left[0].startswith("the model takes 120 tokens: without the oldest 1 of")
-    assert not any("left for the answer" in note for note in notes)  # exchanges leave before the answer loses room
+    assert left[0].startswith("the context of 120 tokens is full; earlier exchanges left out: 1 of")
+    assert not any("the answer can have" in note for note in notes)  # exchanges leave before the answer loses room
     said(talk.answer("a " * 80))  # over the half, under the whole: the answer has less room
-    assert any("left for the answer" in note for note in notes)
+    assert any("tokens at most: the context has room for 120" in note for note in notes)
     before = talk.messages
     with pytest.raises(InputError, match="the model takes 120"):
         talk.answer("a " * 200)

@@ -206,7 +206,7 @@ class ChatSession:
         new_tokens = self.settings.new_tokens
         if self._window is not None and len(ids) + new_tokens > self._window:
             new_tokens = self._window - len(ids)
-            self._tell(f"the model holds {self._window:,} tokens: {new_tokens:,} are left for the answer")
+            self._tell(f"the answer can have {new_tokens:,} tokens at most: the context has room for {self._window:,}")
         settings = self.settings
         sampling = Sampling(
             new_tokens,
@@ -289,9 +289,8 @@ class ChatSession:
             raise InputError.at("message", what, "write less, or a shorter system message")
         if len(history) < available:
             dropped = available - len(history)
-            self._tell(
-                f"the model takes {self._window:,} tokens: without the oldest {dropped} of {available} exchanges"
-            )
+            full = f"the context of {self._window:,} tokens is full"
+            self._tell(f"{full}; earlier exchanges left out: {dropped} of {available}, the oldest first")
         return ids
 
     def _ids(self, exchanges: list[Exchange]) -> list[int]:

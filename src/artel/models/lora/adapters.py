@@ -254,7 +254,7 @@ def add_adapters(
     also = f", {', '.join(whole)} in full" if whole else ""
     if matrices:
         also = f" and for each expert of {len(matrices)} tensors{also}"
-    return f"adapters of rank {config.rank} in {len(layers)} layers{also}"
+    return f"adapters of rank {config.rank} on {len(layers)} matrices (linear layers){also}"
 
 
 def _task(model: PreTrainedModel) -> str:
