@@ -189,6 +189,20 @@ def test_a_wrong_flag_is_named(given, flag):
     assert error.value.problems[0].where == flag
 
 
+def test_the_tasks_are_listed_only_when_one_is_asked_for(texts):
+    for learn in (None, "write"):
+        told: list[str] = []
+        asked: list[str] = []
+
+        def ask(question: str, default: str, asked: list[str] = asked) -> str:
+            asked.append(question)
+            return default
+
+        answer_questions(Given([texts["text"]], learn), ask, told.append)
+        assert any("continues a text" in line for line in told) == (learn is None)
+        assert asked[-1] == "How long? 30min; on another machine: 2h on h100-80gb:8"
+
+
 def test_what_a_text_holds_is_found_by_its_records(texts):
     for kind, file in texts.items():
         look = look_at([file])
@@ -196,6 +210,8 @@ def test_what_a_text_holds_is_found_by_its_records(texts):
         assert look.kinds == {"text"} or "text" not in look.kinds or kind in ("labels", "entities")  # texts as well
     Path("chapters.txt").write_text("\n\n".join("one line\nand another" for _ in range(40)))
     assert look_at(["chapters.txt"]).kinds == {"text", "matches"}  # and never groups of texts alone
+    Path("chapters.txt").write_text("\n\n".join(f"{part}\n\none line\nand {part}" for part in range(40)))
+    assert look_at(["chapters.txt"]).kinds == {"text"}  # headings match nothing
     for label in ("good", "bad"):
         Path("films", label).mkdir(parents=True)
         Path("films", label, "1.txt").write_text(label)

@@ -11,7 +11,7 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
 from artel.printable import in_bytes
 from artel.registry import FORMATS
-from artel.text import Ledger, all_inputs, check_sources, read_documents
+from artel.text import Ledger, Rejected, all_inputs, check_sources, read_documents
 from artel.text.formats.auto import format_of
 from artel.text.sources.find import is_table_name
 from artel.text.sources.inputs import Input
@@ -96,12 +96,13 @@ def _formats(paths: list[str], inputs: list[Input], *, is_table: bool) -> Iterat
 
     Any file is plain text, or a page without tags, also one of conversations: that counts only where nothing else does.
     Plain text is by folder, too, where it lies in several. Lines with blank ones between them may be groups of texts
-    that match, and may be a novel: such files are both. A table is never plain text.
+    that match, and may be a novel: such files are both, unless more than a tenth of the groups are single lines, as
+    headings of chapters are. A table is never plain text.
     """
     auto = _data(paths, FORMATS.names[0]).sources[0]
     is_plain = not is_table and all(format_of(auto, entry.address).is_plain_text for entry in inputs)
     in_folders = is_plain and len({Path(entry.address).parent for entry in inputs}) > 1
-    names = [name for name in FORMATS.names if FORMATS[name].has_files and _reads(_data(paths, name))]
+    names = [name for name in FORMATS.names if FORMATS[name].has_files and _reads(paths, name, is_plain)]
     by_folder = [name for name in names if is_plain and FORMATS[name].is_by_folder]
     reads_all = [name for name in names if FORMATS[name].is_plain_text or FORMATS[name].is_pages]
     telling = [name for name in names if name not in (*by_folder, *reads_all)]
@@ -115,11 +116,13 @@ def _data(paths: list[str], name: str) -> DataConfig:
     return DataConfig.model_validate({"sources": [{"path": paths, "format": name}], "validation": 0.0})
 
 
-def _reads(data: DataConfig) -> bool:
-    """Whether the first records of a text can all be used."""
-    ledger = Ledger()
+def _reads(paths: list[str], name: str, is_plain: bool) -> bool:
+    """Return True if the format reads the first records; in a plain text, it may reject a tenth of them."""
+    rejects: list[Rejected] = []
+    ledger = Ledger(on_reject=rejects.append)
     try:
-        found = list(islice(read_documents(data, ledger, max_bytes=_BYTES), _RECORDS))
+        found = list(islice(read_documents(_data(paths, name), ledger, max_bytes=_BYTES), _RECORDS))
     except InputError:
         return False
-    return bool(found) and not ledger.rejected
+    is_guess = is_plain and not FORMATS[name].is_plain_text
+    return bool(found) and not ledger.rejected and (not is_guess or 10 * len(rejects) <= len(found))

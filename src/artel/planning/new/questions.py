@@ -58,8 +58,9 @@ def answer_questions(given: Given, ask: Ask | None, tell: Callable[[str], object
     look = _answer(given.text, "Which text? Files, globs or folders", "", lambda text: look_at(_paths(text)), ask, tell)
     tell(look.describe())
     fitting = objectives_for(look)
-    for name, objective in fitting.items():
-        tell(f"  {objective.verb or name:<10}{objective.does}")
+    if given.learn is None:
+        for name, objective in fitting.items():
+            tell(f"  {objective.verb or name:<10}{objective.does}")
     first = next(iter(fitting))
     default = fitting[first].verb or first
     name = _answer(given.learn, "What is to be learned?", default, lambda text: read_objective(text, look), ask, tell)
@@ -77,9 +78,9 @@ def answer_questions(given: Given, ask: Ask | None, tell: Callable[[str], object
     if given.time is not None:
         return Answers(look, name, model, read_time(given.time), read_hardware(given.hardware or ""))
     if given.hardware is not None:
-        time = _answer(None, "How long may it take?", "30min", read_time, ask, tell)
+        time = _answer(None, "How long?", "30min", read_time, ask, tell)
         return Answers(look, name, model, time, read_hardware(given.hardware))
-    question = "How long may it take, and on what machine? 30min (this one), or 2h on h100-80gb:8"
+    question = "How long? 30min; on another machine: 2h on h100-80gb:8"
     time, hardware = _answer(None, question, "30min", read_time_and_hardware, ask, tell)
     return Answers(look, name, model, time, hardware)
 
