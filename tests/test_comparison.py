@@ -111,9 +111,9 @@ def test_the_choice_of_a_run_is_kept_until_it_is_done(tmp_path, monkeypatch):
     Path("run.yaml").write_text(yaml.safe_dump(tree))
     done = artel("train", "run.yaml")
     assert done.returncode == 0, done.stderr
-    assert "bits per byte of validation, by fits of small runs on a novel" in done.stderr
+    assert "bits per byte of held-out text, estimated from small runs on a novel" in done.stderr
     assert " min, planned 3.0 (" in done.stderr
-    assert "plan: the choice of the model counted with " in done.stderr
+    assert "plan: the model was chosen by " in done.stderr
     choice = json.loads(Path("runs/auto/choice.json").read_text())
     assert choice["model"] == run_from(yaml.safe_load(Path("runs/auto/config.yaml").read_text()), {}, {}).model.config
     assert choice["reached"].keys() == choice["expected"].keys()

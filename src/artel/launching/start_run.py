@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from artel.config import Overrides, RunConfig, RunFile, load_run
-from artel.config.schema.quantities import duration
 from artel.errors import InputError
 from artel.interrupts import explained, in_main_thread
 from artel.launching.accelerate import take_over
@@ -252,7 +251,8 @@ def _lead(
     run = prepared.run
     announce(prepared.summary())
     if run.train.budget is not None:
-        announce(f"the text took {duration(time.monotonic() - began)}, which is not of train.budget")
+        seconds = time.monotonic() - began
+        announce(f"preparing the text took {seconds:,.1f} s; that does not count towards train.budget")
     choice = None
     if run.model.auto:
         run, choice = _with_choice(run, world, on_host, restart, announce)

@@ -58,12 +58,11 @@ class Expected:
     source: str
     """Where the speed is from, for people."""
     how: str
-    """Of which models it is, for people."""
+    """How the speed was found, for people."""
 
     def beside_plan(self) -> str:
         """Why the speed is not the one of the run's plan, which stands before this."""
-        counted = f"the choice of the model counted with {self.tokens_per_second:,.0f} tokens/s {self.source}"
-        return f"{counted}: {self.how}, carried over to its size; a plan adds up the model's own operations"
+        return f"the model was chosen by {self.tokens_per_second:,.0f} tokens/s, {self.how}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,19 +267,20 @@ def _reasons(
     )
     if expected.bits_per_byte is not None:
         low, high = expected_range(expected.bits_per_byte)
-        yield f"expected: {low:.2f} to {high:.2f} bits per byte of validation, by fits of small runs on a novel"
+        yield f"expected: {low:.2f} to {high:.2f} bits per byte of held-out text, estimated from small runs on a novel"
     others: dict[int, list[float]] = {}
     for option in options:
         others.setdefault(option.size.depth, []).append(option.loss)
     depths = sorted(others)
     place = depths.index(size.depth)
     beside = [
-        f"{_count(Size(depth).parameters(text.vocabulary))} {min(others[depth]) / best.loss - 1:+.1%}"
+        f"a model of {_count(Size(depth).parameters(text.vocabulary))} would end "
+        f"{100 * (min(others[depth]) / best.loss - 1):.1f} % worse"
         for depth in depths[max(0, place - 1) : place + 2]
         if depth != size.depth
     ]
     if beside:
-        yield f"other sizes would end at more bits per byte, by fits of small runs: {', '.join(beside)}"
+        yield f"by the same estimate, {' and '.join(beside)}"
     beyond = [
         f"{_count(value)} {key.replace('_', ' ')} (up to {_count(fits.largest[key])} were measured)"
         for key, value in (

@@ -104,7 +104,7 @@ def measure_speed(
     each = f"{processes} processes with " if processes > 1 else ""
     plural = "" if threads == 1 else "s"
     source = f"measured just now for {each}{threads} thread{plural}"
-    return Speed(small, large, data.tokenizer.vocabulary, run.data.block, source, "steps of two small models")
+    return Speed(small, large, data.tokenizer.vocabulary, run.data.block, source, "measured on two small models")
 
 
 def measure_smallest(run: RunConfig, data: PlannedData, processes: int, on_host: int) -> Callable[[int], float]:
@@ -204,7 +204,9 @@ def plan_speed(run: RunConfig, vocabulary: int, hardware: Hardware) -> Speed:
         what = "the model is chosen by a plan's speed, and transfers of offloaded weights are not planned"
         raise InputError.at("parallel.offload", what, "leave it out, or give the model's sizes")
     small, large = (_planned(run, size, vocabulary, hardware) for size in _PLANNED)
-    return Speed(small, large, vocabulary, run.data.block, f"by {hardware.source}", "plans of two models")
+    return Speed(
+        small, large, vocabulary, run.data.block, f"by {hardware.source}", "computed from the plans of two models"
+    )
 
 
 def _planned(run: RunConfig, size: Size, vocabulary: int, hardware: Hardware) -> Point:
