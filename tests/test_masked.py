@@ -1,6 +1,7 @@
 """Masked language models: what is hidden, the loss beside transformers' own, old folders, filling, restoring."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer, RobertaConfig, RobertaForMaskedLM, pipeline
 
 from artel.config import RunConfig, TokenizerTraining
+from artel.models.generate import Sampling
 from artel.models.targets import IGNORED
 from artel.objectives import InsertionTagging, Masked
 from artel.objectives.comma_rules import comma_places
@@ -113,6 +115,17 @@ def test_the_loss_is_that_of_transformers_own_roberta(tokenizer):
     assert loss / targets == pytest.approx(float(expected), rel=1e-5)
     assert right == (guesses == labels).sum()
     assert batch.tokens == 8 * 66
+
+
+def test_candidates_of_white_space_are_quoted(tokenizer):
+    config = {key: value for key, value in ROBERTA.items() if key != "model_type"}
+    model = RobertaForMaskedLM(RobertaConfig(**config, vocab_size=320, max_position_embeddings=68, pad_token_id=1))
+    with torch.no_grad():
+        for place, text in enumerate(("\n", "a")):
+            (token,) = tokenizer.exact_ids([text])[0]
+            model.lm_head.bias[token] = 50 - place
+    (note,) = masked(tokenizer).reply(model.eval(), "a<mask>", "", Sampling(1)).notes
+    assert re.match(r"candidates: '\\n' 0\.7\d\d  a 0\.2", note), note
 
 
 @pytest.mark.long

@@ -177,6 +177,7 @@ class Masked(Texts):
         from artel.objectives.fill_mask import fill_masks
 
         filled = fill_masks(model, self.tokenizer, prompt)
-        notes = ("  ".join(f"{token.strip()} {share:.3f}" for token, share in mask) for mask in filled.candidates)
+        shown = ("  ".join(f"{t.strip() or repr(t)} {share:.3f}" for t, share in mask) for mask in filled.candidates)
+        notes = (f"candidates: {line}" for line in shown)  # white space is quoted, to be seen
         masks = [[{"token": token, "probability": share} for token, share in mask] for mask in filled.candidates]
         return Reply([filled.text], tuple(notes), {"prompt": prompt, "text": filled.text, "masks": masks})
