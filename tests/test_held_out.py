@@ -100,6 +100,8 @@ def test_what_is_held_out_is_as_if_the_larger_share_had_been_asked_for(tmp_path)
     news = []
     made = prepare(run_of(tmp_path, data={**data, "store": str(tmp_path / "one")}, **sections), news.append)
     assert sum("catches none of the 12 documents" in line for line in news) == 1
+    first, second = (place for place, line in enumerate(news) if line == "turning text into tokens")
+    assert any("and the text is read again" in line for line in news[first:second])
     assert made.ledger()["parts"]["validation"]["documents"] == 1
     (lowest,) = smallest(none, 0.05)
     share = (split_hash(lowest) + 2**40) / 2**64

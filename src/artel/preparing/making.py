@@ -90,6 +90,7 @@ def make_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check)
         selection = read_texts()
         wider = selection.wider_share()
         if wider is not None:
+            tell("the validation split is empty: some documents are set aside for it, and the text is read again")
             workspace = workspace.hold_out(*wider)
             selection = read_texts()
         with reporting(tell, lambda: "choosing what is kept"):
