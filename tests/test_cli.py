@@ -169,6 +169,7 @@ def test_recipes_are_listed_shown_and_copied(tmp_path):
 def test_explain_and_schema():
     text = artel("config", "explain", "train").stdout
     assert "train.learning_rate = 5e-05" in text
+    assert "did you mean train?" in artel("config", "explain", "trian").stderr
     assert json.loads(artel("config", "schema").stdout)["additionalProperties"] is False
 
 

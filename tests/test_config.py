@@ -76,6 +76,14 @@ def test_all_problems_at_once_each_with_line_and_remedy(tmp_path):
     assert len(error.value.problems) == 7
 
 
+@pytest.mark.parametrize("words", [["a.path", "=", "x y"], ["a.path", "=x y"], ["a.path=", "x y"]])
+def test_spaces_around_the_equals_sign_are_one_error(words):
+    overrides = Overrides.parse(["train.steps=3", *words, "seed=1"])
+    ((problem,),) = overrides.problems.values()
+    assert problem.fix == "no spaces around =: write 'a.path=x y'"
+    assert overrides == {"train.steps": 3, "seed": 1}
+
+
 def test_a_misplaced_key_is_shown_its_place(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(MINIMAL + "learning_rate: 1\n")

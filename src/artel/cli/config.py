@@ -72,11 +72,13 @@ def explain(key: Annotated[str, typer.Argument(help="A key or section, as data.c
     Example: artel config explain train
     """
     from artel.config import RunConfig
+    from artel.config.suggest import key_advice
     from artel.errors import InputError
 
     lines = [line for name, line in _keys(RunConfig, "") if not key or name == key or name.startswith(f"{key}.")]
     if not lines:
-        raise InputError.at(key, "there is no such key", "artel config explain prints all")
+        advice = key_advice(tuple(key.split(".")))
+        raise InputError.at(key, "there is no such key", advice or "artel config explain prints all")
     show("\n".join(lines))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,8 +36,19 @@ class Overrides(dict[str, Any]):
     def parse(cls, words: Sequence[str] | None) -> Overrides:
         """From words `a.b.0.c=value`, each value read as YAML; of two words for a key the last one counts."""
         overrides = cls()
-        for word in words or ():
-            overrides._add(word)
+        words = list(words or ())
+        while words:
+            word = words.pop(0)
+            parts = [word]
+            if words and "=" not in word and words[0].startswith("="):  # KEY = VALUE, KEY =VALUE
+                parts.append(words.pop(0))
+            if words and parts[-1].endswith("=") and "=" not in words[0]:  # KEY= VALUE
+                parts.append(words.pop(0))
+            if len(parts) == 1:
+                overrides._add(word)
+                continue
+            fix = f"no spaces around =: write {shlex.join([''.join(parts)])}"
+            overrides.problems[word] = [Problem(_where(" ".join(parts)), "is not of the form key=value", fix)]
         return overrides
 
     def adding(self, words: Sequence[str]) -> Overrides:
