@@ -134,6 +134,8 @@ CASES = [
     Case("vocabulary-too-small", ["tokenizer.train.vocab"], {"tokenizer": {"train": {"vocab": 100}}}),
     Case("no-tokenizer-there", ["holds no tokenizer"], {"tokenizer": {"train": None, "from": "t"}},
          files={"t/x": b""}),
+    Case("gguf-alone", ["t holds no tokenizer, but a.gguf, which artel does not open", "llama-cli -m t/a.gguf"],
+         {"tokenizer": {"train": None, "from": "t"}}, files={"t/a.gguf": b"GGUF"}),
     Case("broken-tokenizer", ["tokenizer.from", "cannot be opened"], {"tokenizer": {"train": None, "from": "t"}},
          files={"t/tokenizer.json": b"{"}),
     Case("tokenizer-hub-offline", ["no/such", "needs network"], {"tokenizer": {"train": None, "from": "no/such"}}),

@@ -40,9 +40,7 @@ def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool 
     folder = Path(name)
     check_regular_in(folder)
     if folder.is_dir() and not any((folder / file).exists() for file in _TOKENIZER_FILES):
-        raise InputError.at(
-            where, f"{name} holds no tokenizer", "it needs tokenizer.json, or vocab.json and merges.txt"
-        )
+        raise _no_tokenizer(where, folder)
     if not folder.is_dir() and (folder.exists() or name.startswith((".", "/", "~"))):
         raise InputError.at(where, f"{name} is not a folder", "give a folder with a tokenizer, or a hub id")
     try:
@@ -78,6 +76,17 @@ def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool 
         what = f"{name} makes {len(ids):,} tokens of {_TEST_TEXT!a}"
         raise InputError.at(where, what, "check its vocabulary, its normalizer and its post_processor")
     return tokenizer
+
+
+def _no_tokenizer(where: str, folder: Path) -> InputError:
+    subject = "" if where == str(folder) else f"{folder} "  # the place names the folder already
+    gguf = min((file.name for file in folder.glob("*.gguf")), default=None)
+    if gguf is None:
+        return InputError.at(
+            where, f"{subject}holds no tokenizer", "it needs tokenizer.json, or vocab.json and merges.txt"
+        )
+    fix = f"give the model in Hugging Face's format, or run the file with llama.cpp: llama-cli -m {folder / gguf}"
+    return InputError.at(where, f"{subject}holds no tokenizer, but {gguf}, which artel does not open", fix)
 
 
 def _open(name: str, folder: Path) -> PreTrainedTokenizerFast:
