@@ -280,7 +280,7 @@ def _reasons(
         if depth != size.depth
     ]
     if beside:
-        yield f"by the same estimate, {' and '.join(beside)}"
+        yield f"estimated from small runs: {' and '.join(beside)}"
     beyond = [
         f"{_count(value)} {key.replace('_', ' ')} (up to {_count(fits.largest[key])} were measured)"
         for key, value in (
