@@ -212,3 +212,24 @@ def test_the_last_command_of_names_has_a_text_of_the_data(tmp_path):
     objective = objective_of(prepared.run, prepared.tokenizer())
     command = objective.command("runs/x", objective.dataset(prepared.open().train))
     assert shlex.split(command)[-1] in texts
+
+
+def test_the_last_command_of_questions_has_one_of_the_data_with_its_answer(tmp_path):
+    context = "Анна Каренина приехала в Москву утром, когда шёл снег."
+    answers = [{"text": "утром", "answer_start": context.index("утром")}]
+    asked = [{"id": f"{n}", "question": f"Когда приехала Анна, раз {n}?", "answers": answers} for n in range(30)]
+    squad = {"data": [{"title": "a", "paragraphs": [{"context": context, "qas": asked}]}]}
+    (tmp_path / "questions.json").write_text(json.dumps(squad, ensure_ascii=False), encoding="utf-8")
+    run = run_of(
+        tmp_path,
+        objective="span_qa",
+        data={"sources": [{"path": "questions.json", "format": "squad"}], "block": 128},
+        span_qa={"question": 40, "stride": 30},
+        tokenizer={"train": {"vocab": 300}},
+    )
+    prepared = prepare(run)
+    objective = objective_of(prepared.run, prepared.tokenizer())
+    command = shlex.split(objective.command("runs/x", objective.dataset(prepared.open().train)))
+    assert command[4] in [one["question"] for one in asked]
+    assert command[5] == "--context"
+    assert "утром" in command[6]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -110,7 +111,8 @@ class SpanQA(Objective):
         return {"objective": "span_qa", "span_qa": section, "data": {"sources": [source]}}
 
     def command(self, run: str, samples: Samples | None) -> str:
-        return f'artel generate {run} --prompt "{_QUESTION}" --context "{_CONTEXT}"'
+        question, context = (_QUESTION, _CONTEXT) if samples is None else self._windows.words(samples.read(0))
+        return f"artel generate {run} --prompt {shlex.quote(question)} --context {shlex.quote(context)}"
 
     def usage(self) -> str:
         return "\n".join(

@@ -21,6 +21,7 @@ from artel.tokens import Encoded, Sample, Tokenizer
 # The numbers of a sample, by column: document within its split, first token of the window in it, where the window
 # begins in the sample, start and end of the answer in the sample, class.
 DOCUMENT, WINDOW, BEGINS, START, END, CLASS = range(6)
+_CONTEXT_TOKENS = 60  # of a window, in the command that a finished run suggests
 UNKNOWN = CLASSES.index("unknown")
 
 
@@ -107,6 +108,16 @@ class Windows:
         starts, ends = (array[first:last].astype(np.uint64) for array in (context.starts, context.ends))
         places[begins : begins + last - first] = starts << np.uint64(32) | ends
         return Sample(ids.astype(np.int64), places, numbers)
+
+    def words(self, sample: Sample) -> tuple[str, str]:
+        """The question of a training sample, and some of its window, with the answer if it has one."""
+        begins, frame = sample.numbers[BEGINS], self.frame
+        question = sample.ids[len(frame.before) : begins - len(frame.between)]
+        window = sample.ids[begins : len(sample.ids) - len(frame.after)]
+        answered = max(begins, sample.numbers[END] + 1) - begins
+        context = window[max(0, answered - _CONTEXT_TOKENS) : max(answered, _CONTEXT_TOKENS)]
+        texts = self._tokenizer.decode(question), self._tokenizer.decode(context)
+        return " ".join(texts[0].split()), " ".join(texts[1].split())
 
     def _keeps_unknown(self, question: Question, first: int) -> bool:
         digest = xxhash.xxh3_64_intdigest(f"{question.id}:{question.question}:{first}".encode())
