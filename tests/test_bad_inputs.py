@@ -278,11 +278,14 @@ def test_broken_run_files(text, says, capfd, monkeypatch):
 
 @pytest.mark.processes
 def test_several_problems_are_reported_together():
-    run = write_run(Path("run.yaml"), trian={"x": 1}, train={"batch": "x", "clip": -1}, data={"blok": 1})
+    model = {"n_layers": 2, "config": {"model_type": "gpt2", "n_layr": 2}}
+    data = {"blok": 1, "sources": [{"path": "nowhere.txt", "format": "txet"}]}  # the objective's checks are left out
+    run = write_run(Path("run.yaml"), trian={"x": 1}, train={"batch": "x", "clip": -1}, data=data, model=model)
     done = artel("train", run)
     assert done.returncode == 2
-    for part in ("trian", "train.batch", "train.clip", "data.blok"):
-        assert part in done.stderr
+    for part in ("trian", "train.batch", "train.clip", "data.blok", "model.n_layers", "sources.0.format"):
+        assert done.stderr.count(part) == 1, done.stderr
+    assert done.stderr.count("model.config.n_layr: gpt2 has no such key") == 1
 
 
 @pytest.mark.slow

@@ -46,8 +46,8 @@ def check(
     try:
         file.run(values)
         tell(f"{name}: its keys are right; checking the model, the tokenizer and the texts")
-    except WrongRunFile as error:
-        tell(f"{name}: {len(error.problems)} problem(s) in its keys; checking the model and the texts, too")
+    except WrongRunFile:
+        tell(f"{name}: some keys are wrong; checking the model and the texts, too")
     run = checked_run(file, values)
     quiet_libraries()
     from artel.planning import Check, check_records, check_run, notes_on_length

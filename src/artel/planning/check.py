@@ -23,7 +23,7 @@ from artel.config.yaml_lines import by_line
 from artel.errors import InputError, Problem
 from artel.host import usable_cores
 from artel.models.device import pick_precision
-from artel.models.loading.check import check_model, check_model_type, check_pretrained
+from artel.models.loading.check import check_model, check_model_keys, check_pretrained
 from artel.models.loading.model_folder import check_on_hub
 from artel.objectives import objective_of, objective_type
 from artel.parallel import local_device
@@ -111,7 +111,7 @@ def _problems(run: RunConfig, checks: Iterable[Check], doubtful: set[str]) -> li
             try:
                 check.run()
             except InputError as error:
-                problems += error.problems
+                problems += [problem for problem in error.problems if problem not in problems]
     return [located(problem, run) for problem in problems if not is_doubtful(problem.where, doubtful)]
 
 
@@ -140,7 +140,7 @@ def _checks(run: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]
             ("train.precision", "train.weights"), lambda: pick_precision(train.precision, local_device(), train.weights)
         )
         yield Check(("train.threads",), lambda: _check_threads(train.threads))
-    yield Check(("model.config.model_type",), lambda: check_model_type(run.model))
+    yield Check(("model.config",), lambda: check_model_keys(run.model))  # `check_model` needs the objective
     if is_doubtful("objective", doubtful) or is_doubtful("data.sources", doubtful):
         return
     objective = objective_type(run)

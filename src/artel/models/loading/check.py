@@ -11,7 +11,7 @@ from artel.config import ModelConfig
 from artel.errors import InputError
 from artel.models.loading.context import change_context, check_rotary
 from artel.models.loading.heads import check_direction, check_head, check_sizes, model_class, own_classes
-from artel.models.loading.model_config import check_type, known_keys
+from artel.models.loading.model_config import known_keys
 from artel.models.loading.model_folder import check_folder, read_config
 from artel.models.loading.multimodal.language_part import find_language_part, takes_images
 from artel.models.loading.pretrained import check_multimodal, check_saved, plan_language_part
@@ -20,10 +20,11 @@ from artel.models.lora.adapters import adapter_problems, freeze, require_peft
 from artel.models.quantization import require_bitsandbytes
 
 
-def check_model_type(config: ModelConfig) -> None:
-    """Raise InputError for a model type that transformers does not know: whatever else is wrong with the model."""
-    if config.config is not None:
-        check_type(config.config["model_type"])
+def check_model_keys(config: ModelConfig) -> None:
+    """Raise InputError for a model type that transformers does not know, and for wrong keys of its configuration."""
+    problems = [] if config.config is None else known_keys(config.config)[1]
+    if problems:
+        raise InputError(problems)
 
 
 def check_model(config: ModelConfig, auto_class: str) -> None:
@@ -32,10 +33,8 @@ def check_model(config: ModelConfig, auto_class: str) -> None:
         require_peft()
     if config.quantize != "none":
         require_bitsandbytes()
+    check_model_keys(config)
     if config.config is not None:
-        _, problems = known_keys(config.config)
-        if problems:
-            raise InputError(problems)
         check_head(config.config["model_type"], auto_class, "model.config.model_type")
         draft = CONFIG_MAPPING[config.config["model_type"]]()
         vars(draft).update(config.config)  # unchecked: a wrong value is reported when the model is built
