@@ -1,6 +1,7 @@
 """A conversation with a model: what is kept of it, what is forgotten, settings, streaming."""
 
 import json
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -10,7 +11,17 @@ from artel.errors import InputError
 from artel.inference import ChatSettings, open_model
 from artel.models.generate import Sampling, write_ids
 from artel.tokens.tokenizer.chat_template import CHATML, prompt_ids, turn_end
-from support.chat_models import MARKS, as_messages, learned_by_heart, llama, said, saved, talk_with, trained_tokenizer
+from support.chat_models import (
+    MARKS,
+    as_messages,
+    learned_by_heart,
+    llama,
+    never_ending,
+    said,
+    saved,
+    talk_with,
+    trained_tokenizer,
+)
 
 
 @pytest.fixture(scope="session")
@@ -71,6 +82,17 @@ def test_a_stopped_answer_keeps_what_was_written(endless):
     taken = [next(pieces) for _ in range(3)]
     pieces.close()
     assert talk.messages == as_messages([("user", "Hi"), ("assistant", said(taken))])
+
+
+def test_an_answer_that_is_cut_off_names_what_was_too_short(tmp_path):
+    notes: list[str] = []
+    talk = talk_with(never_ending(tmp_path / "short", 120), notes, new_tokens=200, temperature=0.0)
+    said(talk.answer("Hi"))
+    assert notes[-1].startswith("cut off after ")
+    assert notes[-1].endswith("tokens (the model's 120 positions hold the prompt and the answer)")
+    talk.settings = replace(talk.settings, new_tokens=5)
+    said(talk.answer("Hi"))
+    assert notes[-1] == "cut off after 5 tokens (setting new_tokens)"
 
 
 def test_the_oldest_exchanges_leave_a_full_window(tmp_path):

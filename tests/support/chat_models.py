@@ -80,10 +80,10 @@ def learned_by_heart(
     return saved(folder, model, tokenizer)
 
 
-def never_ending(folder: Path) -> Path:
+def never_ending(folder: Path, positions: int = 1_000_000) -> Path:
     """Random weights that never end a text: its end tokens have the logit 0, and others are likelier."""
     tokenizer = trained_tokenizer(MARKS)
-    model = llama(tokenizer, max_position_embeddings=1_000_000)
+    model = llama(tokenizer, max_position_embeddings=positions)
     with torch.no_grad():
         for token in [*tokenizer.special_ids, *tokenizer.hf.convert_tokens_to_ids(MARKS)]:
             model.lm_head.weight[token] = 0
