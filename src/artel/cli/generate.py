@@ -71,13 +71,14 @@ def generate(
 
     Example: artel generate runs/tolstoy --prompt "Пьер закашлялся и" --max-new-tokens 150
     """
-    if not (prompts or out or best_of > 1):
+    is_simple = not (prompts or out or best_of > 1)
+    if is_simple:
         tell(f"loading {name}")
     quiet_libraries()
     from artel.config import Overrides, load_run
     from artel.config.model_name import check_model_name
 
-    if not untrained:
+    if is_simple and not untrained:  # other options are checked first, without the model
         check_model_name(name)
     from artel.errors import InputError
     from artel.inference import open_model, open_untrained
