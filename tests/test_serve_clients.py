@@ -156,7 +156,6 @@ def test_openais_client_gets_responses_that_fit_a_class(server):
 
 
 def test_lm_evals_loglikelihoods_are_those_of_transformers(server, folder, monkeypatch):
-    pytest.importorskip("tenacity", reason="lm-eval's client for servers needs it: pip install lm_eval[api]")
     from lm_eval.api.instance import Instance
     from lm_eval.models.openai_completions import LocalCompletionsAPI
     from transformers import AutoModelForCausalLM

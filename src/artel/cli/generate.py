@@ -71,14 +71,14 @@ def generate(
 
     Example: artel generate runs/tolstoy --prompt "Пьер закашлялся и" --max-new-tokens 150
     """
-    is_simple = not (prompts or out or best_of > 1)
-    if is_simple:
+    is_one_prompt = not (prompts or out or best_of > 1)  # the other forms check their options before the model
+    if is_one_prompt:
         tell(f"loading {name}")
     quiet_libraries()
     from artel.config import Overrides, load_run
     from artel.config.model_name import check_model_name
 
-    if is_simple and not untrained:  # other options are checked first, without the model
+    if is_one_prompt and not untrained:
         check_model_name(name)
     from artel.errors import InputError
     from artel.inference import open_model, open_untrained

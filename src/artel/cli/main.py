@@ -171,9 +171,12 @@ def _thread_failed(failed: threading.ExceptHookArgs) -> None:
 
 
 def _end(error: ArtelError) -> int:
-    """Print what is wrong; the exit status. That a signal stopped all processes the first one says."""
-    is_said = isinstance(error, Interrupted) and os.environ.get("RANK", "0") != "0"
-    for problem in () if is_said else error.problems:
+    """Print the problems of an error and return the exit status.
+
+    If a signal stopped all processes of a run, only rank 0 prints.
+    """
+    printed_by_first = isinstance(error, Interrupted) and os.environ.get("RANK", "0") != "0"
+    for problem in () if printed_by_first else error.problems:
         first, *rest = problem.lines
         write_lines([f"artel: {first}", *rest])
     from artel.launching.worker import LostOthers

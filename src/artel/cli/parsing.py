@@ -1,4 +1,4 @@
-"""What no command handles itself: a run file's key written as an option, and Ctrl-C."""
+"""The group of all commands. It handles run-file keys that are written as options, and Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What this machine is and does: `artel doctor` and `artel hardware`."""
+"""Checks and measurements of this machine: `artel doctor` and `artel hardware`."""

@@ -131,7 +131,7 @@ class PreferenceOptimization(Objective):
                 raise InputError.at("preference.loss", what, fix)
 
     def notes(self, documents: Iterable[Document]) -> list[str]:
-        """Those of `Chat`, about the conversations that end with the chosen answers."""
+        """Return the notes of `Chat` on the conversations that end with the chosen answers."""
         conversations = []
         for document in documents:
             pair = document.record.fields

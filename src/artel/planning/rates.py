@@ -1,4 +1,4 @@
-"""How fast this machine runs each kind of operation: what `artel hardware` measured and keeps for `artel plan`.
+"""Speeds of this machine by kind of operation, measured by `artel hardware` and kept for `artel plan`.
 
 A measurement is a number of seconds for an operation of some size: FLOPs of a product or of attention, bytes of
 everything else. Between two sizes that were measured the rate is interpolated along the logarithm of the size; beyond

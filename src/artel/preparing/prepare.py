@@ -219,7 +219,7 @@ def remember(run: RunConfig, prepared: Prepared) -> None:
 
 
 def _kept(folder: Path) -> str:
-    """What an interrupted preparation of the store `folder` keeps, as a sentence."""
+    """Return a sentence that says what an interrupted preparation of the store `folder` keeps."""
     if not (folder.with_name(f"{folder.name}.parts") / "tokenizer").exists():
         return "the tokenizer was not finished: the same command begins with it again"
     return "finished parts of the text are kept: the same command continues with them"

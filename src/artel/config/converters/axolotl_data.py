@@ -157,7 +157,7 @@ def _source(old: Conversion, at: str, dotted: str, objective: str) -> dict[str, 
 
 
 def _files(old: Conversion, at: str) -> tuple[DataSet, list[str]]:
-    """Where the data set is, and the paths of its files."""
+    """Return the path or hub id of the data set, and the paths of its files."""
     name, files = old.get(f"{at}.path", read.text) or "", old.get(f"{at}.data_files", read.names) or []
     split = (old.get(f"{at}.split", read.text) or "train").partition("[")[0] or "train"
     data_set = local_or_hub(name, old.get(f"{at}.name", read.text) or "", split)

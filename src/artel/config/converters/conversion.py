@@ -35,7 +35,9 @@ _ORDER = tuple(
 
 @dataclass(frozen=True, slots=True)
 class KeyTable:
-    """What becomes of the keys of one tool. Reasons may name several keys at once, and patterns such as `dataloader_*`.
+    """The keys of one tool: carried over, the same here, or left out.
+
+    A reason may cover several keys, and patterns such as `dataloader_*`.
 
     Values that two keys decide, or that depend on others, are the converter's own code; its keys need a row only if
     there is a reason to give when the code carries nothing over.

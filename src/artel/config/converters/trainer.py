@@ -1,4 +1,4 @@
-"""What tools that train with transformers have in common: TrainingArguments, FSDP, peft's adapters, optimizers."""
+"""Keys that tools built on transformers share: TrainingArguments, FSDP, peft's adapters, optimizers."""
 
 from __future__ import annotations
 

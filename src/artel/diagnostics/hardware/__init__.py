@@ -1,1 +1,1 @@
-"""How fast this machine runs the operations of a training step, for `artel plan`."""
+"""Measure the speed of a training step's operations on this machine, for `artel plan`."""

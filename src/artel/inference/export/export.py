@@ -178,13 +178,16 @@ def _merge(folder: Path, run: RunConfig | None, into: Path) -> dict[str, str]:
 
 
 def _restore_dtypes(merged: PreTrainedModel, base: str) -> torch.dtype:
-    """Give each tensor the dtype that it has in the base's files, new ones that of the most; return that."""
+    """Give each tensor the dtype it has in the base's files, and new tensors the base's main dtype.
+
+    Returns the main dtype.
+    """
     config, _ = read_config(base)
     saved = saved_dtypes(base, config)
     named = config.dtype or config.get_text_config().dtype
-    most = named if isinstance(named, torch.dtype) else Counter(saved.values()).most_common(1)[0][0]
+    main = named if isinstance(named, torch.dtype) else Counter(saved.values()).most_common(1)[0][0]
     for name, parameter in merged.named_parameters():
-        parameter.data = parameter.data.to(saved.get(name, most))
+        parameter.data = parameter.data.to(saved.get(name, main))
     for name, buffer in merged.named_buffers():  # DeepSeek's correction of its router, in float32
         buffer.data = buffer.data.to(saved.get(name, buffer.dtype))
-    return most
+    return main

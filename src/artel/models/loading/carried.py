@@ -28,7 +28,7 @@ _COMPUTED = re.compile(
     r"(?:.*\.)?(?:rotary_emb\.inv_freq|position_ids|(?:attn|attention)\.(?:masked_bias|causal_mask))"
 )
 _MASK = re.compile(r"(?:.*\.)?(?:attn|attention)\.bias")
-"""What earlier versions of transformers saved with GPT-2, GPT-J, GPT-NeoX, Llama and BERT, and later ones compute. A
+"""Buffers that earlier versions of transformers saved (GPT-2, GPT-J, GPT-NeoX, Llama, BERT) and later ones compute. The
 mask of GPT-2 has four dimensions, a bias has one."""
 
 

@@ -37,7 +37,7 @@ WEIGHTS = "adapter_model.safetensors"
 _BASE_CONFIG = "base_config.json"
 PREFIX = "base_model.model."  # peft wraps the model twice, and its tensor names show it
 _WRAPPERS = re.compile(r"\.(modules_to_save|original_module|token_adapter|base_layer)\b")
-"""What peft puts into the names of weights that it saves beside its own."""
+"""Wrapper names that peft adds to the weights of full modules."""
 _MAX_NAMES = 20  # in a message
 _CHANGED = "artel_base_changed"
 _MAX_LEVELS = 4

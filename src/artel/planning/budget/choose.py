@@ -58,7 +58,7 @@ class Expected:
     source: str
     """Where the speed is from, for people."""
     how: str
-    """How the speed was found, for people."""
+    """Origin of the speed, as a phrase for the user."""
 
     def beside_plan(self) -> str:
         """Why the speed is not the one of the run's plan, which stands before this."""

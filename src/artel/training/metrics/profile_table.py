@@ -1,4 +1,4 @@
-"""Where the time of a step goes: the operators of torch.profiler, added up by what they do.
+"""Time of a training step by kind of work, summed over the operators of torch.profiler.
 
 On a CPU an operator counts with its own time, on a GPU a kernel does. What no row accounts for is the host's own time:
 on a GPU, all the time in which the GPU waits. Communication counts in full, also while something else runs.
