@@ -1,4 +1,6 @@
-"""Requests as instructor, litellm and langchain-openai sent them to a running `artel serve`, replayed word for word.
+"""Requests that instructor, litellm and langchain-openai sent to a running `artel serve`, replayed.
+
+A seed is added to each, and results of earlier calls are shortened.
 
 These clients do not install beside this project's versions, or bring too much with them. `openai` and lm-eval are
 tested as they are, in test_serve_clients.py.

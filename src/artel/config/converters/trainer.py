@@ -86,7 +86,7 @@ TABLE = KeyTable(
         "local_rank accelerator_config* ddp_*": STARTED,
         "ddp_find_unused_parameters": UNUSED,
         "ddp_timeout": "text is prepared before processes meet; train.hang_timeout ends those that get no further",
-        "hub_model_id push_to_hub": "nothing is sent anywhere by itself; RUN/model is in Hugging Face's format",
+        "hub_model_id push_to_hub": "artel train sends nothing to a hub: artel push RUN NAME does",
         "class": "artel has one training loop",
         "min_lr": "write train.minimum_learning_rate, a share of learning_rate",
         "lr_scheduler_kwargs": _FLOOR,
