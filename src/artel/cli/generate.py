@@ -71,27 +71,27 @@ def generate(
 
     Example: artel generate runs/tolstoy --prompt "Пьер закашлялся и" --max-new-tokens 150
     """
-    is_one_prompt = not (prompts or out or best_of > 1)  # the other forms check their options before the model
+    is_one_prompt = not (prompts or out or best_of > 1)  # of the other forms, prompts are checked before the model
     if is_one_prompt:
         tell(f"loading {name}")
     quiet_libraries()
     from artel.config import Overrides, load_run
     from artel.config.model_name import check_model_name
+    from artel.errors import InputError
 
+    if overrides and not untrained:
+        raise InputError.at("override", f"{overrides[0]} has no meaning here", "it goes with --untrained")
+    _check_best_of(best_of, reward, temperature)
+    if beams is not None and temperature:
+        raise InputError.at("--beams", "searches for the likeliest text, and a temperature samples", "leave one out")
     if is_one_prompt and not untrained:
         check_model_name(name)
-    from artel.errors import InputError
     from artel.inference import open_model, open_untrained
     from artel.inference.batch import Prompt, answers, best_answers, check_reward, weights_of
     from artel.inference.search import can_search, search
 
-    if overrides and not untrained:
-        raise InputError.at("override", f"{overrides[0]} has no meaning here", "it goes with --untrained")
     given = {"new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     given |= {"beams": beams}
-    _check_best_of(best_of, reward, temperature)
-    if beams is not None and temperature:
-        raise InputError.at("--beams", "searches for the likeliest text, and a temperature samples", "leave one out")
 
     def opened_model() -> OpenedModel:
         opened = open_untrained(load_run(name, Overrides.parse(overrides)), tell) if untrained else open_model(name)
