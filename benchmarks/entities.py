@@ -215,8 +215,7 @@ def features(words: list[str]) -> list[dict[str, Any]]:
 
 
 def judged(texts: list[Any], tags: list[list[str]]) -> dict[str, float]:
-    from artel.objectives.tokens.answers import found_in
-    from artel.objectives.tokens.scores import Scores
+    from artel.objectives.tokens.entities import Scores, found_in
 
     scores = Scores()
     for (_, _, (spans, starts, ends)), own in zip(texts, tags, strict=True):

@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from artel.config import ClassificationConfig
 from artel.objectives.classification.framing import longest_first
 from artel.objectives.classification.kinds import KINDS
-from artel.objectives.classification.metrics import (
+from artel.objectives.classification.label_metrics import (
     best_thresholds,
     number_figures,
     several_figures,

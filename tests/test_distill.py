@@ -16,8 +16,7 @@ from artel.config.schema.distill import HiddenStatesConfig
 from artel.models.attention_switch import use_for_training
 from artel.models.logits_loss import PositionLogits, loss_of_logits
 from artel.objectives import objective_of
-from artel.objectives.distill.divergence import divergence, in_classes
-from artel.objectives.distill.hidden_states import hidden_loss
+from artel.objectives.distill.teacher_outputs import divergence, hidden_loss, in_classes
 from artel.parallel import World
 from artel.preparing import prepare
 from artel.tokens import evaluation_rows, load_tokenizer, micro_batches, train_tokenizer

@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 from artel.config import TokenizerTraining, load_run
 from artel.errors import InputError
 from artel.objectives import objective_of
-from artel.objectives.batch import Batch
-from artel.objectives.distill.by_text import TokenMap
-from artel.objectives.distill.divergence import divergence, in_classes, mapped_classes
+from artel.objectives.distill.other_tokenizer import TokenMap
+from artel.objectives.distill.teacher_outputs import divergence, in_classes, mapped_classes
+from artel.objectives.types import Batch
 from artel.parallel import World
 from artel.preparing import prepare
 from artel.tokens import Tokenizer, evaluation_rows, load_tokenizer, train_tokenizer

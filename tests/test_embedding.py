@@ -16,12 +16,11 @@ from artel.config import EmbeddingConfig, RunConfig, TokenizerTraining, load_run
 from artel.errors import InputError
 from artel.inference.search import paragraphs
 from artel.objectives import objective_of
-from artel.objectives.embedding.folder import folder_files, read_folder
+from artel.objectives.embedding.embedding_objective import Embedding, usage
 from artel.objectives.embedding.losses import MatchKeys, Texts, loss_sum, match_keys
 from artel.objectives.embedding.matches import DOCUMENT, HASH, choose
-from artel.objectives.embedding.objective import Embedding
 from artel.objectives.embedding.retrieval import nearest, retrieval_figures
-from artel.objectives.embedding.usage import usage
+from artel.objectives.embedding.sentence_transformers import folder_files, read_folder
 from artel.objectives.statistics import spearman
 from artel.preparing import prepare
 from artel.text import Document, Match, Record

@@ -16,7 +16,7 @@ from transformers import (
 import artel
 from artel.config import RunConfig, TokenizerTraining
 from artel.inference import open_model
-from artel.objectives.tokens.windows import NO_WORD
+from artel.objectives.tokens.word_windows import NO_WORD
 from artel.text import Ledger, read_documents
 from artel.tokens import evaluation_rows, load_tokenizer, train_tokenizer
 from artel.tokens.sampling.batches import one_row

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from artel.config import RunConfig, TokenizerTraining
-from artel.objectives.tokens.windows import NO_WORD, window_of_words
+from artel.objectives.tokens.word_windows import NO_WORD, window_of_words
 from artel.registry import FORMATS
 from artel.text import Document, Ledger, read_documents
 from artel.text.tags import entities_of

@@ -22,10 +22,10 @@ from artel.models.activation_checkpointing import recompute
 from artel.models.compile import repeated_layers
 from artel.models.experts import experts_of
 from artel.models.router_aux_loss import attach_loss, router_aux_loss_of
-from artel.objectives.batch import Batch
 from artel.objectives.causal import Causal
 from artel.objectives.chat import shifted
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums
+from artel.objectives.types import Batch
 from artel.parallel.expert import expert_meshes, expert_problems, split_experts
 from artel.parallel.mesh import NAMES
 from artel.tokens import Rows

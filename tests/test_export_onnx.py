@@ -10,7 +10,7 @@ import transformers
 from artel.config import TokenizerTraining
 from artel.errors import InputError
 from artel.inference import export
-from artel.objectives.embedding.folder import read_folder
+from artel.objectives.embedding.sentence_transformers import read_folder
 from artel.tokens import train_tokenizer
 
 ENCODERS = {

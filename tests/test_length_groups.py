@@ -6,7 +6,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
 from artel.config import RunConfig
-from artel.objectives.embedding.rows import group_vectors
+from artel.objectives.embedding.vectors import group_vectors
 from artel.objectives.length_groups import group_count, group_rows, logits_of_rows, row_logits, together
 
 LENGTHS = (9, 30, 1, 17, 30, 2, 3)

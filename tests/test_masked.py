@@ -15,8 +15,7 @@ from artel.config import RunConfig, TokenizerTraining
 from artel.models.generate import Sampling
 from artel.models.targets import IGNORED
 from artel.objectives import InsertionTagging, Masked
-from artel.objectives.comma_rules import comma_places
-from artel.objectives.insertion_tagging import missing_after
+from artel.objectives.insertion_tagging import comma_places, missing_after
 from artel.text import Document, Dropped, Pair, Record, Rejected
 from artel.text.pairs import without_commas
 from artel.tokens import Rows, train_tokenizer

@@ -12,9 +12,8 @@ import artel
 from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.objectives import DocumentSamples
-from artel.objectives.rerank.negatives import DrawnNegatives
-from artel.objectives.rerank.objective import Rerank
-from artel.objectives.rerank.ranking import ndcg, ranking_figures, ranks
+from artel.objectives.rerank import Rerank, ndcg, ranking_figures, ranks
+from artel.objectives.rerank_samples import DrawnNegatives
 from artel.objectives.statistics import spearman
 from artel.text import Document, Match, Record, Rejected
 from artel.tokens import StoreWriter, TokenStore, evaluation_rows, micro_batches, train_tokenizer

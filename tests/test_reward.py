@@ -22,8 +22,8 @@ import artel
 from artel.cli.main import main
 from artel.config import RunConfig, TokenizerTraining
 from artel.objectives import DocumentSamples
-from artel.objectives.reward.objective import Reward
-from artel.objectives.scoring.calibration import calibration_bins, calibration_error
+from artel.objectives.reward import Reward
+from artel.objectives.statistics import calibration_bins, calibration_error
 from artel.printable import in_lines
 from artel.text import Document, Message, Preference, Record
 from artel.text.formats.chat import read_preferences

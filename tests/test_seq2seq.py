@@ -36,8 +36,7 @@ from artel.models.encoder_decoder import decoder_inputs
 from artel.models.generate import Sampling
 from artel.models.output_head import output_head
 from artel.objectives import DocumentSamples
-from artel.objectives.seq2seq.chrf import chrf
-from artel.objectives.seq2seq.objective import SequenceToSequence
+from artel.objectives.seq2seq import SequenceToSequence, chrf
 from artel.parallel import DataParallel, World
 from artel.text import Document, Dropped, Pair, Record
 from artel.tokens import Tokenizer, evaluation_rows, train_tokenizer, training_rows

@@ -15,10 +15,10 @@ from artel.config import DataConfig, Overrides, RunConfig, SourceConfig
 from artel.errors import InputError
 from artel.inference import open_model
 from artel.objectives import SpanQA
-from artel.objectives.batch import DocumentSamples
 from artel.objectives.span_qa.answers import CLASSES, average_precision, exact_match, trimmed, word_f1
 from artel.objectives.span_qa.heads import best_spans
-from artel.objectives.span_qa.windows import window_starts
+from artel.objectives.span_qa.question_windows import window_starts
+from artel.objectives.types import DocumentSamples
 from artel.planning import Start, check_run
 from artel.text import Ledger, read_documents
 from artel.tokens import Rows, load_tokenizer

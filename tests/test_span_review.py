@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from artel.errors import InputError
-from artel.objectives.tokens.windows import NO_WORD
+from artel.objectives.tokens.word_windows import NO_WORD
 from artel.preparing import prepare
 from artel.text import Document
 from artel.tokens import StoreWriter, TokenStore, load_tokenizer

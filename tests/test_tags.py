@@ -10,9 +10,9 @@ from seqeval.metrics import classification_report, f1_score, precision_score, re
 from seqeval.metrics.sequence_labeling import get_entities
 
 from artel.config import RunConfig
-from artel.objectives.tokens.labels import TagSet
-from artel.objectives.tokens.scores import Scores
-from artel.objectives.tokens.windows import window_of_words, without_overlaps, words_of
+from artel.objectives.tokens.entities import Scores
+from artel.objectives.tokens.tag_set import TagSet
+from artel.objectives.tokens.word_windows import window_of_words, without_overlaps, words_of
 from artel.text.tags import entities_of
 from artel.tokens import Encoded
 

@@ -6,7 +6,7 @@ from transformers import BertConfig, BertForTokenClassification
 
 from artel.config import RunConfig
 from artel.objectives import Tokens
-from artel.objectives.tokens.windows import NO_WORD
+from artel.objectives.tokens.word_windows import NO_WORD
 from artel.text import Document, Record, Tagged
 from support.saved_models import word_pieces
 

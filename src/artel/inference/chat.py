@@ -21,7 +21,7 @@ from artel.inference.engine.sequential import SequentialEngine
 from artel.inference.open import OpenedModel
 from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.structure import position_limit
-from artel.objectives.replies import Beginning
+from artel.objectives.types import Beginning
 from artel.storage import check_new_file, user_path, write_output
 from artel.text import Message, ToolCall, Tools
 from artel.text.calls.reader import CallReader

@@ -7,7 +7,7 @@ from typing import Any
 from artel.inference.batch.answers import Tell, write_beginnings
 from artel.inference.open import OpenedModel
 from artel.models.generate import Sampling, check_embedded
-from artel.objectives.replies import Beginning, Writing
+from artel.objectives.types import Beginning, Writing
 from artel.parallel import World
 from artel.training.evaluation import News
 

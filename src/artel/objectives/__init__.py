@@ -8,30 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 from artel.config import RunConfig
 from artel.objectives.base import Objective
-from artel.objectives.batch import Batch, DocumentSamples
+from artel.objectives.types import Batch, DocumentSamples
 from artel.registry import OBJECTIVES
 from artel.tokens import Tokenizer
 
 if TYPE_CHECKING:
     from artel.objectives.causal import Causal
     from artel.objectives.chat import Chat
-    from artel.objectives.fill_mask import Filled, fill_masks
     from artel.objectives.insertion_tagging import InsertionTagging
-    from artel.objectives.masked import Masked
+    from artel.objectives.masked import Filled, Masked, fill_masks
     from artel.objectives.preference import PreferenceOptimization
-    from artel.objectives.span_qa.objective import SpanQA
-    from artel.objectives.tokens.objective import Tokens
+    from artel.objectives.span_qa.span_qa_objective import SpanQA
+    from artel.objectives.tokens.tokens_objective import Tokens
 
 _FILE_OF = {
     "Causal": "causal",
     "Chat": "chat",
-    "Filled": "fill_mask",
+    "Filled": "masked",
     "InsertionTagging": "insertion_tagging",
     "Masked": "masked",
     "PreferenceOptimization": "preference",
-    "SpanQA": "span_qa.objective",
-    "Tokens": "tokens.objective",
-    "fill_masks": "fill_mask",
+    "SpanQA": "span_qa.span_qa_objective",
+    "Tokens": "tokens.tokens_objective",
+    "fill_masks": "masked",
 }
 
 

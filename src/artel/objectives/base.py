@@ -14,11 +14,9 @@ import numpy as np
 from artel.config import ModelConfig, RunConfig
 from artel.errors import Problem
 from artel.models.text_vectors import pools_texts
-from artel.objectives.batch import Batch, DocumentSamples
-from artel.objectives.global_batch import GlobalBatchHooks
+from artel.objectives.hooks import GlobalBatchHooks, TeacherHooks
 from artel.objectives.length_groups import group_count
-from artel.objectives.replies import Beginning, Reading, Reply, Writing
-from artel.objectives.teachers import TeacherHooks
+from artel.objectives.types import Batch, Beginning, DocumentSamples, Reading, Reply, Writing
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Record, Rejected, frame_notes
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from artel.objectives.base import Better
-from artel.objectives.batch import Batch
 from artel.objectives.collate import NextTokenTexts
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
-from artel.objectives.replies import Beginning
+from artel.objectives.types import Batch, Beginning
 from artel.objectives.usage import generation_usage, in_python
 from artel.tokens import StoreSplit, TokenBlocks
 

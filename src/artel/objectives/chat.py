@@ -19,16 +19,20 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
 from artel.objectives.base import Better, Objective
-from artel.objectives.batch import Batch, DocumentSamples
-from artel.objectives.collate import predicted, target_tensors
-from artel.objectives.conversation.call_parameters import call_notes
+from artel.objectives.collate import (
+    check_packed,
+    packed_batch,
+    packed_problems,
+    packed_readings,
+    predicted,
+    target_tensors,
+)
 from artel.objectives.conversation.calls import call_figures, call_turns, source_of
 from artel.objectives.conversation.frame import Difference, Unfit, WrittenOut
-from artel.objectives.conversation.template_check import check_targets, difference_notes, end_notes
+from artel.objectives.conversation.template_check import call_notes, check_targets, difference_notes, end_notes
 from artel.objectives.conversation.writer import ConversationWriter
-from artel.objectives.packed import check_packed, packed_batch, packed_problems, packed_readings
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
-from artel.objectives.replies import Beginning, Reading, Writing
+from artel.objectives.types import Batch, Beginning, DocumentSamples, Reading, Writing
 from artel.objectives.usage import generation_usage, in_python
 from artel.storage import user_path
 from artel.text import Conversation, Document, Dropped, Message, Rejected, Tools

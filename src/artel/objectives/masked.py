@@ -8,20 +8,20 @@ Which tokens are hidden is a function of (seed, epoch, sample): new in each epoc
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import xxhash
 
 from artel.config import RunConfig
-from artel.errors import Problem
+from artel.errors import InputError, Problem
+from artel.models.evaluating import evaluating
 from artel.models.targets import IGNORED
 from artel.objectives.base import Better, Objective
-from artel.objectives.batch import Batch
-from artel.objectives.collate import document_tensors, target_tensors
+from artel.objectives.collate import Texts, document_tensors, target_tensors
 from artel.objectives.per_token import SUMS, inputs_of, token_metrics, token_sums
-from artel.objectives.replies import Reading, Reply
-from artel.objectives.texts import Texts
+from artel.objectives.types import Batch, Reading, Reply
 from artel.objectives.usage import in_python
 from artel.tokens import Rows, Samples, StoreSplit, TokenBlocks, Tokenizer
 from artel.tokens.sampling.blocks import document_numbers
@@ -169,15 +169,47 @@ class Masked(Texts):
         return self._commonest[part]
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        from artel.objectives.fill_mask import fill_masks
-
         yield fill_masks(model, self.tokenizer, prompt).text
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
-        from artel.objectives.fill_mask import fill_masks
-
         filled = fill_masks(model, self.tokenizer, prompt)
         shown = ("  ".join(f"{t.strip() or repr(t)} {share:.3f}" for t, share in mask) for mask in filled.candidates)
         notes = (f"candidates: {line}" for line in shown)  # white space is quoted, to be seen
         masks = [[{"token": token, "probability": share} for token, share in mask] for mask in filled.candidates]
         return Reply([filled.text], tuple(notes), {"prompt": prompt, "text": filled.text, "masks": masks})
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """The text with the likeliest token for each mask, and the candidates for each mask with their probabilities."""
+
+    text: str
+    candidates: list[list[tuple[str, float]]]
+
+
+def fill_masks(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, count: int = 5) -> Filled:
+    """Fill each mask by itself. Raises InputError if the text has none, or is longer than the model takes."""
+    import torch
+
+    from artel.models.loading.structure import position_limit
+
+    mask = tokenizer.hf.mask_token
+    ids = torch.tensor([tokenizer.hf(prompt)["input_ids"]], device=model.device)
+    positions = (ids[0] == tokenizer.mask_id).nonzero().flatten()
+    if len(positions) == 0:
+        raise InputError.at("--prompt", f"holds no {mask}", f"write {mask} where a word is to be guessed")
+    limit = position_limit(model)
+    if limit is not None and ids.shape[1] > limit:
+        raise InputError.at("--prompt", f"{ids.shape[1]} tokens are more than the model's {limit}", "shorten it")
+    with evaluating(model):
+        logits = model(input_ids=ids).logits[0, positions].float()
+    probabilities = logits.softmax(dim=-1)
+    probabilities[:, tokenizer.special_ids] = 0  # no answer; they keep their share, as in transformers' pipeline
+    probabilities[:, tokenizer.vocabulary :] = 0  # rows that no token stands for
+    best = probabilities.topk(count)
+    candidates = [
+        [(tokenizer.decode([token]), share) for token, share in zip(tokens, shares, strict=True)]
+        for tokens, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+    ids[0, positions] = best.indices[:, 0]
+    return Filled(tokenizer.hf.decode(ids[0], skip_special_tokens=True), candidates)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from artel.objectives.batch import Batch
+from artel.objectives.types import Batch
 
 if TYPE_CHECKING:
     import torch

@@ -21,12 +21,11 @@ from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
 from artel.objectives.answer_rows import Answer, AnswerSums, answer_tensors
 from artel.objectives.base import Better, Objective
-from artel.objectives.batch import Batch, DocumentSamples
 from artel.objectives.chat import Chat, template_problems, template_version
 from artel.objectives.collate import predicted
 from artel.objectives.conversation.frame import Unfit
 from artel.objectives.conversation.writer import ConversationWriter
-from artel.objectives.replies import Beginning, Reading
+from artel.objectives.types import Batch, Beginning, DocumentSamples, Reading
 from artel.text import Conversation, Document, Dropped, Message, Preference, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples
 

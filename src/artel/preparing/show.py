@@ -13,7 +13,7 @@ from artel.config import RunConfig
 from artel.models.targets import IGNORED
 from artel.objectives import objective_of
 from artel.objectives.conversation.template_check import learned_turns
-from artel.objectives.replies import Reading
+from artel.objectives.types import Reading
 from artel.printable import in_lines
 from artel.tokens import StoreSplit, Tokenizer, TokenStore, micro_batches
 from artel.tokens.tokenizer.chat_template import TurnEnd

@@ -11,7 +11,7 @@ import numpy as np
 from artel.config import RunConfig
 from artel.models.choice import Choice
 from artel.objectives import objective_type
-from artel.objectives.packed import packed_problems
+from artel.objectives.collate import packed_problems
 from artel.tokens import StoreSplit
 from artel.tokens.sampling.packing import best_fit, sample_sizes
 from artel.training.schedule import Length

@@ -9,7 +9,7 @@ from artel.inference.engine.base import Engine, EngineError, FinishReason, Gener
 from artel.models.generate import Sampling
 from artel.models.sampler import Sampler, Token
 from artel.models.text_stream import TextStream
-from artel.objectives.replies import Beginning
+from artel.objectives.types import Beginning
 from artel.tokens import Tokenizer
 
 

@@ -14,7 +14,7 @@ from artel.inference.serve.errors import ApiError
 from artel.inference.serve.schema import AnswerRequest, EmbeddingRequest, FillMaskRequest
 from artel.inference.serve.served import ServedModel
 from artel.models.generate import Sampling
-from artel.objectives.fill_mask import fill_masks
+from artel.objectives.masked import fill_masks
 
 _ROWS = 16
 """Texts of a forward pass."""

@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from artel.config import EmbeddingConfig
-from artel.objectives.batch import DocumentSamples
+from artel.objectives.types import DocumentSamples
 from artel.objectives.usage import first_words
 from artel.text import Document, Match, Rejected
 from artel.tokens import Sample, Tokenizer

@@ -6,8 +6,16 @@ recall, MRR and nDCG at k as trec_eval and MTEB define them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from artel.config import EmbeddingConfig
+from artel.objectives.embedding.losses import MatchKeys, Texts, loss_sum, match_keys
+from artel.objectives.embedding.matches import DOCUMENT, HASH, NEGATIVE, POSITIVE, QUERY, ROLE, SCORE
+from artel.objectives.statistics import spearman
+from artel.tokens import StoreSplit
 
 Judgements = dict[int, float]
 """Place of a document in the corpus -> how well it answers a query, above 0; 1 for a match."""
@@ -64,3 +72,109 @@ def nearest(queries: np.ndarray, corpus: np.ndarray, count: int, left_out: Mappi
 def unit(vectors: np.ndarray) -> np.ndarray:
     """The same directions, (vectors, size), with the length 1."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+
+def lookup_figures(found: ValidatedTexts, vectors: np.ndarray, config: EmbeddingConfig) -> dict[str, float]:
+    """Of looking up the split's queries among all its documents, by `vectors` (texts, size); or, of scored pairs, of
+    the order of their cosines.
+    """
+    if not len(vectors):
+        return {}
+    directions = unit(vectors)
+    if config.learns_scores:
+        pairs = [(match[0], match[1]) for match in found.matches]
+        cosines = np.array([directions[query] @ directions[document] for query, document in pairs])
+        return {"spearman": spearman(cosines, np.array([found.scores[query] for query, _ in pairs]))}
+    queries, relevant, left_out = found.questions()
+    judged = [dict.fromkeys(each.tolist(), 1.0) for each in relevant]
+    return retrieval_figures(directions[queries], directions[found.documents], judged, left_out)
+
+
+def shorter_figures(found: ValidatedTexts, config: EmbeddingConfig) -> list[dict[str, Any]]:
+    """The same of the beginnings of vectors (`embedding.matryoshka`), a row each."""
+    sizes = [size for size in config.matryoshka if size < found.vectors.shape[1]]
+    return [{"dimensions": str(size), **lookup_figures(found, found.vectors[:, :size], config)} for size in sizes]
+
+
+def mean_loss(found: ValidatedTexts, config: EmbeddingConfig, batch: int) -> float:
+    """The loss of a query, among the matches of `batch` at a time, in their order."""
+    import torch
+
+    total = 0.0
+    for start in range(0, len(found.matches), batch):
+        matches = [_kept(found, match, config.most_negatives) for match in found.matches[start : start + batch]]
+        keys = torch.from_numpy(match_keys([keys for keys, _ in matches]))
+        order = [texts[0] for _, texts in matches] + [texts[1] for _, texts in matches]
+        order += [text for _, texts in matches for text in texts[2:]]
+        texts = Texts.of(torch.from_numpy(found.vectors[order]), keys)
+        with torch.no_grad():
+            total += float(loss_sum(texts, config, slice(None)))
+    return total / max(1, len(found.matches))
+
+
+def _kept(found: ValidatedTexts, match: list[int], most_negatives: int) -> tuple[MatchKeys, list[int]]:
+    """The keys of a match, and the places of its query, its first positive and its first negatives."""
+    hashes, roles = found.hashes, found.roles
+    positives = [text for text in match if roles[text] == POSITIVE]
+    negatives = [text for text in match if roles[text] == NEGATIVE][:most_negatives]
+    keys = MatchKeys(
+        int(hashes[match[0]]),
+        int(hashes[positives[0]]),
+        [int(hashes[text]) for text in negatives],
+        [int(hashes[text]) for text in positives[1:]],
+        int(found.scores[match[0]]),
+    )
+    return keys, [match[0], positives[0], *negatives]
+
+
+def corpus_counts(found: ValidatedTexts) -> dict[str, int]:
+    """How much is looked up, and in how much."""
+    return {"queries": int((found.roles == QUERY).sum()), "documents": len(found.documents)}
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatedTexts:
+    """Vectors of a split's texts, and what they are; a match that was not evaluated whole is left out."""
+
+    vectors: np.ndarray
+    """float32 (texts, size)."""
+    roles: np.ndarray
+    hashes: np.ndarray
+    scores: np.ndarray
+    matches: list[list[int]]
+    """The places of the texts of each match, its query first."""
+    documents: np.ndarray
+    """The places of the corpus: documents, equal ones once."""
+
+    @classmethod
+    def of(cls, outputs: np.ndarray, part: StoreSplit) -> ValidatedTexts:
+        numbers = np.asarray(part.numbers())
+        count = len(outputs)
+        if 0 < count < len(numbers):
+            cut = numbers[count, DOCUMENT]
+            count = int(np.searchsorted(numbers[:count, DOCUMENT], cut))
+        numbers = numbers[:count]
+        starts = np.flatnonzero(np.diff(numbers[:, DOCUMENT], prepend=-1))
+        matches = [list(map(int, places)) for places in np.split(np.arange(count), starts[1:])] if count else []
+        roles, hashes = numbers[:, ROLE], numbers[:, HASH]
+        documents = np.flatnonzero(roles != QUERY)
+        documents = documents[np.sort(np.unique(hashes[documents], return_index=True)[1])]
+        return cls(outputs[:count], roles, hashes, numbers[:, SCORE], matches, documents)
+
+    def questions(self) -> tuple[np.ndarray, list[np.ndarray], dict[int, int]]:
+        """(places of queries, equal ones once; of each the documents that match it; its own text among the documents).
+
+        Documents are counted in the corpus.
+        """
+        corpus = {int(self.hashes[place]): number for number, place in enumerate(self.documents)}
+        asked: dict[int, int] = {}
+        matching: dict[int, set[int]] = {}
+        for match in self.matches:
+            query = int(self.hashes[match[0]])
+            asked.setdefault(query, match[0])
+            positives = (int(self.hashes[text]) for text in match if self.roles[text] == POSITIVE)
+            matching.setdefault(query, set()).update(corpus[each] for each in positives)
+        relevant = [np.array(sorted(matching[query])) for query in asked]
+        own = {number: corpus[query] for number, query in enumerate(asked) if query in corpus}
+        own = {number: place for number, place in own.items() if place not in relevant[number]}
+        return np.array(list(asked.values()), dtype=np.int64), relevant, own

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from artel.config import RunConfig
 from artel.errors import InputError, WorkError
 from artel.objectives import Objective
-from artel.objectives.teachers import Teacher
+from artel.objectives.hooks import Teacher
 from artel.parallel import World
 from artel.storage import lock, write_file
 from artel.tokens import Samples, TokenStore, evaluation_rows, load_tokenizer

@@ -1,0 +1,393 @@
+"""Labels of texts: one of several (Devlin et al. 2019, section 4.1), any number of them, or a number in their place.
+
+The head is that of transformers' `AutoModelForSequenceClassification`, and so is the loss without options: a mean
+over texts. A sample is a text, or two, with its target.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import orjson
+
+from artel.config import RunConfig
+from artel.errors import InputError, Problem
+from artel.models.targets import IGNORED
+from artel.objectives.base import Better, Objective
+from artel.objectives.classification.framing import Framing
+from artel.objectives.classification.kinds import KINDS, THRESHOLDS, Kind, Undecided, Unfit
+from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
+from artel.objectives.pretrained_heads import base_labels, in_order_of
+from artel.objectives.types import Batch, DocumentSamples, Reading, Reply
+from artel.objectives.usage import first_words, in_python
+from artel.printable import shortened
+from artel.text import Document, Dropped, Labeled, Record, Rejected
+from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from artel.models.generate import Sampling
+
+_BEGINS, _TARGET = 0, 1  # columns of a sample's numbers: where its second text begins; its target, to the last column
+_LISTED = 10
+_SHORTEST_BLOCK = 8
+_MANY_LABELS = 50
+_NO_LABEL = {"-", "nan", "none", "null", "n/a", "<na>"}
+_EXAMPLE = "A quiet film that stays with you."
+
+
+class Classification(Objective):
+    auto_class = "AutoModelForSequenceClassification"
+    learns_from = ("labels",)
+    verb = "label"
+    does = "gives texts labels, or a number"
+    pipeline_tag = "text-classification"
+    section = "classification"
+    decided_by_records = ("kind", "labels")
+    takes_context = True
+    continues = False
+    encoder = True
+    sums = ("loss", "targets")
+    tasks = ("classify",)
+    better: ClassVar[dict[str, Better]] = {name: way for kind in KINDS.values() for name, way in kind.better.items()}
+
+    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(run, tokenizer)
+        self._config = run.classification
+        self._kind = _kind_of(run)
+        self._framing = Framing(tokenizer, run.data.block)
+        self.outputs = self._kind.outputs
+        best = run.checkpoint.best
+        if best is not None and best not in self._kind.better and not self.undecided(run):
+            fix = f"write one of: {', '.join(self._kind.better)}; or null"
+            raise InputError.at("checkpoint.best", f"{best!r} is no figure of what these texts have", fix)
+
+    # what the records decide
+
+    @classmethod
+    def undecided(cls, run: RunConfig) -> list[str]:
+        keys = super().undecided(run)
+        return [] if run.classification.kind == "number" else keys
+
+    @classmethod
+    def decide(cls, run: RunConfig, records: Iterable[Record]) -> dict[str, Any]:
+        counts: Counter[str] = Counter()
+        texts, text_lengths, all_one, all_numbers, has_fraction = 0, 0, True, True, False
+        for record in records:
+            fields = record.fields
+            assert isinstance(fields, Labeled)
+            counts.update(fields.labels)
+            texts += 1
+            text_lengths += len(fields.text)
+            all_one &= len(fields.labels) == 1
+            all_numbers &= fields.number is not None
+            has_fraction |= fields.number is not None and not fields.number.is_integer()
+        kind, labels = run.classification.kind, run.classification.labels
+        if kind == "auto":
+            several = not all_one or any(source.separator or len(source.label) > 1 for source in run.data.sources)
+            kind = "multi" if several else "number" if all_numbers and has_fraction and labels == "auto" else "single"
+        if labels == "auto":
+            labels = [] if kind == "number" else _checked_labels(counts, texts, text_lengths, kind)
+            labels = in_order_of(labels, base_labels(run, cls.auto_class))
+        values = {"kind": kind, "labels": labels}
+        return {key: values[key] for key in cls.undecided(run)}
+
+    def notes(self, documents: Iterable[Document]) -> list[str]:
+        labels = self.run.classification.labels
+        return [*super().notes(documents), *([] if labels == "auto" else _doubtful_labels(labels))]
+
+    @classmethod
+    def has_classes(cls, run: RunConfig) -> bool:
+        kind = KINDS.get(run.classification.kind)
+        return kind is not None and kind.has_classes
+
+    @classmethod
+    def run_values(cls, config: PreTrainedConfig, folder: str) -> dict[str, Any]:
+        labels = [str(config.id2label[number]) for number in sorted(config.id2label)]
+        by_type = {KINDS[name].problem_type: name for name in KINDS}
+        kind = by_type.get(config.problem_type or "", "number" if len(labels) == 1 else "single")
+        return {"classification": {"kind": kind, "labels": [] if kind == "number" else labels}}
+
+    @classmethod
+    def problems(cls, run: RunConfig) -> list[Problem]:
+        problems, config = super().problems(run), run.classification
+        if run.data.block < _SHORTEST_BLOCK:
+            what = f"{run.data.block} leaves no room between the special tokens"
+            problems.append(Problem("data.block", what, f"write {_SHORTEST_BLOCK} or more"))
+        if config.kind == "multi" and not config.labels:
+            problems.append(Problem("classification.labels", "is empty", "write the labels, or auto"))
+        if config.kind == "number" and config.labels not in ("auto", []):
+            what = f"has {len(config.labels)} labels, and kind: number gives each text a number"
+            fix = "leave them out; or write kind: single, or multi"
+            problems.append(Problem("classification.labels", what, fix))
+        if config.kind in ("single", "auto") and config.labels != "auto" and len(config.labels) < 2:
+            problems.append(Problem("classification.labels", "has fewer than two labels", "write all of them, or auto"))
+        return problems
+
+    @classmethod
+    def store_settings(cls, run: RunConfig) -> Any:
+        config = run.classification
+        base = base_labels(run, cls.auto_class) if config.labels == "auto" else []
+        return [run.data.block, config.kind, base or config.labels, config.too_long]
+
+    # the model
+
+    @property
+    def head_config(self) -> dict[str, Any]:
+        labels = self._kind.labels or ["LABEL_0"]  # as transformers names the output of a regression
+        return {
+            "id2label": dict(enumerate(labels)),
+            "label2id": {label: number for number, label in enumerate(labels)},
+            "problem_type": self._kind.problem_type,
+        }
+
+    @property
+    def loss_in_words(self) -> str:
+        return self._kind.loss_in_words
+
+    def calibration(self) -> dict[str, Any]:
+        return self._kind.chosen_thresholds()
+
+    def calibrate(self, values: dict[str, Any]) -> str:
+        return self._kind.set_thresholds(values)
+
+    def model_files(self, model: PreTrainedModel) -> dict[str, bytes]:
+        """The threshold of each label, where a text may have several."""
+        thresholds = self.calibration()
+        return {THRESHOLDS: orjson.dumps(thresholds, option=orjson.OPT_INDENT_2)} if thresholds else {}
+
+    def read_model_files(self, folder: Path) -> None:
+        file = folder / THRESHOLDS
+        if file.is_file():
+            self.calibrate(_read_thresholds(file))
+
+    # record -> samples
+
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+        fields = [document.record.fields for document in documents]
+        framed = self._framing.frame([labeled.texts for labeled in fields if isinstance(labeled, Labeled)])
+        for document, row in zip(documents, framed, strict=True):
+            record, labeled = document.record, document.record.fields
+            assert isinstance(labeled, Labeled)
+            try:
+                numbers = (row.begins, *self._kind.numbers(labeled))
+            except Unfit as error:
+                yield Rejected(record.origin, error.reason, error.detail, record.set_name)
+                continue
+            if row.cut and self._config.too_long == "drop":
+                yield Dropped("longer_than_block")
+            else:
+                counted = {"truncated": 1} if row.cut else {}
+                yield DocumentSamples([Sample(row.ids, None, numbers)], counted=counted)
+
+    # samples -> batch -> loss
+
+    def dataset(self, part: StoreSplit) -> WholeSamples:
+        return WholeSamples(part)
+
+    def order(self, part: StoreSplit, samples: int) -> Order | BalancedOrder:
+        if not self._config.balanced_sampling:
+            return super().order(part, samples)
+        return BalancedOrder(self._kind.classes(np.asarray(part.numbers()[:, _TARGET:])), self.run.seed)
+
+    def fit_statistics(self, part: StoreSplit) -> None:
+        if self._config.class_weights == "balanced":
+            self._kind.balance(np.asarray(part.numbers()[:, _TARGET:]))
+
+    def batch(self, rows: Rows) -> Batch:
+        import torch
+
+        lengths = np.where(rows.valid, rows.lengths, 1)
+        ids = [row[:length] for row, length in zip(rows.ids, lengths, strict=True)]
+        types = self._types(lengths, rows.numbers[:, _BEGINS])
+        grouped = group_rows(ids, self.group_count(len(ids)), self.tokenizer.pad_id, types)
+        target = np.ascontiguousarray(self._kind.target(rows.numbers[:, _TARGET:]))
+        tensors = {"target": torch.from_numpy(target), "valid": torch.from_numpy(rows.valid)}
+        return Batch(
+            grouped.tensors | tensors,
+            targets=int(rows.valid.sum()),
+            tokens=int(rows.lengths[rows.valid].sum()),
+            groups=grouped.groups,
+        )
+
+    def _types(
+        self, lengths: Sequence[int] | np.ndarray, begins: Sequence[int] | np.ndarray
+    ) -> list[np.ndarray] | None:
+        """The token_type_ids of texts whose second texts begin there, 0 where there is none; None if all are 0."""
+        if not np.any(begins) or not self._framing.pair.second_type:
+            return None
+        return [
+            (np.arange(length) >= (begin or length)) * self._framing.pair.second_type
+            for length, begin in zip(lengths, begins, strict=True)
+        ]
+
+    def readings(self, rows: Rows) -> list[Reading]:
+        """No token is predicted."""
+        ids = rows.ids[0, : rows.lengths[0]]
+        goal = self._kind.words(self._kind.target(rows.numbers[:1, _TARGET:])[0])
+        return [Reading(ids, np.full(len(ids), IGNORED), goal=goal)]
+
+    def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """A target is a text: the losses of texts are summed."""
+        return self.evaluate_batch(model, batch)[0]
+
+    def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        logits = self._logits(model, batch)
+        loss = self._kind.loss(logits, batch.tensors["target"])
+        loss = torch.where(batch.tensors["valid"], loss, 0.0).sum()
+        return torch.stack([loss, torch.full_like(loss, batch.targets)]), logits
+
+    # figures
+
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
+        """Thresholds of several labels are chosen here, unless the model came with its own."""
+        target = self._target(outputs, part)
+        self._kind.tune(outputs, target)
+        return {"loss": totals["loss"] / totals["targets"], **self._kind.figures(outputs, target)}
+
+    def details(self, outputs: np.ndarray, part: StoreSplit) -> dict[str, Any]:
+        return self._kind.details(outputs, self._target(outputs, part))
+
+    def _target(self, outputs: np.ndarray, part: StoreSplit) -> np.ndarray:
+        return self._kind.target(np.asarray(part.numbers()[: len(outputs), _TARGET:]))
+
+    # use
+
+    def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
+        """Of texts, or pairs of texts: the label with its probability, the labels above their thresholds, or a number.
+
+        `truncated` is there for a text that was cut to what the model takes. Raises InputError for an empty text.
+        """
+        texts = [_texts_of(entry) for entry in inputs]
+        rows = list(self._framing.frame(texts))
+        ids = [row.ids for row in rows]
+        types = self._types([len(row.ids) for row in rows], [row.begins for row in rows])
+        logits = logits_of_rows(self._with_padding(model), ids, self.tokenizer.pad_id, types)
+        return [
+            {**self._kind.answer(said[None]), **({"truncated": True} if row.cut else {})}
+            for said, row in zip(logits, rows, strict=True)
+        ]
+
+    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+        yield _in_words(self.answers(model, "classify", [prompt])[0])
+
+    def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
+        (answer,) = self.answers(model, "classify", [(prompt, context) if context else prompt])
+        ordered = sorted(answer.get("probabilities", {}).items(), key=lambda item: -item[1])
+        notes = [f"{label} {probability:.3f}" for label, probability in ordered[:_LISTED]]
+        if answer.get("truncated"):
+            notes.append(f"the text was cut to {self.run.data.block} tokens")
+        asked = {"prompt": prompt, **({"context": context} if context else {})}
+        return Reply([_in_words(answer)], tuple(notes), {**asked, **answer})
+
+    def prompt(self, samples: Samples | None) -> str:
+        """The first of `validate.prompts`, else the first words of the training text."""
+        if samples is None or self.run.validate_.prompts:
+            return next(filter(None, self.run.validate_.prompts), _EXAMPLE)
+        sample, frame = samples.read(0), self._framing.single
+        inside = sample.ids[len(frame.before) : len(sample.ids) - len(frame.after)]
+        return first_words(self.tokenizer, inside)
+
+    def usage(self) -> str:
+        several = ", top_k=None" if self._kind.answers_several else ""
+        lines = [
+            "from transformers import pipeline",
+            "",
+            f'classify = pipeline("text-classification", model=model, tokenizer=tokenizer{several})',
+            f"print(classify({in_python(self.prompt(None))}))",
+        ]
+        if any(source.second for source in self.run.data.sources):
+            example = f'{{"text": {in_python(self.prompt(None))}, "text_pair": {in_python(_EXAMPLE)}}}'
+            lines[-1] = f"print(classify({example}))"
+        return "\n".join(lines)
+
+    def _logits(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """float32 (rows, outputs)."""
+        return row_logits(self._with_padding(model), batch.tensors, batch.groups)
+
+    def _with_padding(self, model: PreTrainedModel) -> PreTrainedModel:
+        """Models that write look for the last token that is no padding, and some do not know theirs."""
+        if getattr(model.config, "pad_token_id", None) is None:
+            model.config.pad_token_id = self.tokenizer.pad_id
+        return model
+
+
+def _kind_of(run: RunConfig) -> Kind:
+    config = run.classification
+    kind = (Undecided if Classification.undecided(run) else KINDS[config.kind])(config)
+    if not kind.has_classes and (config.class_weights == "balanced" or config.balanced_sampling):
+        what = "weighs and balances labels, and these texts have a number each"
+        raise InputError.at("classification", what, "leave class_weights and balanced_sampling out")
+    return kind
+
+
+def _checked_labels(counts: Counter[str], texts: int, text_lengths: int, kind: str) -> list[str]:
+    """All labels in order, of texts with so many characters together.
+
+    Raises InputError where they cannot be learned.
+    """
+    key = "classification.labels"
+    labels = sorted(counts)
+    if all(re.fullmatch("[+-]?[0-9]+", label) for label in labels):
+        labels.sort(key=int)
+    if len(labels) < 2 and not (kind == "multi" and labels):
+        what = f"all {texts:,} texts have the label {shortened(labels[0])!r}" if labels else "no text has a label"
+        raise InputError.at(key, what, "check `label` of the source, or write the labels")
+    if len(labels) > max(_MANY_LABELS, texts / 2):
+        what = f"{texts:,} texts have {len(labels):,} different labels: {', '.join(map(shortened, labels[:3]))} …"
+        fix = "check `label` of the source; for numbers write classification.kind: number"
+        if sum(len(label) * count for label, count in counts.items()) > text_lengths:
+            fix = "labels are longer than texts: are `field` and `label` of the source swapped?"
+        raise InputError.at(key, what, fix)
+    return labels
+
+
+def _doubtful_labels(labels: list[str]) -> list[str]:
+    """Sentences about labels that mean "no label" in well-known data sets, and about those that differ by case only."""
+    notes = []
+    numbers = [int(label) for label in labels if re.fullmatch("[+-]?[0-9]+", label)]
+    is_placeholder = len(numbers) == len(labels) > 2 and min(numbers) == -1 and max(numbers) > 1  # not of -1, 0, 1
+    unlabeled = [label for label in labels if label.lower() in _NO_LABEL or (is_placeholder and label == "-1")]
+    for label in unlabeled:
+        notes.append(f"{label!r} is learned as a label; many data sets mark texts without one so: leave such rows out")
+    by_name: dict[str, list[str]] = {}
+    for label in labels:
+        by_name.setdefault(label.casefold(), []).append(label)
+    alike = [" and ".join(map(repr, names)) for names in by_name.values() if len(names) > 1]
+    if alike:
+        notes.append(f"{', '.join(alike[:3])} are learned as different labels: write each in one way")
+    return notes
+
+
+def _read_thresholds(file: Path) -> dict[str, Any]:
+    try:
+        thresholds = orjson.loads(file.read_bytes())
+        if not isinstance(thresholds, dict) or not all(type(value) in (int, float) for value in thresholds.values()):
+            raise ValueError("it is no object of numbers")
+    except ValueError as error:
+        raise InputError.at(
+            str(file), f"holds no thresholds: {error}", 'write {"label": 0.5, …}, or remove it'
+        ) from None
+    return thresholds
+
+
+def _texts_of(entry: Any) -> tuple[str, ...]:
+    texts = (entry,) if isinstance(entry, str) else tuple(entry)
+    if not 1 <= len(texts) <= 2 or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise InputError.at("input", "is empty, or neither a text nor a pair of texts", "give a text, or two")
+    return texts
+
+
+def _in_words(answer: dict[str, Any]) -> str:
+    if "number" in answer:
+        return f"{answer['number']:.4g}"
+    return answer.get("label") or ", ".join(answer.get("labels", [])) or "(no label)"

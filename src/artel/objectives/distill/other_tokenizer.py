@@ -1,0 +1,331 @@
+"""A teacher with another tokenizer: it reads the text of a student's rows, and its ids are mapped by their text.
+
+Tokens are compared by the bytes of their text. A target of the student is aligned where the teacher has a token of the
+same bytes at the same place, and can be taught there alone: the teacher's distribution at the token before it. A
+teacher's id with the text of a student's id counts as that id; the probability of all others joins the class of "all
+other tokens". Special tokens are the same where they are written the same. Of texts the end token is the end token,
+whatever it is called.
+
+This is the alignment of trl's GOLD trainer (Patiño et al. 2025, "Unlocking On-Policy Distillation for Any Model
+Family"), restricted to groups of one token on each side, with the shared part of its vocabularies. Left out are groups
+of several tokens, whose probabilities GOLD multiplies; the loss of sorted probabilities for ids without a counterpart
+(ULD, Boizard et al. 2024); and the likelihoods of whole chunks, and the correction for cuts that condition on what
+follows, of Minixhofer et al. 2025, "Universal Cross-Tokenizer Distillation via Approximate Likelihood Matching".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from artel.errors import InputError
+from artel.models.targets import IGNORED
+from artel.objectives.collate import document_tensors
+from artel.objectives.types import Batch
+from artel.tokens import Encoded, Tokenizer
+from artel.tokens.tokenizer.token_texts import TokenTexts, token_texts
+
+if TYPE_CHECKING:
+    import torch
+
+_UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class RowTokens:
+    """What a student reads and predicts in a row, each token once."""
+
+    ids: np.ndarray
+    """int64 (tokens,)."""
+    documents: np.ndarray
+    """int64 (tokens,): the number of each token's document in its row."""
+    targets: np.ndarray
+    """int64 (tokens,): the number of the target among those of the batch that a token is; -1: it is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherReading:
+    """What a teacher reads of a batch, and where its tokens are targets of the student."""
+
+    batch: Batch
+    """`input_ids` int64 (rows, length), and `documents` and `positions` of that shape where documents are apart."""
+    places: torch.Tensor
+    """int64 (aligned,): the positions in the flattened rows that predict them."""
+    labels: torch.Tensor
+    """int64 (aligned,): the teacher's ids."""
+    targets: np.ndarray
+    """int64 (aligned,): which targets of the student's batch they are."""
+
+    def to(self, device: torch.device) -> TeacherReading:
+        return replace(self, batch=self.batch.to(device), places=self.places.to(device), labels=self.labels.to(device))
+
+
+@dataclass(slots=True)
+class _Row:
+    """What a teacher reads of a sequence: ids, their documents, and which targets they are, -1 for none."""
+
+    ids: list[int] = field(default_factory=list)
+    documents: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+
+    def add(self, ids: list[int], document: int, targets: list[int] | None = None) -> None:
+        self.ids += ids
+        self.documents += [document] * len(ids)
+        self.targets += [-1] * len(ids) if targets is None else targets
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Tokens [start, stop) of a sequence: a special token, or a text between two."""
+
+    start: int
+    stop: int
+    begins: bool
+    """True if a text begins here."""
+    text: str
+    """Empty: a special token that the teacher has, too."""
+    spans: np.ndarray
+    """int64 (tokens, 2): the bytes of the text that each token is; empty spans are no place of the text."""
+
+
+class TokenMap:
+    """The tokens of a student and of a teacher, by their text."""
+
+    def __init__(self, student: Tokenizer, teacher: Tokenizer, *, packs_text: bool, key: str) -> None:
+        """`packs_text`: samples are texts, an end token after each. Raises InputError, at `key` for the teacher."""
+        self._student, self._teacher = token_texts(student, "tokenizer"), token_texts(teacher, key)
+        self._tokenizer = teacher
+        self._end = student.end_id
+        self._packs_text = packs_text
+        self._begin = {*student.frame(needed=False).before} - {self._end} if packs_text else set()
+        self._frame = list(teacher.frame(needed=False).before)
+        ends = (student.end_id, teacher.end_id) if packs_text else None
+        self._special = _same_special(self._student, self._teacher, ends)
+        self._is_special = np.zeros(student.vocabulary, dtype=bool)
+        self._is_special[list(self._student.special)] = True
+        self.ids = _shared_ids(self._student, self._teacher, self._special)
+        """int64 (teacher's vocabulary,): the student's id of the same text; -1: there is none."""
+
+    @property
+    def shared(self) -> float:
+        """The share of the teacher's ids that have a counterpart, 0 to 1."""
+        with_text = len(self._teacher.special) + sum(piece is not None for piece in self._teacher.pieces)
+        return float((self.ids >= 0).sum()) / with_text
+
+    def note(self, aligned: float) -> str:
+        """What a user should know of the share of targets that the teacher has, too. Raises InputError if it is 0."""
+        if not aligned:
+            what = "the teacher has no token that is a target of the student: nothing can be learned from it"
+            raise InputError.at("distill.tokenizer", what, "take a teacher whose vocabulary is more like the student's")
+        return (
+            f"the teacher reads the text by its own tokenizer: {aligned:.1%} of the targets are its tokens, too, the "
+            f"others have the cross-entropy alone; {self.shared:.1%} of its ids have a counterpart"
+        )
+
+    def read(self, batch: Batch, limit: int | None, *, apart: bool) -> TeacherReading:
+        """Tokenize the texts of a student's batch as the teacher does, and align its tokens.
+
+        A row that is longer than `limit` tokens is read in several, which overlap by half of that. With `apart` the
+        documents of a row do not see one another.
+        """
+        sequences = rows_of(batch, packs_text=self._packs_text)
+        pieces = [self._pieces(sequence) for sequence in sequences]
+        texts = [piece.text for of_row in pieces for piece in of_row if piece.text]
+        encoded = self._tokenizer.encode_with_offsets(texts)
+        rows = []
+        for sequence, of_row in zip(sequences, pieces, strict=True):
+            row = _Row()
+            for piece in of_row:
+                self._append(row, piece, sequence, next(encoded) if piece.text else None)
+            rows.append(row)
+        return _reading(rows, limit, apart)
+
+    def _pieces(self, sequence: RowTokens) -> list[_Piece]:
+        """The special tokens of a row, and the texts between them; a text has one document."""
+        ids, documents = sequence.ids, sequence.documents
+        special = self._is_special[ids]
+        cuts = special[1:] | special[:-1] | (documents[1:] != documents[:-1])
+        edges = [0, *(np.flatnonzero(cuts) + 1).tolist(), len(ids)] if len(ids) else []
+        pieces = []
+        for start, stop in pairwise(edges):
+            follows = start > 0 and documents[start] == documents[start - 1]
+            begins = not follows or (self._packs_text and int(ids[start - 1]) in {self._end, *self._begin})
+            if int(ids[start]) in self._begin:  # the teacher reads its own begin token instead
+                continue
+            if special[start]:
+                known = int(ids[start]) in self._special
+                text = "" if known else self._student.special[int(ids[start])]
+                pieces.append(_Piece(start, stop, begins, text, np.zeros((1, 2), np.int64)))
+                continue
+            text, spans = self._text(ids[start:stop].tolist(), begins and start > 0)
+            if text:
+                pieces.append(_Piece(start, stop, begins, text, spans))
+        return pieces
+
+    def _text(self, ids: list[int], begins: bool) -> tuple[str, np.ndarray]:
+        """The text of the student's tokens, without characters that are cut at its edges, and their bytes in it."""
+        pieces = [self._student.pieces[number] or _UNKNOWN for number in ids]
+        if begins and self._student.adds_space:
+            pieces[0] = pieces[0].removeprefix(b" ")
+        content = b"".join(pieces)
+        head, tail = _whole_characters(content)
+        spans = _spans(pieces) - head
+        is_known = np.array([self._student.pieces[number] is not None for number in ids])
+        spans[~is_known | (spans[:, 0] < 0) | (spans[:, 1] > tail - head)] = 0
+        text = content[head:tail].decode(errors="replace")
+        if text.encode() != content[head:tail]:  # bytes that are no text, which the teacher reads otherwise
+            spans[:] = 0
+        return text, spans
+
+    def _append(self, row: _Row, piece: _Piece, sequence: RowTokens, encoded: Encoded | None) -> None:
+        """Add what the teacher reads of a piece; `encoded` is its text, None for a special token that it has, too."""
+        document, targets = int(sequence.documents[piece.start]), sequence.targets[piece.start : piece.stop]
+        ids = [self._special[int(sequence.ids[piece.start])]] if encoded is None else encoded.ids.tolist()
+        if piece.begins and self._frame[:1] != ids[:1]:
+            row.add(self._frame, document)
+        if encoded is None:
+            row.add(ids, document, targets.tolist())
+            return
+        content = piece.text.encode()
+        is_target = np.full(len(ids), -1)
+        own, theirs = _same_spans(piece.spans, self._teacher_spans(encoded, piece.text, content))
+        # Not where one of them begins a text with a space that it does not have.
+        is_same = self.ids[encoded.ids[theirs]] == sequence.ids[piece.start + own]
+        is_target[theirs[is_same]] = targets[own[is_same]]
+        row.add(ids, document, is_target.tolist())
+
+    def _teacher_spans(self, encoded: Encoded, text: str, content: bytes) -> np.ndarray:
+        """int64 (tokens, 2): the bytes of the text that each of the teacher's tokens is; empty: none of them."""
+        pieces = [self._teacher.pieces[number] or b"" for number in encoded.ids.tolist()]
+        joined = b"".join(pieces)
+        if joined == content:
+            return _spans(pieces)
+        if joined == b" " + content:
+            return (_spans(pieces) - 1).clip(0)
+        return _spans_by_offsets(pieces, encoded, text, content)
+
+
+def rows_of(batch: Batch, *, packs_text: bool) -> list[RowTokens]:
+    """The rows of a batch, and the tokens that are predicted alone: those behind the last of a row or, where samples
+    stand alone (not `packs_text`), of a sample.
+    """
+    tensors = {name: tensor.cpu().numpy() for name, tensor in batch.tensors.items()}
+    ids, targets = tensors["input_ids"], tensors["targets"]
+    numbers = np.full(targets.shape, -1)
+    numbers[targets != IGNORED] = np.arange(int((targets != IGNORED).sum()))
+    documents = tensors.get("documents", np.ones_like(ids))
+    sequences = []
+    for row, real in enumerate(tensors.get("real", np.ones_like(ids, dtype=bool))):
+        places = np.flatnonzero(real)
+        own = documents[row, places]
+        is_last = np.append(own[1:] != own[:-1], True) if len(places) else np.zeros(0, dtype=bool)
+        if packs_text:
+            is_last[:-1] = False
+        alone = is_last & (targets[row, places] != IGNORED)
+        before = np.append(-1, np.where(alone, -1, numbers[row, places])[:-1])[: len(places)]
+        at = np.flatnonzero(alone) + 1
+        sequences.append(
+            RowTokens(
+                np.insert(ids[row, places], at, targets[row, places[alone]]),
+                np.insert(own, at, own[alone]),
+                np.insert(before, at, numbers[row, places[alone]]),
+            )
+        )
+    return sequences
+
+
+def _same_special(student: TokenTexts, teacher: TokenTexts, ends: tuple[int, int] | None) -> dict[int, int]:
+    """Of the student's special tokens those that the teacher writes the same; `ends` are the same, if they are given,
+    and only one another.
+    """
+    taken = ends or (-1, -1)
+    written = {content: number for number, content in teacher.special.items() if number != taken[1]}
+    own = {number: content for number, content in student.special.items() if number != taken[0]}
+    same = {number: written[content] for number, content in own.items() if content in written}
+    return same if ends is None else same | {ends[0]: ends[1]}
+
+
+def _shared_ids(student: TokenTexts, teacher: TokenTexts, special: dict[int, int]) -> np.ndarray:
+    ids = np.array([-1 if piece is None else student.ids.get(piece, -1) for piece in teacher.pieces], dtype=np.int64)
+    for own, theirs in special.items():
+        ids[theirs] = own
+    return ids
+
+
+def _whole_characters(content: bytes) -> tuple[int, int]:
+    """Where the first whole character begins, and the last ends."""
+    head, tail = 0, len(content)
+    while head < min(3, tail) and content[head] & 0xC0 == 0x80:
+        head += 1
+    for cut in range(1, min(4, tail - head + 1)):
+        byte = content[tail - cut]
+        if byte & 0xC0 == 0x80:
+            continue
+        size = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+        return head, tail if size <= cut else tail - cut
+    return head, tail
+
+
+def _spans(pieces: list[bytes]) -> np.ndarray:
+    """int64 (pieces, 2): the bytes [start, end) of each in all of them."""
+    ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+    return np.stack([np.append(0, ends[:-1])[: len(ends)], ends], axis=1)
+
+
+def _spans_by_offsets(pieces: list[bytes], encoded: Encoded, text: str, content: bytes) -> np.ndarray:
+    """Of a tokenizer that changes the text, by normalizing it or for lack of a token: spans of what it left alone."""
+    at_byte = np.append(0, np.cumsum([len(character.encode()) for character in text]))
+    spans = np.zeros((len(pieces), 2), dtype=np.int64)
+    at = 0
+    for number, piece in enumerate(pieces):
+        left, right = at_byte[encoded.starts[number]], at_byte[encoded.ends[number]]
+        stripped = piece[1:] if at == 0 and piece.startswith(b" ") and not content.startswith(b" ") else piece
+        stop = at + len(stripped)
+        overlaps = not stripped.strip() or (at < right and stop > left)
+        if stripped and overlaps and content[at:stop] == stripped:
+            spans[number] = at, stop
+            at = stop
+        else:
+            at = max(at, int(right))
+    return spans
+
+
+def _same_spans(own: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which of the tokens of two spellings of a text are the same bytes of it, int64 (count,) of each."""
+    places = [np.flatnonzero(spans[:, 0] < spans[:, 1]) for spans in (own, theirs)]
+    width = max(int(own.max(initial=0)), int(theirs.max(initial=0))) + 1
+    one, other = (spans[at, 0] * width + spans[at, 1] for spans, at in zip((own, theirs), places, strict=True))
+    _, first, second = np.intersect1d(one, other, assume_unique=True, return_indices=True)
+    return places[0][first], places[1][second]
+
+
+def _reading(rows: list[_Row], limit: int | None, apart: bool) -> TeacherReading:
+    """The tensors of what is read, padding on the right, where a causal model sees it from no token."""
+    import torch
+
+    windows: list[tuple[_Row, int, int, int]] = []  # tokens [start, stop) of a row, of which those from `new` on count
+    for row in rows:
+        start, stop, new = 0, min(limit or len(row.ids), len(row.ids)), 1
+        windows.append((row, start, stop, new))
+        while limit is not None and stop < len(row.ids):
+            new, stop = stop, min(stop + max(1, limit // 2), len(row.ids))
+            windows.append((row, stop - limit, stop, new))
+    length = max(1, *(stop - start for _, start, stop, _ in windows))
+    ids = np.zeros((len(windows), length), dtype=np.int64)
+    documents = np.zeros_like(ids)
+    places, labels, targets = [], [], []
+    for number, (row, start, stop, new) in enumerate(windows):
+        ids[number, : stop - start] = row.ids[start:stop]
+        documents[number, : stop - start] = row.documents[start:stop]
+        of_row = np.array(row.targets, dtype=np.int64)
+        at = np.flatnonzero(of_row[new:stop] >= 0) + new
+        places.append(number * length + at - 1 - start)
+        labels.append(np.array(row.ids, dtype=np.int64)[at])
+        targets.append(of_row[at])
+    tensors = {"input_ids": torch.from_numpy(ids)} | (document_tensors(documents) if apart else {})
+    joined = [np.concatenate([np.zeros(0, np.int64), *each]) for each in (places, labels, targets)]
+    of_places, of_labels = (torch.from_numpy(each) for each in joined[:2])
+    return TeacherReading(Batch(tensors, len(joined[0]), int((documents > 0).sum())), of_places, of_labels, joined[2])

@@ -1,0 +1,216 @@
+"""What is kept of a teacher's outputs before training, and the classes that both distributions are summed up in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from artel.config.schema.distill import HiddenStatesConfig
+from artel.models.compile import repeated_layers
+from artel.models.logits_loss import PositionLogits
+from artel.models.output_head import output_head
+from artel.models.targets import IGNORED
+from artel.objectives.distill.other_tokenizer import TeacherReading
+from artel.objectives.types import Batch
+from artel.tokens.store.shards import token_type
+
+Classes = Callable[[torch.Tensor, slice], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+"""(the student's log-probabilities of all ids, which positions) → the teacher's of each class, its first id, and the
+student's of each class."""
+TopClasses = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""(the teacher's logits, float32 (count, vocabulary)) → its likeliest ids as the student's, int64 (count, k), and
+log-probabilities of these and of all others together, (count, k + 1)."""
+Outputs = tuple[torch.Tensor, dict[str, np.ndarray]]
+"""The teacher's cross-entropy, targets and right guesses, float64 (3,), and what is kept: arrays (targets, …)."""
+
+_LOWEST = -60_000.0
+"""The lowest log-probability that is kept: float16 ends at 65,504."""
+
+
+def targets_of(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The targets, int64 (count,), and the positions in the flattened rows that predict them, int64 (count,)."""
+    targets, places = batch.tensors["targets"].flatten(), batch.tensors.get("places")
+    if places is None:
+        places = (targets != IGNORED).nonzero()[:, 0]
+    return targets[places], places
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherOutputs:
+    """What is kept of a teacher's outputs: `ids` (targets, k), the likeliest first, and `log_probs` float16 (targets,
+    k + 1), at the temperature, of these and of all others together.
+    """
+
+    top_k: int
+    temperature: float
+    vocabulary: int
+    """Of the student."""
+
+    def of_ids(self, model: PreTrainedModel, inputs: dict[str, Any], batch: Batch) -> Outputs:
+        """Of a teacher that reads the student's ids."""
+
+        def top_classes(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            likeliest = logits.topk(self.top_k, dim=1).indices
+            return likeliest, in_classes(at_temperature(logits, self.temperature), likeliest)
+
+        labels, places = targets_of(batch)
+        return self._outputs(PositionLogits(model, inputs, places), labels, self.vocabulary, top_classes)
+
+    def by_text(
+        self, model: PreTrainedModel, inputs: dict[str, Any], reading: TeacherReading, targets: int, ids: torch.Tensor
+    ) -> Outputs:
+        """Of a teacher that reads the text of so many `targets`: zeros for those that it does not have, and `aligned`,
+        bool (targets,), which it has. `ids` are the student's, as `mapped_classes` takes them.
+        """
+
+        def top_classes(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return mapped_classes(at_temperature(logits, self.temperature), ids, self.vocabulary, self.top_k)
+
+        answers = PositionLogits(model, inputs, reading.places)
+        sums, of_aligned = self._outputs(answers, reading.labels, len(ids), top_classes)
+        kept = {"aligned": np.zeros(targets, dtype=bool)}
+        kept["aligned"][reading.targets] = True
+        for name, array in of_aligned.items():
+            kept[name] = np.zeros((targets, *array.shape[1:]), array.dtype)
+            kept[name][reading.targets] = array
+        return sums, kept
+
+    def _outputs(
+        self, answers: PositionLogits, labels: torch.Tensor, vocabulary: int, top_classes: TopClasses
+    ) -> Outputs:
+        """Of a teacher of so many ids, whose model may have more rows; `labels`, int64 (count,), are its targets."""
+        id_type = np.dtype(token_type(self.vocabulary))
+        sums = torch.zeros(3, dtype=torch.float64)
+        ids, log_probs = [np.zeros((0, self.top_k), id_type)], [np.zeros((0, self.top_k + 1), np.float16)]
+        for chunk in answers.chunks():
+            logits = answers.read(chunk)[:, :vocabulary]
+            plain = torch.nn.functional.cross_entropy(logits, labels[chunk], reduction="sum")
+            right = (logits.argmax(dim=1) == labels[chunk]).sum()
+            sums += torch.tensor([float(plain), len(logits), float(right)], dtype=torch.float64)
+            likeliest, classes = top_classes(logits)
+            ids.append(likeliest.cpu().numpy().astype(id_type))
+            log_probs.append(classes.clamp(min=_LOWEST).half().cpu().numpy())
+        return sums, {"ids": np.concatenate(ids), "log_probs": np.concatenate(log_probs)}
+
+
+def all_classes(answers: PositionLogits, vocabulary: int, temperature: float) -> Classes:
+    """Every id is a class."""
+
+    def classes(student: torch.Tensor, chunk: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        logits = answers.read(chunk)[:, :vocabulary]
+        return at_temperature(logits, temperature), logits.argmax(dim=1), student
+
+    return classes
+
+
+def kept_classes(batch: Batch) -> Classes | None:
+    """The ids that were kept, and all others together."""
+    if "teacher_ids" not in batch.tensors:
+        return None
+    _, places = targets_of(batch)
+    ids = batch.tensors["teacher_ids"].flatten(0, 1)[places]
+    log_probs = batch.tensors["teacher_log_probs"].flatten(0, 1)[places]
+
+    def classes(student: torch.Tensor, chunk: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        here = ids[chunk].long()
+        return log_probs[chunk].float().log_softmax(dim=1), here[:, 0], in_classes(student, here)
+
+    return classes
+
+
+def kl_divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """KL(P || Q) in nats, (count,), of log-probabilities (count, classes)."""
+    return (p.exp() * (p - q)).sum(dim=-1)
+
+
+def divergence(teacher: torch.Tensor, student: torch.Tensor, kind: str, beta: float) -> torch.Tensor:
+    """The divergence of each position in nats, (count,), of log-probabilities (count, classes), T and S.
+
+    forward_kl: KL(T || S) (Hinton et al. 2015). reverse_kl: KL(S || T) (Gu et al. 2024, "MiniLLM"). js: the generalized
+    Jensen-Shannon divergence, beta KL(T || M) + (1 - beta) KL(S || M) with M = beta T + (1 - beta) S (Agarwal et al.
+    2024, "On-Policy Distillation of Language Models", section 2).
+    """
+    if kind == "forward_kl":
+        return kl_divergence(teacher, student)
+    if kind == "reverse_kl":
+        return kl_divergence(student, teacher)
+    mixture = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
+    return beta * kl_divergence(teacher, mixture) + (1 - beta) * kl_divergence(student, mixture)
+
+
+def at_temperature(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Log-probabilities, float32 (count, vocabulary), of logits of that shape divided by the temperature."""
+    return (logits if temperature == 1 else logits / temperature).log_softmax(dim=1)
+
+
+def in_classes(log_probs: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities of some ids and of all others together, (count, k + 1), of those of all, (count, vocabulary).
+
+    `ids`, int64 (count, k), are fewer than all.
+    """
+    others = log_probs.scatter(1, ids, -torch.inf).logsumexp(dim=1, keepdim=True)
+    return torch.cat([log_probs.gather(1, ids), others], dim=1)
+
+
+def mapped_classes(
+    log_probs: torch.Tensor, ids: torch.Tensor, vocabulary: int, top_k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A teacher's likeliest ids as a student's, int64 (count, k), and log-probabilities of these and of all others
+    together, (count, k + 1).
+
+    `log_probs` (count, teacher's vocabulary). `ids`, int64 (teacher's vocabulary,), are the student's that the
+    teacher's count as, of `vocabulary`; -1: as none, which is one of the others.
+    """
+    has_id = ids >= 0
+    probabilities = log_probs.exp()
+    shared = probabilities.new_zeros(len(log_probs), vocabulary).index_add(1, ids[has_id], probabilities[:, has_id])
+    likeliest = shared.topk(top_k, dim=1).indices
+    others = shared.scatter(1, likeliest, 0).sum(dim=1, keepdim=True)
+    others = others + probabilities[:, ~has_id].sum(dim=1, keepdim=True)
+    classes = torch.cat([shared.gather(1, likeliest), others], dim=1)
+    return likeliest, classes.clamp(min=torch.finfo(classes.dtype).tiny).log()  # log(0) would rule reverse KL
+
+
+@contextmanager
+def recording(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
+    """Within the block: what the model's layers return, (rows, length, width) each, in their order."""
+    states: list[torch.Tensor] = []
+
+    def record(_: torch.nn.Module, __: Any, output: Any) -> None:
+        if len(states) < len(layers):  # not again where activations are recomputed
+            states.append(output[0] if isinstance(output, tuple) else output)
+
+    output_head(model)  # to find it the model is run, once: those states are nobody's
+    layers = repeated_layers(model)
+    handles = [layer.register_forward_hook(record) for layer in layers]
+    try:
+        yield states
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def hidden_loss(
+    teacher: list[torch.Tensor], student: list[torch.Tensor], places: torch.Tensor, config: HiddenStatesConfig
+) -> torch.Tensor:
+    """The sum over the positions, float32 (), of the mean over the matched layers."""
+    pairs = [(len(teacher) - 1, len(student) - 1)]
+    if config.layers == "even":
+        along = [round((layer + 1) * len(teacher) / len(student)) - 1 for layer in range(len(student))]
+        pairs = [(max(0, theirs), own) for own, theirs in enumerate(along)]  # -1: a student of twice the layers
+    losses = []
+    for theirs, own in pairs:
+        expected = teacher[theirs].flatten(0, 1)[places].float()
+        actual = student[own].flatten(0, 1)[places].float()
+        if config.loss == "cosine":
+            losses.append((1 - torch.cosine_similarity(actual, expected, dim=-1)).sum())
+        else:
+            losses.append((actual - expected).square().mean(dim=-1).sum())
+    return torch.stack(losses).mean()

@@ -1,0 +1,375 @@
+"""The objective: texts that match get vectors that are near one another.
+
+The loss of in-batch negatives looks at all vectors of a global batch (`needs_global_outputs`), so a batch of a thousand
+is one of a thousand however it is cut into micro-batches and spread over processes.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from artel.config import EmbeddingConfig, ModelConfig, RunConfig
+from artel.errors import InputError, Problem
+from artel.models.targets import IGNORED
+from artel.models.text_vectors import pools_texts
+from artel.objectives.base import Better, Objective
+from artel.objectives.embedding.losses import KEYS, MatchKeys, Texts, loss_in_words, loss_sum, match_keys
+from artel.objectives.embedding.matches import (
+    DOCUMENT,
+    HASH,
+    MILLION,
+    NEGATIVE,
+    PADDING,
+    POSITIVE,
+    QUERY,
+    ROLE,
+    SCORE,
+    MatchReader,
+    choose,
+    text_hash,
+)
+from artel.objectives.embedding.retrieval import (
+    DEPTH,
+    ValidatedTexts,
+    corpus_counts,
+    lookup_figures,
+    mean_loss,
+    shorter_figures,
+)
+from artel.objectives.embedding.sentence_transformers import folder_files, read_folder
+from artel.objectives.embedding.vectors import (
+    TextEncoder,
+    finished,
+    group_vectors,
+    keeps_texts_apart,
+    packed_rows,
+    packed_vectors,
+    sees_before_alone,
+)
+from artel.objectives.length_groups import group_rows
+from artel.objectives.types import Batch, DocumentSamples, Reading, Reply
+from artel.objectives.usage import in_python
+from artel.text import Document, Rejected
+from artel.tokens import Rows, Samples, StoreSplit, Tokenizer, WholeSamples
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from artel.models.generate import Sampling
+
+_EXAMPLE = "Where is Anna?"
+_NAMES = {QUERY: "query", POSITIVE: "positive", NEGATIVE: "negative"}
+_GOALS = {
+    QUERY: "a vector near those of its positives",
+    POSITIVE: "a vector near its query's",
+    NEGATIVE: "a vector far from its query's",
+}
+
+
+class Embedding(Objective):
+    auto_class = "AutoModel"
+    learns_from = ("matches",)
+    verb = "embed"
+    does = "turns texts into vectors, near one another where the texts match"
+    pipeline_tag = "sentence-similarity"
+    finetuning_rate = 2e-5
+    section = "embedding"
+    continues = False
+    encoder = True
+    sums = ("loss", "targets")
+    document_number = DOCUMENT
+    has_many_outputs = True
+    tasks = ("embed",)
+    needs_global_outputs = True
+    better: ClassVar[dict[str, Better]] = {
+        "loss": "lower",
+        "recall_at_1": "higher",
+        "recall_at_5": "higher",
+        f"recall_at_{DEPTH}": "higher",
+        f"mrr_at_{DEPTH}": "higher",
+        f"ndcg_at_{DEPTH}": "higher",
+        "spearman": "higher",
+    }
+
+    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(run, tokenizer)
+        self._config = run.embedding
+        self._reader = MatchReader(tokenizer, run.embedding, run.data.block)
+        self._encoder = TextEncoder(tokenizer, self._reader, run.embedding, run.data.block)
+        self._packs = False
+        self._causal = False
+        self.needs_global_outputs = run.embedding.loss in ("in_batch_negatives", "cosent")
+
+    @classmethod
+    def problems(cls, run: RunConfig) -> list[Problem]:
+        problems, config = super().problems(run), run.embedding
+        if config.symmetric and config.loss != "in_batch_negatives":
+            problems.append(Problem("embedding.symmetric", f"has no meaning for loss {config.loss}", "leave it out"))
+        if config.loss == "in_batch_negatives" and run.train.batch == 1:
+            what = "1: no other query's document is in the batch to tell the right one from"
+            problems.append(Problem("train.batch", what, "write 32 or more"))
+        if config.loss == "triplet" and config.negatives == 0:
+            what = "0: a triplet is a query, what matches it, and what does not"
+            problems.append(Problem("embedding.negatives", what, "write 1 or more"))
+        if run.validate_.prompts:
+            what = "a vector shows nothing to a reader"
+            problems.append(Problem("validate.prompts", what, "leave them out; validation says what is found"))
+        if run.model.from_ is not None and pools_texts(run.model.from_):
+            pooling = read_folder(run.model.from_)["embedding"]["pooling"]
+            if pooling != config.pooling:
+                what = f"{config.pooling}, and {run.model.from_} was trained with {pooling}"
+                problems.append(Problem("embedding.pooling", what, f"write pooling: {pooling}"))
+        return problems + _longer_than(_size_in_folder(run.model), config.matryoshka)
+
+    @classmethod
+    def claims(cls, architecture: str, folder: str) -> bool:
+        """A model without a head, or one that sentence-transformers saved, whatever its head."""
+        bare = architecture.endswith("Model") and not architecture.endswith("HeadModel")
+        return bare or pools_texts(folder)
+
+    @classmethod
+    def run_values(cls, config: PreTrainedConfig, folder: str) -> dict[str, Any]:
+        return read_folder(folder) if pools_texts(folder) else {}
+
+    @classmethod
+    def store_settings(cls, run: RunConfig) -> Any:
+        config = run.embedding
+        return [run.data.block, config.prompts.model_dump(), config.loss, config.largest_score]
+
+    @property
+    def loss_in_words(self) -> str:
+        return loss_in_words(self._config)
+
+    def check(self, model: PreTrainedModel) -> None:
+        """Texts share rows from now on, if the model keeps them apart."""
+        size = model.config.get_text_config().hidden_size
+        if problems := _longer_than(size, self._config.matryoshka):
+            raise InputError(problems)
+        self.outputs = tuple(map(str, range(size)))
+        self._causal = sees_before_alone(model)
+        self._packs = keeps_texts_apart(model, causal=self._causal)
+
+    # record -> samples
+
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected]:
+        return self._reader.samples(documents)
+
+    def dataset(self, part: StoreSplit) -> WholeSamples:
+        return WholeSamples(part)
+
+    def least_evaluated(self, part: StoreSplit) -> int:
+        numbers = part.numbers()
+        return int((numbers[:, DOCUMENT] == numbers[0, DOCUMENT]).sum()) if len(numbers) else 0
+
+    # samples -> batch -> loss
+
+    def batch(self, rows: Rows) -> Batch:
+        """What `packed_rows` or `group_rows` gives of all texts: queries, then positives, then negatives, in the order
+        of their matches; and `keys` (texts, len(KEYS)), theirs, then those of the positives that are not in the batch.
+        """
+        import torch
+
+        valid = np.flatnonzero(rows.valid)
+        keep = valid if len(valid) else [0]  # a rank whose share is over still has something to compute
+        if rows.numbers[0, ROLE]:
+            texts, keys = self._single_texts(rows, keep)
+            fewest = len(rows.ids)
+        else:
+            texts, keys = self._matches(rows, keep)
+            fewest = 2 * len(rows.ids)  # a match has two texts or more
+        if not len(valid):
+            keys[:, 0] = PADDING
+        tokens = sum(map(len, texts)) if len(valid) else 0
+        tensors = {"keys": torch.from_numpy(keys)}
+        if self._packs:
+            return Batch(tensors | packed_rows(texts), len(valid), tokens)
+        grouped = group_rows(texts, self.group_count(fewest), self.tokenizer.pad_id)
+        return Batch(tensors | grouped.tensors, len(valid), tokens, grouped.groups)
+
+    def _single_texts(self, rows: Rows, keep: Sequence[int] | np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+        """The texts of validation, each a row of its own, and their keys, of which no loss is made."""
+        texts = [rows.ids[row, : rows.lengths[row]] for row in keep]
+        return texts, np.zeros((len(texts), len(KEYS)), dtype=np.int64)
+
+    def _matches(self, rows: Rows, keep: Sequence[int] | np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+        """The texts of the matches in `keep`, and their keys."""
+        assert rows.flags is not None
+        chosen = []
+        for row in keep:
+            length = rows.lengths[row]
+            key = f"match:{self.run.seed}:{rows.epochs[row]}:{rows.indices[row]}"
+            chosen.append(choose(rows.ids[row, :length], rows.flags[row, :length], self._config.most_negatives, key))
+        keys = match_keys(
+            [
+                MatchKeys(
+                    int(rows.numbers[row, HASH]),
+                    text_hash(match.positive),
+                    list(map(text_hash, match.negatives)),
+                    list(map(text_hash, match.other_positives)),
+                    int(rows.numbers[row, SCORE]),
+                )
+                for row, match in zip(keep, chosen, strict=True)
+            ]
+        )
+        texts = [match.query for match in chosen] + [match.positive for match in chosen]
+        return texts + [text for match in chosen for text in match.negatives], keys
+
+    def readings(self, rows: Rows) -> list[Reading]:
+        """Every text of the first row. Nothing is predicted."""
+        ids = rows.ids[0, : rows.lengths[0]]
+        roles, texts = rows.numbers[:1, ROLE], [ids]
+        if rows.flags is not None and not roles[0]:
+            starts = np.flatnonzero(rows.flags[0, : rows.lengths[0]])
+            roles, texts = rows.flags[0, starts], np.split(ids, starts[1:])
+        goals = dict(_GOALS)
+        if self._config.learns_scores:
+            share = rows.numbers[0, SCORE] / MILLION
+            goals[POSITIVE] = f"a cosine with its query in the order of {share:g}"
+            if self._config.loss == "cosine":
+                goals[POSITIVE] = f"the cosine {share:g} with its query"
+        return [
+            Reading(text, np.full(len(text), IGNORED), _NAMES[int(role)], goal=goals[int(role)])
+            for text, role in zip(texts, roles, strict=True)
+        ]
+
+    def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """A target is a query: the loss of one, among the texts of this batch alone."""
+        outputs = self.batch_outputs(model, batch)
+        return self.global_loss(outputs, batch.tensors["keys"], slice(None))
+
+    def batch_outputs(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        if batch.groups:
+            return group_vectors(model, batch.tensors, batch.groups, self._config.pooling)
+        return packed_vectors(model, batch.tensors, self._config.pooling, causal=self._causal)
+
+    def output_keys(self, batch: Batch) -> torch.Tensor:
+        return batch.tensors["keys"]
+
+    def global_loss(self, outputs: torch.Tensor, keys: torch.Tensor, part: slice) -> torch.Tensor:
+        import torch
+
+        texts = Texts.of(outputs, keys)
+        loss = loss_sum(texts, self._config, part)
+        return torch.stack([loss, loss.new_tensor(float(len(texts.places(QUERY, part=part))))])
+
+    def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The vector of each text; what they say is found when all are there (`metrics`)."""
+        outputs = finished(self.batch_outputs(model, batch), self._config)
+        return outputs.new_tensor([0.0, float(batch.targets)]), outputs
+
+    # figures
+
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
+        """`loss`: of in-batch negatives, among the matches of as many as `train.batch` at a time, in their order.
+
+        The figures are those of looking up the split's queries among all its documents, or, of scored pairs, of the
+        order of their cosines.
+        """
+        found = ValidatedTexts.of(outputs, part)
+        loss = mean_loss(found, self._config, self.run.train.batch)
+        return {"loss": loss} | lookup_figures(found, found.vectors, self._config)
+
+    def details(self, outputs: np.ndarray, part: StoreSplit) -> dict[str, Any]:
+        """The size of the corpus, and the figures of shorter vectors (`embedding.matryoshka`)."""
+        found = ValidatedTexts.of(outputs, part)
+        shorter = shorter_figures(found, self._config)
+        return {"tables": {"Corpus": [corpus_counts(found)], **({"Shorter vectors": shorter} if shorter else {})}}
+
+    # use
+
+    def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
+        """Of a text, or of {"text", "input_type", "dimensions"}: {"embedding", "tokens", "truncated"}.
+
+        A text may be given as ids, with its special tokens. Raises InputError.
+        """
+        asked: list[dict[str, Any]] = [each if isinstance(each, dict) else {"text": each} for each in inputs]
+        result = []
+        for (kind, dimensions), alike in groupby(asked, lambda each: (each.get("input_type"), each.get("dimensions"))):
+            rows = self._encoder.rows([each["text"] for each in alike], kind or "")
+            found = self._encoder.vectors(model, [row for row, _ in rows], dimensions=dimensions)
+            result += [
+                {"embedding": vector.tolist(), "tokens": len(row), "truncated": is_cut}
+                for vector, (row, is_cut) in zip(found, rows, strict=True)
+            ]
+        return result
+
+    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+        yield from self.reply(model, prompt, "", sampling).pieces
+
+    def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
+        (answer,) = self.answers(model, "embed", [prompt])
+        vector = answer["embedding"]
+        shown = f"[{', '.join(f'{number:.4f}' for number in vector[:8])}, …]"
+        notes = (f"the first 8 of {len(vector)} numbers; all of them with --json",)
+        return Reply([shown], notes, {"prompt": prompt, "embedding": vector})
+
+    def model_files(self, model: PreTrainedModel) -> dict[str, bytes]:
+        from artel.models.loading.structure import position_limit
+
+        block = min(self.run.data.block, position_limit(model) or self.run.data.block)
+        return folder_files(self._config, model.config.get_text_config().hidden_size, block)
+
+    def command(self, run: str, samples: Samples | None) -> str:
+        prompt = _EXAMPLE if samples is None else self._reader.query_words(samples.read(0))
+        return f"artel generate {run} --prompt {shlex.quote(prompt)} --json"
+
+    def usage(self) -> str:
+        return usage(self._config, [_EXAMPLE, "Anna is in the forest."])
+
+
+def _size_in_folder(model: ModelConfig) -> int | None:
+    """The size of the vectors of a model in a folder; None of one that is elsewhere, or wrong in other ways."""
+    if model.from_ is None or not Path(model.from_, "config.json").is_file():
+        return None
+    from artel.models.loading.model_folder import read_config
+
+    try:
+        config, _ = read_config(model.from_, runs_code=model.runs_code)
+    except InputError:  # said when the model is checked
+        return None
+    size: int | None = getattr(config.get_text_config(), "hidden_size", None)
+    return size
+
+
+def _longer_than(size: int | None, matryoshka: list[int]) -> list[Problem]:
+    """Why a model with vectors of `size` numbers cannot have these beginnings of them."""
+    if size is None or all(length <= size for length in matryoshka):
+        return []
+    fitting = sorted({min(length, size) for length in matryoshka}, reverse=True)
+    what = f"{matryoshka[0]} is more than the {size} numbers of a vector of this model"
+    return [Problem("embedding.matryoshka", what, f"write {fitting}")]
+
+
+_POOLED = {
+    "mean": "vectors = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)",
+    "cls": "vectors = states[:, 0]",
+    "last": "vectors = states[torch.arange(len(states)), mask.sum(1) - 1]",
+}
+
+
+def usage(config: EmbeddingConfig, texts: Sequence[str]) -> str:
+    """The vectors of a query and a document by transformers alone, and how near they are."""
+    query, document = texts
+    framed = [config.prompts.query + query, config.prompts.document + document]
+    nearness = "(vectors[0] @ vectors[1]).item())  # the cosine"
+    if not config.normalize:
+        nearness = "torch.cosine_similarity(vectors[0], vectors[1], dim=0).item())"
+    return "\n".join(
+        [
+            f"texts = [{', '.join(map(in_python, framed))}]",
+            'inputs = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")',
+            "with torch.no_grad():",
+            "    states = model(**inputs).last_hidden_state",
+            'mask = inputs["attention_mask"]',
+            _POOLED[config.pooling],
+            *(["vectors = torch.nn.functional.normalize(vectors, dim=1)"] if config.normalize else []),
+            f"print({nearness}",
+        ]
+    )

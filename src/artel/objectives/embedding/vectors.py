@@ -1,0 +1,242 @@
+"""The vectors of texts that share rows, where the model keeps them apart, or else have a row each."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from artel.config import EmbeddingConfig
+from artel.errors import InputError
+from artel.models.evaluating import evaluating
+from artel.objectives.embedding.matches import MatchReader
+from artel.objectives.length_groups import LengthGroup, group_inputs, group_rows, together
+from artel.tokens import Tokenizer
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+Pooling = Literal["mean", "cls", "last"]
+
+_ROUND = 16
+_PACKED = 2048
+"""Tokens of a row that several texts share, about."""
+_PROBE = 4  # tokens that a model is tried with
+
+
+def packed_rows(texts: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
+    """Rows that texts share, each text whole. Tensors, all int64:
+
+    `input_ids` (rows, length); `documents` (rows, length), the number of each token's text in its row, from 1, 0 for
+    padding; `positions` (rows, length), those of tokens in their text, from 0; `slots`, the numbers of texts in a row;
+    `texts` (texts,), the place of each text in the flattened (rows, slots); `firsts` and `lasts` (texts,), the places
+    of their first and last tokens in the flattened rows.
+    """
+    import torch
+
+    places, length = _packed(list(map(len, texts)))
+    rows = 1 + max(row for row, _ in places)
+    ids, documents, positions = (np.zeros((rows, length), dtype=np.int64) for _ in range(3))
+    numbers, slot = [0] * rows, []
+    for number in sorted(range(len(texts)), key=lambda number: places[number]):
+        (row, start), end = places[number], places[number][1] + len(texts[number])
+        numbers[row] += 1
+        slot.append((number, row, numbers[row] - 1))
+        ids[row, start:end] = texts[number]
+        documents[row, start:end] = numbers[row]
+        positions[row, start:end] = np.arange(end - start)
+    most = max(numbers)
+    flat = np.zeros(len(texts), dtype=np.int64)
+    for number, row, place in slot:
+        flat[number] = row * most + place
+    firsts = np.array([row * length + start for row, start in places], dtype=np.int64)
+    arrays = {
+        "input_ids": ids,
+        "documents": documents,
+        "positions": positions,
+        "slots": np.arange(1, most + 1),
+        "texts": flat,
+        "firsts": firsts,
+        "lasts": firsts + np.array([len(text) - 1 for text in texts]),
+    }
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _packed(lengths: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
+    """(the row of each text, and where in it the text begins; the length of a row)."""
+    filled = [0] * max(1, round(sum(lengths) / _PACKED))
+    places: list[tuple[int, int]] = [(0, 0)] * len(lengths)
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):  # the longest first
+        row = filled.index(min(filled))  # into the row with most room
+        places[number] = (row, filled[row])
+        filled[row] += lengths[number]
+    return places, -(-max(filled) // _ROUND) * _ROUND
+
+
+def packed_vectors(
+    model: PreTrainedModel, rows: Mapping[str, torch.Tensor], pooling: Pooling, *, causal: bool
+) -> torch.Tensor:
+    """float32 (texts, size), with gradient: what `pooling` makes of each text's last hidden states, in `packed_rows`.
+
+    `causal`: tokens see only those before them.
+    """
+    import torch
+
+    from artel.models.document_mask import document_inputs
+
+    documents = rows["documents"]
+    inputs: dict[str, Any] = document_inputs(model, documents, rows["positions"], causal=causal)
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        inputs["use_cache"] = False
+    hidden = model(input_ids=rows["input_ids"], **inputs).last_hidden_state
+    with torch.autocast(hidden.device.type, enabled=False):
+        hidden = hidden.float()
+        if pooling != "mean":
+            return hidden.flatten(0, 1)[rows["firsts" if pooling == "cls" else "lasts"]]
+        # A product with who belongs to whom, not an index_add: on a GPU that adds in another order each time.
+        members = (documents[:, None] == rows["slots"][None, :, None]).float()
+        sums = (members @ hidden).flatten(0, 1)[rows["texts"]]
+        return sums / members.sum(dim=2).flatten()[rows["texts"]][:, None]
+
+
+def group_vectors(
+    model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], groups: Sequence[LengthGroup], pooling: Pooling
+) -> torch.Tensor:
+    """The same of texts with a row each, as `group_rows` arranges them."""
+    import torch
+
+    vectors = [
+        _pooled(model(**inputs).last_hidden_state, group.of(tensors["attention_mask"]), pooling)
+        for group, inputs in zip(groups, group_inputs(model, tensors, groups), strict=True)
+    ]
+    return torch.cat(vectors)[tensors["places"]]
+
+
+def _pooled(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
+    """float32 (rows, size), of the last hidden states (rows, length, size)."""
+    import torch
+
+    with torch.autocast(hidden.device.type, enabled=False):
+        hidden, counts = hidden.float(), mask.sum(dim=1)
+        if pooling == "cls":
+            return hidden[:, 0]
+        if pooling == "last":
+            return hidden[torch.arange(len(hidden), device=hidden.device), counts - 1]
+        return (mask[:, None].float() @ hidden)[:, 0] / counts[:, None]
+
+
+def finished(vectors: torch.Tensor, config: EmbeddingConfig) -> torch.Tensor:
+    """Vectors (texts, size) as the model's user gets them."""
+    import torch
+
+    return torch.nn.functional.normalize(vectors, dim=1) if config.normalize else vectors
+
+
+def sees_before_alone(model: PreTrainedModel) -> bool:
+    """True if a token's state does not depend on the tokens after it, tried on a few: a decoder."""
+    import torch
+
+    device = model.get_input_embeddings().weight.device
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = (vocabulary // 2 + torch.arange(_PROBE, device=device)) % vocabulary
+    other = torch.cat([ids[:-1], (ids[-1:] + 1) % vocabulary])
+    states = _states(model, {"input_ids": torch.stack([ids, other])})
+    return bool(torch.equal(states[0, 0], states[1, 0]))
+
+
+def keeps_texts_apart(model: PreTrainedModel, *, causal: bool) -> bool:
+    """True if texts that share a row get the vectors that each gets alone, tried on a few tokens.
+
+    Only where attention computes no more than what is seen, so that sharing saves work: by FlexAttention, or a text at
+    a time on a CPU.
+    """
+    import torch
+
+    from artel.models.attention_masks import takes_block_masks, takes_document_numbers
+    from artel.models.document_mask import document_inputs
+    from artel.models.half_base import hidden_dtype
+
+    if not (takes_block_masks(model) or takes_document_numbers(model)):
+        return False
+    device = model.get_input_embeddings().weight.device
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = (vocabulary // 2 + torch.arange(2 * _PROBE - 1, device=device)[None]) % vocabulary
+    numbers = torch.arange(ids.shape[1], device=device)[None]
+    try:
+        inputs = document_inputs(model, 1 + numbers // _PROBE, numbers % _PROBE, causal=causal)
+        together = _states(model, {"input_ids": ids, **inputs})
+        alone = torch.cat([_states(model, {"input_ids": text}) for text in ids.split(_PROBE, dim=1)], dim=1)
+    except InputError:
+        raise
+    except Exception:  # an architecture that takes no such masks fails in its own way
+        return False
+    difference = float((together - alone).abs().max() / alone.abs().max())
+    # The bounds of `check_documents`, for the same reason.
+    exact = hidden_dtype(model) == torch.float32 and not getattr(model, "is_quantized", False)
+    return difference < (1e-4 if exact else 0.05)
+
+
+def _states(model: PreTrainedModel, inputs: dict[str, Any]) -> torch.Tensor:
+    """The last hidden states, float32 (rows, length, size), without dropout."""
+
+    with evaluating(model):
+        states: torch.Tensor = model(**inputs).last_hidden_state
+        return states.float()
+
+
+class TextEncoder:
+    """Texts to vectors. The end of a text of over `block` tokens is not read."""
+
+    def __init__(self, tokenizer: Tokenizer, reader: MatchReader, config: EmbeddingConfig, block: int) -> None:
+        self._tokenizer, self._reader, self._config, self._block = tokenizer, reader, config, block
+
+    def rows(self, texts: Sequence[Any], kind: str) -> list[tuple[np.ndarray, bool]]:
+        """Each text as the model reads it, int64 (tokens,), and whether it was cut. Raises InputError.
+
+        A text may be given as ids, with its special tokens. `kind`: query or document, for the prompt of each; none
+        when empty.
+        """
+        encoded = iter(self._encoded([text for text in texts if isinstance(text, str)], kind))
+        rows: list[tuple[np.ndarray, bool]] = []
+        for text in texts:
+            if isinstance(text, str):
+                ids = next(encoded)
+                row = self._reader.framed(ids)
+                rows.append((row, len(row) < len(ids) + self._reader.frame.size))
+            else:
+                rows.append((np.array(text[: self._block], dtype=np.int64), len(text) > self._block))
+        return rows
+
+    def _encoded(self, texts: Sequence[str], kind: str) -> list[np.ndarray]:
+        """The ids of each text behind the prompt of its kind, without special tokens, int64. Raises InputError."""
+        prompts = self._config.prompts
+        prompt = {"query": prompts.query, "document": prompts.document, "": ""}.get(kind)
+        if prompt is None:
+            what = f"{kind!r} is no kind of text"
+            raise InputError.at("input_type", what, "write query or document, or leave it out")
+        encoded = list(self._tokenizer.encode([prompt + text for text in texts]))
+        for number, ids in enumerate(encoded):
+            if not len(ids):
+                raise InputError.at("input", f"text {number} has no token", "give a text with words in it")
+        return encoded
+
+    def vectors(
+        self, model: PreTrainedModel, rows: Sequence[np.ndarray], *, dimensions: int | None = None
+    ) -> np.ndarray:
+        """float32 (rows, size), or of each vector the first `dimensions`. Raises InputError."""
+
+        size = model.config.get_text_config().hidden_size
+        if dimensions is not None and not 0 < dimensions <= size:
+            what = f"a vector has {size} numbers, and {dimensions} are asked for"
+            raise InputError.at("dimensions", what, f"write a number from 1 to {size}")
+        result = np.empty((len(rows), dimensions or size), dtype=np.float32)
+        with evaluating(model):
+            for chosen in together([len(row) for row in rows]):
+                grouped = group_rows([rows[row] for row in chosen], 1, self._tokenizer.pad_id)
+                tensors = {name: tensor.to(model.device) for name, tensor in grouped.tensors.items()}
+                outputs = group_vectors(model, tensors, grouped.groups, self._config.pooling)[:, :dimensions]
+                result[chosen] = finished(outputs, self._config).cpu().numpy()
+        return result

@@ -1,0 +1,365 @@
+"""Rerankers: the score of a query and a document that are read together (Nogueira and Cho 2019, "Passage Re-ranking
+with BERT").
+
+pointwise: the sigmoid of the score is the probability that they match, learned by binary cross-entropy. listwise: of a
+document that matches and some that do not, the first is to have the highest score, learned by a softmax over them (Gao
+et al. 2021, "Rethink Training of BERT Rerankers in Multi-Stage Retrieval Pipeline").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from artel.config import RunConfig
+from artel.errors import InputError, Problem
+from artel.models.targets import IGNORED
+from artel.objectives.base import Better, Objective
+from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
+from artel.objectives.pretrained_heads import gives_a_score, names_its_problem, reads_conversations
+from artel.objectives.rerank_samples import COLUMNS, HAS_SCORE, QUERY, DrawnNegatives, PairWriter, parts_of, scores_in
+from artel.objectives.statistics import sigmoid, spearman
+from artel.objectives.types import Batch, DocumentSamples, Reading, Reply
+from artel.objectives.usage import in_python
+from artel.text import Document, Dropped, Match, Rejected
+from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from artel.models.generate import Sampling
+
+_QUERY, _DOCUMENT = "Where is Anna?", "Anna is in the forest."  # an example
+_LISTED = 5
+
+
+class Rerank(Objective):
+    auto_class = "AutoModelForSequenceClassification"
+    learns_from = ("matches",)
+    verb = "rank"
+    does = "orders documents by how well they answer a query"
+    pipeline_tag = "text-ranking"
+    finetuning_rate = 2e-5
+    section = "rerank"
+    needs_context = True
+    continues = False
+    encoder = True
+    sums = ("loss", "targets")
+    tasks = ("rerank", "score")
+    better: ClassVar[dict[str, Better]] = {
+        "loss": "lower",
+        "mrr": "higher",
+        "ndcg": "higher",
+        "accuracy": "higher",
+        "correlation": "higher",
+    }
+
+    @classmethod
+    def claims(cls, architecture: str, folder: str) -> bool:
+        return gives_a_score(architecture, folder) and not names_its_problem(folder) and not reads_conversations(folder)
+
+    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(run, tokenizer)
+        self._config = run.rerank
+        self._writer = PairWriter(tokenizer, run.data.block)
+        self._splits: list[DrawnNegatives] = []
+        self.outputs = tuple(f"score_{number}" for number in range(run.rerank.candidates))
+
+    @classmethod
+    def problems(cls, run: RunConfig) -> list[Problem]:
+        problems = super().problems(run)
+        if run.validate_.prompts:
+            what = "a query needs its document; prompts show nothing here"
+            fix = "leave them out, and ask the model afterwards: artel generate --prompt QUERY --context DOCUMENT"
+            problems.append(Problem("validate.prompts", what, fix))
+        return problems
+
+    @classmethod
+    def store_settings(cls, run: RunConfig) -> Any:
+        return [run.data.block, run.rerank.loss == "listwise"]
+
+    @property
+    def loss_in_words(self) -> str:
+        if self._config.loss == "listwise":
+            return "cross-entropy of the document that matches, among those of its query"
+        return "binary cross-entropy of each query and document"
+
+    @property
+    def head_config(self) -> dict[str, Any]:
+        """One output, of which other libraries, too, take the sigmoid."""
+        name = "relevance"
+        return {
+            "num_labels": 1,
+            "id2label": {0: name},
+            "label2id": {name: 0},
+            "problem_type": None,
+            "pad_token_id": self.tokenizer.pad_id,
+        }
+
+    def command(self, run: str, samples: Samples | None) -> str:
+        return f'artel generate {run} --prompt "{_QUERY}" --context "{_DOCUMENT}"'
+
+    def usage(self) -> str:
+        return "\n".join(
+            [
+                f'inputs = tokenizer({in_python(_QUERY)}, {in_python(_DOCUMENT)}, return_tensors="pt")',
+                "with torch.no_grad():",
+                "    print(model(**inputs).logits[0, 0].sigmoid().item())",
+            ]
+        )
+
+    # record -> samples
+
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+        for document, made in zip(documents, self._writer.samples(documents), strict=True):
+            record, match = document.record, document.record.fields
+            assert isinstance(match, Match)
+            if self._config.loss == "listwise" and match.score is not None and isinstance(made, DocumentSamples):
+                detail = "it has a score, and listwise learns which document matches; write rerank.loss: pointwise"
+                yield Rejected(record.origin, "score", detail, record.set_name)
+            else:
+                yield made
+
+    def check_store(self, store: TokenStore) -> None:
+        """Raise InputError where nothing can be learned to be a better document than another."""
+        numbers = store.train.numbers()
+        if not store.train.samples or numbers[:, HAS_SCORE].any():
+            return
+        drawn = DrawnNegatives(store.train, self.run.seed)
+        samples = range(min(store.train.samples, _LISTED))
+        if not any(len(self._own(store.train, sample)) or drawn.draw(sample, 0, 1) for sample in samples):
+            what = "no record has negatives, and there is no other document that could be one"
+            raise InputError.at("data.sources", what, "give records with other documents, or with negatives")
+
+    def _own(self, split: StoreSplit, index: int) -> list[np.ndarray]:
+        sample = split.sample(index)
+        assert sample.flags is not None
+        return parts_of(sample.ids, sample.flags)[2:]
+
+    # samples -> batch -> loss
+
+    def dataset(self, part: StoreSplit) -> WholeSamples:
+        self._splits.append(DrawnNegatives(part, self.run.seed))
+        return _OfSplit(part, len(self._splits) - 1)
+
+    def batch(self, rows: Rows) -> Batch:
+        """What `group_rows` gives of each query with its documents, the one that matches first, and of the same
+        samples `there` bool, `labels` float32 (samples, documents).
+
+        What lacks, and the documents of a row of padding, are rows of one token.
+        """
+        import torch
+
+        columns = self._columns(rows)
+        there, labels = np.zeros((len(rows.ids), columns), dtype=bool), np.zeros((len(rows.ids), columns))
+        labels[:, 0] = np.nan_to_num(scores_in(rows.numbers), nan=1.0)
+        pairs = []
+        for row in range(len(rows.ids)):
+            query, *documents = self._documents(rows, row, columns) if rows.valid[row] else [rows.ids[row, :1]]
+            there[row, : len(documents)] = True
+            pairs += [self._writer.row(query, document) for document in documents]
+            pairs += [(rows.ids[row, :1], np.zeros(1, dtype=np.int64))] * (columns - len(documents))
+        ids, types = zip(*pairs, strict=True)
+        count = self.group_count(len(ids))
+        grouped = group_rows(ids, count, self.tokenizer.pad_id, types if self._writer.has_types else None)
+        tensors = {"there": torch.from_numpy(there), "labels": torch.from_numpy(labels.astype(np.float32))}
+        learned = there[:, : self._learned]
+        targets = learned.any(axis=1).sum() if self._config.loss == "listwise" else learned.sum()
+        lengths = np.array(list(map(len, ids))).reshape(there.shape)
+        return Batch(grouped.tensors | tensors, int(targets), int(lengths[there].sum()), grouped.groups)
+
+    @property
+    def _learned(self) -> int:
+        """Documents of a sample that the loss is taken on, at most."""
+        return 1 + self._config.negatives
+
+    def _columns(self, rows: Rows) -> int:
+        """Documents of each sample: one where all have scores, which stand alone."""
+        drawing = self._drawing(rows)
+        if not (drawing.has_matches if drawing else (rows.numbers[:, HAS_SCORE] == 0).any()):
+            return 1
+        return self._config.candidates if (rows.epochs < 0).any() else self._learned
+
+    def _drawing(self, rows: Rows) -> DrawnNegatives | None:
+        """Where the negatives of rows are drawn from; None for rows of no split, with which a run is planned."""
+        return self._splits[rows.numbers[0, -1]] if rows.numbers.shape[1] > COLUMNS else None
+
+    def _documents(self, rows: Rows, row: int, columns: int) -> list[np.ndarray]:
+        """The query of a sample, and its documents, the one that matches first."""
+        assert rows.flags is not None
+        length, index, epoch = (int(array[row]) for array in (rows.lengths, rows.indices, rows.epochs))
+        query, document, *negatives = parts_of(rows.ids[row, :length], rows.flags[row, :length])
+        if rows.numbers[row, HAS_SCORE]:
+            return [query, document]
+        drawing = self._drawing(rows)
+        if drawing is None:
+            return [query, document, *(negatives + [document] * columns)[: columns - 1]]
+        chosen = drawing.choose(negatives, index, epoch, columns - 1)
+        return [query, document, *chosen, *drawing.draw(index, epoch, columns - 1 - len(chosen), negatives)]
+
+    def readings(self, rows: Rows) -> list[Reading]:
+        """The query with each document; nothing is predicted of a token."""
+        query, *documents = self._documents(rows, 0, self._columns(rows))
+        score = float(np.nan_to_num(scores_in(rows.numbers[:1]), nan=1.0)[0])
+        goals = [f"the probability {score:g}", "the probability 0"]
+        if self._config.loss == "listwise":
+            goals = ["the highest score", "a lower score"]
+        readings = []
+        for number, document in enumerate(documents):
+            ids, _ = self._writer.row(query, document)
+            name = f"negative {number}" if number else "document"
+            goal = goals[min(number, 1)] if number < self._learned else "nothing, it is only ranked"
+            readings.append(Reading(ids, np.full(len(ids), IGNORED), name, goal=goal))
+        return readings
+
+    def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """A target is a query with a document; listwise, a query with its documents."""
+        return self._sums(self._scores(model, batch), batch)
+
+    def _scores(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """float32 (samples, documents)."""
+        return row_logits(model, batch.tensors, batch.groups)[:, 0].view(batch.tensors["there"].shape)
+
+    def _sums(self, scores: torch.Tensor, batch: Batch) -> torch.Tensor:
+        import torch
+        import torch.nn.functional as F
+
+        scores, there, labels = (
+            tensor[:, : self._learned] for tensor in (scores, batch.tensors["there"], batch.tensors["labels"])
+        )
+        if self._config.loss == "listwise":
+            used = there.any(dim=1)
+            masked = scores.masked_fill(~there & used[:, None], -torch.inf)  # a row of padding needs numbers, too
+            losses = -masked.log_softmax(dim=1)[:, 0]
+        else:
+            losses, used = F.binary_cross_entropy_with_logits(scores, labels, reduction="none"), there
+        return torch.stack([torch.where(used, losses, 0.0).sum(), used.sum().float()])
+
+    def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The scores; NaN where there is no document."""
+        import torch
+        import torch.nn.functional as F
+
+        scores = self._scores(model, batch)
+        outputs = scores.masked_fill(~batch.tensors["there"], torch.nan)
+        return self._sums(scores, batch), F.pad(outputs, (0, len(self.outputs) - outputs.shape[1]), value=torch.nan)
+
+    # metrics
+
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
+        """`mrr`, `ndcg` (at 10) and `accuracy` of the order of each query's documents; `correlation` (Spearman's) with
+        the scores of records that have one."""
+        figures = {"loss": totals["loss"] / max(1.0, totals["targets"])}
+        found = _ranks(outputs, part)
+        if found:
+            figures |= ranking_figures(found)
+        true = scores_in(part.numbers()[: len(outputs)])
+        scored = ~np.isnan(true)
+        if scored.sum() > 1:
+            figures["correlation"] = spearman(outputs[scored, 0], true[scored])
+        return figures
+
+    def details(self, outputs: np.ndarray, part: StoreSplit) -> dict[str, Any]:
+        found = [int(ranked[0]) for ranked in _ranks(outputs, part)]
+        if not found:
+            return {}
+        counts = [sum(rank == place for rank in found) for place in range(1, _LISTED + 1)]
+        table = [{"rank": str(place), "queries": count} for place, count in enumerate(counts, 1)]
+        table.append({"rank": f"over {_LISTED}", "queries": len(found) - sum(counts)})
+        return {"tables": {"Rank of the first document that matches": table}}
+
+    # asking it
+
+    def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
+        """{"score": probability that they match} for each (query, document)."""
+        return [{"score": score} for score in self.scores(model, inputs)]
+
+    def scores(self, model: PreTrainedModel, inputs: Sequence[tuple[str, str]]) -> list[float]:
+        """The probability of each query and document that they match, from 0 to 1.
+
+        The end of a long document is cut off, as in training. Raises InputError for a query that is too long.
+        """
+        texts = [text for pair in inputs for text in pair]
+        if not all(isinstance(text, str) for text in texts):
+            fix = "give two texts; conversations are for models of objective reward"
+            raise InputError.at("query", "is a conversation, and a reranker reads a query and a document", fix)
+        encoded = list(self.tokenizer.encode(texts)) if texts else []
+        queries, documents = encoded[::2], encoded[1::2]
+        longest = self._writer.longest_query
+        for query in queries:
+            if len(query) > longest:
+                raise InputError.at("query", f"has {len(query):,} tokens, more than {longest:,}", "shorten it")
+        rows = [self._writer.row(query, document) for query, document in zip(queries, documents, strict=True)]
+        ids, types = [ids for ids, _ in rows], [types for _, types in rows]
+        logits = logits_of_rows(model, ids, self.tokenizer.pad_id, types if self._writer.has_types else None)
+        return [float(score) for score in sigmoid(logits[:, 0])]
+
+    def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
+        """How well the document `context` answers the query."""
+        (score,) = self.scores(model, [(prompt, context)])
+        return Reply([f"{score:.4f}"], to_json={"query": prompt, "document": context, "score": score})
+
+    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+        raise InputError.at("--prompt", "a query needs a document", "give --context DOCUMENT")
+
+
+class _OfSplit(WholeSamples):
+    """The samples of a split, each with the number of the split behind its own: documents are drawn from there."""
+
+    def __init__(self, split: StoreSplit, number: int) -> None:
+        super().__init__(split)
+        self._number = number
+
+    def read(self, index: int) -> Sample:
+        sample = super().read(index)
+        return replace(sample, numbers=(*sample.numbers, self._number))
+
+
+def _ranks(outputs: np.ndarray, part: StoreSplit) -> list[np.ndarray]:
+    """For each query the ranks of its documents that match, among these and the others of its first sample."""
+    numbers = part.numbers()[: len(outputs)]
+    samples = np.flatnonzero(numbers[:, HAS_SCORE] == 0)
+    queries, owners = np.unique(numbers[samples, QUERY], return_inverse=True)
+    found = []
+    for number in range(len(queries)):
+        scores = outputs[samples[owners == number]]
+        matches = np.zeros(scores.shape, dtype=bool)
+        matches[:, 0] = True
+        there = ~np.isnan(scores)
+        there[1:, 1:] = False
+        found.append(ranks(scores[there], matches[there]))
+    return found
+
+
+_CUT = 10
+
+
+def ranks(scores: np.ndarray, matches: np.ndarray) -> np.ndarray:
+    """The ranks of the documents that match, from 1, ascending. Among equal scores they stand behind the others.
+
+    scores float (documents,), matches bool (documents,).
+    """
+    order = np.lexsort((matches, -scores))
+    return np.flatnonzero(matches[order]) + 1
+
+
+def ndcg(found: np.ndarray) -> float:
+    """nDCG at 10 of `ranks`, where a document matches or not (Järvelin and Kekäläinen 2002)."""
+    gain = (1 / np.log2(found[found <= _CUT] + 1)).sum()
+    best = (1 / np.log2(np.arange(1, min(len(found), _CUT) + 1) + 1)).sum()
+    return float(gain / best)
+
+
+def ranking_figures(all_ranks: list[np.ndarray]) -> dict[str, float]:
+    """Means over queries, each with the `ranks` of its documents: `mrr` (of the first that matches), `ndcg` at 10,
+    `accuracy`: the share of queries whose best document matches."""
+    first = np.array([found[0] for found in all_ranks])
+    return {
+        "mrr": float((1 / first).mean()),
+        "ndcg": float(np.mean([ndcg(found) for found in all_ranks])),
+        "accuracy": float((first == 1).mean()),
+    }

@@ -1,1 +1,0 @@
-"""Cross-encoders: how well a document answers a query, both read together."""

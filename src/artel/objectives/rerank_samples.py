@@ -1,0 +1,176 @@
+"""Queries and documents as samples, and as the rows that a cross-encoder reads: `[CLS] query [SEP] document [SEP]`.
+
+A sample holds a query, a document and the negatives of their record, one after another; the flag of a token says which
+of them it belongs to. Its numbers are hashes of the query and the document, the bits of the score, and whether it has
+one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import xxhash
+
+from artel.objectives.types import DocumentSamples
+from artel.text import Document, Dropped, Match, Rejected
+from artel.tokens import Sample, StoreSplit, Tokenizer
+from artel.tokens.sampling.order import splitmix64
+
+COLUMNS = 4
+QUERY, DOCUMENT, SCORE, HAS_SCORE = range(COLUMNS)
+"""Columns of a sample's numbers."""
+QUERY_FLAG, DOCUMENT_FLAG, MOST_NEGATIVES = 0, 1, 254
+
+
+class PairWriter:
+    """Records to samples, and a query and a document to a row, of `block` tokens at most."""
+
+    def __init__(self, tokenizer: Tokenizer, block: int) -> None:
+        """Raises InputError for a tokenizer that puts nothing between two texts."""
+        self._tokenizer = tokenizer
+        self._frame = tokenizer.frame(pair=True)
+        self._block = block
+        self.has_types = self._frame.second_type > 0
+
+    @property
+    def longest_query(self) -> int:
+        """Tokens: half of what the special tokens leave, so that a long document is what is cut."""
+        return (self._block - self._frame.size) // 2
+
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+        """One for each query and a document that matches it."""
+        fields = [document.record.fields for document in documents]
+        texts = [text for match in fields if isinstance(match, Match) for text in match.texts]
+        encoded = self._tokenizer.encode(texts)
+        for document, match in zip(documents, fields, strict=True):
+            assert isinstance(match, Match)
+            ids = [next(encoded) for _ in match.texts]
+            yield self._made(document, match, ids)
+
+    def _made(self, document: Document, match: Match, ids: list[np.ndarray]) -> DocumentSamples | Rejected:
+        record = document.record
+        query, count = ids[0], 1 + len(match.positives)
+        positives, negatives = ids[1:count], [one for one in ids[count:] if len(one)]
+        without_token = len(ids) - count - len(negatives)
+        if not positives:
+            detail = "no document of it matches the query; name one, or leave it out"
+            return Rejected(record.origin, "no_positive", detail, record.set_name)
+        if not len(query) or not all(map(len, positives)):
+            which = "a document" if len(query) else "the query"
+            return Rejected(record.origin, "empty", f"{which} has no token", record.set_name)
+        if len(query) > self.longest_query:
+            detail = f"its query has {len(query)} tokens, more than the {self.longest_query} of half a row: "
+            detail += "raise data.block, or shorten the query"
+            return Rejected(record.origin, "query_too_long", detail, record.set_name)
+        if match.score is not None and not 0 <= match.score <= 1:
+            detail = f"its score is {match.score:g}; write a number from 0 (does not match) to 1 (matches)"
+            return Rejected(record.origin, "bad_score", detail, record.set_name)
+        room = self._block - self._frame.size - len(query)
+        cut = sum(len(one) > room for one in (*positives, *negatives))
+        counted = {"truncated": cut} if cut else {}
+        left_out = without_token + max(0, len(negatives) - MOST_NEGATIVES)
+        if left_out:
+            counted["negatives_left_out"] = left_out
+        kept = [one[: self._block] for one in negatives[:MOST_NEGATIVES]]
+        numbers = _hash(match.query), _bits(match.score or 0.0), int(match.score is not None)
+        samples = []
+        for text, positive in zip(match.positives, positives, strict=True):
+            parts = [query, positive[: self._block], *kept]
+            flags = np.repeat(np.arange(len(parts), dtype=np.uint8), [len(part) for part in parts])
+            samples.append(Sample(np.concatenate(parts), flags, (numbers[0], _hash(text), *numbers[1:])))
+        return DocumentSamples(samples, counted=counted)
+
+    def row(self, query: np.ndarray, document: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, token types), int64 (tokens,) each. The end of a document that is too long is cut off."""
+        frame = self._frame
+        document = document[: self._block - frame.size - len(query)]
+        first, second = (*frame.before, *query, *frame.between), (*document, *frame.after)
+        types = np.repeat([0, frame.second_type], [len(first), len(second)])
+        return np.array([*first, *second], dtype=np.int64), types
+
+
+def parts_of(ids: np.ndarray, flags: np.ndarray) -> list[np.ndarray]:
+    """The query, the document, and each negative of a sample's record."""
+    ends = np.flatnonzero(np.diff(flags)) + 1
+    return np.split(ids, ends)
+
+
+def scores_in(numbers: np.ndarray) -> np.ndarray:
+    """The scores, float64 (samples,), of the numbers of samples; NaN for those without."""
+    scores = np.ascontiguousarray(numbers[:, SCORE]).astype("<i8").view("<f8")
+    return np.where(numbers[:, HAS_SCORE] > 0, scores, np.nan)
+
+
+def _hash(text: str) -> int:
+    return int(np.uint64(xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))).astype(np.int64))
+
+
+def _bits(number: float) -> int:
+    """The bits of a float64 as an int64, as a store keeps numbers."""
+    return int(struct.unpack("<q", struct.pack("<d", number))[0])
+
+
+_TRIES = 8
+"""Rounds of drawing, each of four times as many numbers as documents are needed."""
+
+
+class DrawnNegatives:
+    """The documents of a split, to be drawn from."""
+
+    def __init__(self, split: StoreSplit, seed: int) -> None:
+        numbers = split.numbers().reshape(-1, COLUMNS)  # a split without samples has no columns
+        self._split, self._seed = split, seed
+        self._queries, self._documents = np.asarray(numbers[:, QUERY]), np.asarray(numbers[:, DOCUMENT])
+        self._scored = np.asarray(numbers[:, HAS_SCORE])
+        self._by_query = np.argsort(self._queries, kind="stable")
+        self._sorted = self._queries[self._by_query]
+
+    @property
+    def has_matches(self) -> bool:
+        """Whether any record says that its document matches, and not how well by a score."""
+        return bool((self._scored == 0).any())
+
+    def choose(self, own: list[np.ndarray], sample: int, epoch: int, count: int) -> list[np.ndarray]:
+        """Up to `count` of a record's own negatives, others in each epoch where it has more."""
+        if len(own) <= count:
+            return own
+        key = np.uint64(xxhash.xxh3_64_intdigest(f"{self._seed}:own:{epoch}:{sample}".encode()))
+        with np.errstate(over="ignore"):
+            order = np.argsort(splitmix64(key + np.arange(len(own), dtype=np.uint64)))
+        return [own[number] for number in order[:count].tolist()]
+
+    def draw(self, sample: int, epoch: int, count: int, own: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
+        """Ids of up to `count` different documents that no record names for the query of a sample.
+
+        `own` are the ids of the negatives that its record names. Fewer where the split has too few others.
+        """
+        named = {document.tobytes() for document in own}
+        key = np.uint64(xxhash.xxh3_64_intdigest(f"{self._seed}:negatives:{epoch}:{sample}".encode()))
+        known = set(self._documents[self._same_query(sample)].tolist())
+        chosen: list[int] = []
+        size = 4 * count
+        for turn in range(_TRIES if count else 0):
+            with np.errstate(over="ignore"):  # arithmetic modulo 2**64
+                drawn = splitmix64(key + np.arange(turn * size, (turn + 1) * size, dtype=np.uint64))
+            for index in (drawn % np.uint64(len(self._queries))).tolist():
+                document = int(self._documents[index])
+                if document not in known:
+                    known.add(document)
+                    if not named or self._document(index).tobytes() not in named:
+                        chosen.append(index)
+                if len(chosen) == count:
+                    return [self._document(index) for index in chosen]
+        return [self._document(index) for index in chosen]
+
+    def _same_query(self, sample: int) -> np.ndarray:
+        """The samples with the query of one."""
+        query = self._queries[sample]
+        first, last = (np.searchsorted(self._sorted, query, side) for side in ("left", "right"))
+        return self._by_query[first:last]
+
+    def _document(self, index: int) -> np.ndarray:
+        sample = self._split.sample(index)
+        assert sample.flags is not None
+        return sample.ids[sample.flags == DOCUMENT_FLAG]

@@ -1,0 +1,383 @@
+"""Reward models: a score for an answer, a number that is higher for better answers.
+
+Of two answers to one prompt the chosen one is to have the higher score: the difference is the logit of its being
+preferred (Bradley and Terry 1952; Ouyang et al. 2022, "Training language models to follow instructions with human
+feedback", section 3.5). Where the data say by how much it is better, the difference is to be larger than that (Touvron
+et al. 2023, "Llama 2", section 3.2.2). An answer with a label is good with the probability sigmoid(score) (outcome
+rewards: Cobbe et al. 2021, "Training Verifiers to Solve Math Word Problems").
+
+A sample holds the chosen and the rejected answer, each after the prompt. Its numbers are their lengths, 0 where an
+answer is missing, and the bits of the margin.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from artel.config import RunConfig
+from artel.errors import InputError, Problem
+from artel.models.targets import IGNORED
+from artel.objectives.base import Better, Objective
+from artel.objectives.chat import Chat, template_problems, template_version
+from artel.objectives.conversation.frame import Unfit
+from artel.objectives.conversation.writer import ConversationWriter
+from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
+from artel.objectives.pretrained_heads import gives_a_score, reads_conversations
+from artel.objectives.statistics import calibration_bins, calibration_error
+from artel.objectives.types import Batch, DocumentSamples, Reading, Reply
+from artel.objectives.usage import in_python
+from artel.text import Document, Dropped, Message, Preference, Rejected, Tools
+from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
+from artel.tokens.tokenizer.chat_template import template_of, writes_day
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from artel.models.generate import Sampling
+
+_CHOSEN, _REJECTED, _MARGIN = range(3)
+_PROMPT, _ANSWER = "Where is Anna?", "She is in the forest."  # an example
+
+
+class Reward(Objective):
+    auto_class = "AutoModelForSequenceClassification"
+    learns_from = ("preferences",)
+    verb = "score"
+    does = "gives answers a score: the better one the higher"
+    pipeline_tag = "text-classification"
+    finetuning_rate = 1e-5
+    section = "reward"
+    needs_context = True
+    continues = False
+    encoder = True
+    sums = ("loss", "targets")
+    outputs = ("chosen_score", "rejected_score")
+    tasks = ("score",)
+    better: ClassVar[dict[str, Better]] = {
+        "loss": "lower",
+        "accuracy": "higher",
+        "margin": "higher",
+        "outcome_accuracy": "higher",
+        "calibration_error": "lower",
+    }
+
+    @classmethod
+    def claims(cls, architecture: str, folder: str) -> bool:
+        return gives_a_score(architecture, folder) and reads_conversations(folder)
+
+    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(run, tokenizer)
+        self._reader = ConversationReader(run, tokenizer)
+        self.writes_day = writes_day(tokenizer, self._reader.template)
+
+    @classmethod
+    def problems(cls, run: RunConfig) -> list[Problem]:
+        problems = [*super().problems(run), *template_problems(run)]
+        if run.validate_.prompts:
+            what = "a reward model judges answers and writes none; prompts show nothing here"
+            fix = "leave them out, and ask the model afterwards: artel generate --prompt … --context ANSWER"
+            problems.append(Problem("validate.prompts", what, fix))
+        return problems
+
+    @classmethod
+    def special_tokens(cls, run: RunConfig) -> list[str]:
+        return Chat.special_tokens(run)
+
+    @classmethod
+    def store_settings(cls, run: RunConfig) -> Any:
+        return [run.data.block, run.chat.template, template_version(run)]
+
+    @property
+    def loss_in_words(self) -> str:
+        return "Bradley-Terry (of an answer with a label: binary cross-entropy)"
+
+    @property
+    def head_config(self) -> dict[str, Any]:
+        """One output. By `regression` pipelines and servers know that it is the answer, and no probability."""
+        name = "reward"
+        return {
+            "num_labels": 1,
+            "id2label": {0: name},
+            "label2id": {name: 0},
+            "problem_type": "regression",
+            "pad_token_id": self.tokenizer.pad_id,  # a decoder's score is that of the last token that is not padding
+        }
+
+    def command(self, run: str, samples: Samples | None) -> str:
+        return f'artel generate {run} --prompt "{_PROMPT}" --context "{_ANSWER}"'
+
+    def usage(self) -> str:
+        lines = [
+            f'messages = [{{"role": "user", "content": {in_python(_PROMPT)}}},',
+            f'            {{"role": "assistant", "content": {in_python(_ANSWER)}}}]',
+        ]
+        if self._reader.is_framed:
+            lines += [
+                "text = tokenizer.apply_chat_template(messages, tokenize=False)",
+                'inputs = tokenizer(text, return_tensors="pt")',
+            ]
+        else:
+            lines.append('inputs = tokenizer.apply_chat_template(messages, return_dict=True, return_tensors="pt")')
+        return "\n".join([*lines, "with torch.no_grad():", "    print(model(**inputs).logits[0, 0].item())"])
+
+    # record -> samples
+
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+        written = [self._written(document) for document in documents]
+        texts = [text for sides in written if isinstance(sides, list) for text in sides if text]
+        encoded = iter(self._reader.encode(texts))
+        for document, sides in zip(documents, written, strict=True):
+            if not isinstance(sides, list):
+                yield sides
+                continue
+            ids = [next(encoded) if text else np.empty(0, dtype=np.int64) for text in sides]
+            lengths = [len(side) for side in ids]
+            if max(lengths) > self.run.data.block:
+                yield Dropped("longer_than_block")
+                continue
+            assert isinstance(document.record.fields, Preference)
+            numbers = (*lengths, _bits(document.record.fields.margin))
+            yield DocumentSamples([Sample(np.concatenate(ids), None, numbers)])
+
+    def _written(self, document: Document) -> list[str] | Rejected | Dropped:
+        """The chosen and the rejected answer behind the prompt, as the template writes them; empty where one lacks."""
+        record, pair = document.record, document.record.fields
+        assert isinstance(pair, Preference)
+        sides = [[*pair.prompt, answer] if answer else [] for answer in (pair.chosen, pair.rejected)]
+        messages: list[Message] = [message for side in sides for message in side]
+        self._reader.check_tools(messages, pair.tools, record.origin)
+        if self._reader.has_control_token(messages, pair.tools):
+            return Dropped("control_token")
+        try:
+            return [self._reader.text(side, pair.tools) if side else "" for side in sides]
+        except Unfit as unfit:
+            return Rejected(record.origin, "template", f"{unfit}; mend it", record.set_name)
+
+    # samples -> batch -> loss
+
+    def dataset(self, part: StoreSplit) -> WholeSamples:
+        return WholeSamples(part)
+
+    def batch(self, rows: Rows) -> Batch:
+        """What `group_rows` gives of the chosen and the rejected answers, alternately, and `there` (samples, 2),
+        `margins` float32 (samples,).
+
+        A missing answer, and one of a row of padding, is a row of one token.
+        """
+        import torch
+
+        there = (rows.numbers[:, :_MARGIN] > 0) & rows.valid[:, None]
+        sides = [side for row in range(len(rows.ids)) for side in _sides(rows, row)]
+        sides = [
+            side if is_there else rows.ids[number // 2, :1]
+            for number, (side, is_there) in enumerate(zip(sides, there.flat, strict=True))
+        ]
+        grouped = group_rows(sides, self.group_count(len(sides)), self.tokenizer.pad_id)
+        margins = rows.numbers[:, _MARGIN].astype("<i8").view("<f8").astype(np.float32)
+        return Batch(
+            grouped.tensors | {"there": torch.from_numpy(there), "margins": torch.from_numpy(margins)},
+            targets=int(there.any(axis=1).sum()),
+            tokens=int(rows.lengths[rows.valid].sum()),
+            groups=grouped.groups,
+        )
+
+    def readings(self, rows: Rows) -> list[Reading]:
+        """Both answers; nothing is predicted of a token."""
+        chosen, rejected = _sides(rows, 0)
+        goals = ("a good answer, its score over 0", "a bad answer, its score under 0")
+        if len(chosen) and len(rejected):
+            margin = float(rows.numbers[:1, _MARGIN].astype("<i8").view("<f8")[0])
+            more = f" by over {margin:g}" if margin else ""
+            goals = (f"the higher score{more}", f"the lower score{more}")
+        sides = zip(("chosen", "rejected"), (chosen, rejected), goals, strict=True)
+        return [Reading(ids, np.full(len(ids), IGNORED), name, goal=goal) for name, ids, goal in sides if len(ids)]
+
+    def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """A target is a pair of answers, or an answer with a label."""
+        return self._sums(self._scores(model, batch), batch)
+
+    def _scores(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """float32 (samples, 2)."""
+        return row_logits(model, batch.tensors, batch.groups)[:, 0].view(-1, 2)
+
+    def _sums(self, scores: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """`sums` by the scores (samples, 2)."""
+        import torch
+        import torch.nn.functional as F
+
+        there, margins = batch.tensors["there"], batch.tensors["margins"]
+        chosen, rejected = scores.unbind(dim=1)
+        pair = -F.logsigmoid(chosen - rejected - margins)
+        if self.run.reward.center:
+            pair = pair + self.run.reward.center * (chosen + rejected).square()
+        # A good answer's score is the logit of its being good; so is the negative score of a bad one.
+        single = -torch.where(there[:, _CHOSEN], F.logsigmoid(chosen), F.logsigmoid(-rejected))
+        losses = torch.where(there.all(dim=1), pair, single)
+        used = there.any(dim=1)
+        return torch.stack([torch.where(used, losses, 0.0).sum(), used.sum().float()])
+
+    def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = self._scores(model, batch)
+        return self._sums(scores, batch), scores
+
+    # metrics
+
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
+        """`accuracy`: pairs whose chosen answer has the higher score; `margin`: the mean difference of their scores;
+        `outcome_accuracy`: of answers with a label; `calibration_error` of both kinds of answers."""
+        margins, outcomes, labels = _judged(outputs, part)
+        figures = {"loss": totals["loss"] / max(1.0, totals["targets"])}
+        if len(margins):
+            figures |= {"accuracy": float((margins > 0).mean()), "margin": float(margins.mean())}
+        if len(outcomes):
+            figures["outcome_accuracy"] = float(((outcomes > 0) == labels).mean())
+        if len(margins) or len(outcomes):
+            figures["calibration_error"] = calibration_error(*_questions(margins, outcomes, labels))
+        return figures
+
+    def details(self, outputs: np.ndarray, part: StoreSplit) -> dict[str, Any]:
+        judged = _judged(outputs, part)
+        bins = calibration_bins(*_questions(*judged)) if any(map(len, judged)) else []
+        return {"tables": {"Calibration": bins}} if bins else {}
+
+    # asking it
+
+    def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
+        """{"score": number} for each (prompt, answer); a prompt is a message of the user, or messages."""
+        return [{"score": score} for score in self.scores(model, inputs)]
+
+    def scores(self, model: PreTrainedModel, inputs: Sequence[tuple[Prompt, str]]) -> list[float]:
+        """The score of each answer behind its prompt. Raises InputError for what is too long for the model."""
+        from artel.models.loading.structure import position_limit
+
+        rows = [self._reader.ids(prompt, answer) for prompt, answer in inputs]
+        limit = position_limit(model)
+        for number, row in enumerate(rows):
+            if limit is not None and len(row) > limit:
+                what = f"answer {number} has {len(row):,} tokens with its prompt, and the model takes {limit:,}"
+                raise InputError.at("--context", what, "shorten it")
+        return [float(score) for score in logits_of_rows(model, rows, self.tokenizer.pad_id)[:, 0]]
+
+    def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
+        """The score of the answer `context` to the prompt."""
+        (score,) = self.scores(model, [(prompt, context)])
+        return Reply([f"{score:.4f}"], to_json={"prompt": prompt, "answer": context, "score": score})
+
+    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+        raise InputError.at("--prompt", "a reward model judges an answer", "give --context ANSWER")
+
+
+def _sides(rows: Rows, row: int) -> list[np.ndarray]:
+    """Ids of the chosen and the rejected answer of a row, each after its prompt."""
+    chosen, rejected = rows.numbers[row, :_MARGIN]
+    return [rows.ids[row, :chosen], rows.ids[row, chosen : chosen + rejected]]
+
+
+def _judged(outputs: np.ndarray, part: StoreSplit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(margins of the pairs, scores of the answers with a label, their labels) of the first samples of a split."""
+    there = np.asarray(part.numbers()[: len(outputs), :_MARGIN] > 0)
+    pairs = there.all(axis=1)
+    chosen = there[~pairs, _CHOSEN]
+    single = np.where(chosen, outputs[~pairs, _CHOSEN], outputs[~pairs, _REJECTED])
+    return outputs[pairs, _CHOSEN] - outputs[pairs, _REJECTED], single, chosen
+
+
+def _questions(margins: np.ndarray, outcomes: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(logits, what is true) of the questions that a reward model answers: is the chosen one better, is it good?"""
+    return np.concatenate([margins, outcomes]), np.concatenate([np.ones(len(margins), dtype=bool), labels])
+
+
+def _bits(number: float) -> int:
+    """The bits of a float64 as an int64, as a store keeps numbers."""
+    return int(struct.unpack("<q", struct.pack("<d", number))[0])
+
+
+Prompt = str | Sequence[Mapping[str, Any] | Message]
+"""A message of the user, or messages up to the user's last: {"role": "user", "content": "…"}."""
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+class ConversationReader:
+    """Conversations to ids.
+
+    A decoder reads what the template writes. The tokenizer of an encoder puts its special tokens around it
+    (`[CLS] … [SEP]`), unless the template writes them itself.
+    """
+
+    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
+        """Raises InputError for a template that is missing or no Jinja."""
+        self.template = template_of(tokenizer, run.chat.template)
+        tokenizer.hf.chat_template = self.template  # so that the folder of the model says how to ask it
+        self._tokenizer = tokenizer
+        self._writer = ConversationWriter(tokenizer, self.template)
+        self._before, self._after = _frame(tokenizer)
+
+    @property
+    def is_framed(self) -> bool:
+        """True if the tokenizer puts special tokens around the text."""
+        return bool(self._before)
+
+    def check_tools(self, messages: Sequence[Message], tools: Tools, origin: str) -> None:
+        """Raise InputError if the template does not write tools, calls or results that a conversation has."""
+        self._writer.check_tools(messages, tools, origin)
+
+    def has_control_token(self, messages: Sequence[Message], tools: Tools = ()) -> bool:
+        """Whether a text would be read as the template's own writing."""
+        return self._writer.has_control_token(messages, tools)
+
+    def text(self, messages: Sequence[Message], tools: Tools = ()) -> str:
+        """The conversation as the template writes it. Raises Unfit."""
+        return self._writer.write(messages, tools).text
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        """Ids of written conversations, int64 (tokens,) each."""
+        return [self._framed(encoded.ids) for encoded in self._tokenizer.encode_with_offsets(texts, control=True)]
+
+    def ids(self, prompt: Prompt, answer: str) -> np.ndarray:
+        """Ids of an answer behind its prompt: a message of the user, or messages. Raises InputError."""
+        messages = [*_messages(prompt), Message("assistant", answer)]
+        if self.has_control_token(messages):
+            what = "a text has a special token of the tokenizer, which would be read as the chat template's own"
+            raise InputError.at("--prompt", what, "leave it out")
+        try:
+            return self.encode([self.text(messages)])[0]
+        except Unfit as unfit:
+            raise InputError.at("--prompt", str(unfit), "mend it") from None
+
+    def _framed(self, ids: np.ndarray) -> np.ndarray:
+        before, after = self._before, self._after
+        if ids[: len(before)].tolist() == before:
+            before = []
+        if ids[len(ids) - len(after) :].tolist() == after:
+            after = []
+        return np.concatenate([before, ids, after]).astype(np.int64)
+
+
+def _frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """The special tokens of an encoder's tokenizer around a text; none where it has them on one side at most."""
+    try:
+        frame = tokenizer.frame()
+    except InputError:
+        return [], []
+    return list(frame.before), list(frame.after)
+
+
+def _messages(prompt: Prompt) -> list[Message]:
+    if isinstance(prompt, str):
+        return [Message("user", prompt)]
+    messages = []
+    for number, message in enumerate(prompt):
+        if isinstance(message, Message):
+            messages.append(message)
+            continue
+        role, content = message.get("role"), message.get("content")
+        if role not in _ROLES or not isinstance(content, str):
+            fix = f"write role ({', '.join(_ROLES)}) and content"
+            raise InputError.at(f"messages[{number}]", "has no role and content", fix)
+        messages.append(Message(role, content))
+    return messages

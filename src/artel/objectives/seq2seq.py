@@ -1,0 +1,405 @@
+"""Texts written for texts, by an encoder and a decoder: corrections, summaries, paraphrases, translations.
+
+T5 (Raffel et al. 2020), BART (Lewis et al. 2020) and their kin: the encoder reads the input, and the decoder learns to
+write the output, each token from those before it and from the input. The loss is the mean over the output's tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from artel.config import ModelConfig, RunConfig
+from artel.errors import InputError, Problem
+from artel.models.targets import IGNORED
+from artel.objectives.base import Better, Objective
+from artel.objectives.length_groups import group_inputs, group_rows
+from artel.objectives.per_token import SUMS, token_metrics
+from artel.objectives.seq2seq_text import MULTIPLE, Asked, PairFraming, Writer, stacked
+from artel.objectives.types import Batch, DocumentSamples, Reading, Reply
+from artel.objectives.usage import in_python
+from artel.text import Document, Dropped, Pair, Rejected
+from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from artel.models.generate import Sampling
+    from artel.models.loading.request import ModelRequest
+
+_INPUT = 0  # the column of a sample's numbers: how many of its tokens are the input's
+_NOT_WRITTEN = -1.0
+_SHORTEST_OUTPUT = 8
+_LISTED, _SHOWN = 10, 60  # pairs in a report, and characters of each text
+_EXAMPLE = "He come home yesterday."
+
+
+class SequenceToSequence(Objective):
+    auto_class = "AutoModelForSeq2SeqLM"
+    learns_from = ("pairs",)
+    verb = "rewrite"
+    does = "writes a text for a text: corrected, shorter, in other words, in another language"
+    section = "seq2seq"
+    continues = False
+    encoder = True
+    sums = SUMS
+    has_many_outputs = True
+    tasks = ("generate",)
+    better: ClassVar[dict[str, Better]] = {
+        "loss": "lower",
+        "perplexity": "lower",
+        "accuracy": "higher",
+        "exact_match": "higher",
+        "chrf": "higher",
+    }
+
+    @classmethod
+    def claims(cls, architecture: str, folder: str) -> bool:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES as NAMES
+
+        from artel.models.loading.model_folder import read_config
+
+        return architecture in NAMES.values() and read_config(folder)[0].is_encoder_decoder
+
+    @classmethod
+    def run_values(cls, config: PreTrainedConfig, folder: str) -> dict[str, Any]:
+        """How long its outputs may be, by its generation settings."""
+        from transformers import GenerationConfig
+
+        try:
+            settings = GenerationConfig.from_pretrained(folder)
+        except OSError:  # it has none
+            return {}
+        longest = settings.max_new_tokens or settings.max_length or 0
+        return {"seq2seq": {"target": longest}} if longest >= _SHORTEST_OUTPUT else {}
+
+    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(run, tokenizer)
+        self._config = run.seq2seq
+        self._framing = PairFraming(run, tokenizer)
+        self._writer = Writer(tokenizer, self._framing)
+        if self._config.generate:
+            self.outputs = tuple(f"token_{place}" for place in range(self._framing.longest_output))
+        self.samples_with_outputs = self._config.generate
+
+    @classmethod
+    def problems(cls, run: RunConfig) -> list[Problem]:
+        problems = super().problems(run)
+        best = run.checkpoint.best
+        if best in ("exact_match", "chrf") and not run.seq2seq.generate:
+            what = f"{best!r} is of texts that the model writes, and seq2seq.generate is 0"
+            problems.append(Problem("checkpoint.best", what, "write seq2seq.generate: 200, or another figure"))
+        return problems
+
+    @classmethod
+    def store_settings(cls, run: RunConfig) -> Any:
+        config = run.seq2seq
+        languages = [config.source_language, config.target_language]
+        return [run.data.block, config.target, config.prefix, config.too_long, languages]
+
+    # the model
+
+    def model_request(self, config: ModelConfig, block: int = 1, seed: int = 0) -> ModelRequest:
+        """From scratch the decoder starts with the token that the architecture takes for it, most often padding."""
+        if config.from_ is not None:
+            return super().model_request(config, block, seed)
+        request = super().model_request(config, max(block, self._framing.longest_output), seed)
+        from artel.models.loading.model_config import decoder_start_id
+        from artel.models.loading.structure import config_values
+
+        values = config_values(config, self.auto_class)
+        if "decoder_start_token_id" in values:
+            return request
+        start = decoder_start_id(values["model_type"], self.tokenizer)
+        return replace(request, head_config={"decoder_start_token_id": start})
+
+    def check(self, model: PreTrainedModel) -> None:
+        from artel.models.loading.structure import position_limit
+
+        limit = position_limit(model)
+        if limit is not None and self._framing.longest_output > limit:
+            what = f"{self._framing.longest_output} tokens are more than the model's {limit} positions"
+            raise InputError.at("seq2seq.target", what, f"write {limit} or less")
+        if not model.config.is_encoder_decoder:
+            what = f"{model.config.model_type} has no encoder and decoder"
+            raise InputError.at("model", what, "take t5, mt5 or bart; objective causal or chat learns from its texts")
+        _check_start(model)
+
+    def model_files(self, model: PreTrainedModel) -> dict[str, bytes]:
+        """The model's generation settings, with the run's: transformers' `generate` writes as artel does."""
+        settings = copy.deepcopy(model.generation_config)
+        settings._from_model_config = False
+        settings.max_length, settings.max_new_tokens = None, self._framing.longest_output
+        for name, value in self._writer.special_ids(model).items():
+            setattr(settings, name, value)
+        if self._config.beams is not None:
+            settings.num_beams = self._config.beams
+        return {"generation_config.json": settings.to_json_string().encode()}
+
+    def usage(self) -> str:
+        return "\n".join(
+            [
+                f'inputs = tokenizer({in_python(self._config.prefix + self.prompt(None))}, return_tensors="pt")',
+                "outputs = model.generate(**inputs)",
+                "print(tokenizer.decode(outputs[0], skip_special_tokens=True))",
+            ]
+        )
+
+    def outputs_of(self, sample: Sample) -> np.ndarray | None:
+        return sample.ids[sample.numbers[_INPUT] :]
+
+    def prompt(self, samples: Samples | None) -> str:
+        """The first of `validate.prompts`, else the first input of the training pairs without its prefix."""
+        if samples is None or self.run.validate_.prompts:
+            return next(filter(None, self.run.validate_.prompts), _EXAMPLE)
+        sample = samples.read(0)
+        text = self._writer.text(sample.ids[: sample.numbers[_INPUT]])
+        return " ".join(text.removeprefix(self._config.prefix.strip()).split()[:12])
+
+    # record -> samples
+
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+        pairs = [document.record.fields for document in documents]
+        inputs = self._framing.inputs([pair.input for pair in pairs if isinstance(pair, Pair)])
+        outputs = self._framing.outputs([pair.output for pair in pairs if isinstance(pair, Pair)])
+        for document, read, written in zip(documents, inputs, outputs, strict=True):
+            pair = document.record.fields
+            assert isinstance(pair, Pair)
+            cut = {"input_truncated": int(read.is_cut), "output_truncated": int(written.is_cut)}
+            if self._config.too_long == "drop" and any(cut.values()):
+                yield Dropped("longer_than_block" if read.is_cut else "longer_than_target")
+                continue
+            sample = Sample(np.concatenate([read.ids, written.ids]), None, (len(read.ids),))
+            counted = {name: count for name, count in cut.items() if count}
+            texts = {"input": pair.input, "output": pair.output} if document.split == "validation" else None
+            yield DocumentSamples([sample], texts, counted)
+
+    # samples -> batch -> loss
+
+    def dataset(self, part: StoreSplit) -> WholeSamples:
+        return WholeSamples(part)
+
+    def batch(self, rows: Rows) -> Batch:
+        """Rows in groups of similar length, as `group_rows` gives the inputs; of the same rows `targets` int64 (rows,
+        longest output).
+
+        `predicted0`, `predicted1`, … are the positions in the flattened targets of a group that have one. `written`,
+        bool (rows,), are the rows of validation that the model is to write, too.
+        """
+        import torch
+
+        split = rows.numbers[:, _INPUT]
+        count = len(rows.ids)
+        inputs = [rows.ids[row, : split[row]] for row in range(count)]
+        grouped = group_rows(inputs, self.group_count(count), self.tokenizer.pad_id)
+        order = np.argsort(grouped.tensors["places"].numpy())
+        outputs = [rows.ids[row, split[row] : rows.lengths[row]] for row in order]
+        targets = stacked(outputs, IGNORED)
+        targets[~rows.valid[order]] = IGNORED
+        longest = np.array(list(map(len, outputs)))
+        groups = tuple(
+            replace(group, target=_rounded(int(longest[group.first : group.last].max()), targets.shape[1]))
+            for group in grouped.groups
+        )
+        arrays: dict[str, np.ndarray] = {
+            "targets": targets,
+            "written": rows.valid[order] & (rows.epochs[order] < 0) & (rows.indices[order] < self._config.generate),
+        }
+        for number, group in enumerate(groups):
+            part = targets[group.first : group.last, : group.target]
+            arrays[f"predicted{number}"] = np.flatnonzero(part != IGNORED)
+        return Batch(
+            grouped.tensors | {name: torch.from_numpy(array) for name, array in arrays.items()},
+            targets=int((targets != IGNORED).sum()),
+            tokens=int(rows.lengths[rows.valid].sum()),
+            groups=groups,
+        )
+
+    def readings(self, rows: Rows) -> list[Reading]:
+        """What the encoder reads, and what the decoder writes."""
+        split, length = rows.numbers[0, _INPUT], rows.lengths[0]
+        read, written = rows.ids[0, :split], rows.ids[0, split:length]
+        return [Reading(read, np.full(len(read), IGNORED), "input"), Reading(written, written, "output")]
+
+    def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """A target is a token of an output."""
+        import torch
+
+        inputs = group_inputs(model, batch.tensors, batch.groups)
+        sums = [self._sums(model, batch, number, each) for number, each in enumerate(inputs)]
+        loss, right = torch.stack(sums).sum(dim=0)
+        return torch.stack([loss, torch.full_like(loss, batch.targets), right])
+
+    def _sums(self, model: PreTrainedModel, batch: Batch, number: int, inputs: dict[str, Any]) -> torch.Tensor:
+        """Loss and right guesses of a group, float32 (2,). The loss is smoothed while the model is trained."""
+        import torch
+
+        from artel.models.encoder_decoder import decoder_inputs
+        from artel.models.logits_loss import loss_of_logits
+        from artel.models.loss import model_losses
+
+        group, places = batch.groups[number], batch.tensors[f"predicted{number}"]
+        targets = batch.tensors["targets"][group.first : group.last, : group.target].contiguous()
+        inputs = {**inputs, "decoder_input_ids": decoder_inputs(model, targets), "use_cache": False}
+        expected = targets.flatten()[places]
+        if self._config.smoothing and model.training:
+            smoothed = _Smoothed(expected, self._config.smoothing)
+            return loss_of_logits(model, inputs, places, smoothed, 2)
+        loss, guesses = model_losses(model, inputs, targets, places)
+        return torch.stack([loss, (guesses == expected).sum().float()])
+
+    def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The outputs are the ids that the model writes for the first `seq2seq.generate` pairs."""
+        import torch
+
+        from artel.models.encoder_decoder import any_rank, write_rows
+
+        sums = self.loss(model, batch)
+        chosen = batch.tensors["written"]
+        outputs = sums.new_full((len(chosen), len(self.outputs)), _NOT_WRITTEN)
+        if self._config.generate and any_rank(bool(chosen.any()), chosen.device):
+            # A rank with nothing to write writes its first row: ranks that share a model call it equally often.
+            rows = chosen.nonzero()[:, 0] if chosen.any() else chosen.new_zeros(1, dtype=torch.int64)
+            sampling = replace(self.default_sampling(), seed=self.run.seed)
+            ids, mask = (batch.tensors[name][rows] for name in ("input_ids", "attention_mask"))
+            special_ids = self._writer.special_ids(model)
+            written = write_rows(model, ids, mask, sampling, special_ids, with_other_ranks=True)
+            outputs[rows, : written.shape[1]] = written.to(outputs.dtype)
+            outputs[~chosen] = _NOT_WRITTEN
+        return sums, outputs[batch.tensors["places"]]
+
+    # figures
+
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
+        """`accuracy` is that of single tokens, each behind the right ones. Of what the model wrote itself
+        `exact_match` is the share of texts that are the output, 0 to 1, and `chrf` (0 to 100) how near they come.
+        """
+        figures = token_metrics(totals)
+        written = [(text, source["output"].strip()) for text, source in self._written(outputs, part)]
+        if written:
+            figures["exact_match"] = sum(text == output for text, output in written) / len(written)
+            figures["chrf"] = chrf(written)
+        return figures
+
+    def details(self, outputs: np.ndarray, part: StoreSplit) -> dict[str, Any]:
+        written = list(itertools.islice(self._written(outputs, part), _LISTED))
+        rows = [
+            {"input": _shown(source["input"]), "output": _shown(source["output"]), "written": _shown(text)}
+            for text, source in written
+        ]
+        return {"tables": {"What the model writes": rows}} if rows else {}
+
+    def _written(self, outputs: np.ndarray, part: StoreSplit) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What the model wrote for pairs, without white space around it, and the pair."""
+        for ids, source in zip(outputs, part.sources(), strict=False):
+            if not len(ids) or ids[0] == _NOT_WRITTEN:
+                return
+            yield self._writer.text(ids[ids != _NOT_WRITTEN].astype(np.int64)), source
+
+    # use
+
+    def default_sampling(self) -> Sampling:
+        """The likeliest text, as long as an output may be."""
+        from artel.models.generate import Sampling
+
+        return Sampling(self._framing.longest_output, temperature=0.0, beams=self._config.beams)
+
+    def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
+        """For each text, or what is `Asked`: {"text", "finish_reason" (stop or length), "tokens", "truncated"}."""
+        default = {"sampling": self.default_sampling()}
+        asked = [Asked(**(default | (each if isinstance(each, dict) else {"text": each}))) for each in inputs]
+        return [
+            {"text": one.text, "finish_reason": "stop" if one.is_finished else "length", "tokens": one.tokens}
+            | {"prompt_tokens": one.read, "truncated": one.is_cut}
+            for one in self._writer.write(model, asked)
+        ]
+
+    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+        yield self._writer.write(model, [Asked(prompt, sampling)])[0].text
+
+    def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
+        (written,) = self._writer.write(model, [Asked(prompt, sampling)])
+        notes = []
+        if written.is_cut:
+            notes.append(f"the text was cut to {self._framing.longest_input} tokens (data.block)")
+        if not written.is_finished:
+            notes.append(f"the answer was cut off at {written.tokens} tokens; write --max-new-tokens with more")
+        return Reply([written.text], tuple(notes), {"prompt": prompt, "text": written.text})
+
+
+@dataclass(frozen=True, slots=True)
+class _Smoothed:
+    """Cross-entropy with label smoothing (Szegedy et al. 2016, section 7), and the right guesses."""
+
+    targets: torch.Tensor
+    smoothing: float
+
+    def __call__(self, logits: torch.Tensor, chunk: slice) -> torch.Tensor:
+        import torch
+        import torch.nn.functional as F
+
+        targets = self.targets[chunk]
+        loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=self.smoothing)
+        return torch.stack([loss, (logits.detach().argmax(dim=1) == targets).sum().float()])
+
+
+def _check_start(model: PreTrainedModel) -> None:
+    """Raise InputError for a model that does not say how its decoder starts."""
+    import torch
+
+    from artel.models.encoder_decoder import decoder_inputs
+
+    try:
+        decoder_inputs(model, torch.full((1, 2), IGNORED))
+    except (ValueError, TypeError, AttributeError) as error:
+        what = f"{model.config.model_type} does not say how its decoder starts: {' '.join(str(error).split())[:200]}"
+        fix = "write decoder_start_token_id and pad_token_id into its config.json"
+        raise InputError.at("model", what, fix) from None
+
+
+def _shown(text: str) -> str:
+    """The beginning of a text in a line of a table."""
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 1]}…"
+
+
+def _rounded(length: int, most: int) -> int:
+    return min(-(-length // MULTIPLE) * MULTIPLE, most)
+
+
+_ORDER = 6
+_BETA = 2
+
+
+def chrf(pairs: Iterable[tuple[str, str]]) -> float:
+    """chrF2 of (written, expected) texts together, from 0 to 100."""
+    written, expected, common = ([0] * _ORDER for _ in range(3))
+    for text, reference in pairs:
+        characters = "".join(text.split()), "".join(reference.split())
+        for order in range(_ORDER):
+            here, there = (_ngrams(each, order + 1) for each in characters)
+            # As in sacrebleu: a text without n-grams of a length has no precision there.
+            written[order] += here.total() if there else 0
+            expected[order] += there.total()
+            common[order] += (here & there).total()
+    precisions, recalls, orders = 0.0, 0.0, 0
+    for order in range(_ORDER):
+        if written[order] and expected[order]:
+            precisions += common[order] / written[order]
+            recalls += common[order] / expected[order]
+            orders += 1
+    if not orders or not precisions + recalls:
+        return 0.0
+    precision, recall = precisions / orders, recalls / orders
+    return 100 * (1 + _BETA**2) * precision * recall / (_BETA**2 * precision + recall)
+
+
+def _ngrams(text: str, size: int) -> Counter[str]:
+    return Counter(text[start : start + size] for start in range(len(text) - size + 1))

@@ -1,1 +1,0 @@
-"""Texts written for texts: corrections, summaries, paraphrases, translations."""

@@ -1,0 +1,129 @@
+"""A question and its document, cut into windows `[CLS] question [SEP] window [SEP]` with a stride.
+
+Devlin et al. 2019 for SQuAD; Alberti et al. 2019, "A BERT Baseline for the Natural Questions". Answers are located
+through the tokenizer's offsets. A window that does not hold the answer whole is `unknown`, and its start and end are
+the first token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import xxhash
+
+from artel.config import SpanQAConfig
+from artel.objectives.span_qa.answers import CLASSES, trimmed
+from artel.objectives.types import DocumentSamples
+from artel.text import Document, Dropped, Question, Rejected
+from artel.tokens import Encoded, Sample, Tokenizer
+
+# The numbers of a sample, by column: document within its split, first token of the window in it, where the window
+# begins in the sample, start and end of the answer in the sample, class.
+DOCUMENT, WINDOW, BEGINS, START, END, CLASS = range(6)
+_CONTEXT_TOKENS = 60  # of a window, in the command that a finished run suggests
+UNKNOWN = CLASSES.index("unknown")
+
+
+class Windows:
+    def __init__(self, tokenizer: Tokenizer, config: SpanQAConfig, block: int) -> None:
+        self.frame = tokenizer.frame(pair=True)
+        self._tokenizer = tokenizer
+        self._config = config
+        self._block = block
+
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+        all_fields = [document.record.fields for document in documents]
+        questions = self._tokenizer.encode([record.question for record in all_fields if isinstance(record, Question)])
+        contexts = self._tokenizer.encode_with_offsets(
+            [record.context for record in all_fields if isinstance(record, Question)]
+        )
+        for document, question, context in zip(documents, questions, contexts, strict=True):
+            yield self._windows(document, question, context)
+
+    def _windows(
+        self, document: Document, question: np.ndarray, context: Encoded
+    ) -> DocumentSamples | Rejected | Dropped:
+        record, fields = document.record, document.record.fields
+        assert isinstance(fields, Question)
+        if len(question) > self._config.question:
+            detail = (
+                f"its question has {len(question)} tokens, more than span_qa.question ({self._config.question}): "
+                "raise it, or shorten the question"
+            )
+            return Rejected(record.origin, "question_too_long", detail, record.set_name)
+        if len(context.ids) == 0:
+            return Rejected(record.origin, "empty", "its document has no token", record.set_name)
+        if fields.answer_class != "unknown" and not fields.answers:
+            detail = (
+                f"it is answered by {fields.answer_class!r} without a place in the document; give one, or leave it out"
+            )
+            return Rejected(record.origin, "no_span", detail, record.set_name)
+        answer = context.tokens_of(*trimmed(fields.context, *fields.answers[0])) if fields.answers else None
+        room = self._block - self.frame.size - len(question)
+        if answer is not None and answer[1] - answer[0] >= room and document.split == "train":
+            return Dropped("answer_longer_than_window")
+        is_validation = document.split == "validation"
+        samples = []
+        for first in window_starts(len(context.ids), room, self._config.stride):
+            sample = self._window(document, question, context, first, room, answer)
+            if is_validation or sample.numbers[CLASS] != UNKNOWN or self._keeps_unknown(fields, first):
+                samples.append(sample)
+        if not is_validation:
+            return DocumentSamples(samples)
+        source = {
+            "id": fields.id,
+            "question": fields.question,
+            "context": fields.context,
+            "answers": fields.answers,
+            "class": fields.answer_class,
+            "candidates": fields.candidates,
+        }
+        return DocumentSamples(samples, source)
+
+    def _window(
+        self,
+        document: Document,
+        question: np.ndarray,
+        context: Encoded,
+        first: int,
+        room: int,
+        answer: tuple[int, int] | None,
+    ) -> Sample:
+        """The window of `context` from token `first`; positions are counted in the sample."""
+        fields, frame = document.record.fields, self.frame
+        assert isinstance(fields, Question)
+        last = min(first + room, len(context.ids))
+        begins = len(frame.before) + len(question) + len(frame.between)
+        ids = np.concatenate([frame.before, question, frame.between, context.ids[first:last], frame.after])
+        start, end, answer_class = 0, 0, UNKNOWN
+        if answer is not None and first <= answer[0] and answer[1] < last:
+            start, end = answer[0] - first + begins, answer[1] - first + begins
+            answer_class = CLASSES.index(fields.answer_class)
+        numbers = (0, first, begins, start, end, answer_class)  # the store counts the documents
+        if document.split == "train":
+            return Sample(ids.astype(np.int64), None, numbers)
+        # Where each token stands in the document, so that a predicted span becomes text again: start << 32 | end.
+        places = np.zeros(len(ids), dtype=np.uint64)
+        starts, ends = (array[first:last].astype(np.uint64) for array in (context.starts, context.ends))
+        places[begins : begins + last - first] = starts << np.uint64(32) | ends
+        return Sample(ids.astype(np.int64), places, numbers)
+
+    def words(self, sample: Sample) -> tuple[str, str]:
+        """The question of a training sample, and some of its window, with the answer if it has one."""
+        begins, frame = sample.numbers[BEGINS], self.frame
+        question = sample.ids[len(frame.before) : begins - len(frame.between)]
+        window = sample.ids[begins : len(sample.ids) - len(frame.after)]
+        answered = max(begins, sample.numbers[END] + 1) - begins
+        context = window[max(0, answered - _CONTEXT_TOKENS) : max(answered, _CONTEXT_TOKENS)]
+        texts = self._tokenizer.decode(question), self._tokenizer.decode(context)
+        return " ".join(texts[0].split()), " ".join(texts[1].split())
+
+    def _keeps_unknown(self, question: Question, first: int) -> bool:
+        digest = xxhash.xxh3_64_intdigest(f"{question.id}:{question.question}:{first}".encode())
+        return digest < self._config.unknown_windows * 2**64
+
+
+def window_starts(tokens: int, room: int, stride: int) -> range:
+    """First token of each window of a document: every `stride` tokens, until one reaches the end."""
+    return range(0, max(0, tokens - room) + stride, stride) if tokens > room else range(1)

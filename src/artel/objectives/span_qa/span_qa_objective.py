@@ -1,0 +1,259 @@
+"""The objective: which windows are learned, and the answers to whole documents."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from artel.config import RunConfig
+from artel.errors import InputError, Problem
+from artel.models.evaluating import evaluating
+from artel.models.targets import IGNORED
+from artel.objectives.base import Better, Objective
+from artel.objectives.span_qa.answers import CLASSES, Prediction, nq_predictions, predict, score, squad_predictions
+from artel.objectives.span_qa.heads import WindowLoss, best_spans, run_heads
+from artel.objectives.span_qa.question_windows import BEGINS, CLASS, DOCUMENT, END, START, Windows
+from artel.objectives.types import Batch, DocumentSamples, Reading, Reply
+from artel.objectives.usage import in_python
+from artel.registry import FORMATS
+from artel.text import Document, Dropped, Question, Record, Rejected
+from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples, one_row
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from artel.models.generate import Sampling
+
+_SHORTEST_WINDOW = 8
+_QUESTION, _CONTEXT = "Where is Anna?", "Anna is in the forest."  # an example
+
+
+class SpanQA(Objective):
+    auto_class = "AutoModelForQuestionAnswering"
+    learns_from = ("questions",)
+    verb = "answer"
+    does = "finds the answer to a question in a document"
+    pipeline_tag = "question-answering"
+    finetuning_rate = 3e-5
+    section = "span_qa"
+    needs_context = True
+    continues = False
+    encoder = True
+    tasks = ("answer",)
+    sums = ("loss", "targets")
+    document_number = DOCUMENT
+    outputs = ("start", "end", "score", "null", *(f"class_{name}" for name in CLASSES))
+    better: ClassVar[dict[str, Better]] = {
+        "loss": "lower",
+        "exact_match": "higher",
+        "f1": "higher",
+        "start_accuracy": "higher",
+        "end_accuracy": "higher",
+        "class_accuracy": "higher",
+        "mean_average_precision": "higher",
+    }
+
+    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(run, tokenizer)
+        self._config = run.span_qa
+        self._five = run.span_qa.heads == "five"
+        tokenizer.isolate_punctuation()
+        self._windows = Windows(tokenizer, run.span_qa, run.data.block)
+        self._window_loss = WindowLoss(run.span_qa)
+
+    @classmethod
+    def problems(cls, run: RunConfig) -> list[Problem]:
+        problems = super().problems(run)
+        config, block = run.span_qa, run.data.block
+        room = block - config.question - 4  # [CLS] and up to three [SEP]
+        if room < _SHORTEST_WINDOW:
+            what = f"{block} tokens leave no room beside a question of {config.question} (span_qa.question)"
+            problems.append(Problem("data.block", what, f"write {config.question + 4 + _SHORTEST_WINDOW} or more"))
+        elif config.stride > room:
+            what = (
+                f"{config.stride} is more than the {room} tokens of a window beside the longest question: text between "
+                "windows would never be seen"
+            )
+            problems.append(Problem("span_qa.stride", what, f"write {room // 2}"))
+        if run.checkpoint.best in ("class_accuracy", "mean_average_precision") and config.heads == "span":
+            what = f"{run.checkpoint.best} needs the class head"
+            problems.append(Problem("checkpoint.best", what, "write span_qa: {heads: five}, or best: f1"))
+        if run.validate_.prompts:
+            what = "a question needs its document; prompts show nothing here"
+            fix = "leave them out, and ask the model afterwards: artel generate --context"
+            problems.append(Problem("validate.prompts", what, fix))
+        return problems
+
+    @property
+    def loss_in_words(self) -> str:
+        more = ", and of the class; squared error of both places" if self._five else ""
+        return f"cross-entropy of start and end{more}"
+
+    @property
+    def heads(self) -> dict[str, int]:
+        return {"answer_class": len(CLASSES), "answer_position": 2} if self._five else {}
+
+    @classmethod
+    def store_settings(cls, run: RunConfig) -> Any:
+        config = run.span_qa
+        return [run.data.block, config.question, config.stride, config.unknown_windows]
+
+    @classmethod
+    def small_run(cls, block: int) -> dict[str, Any]:
+        source = {"format": "dummy", "documents": 300, "kind": "questions"}
+        section = {"question": block // 4, "stride": block // 4}
+        return {"objective": "span_qa", "span_qa": section, "data": {"sources": [source]}}
+
+    def command(self, run: str, samples: Samples | None) -> str:
+        question, context = (_QUESTION, _CONTEXT) if samples is None else self._windows.words(samples.read(0))
+        return f"artel generate {run} --prompt {shlex.quote(question)} --context {shlex.quote(context)}"
+
+    def usage(self) -> str:
+        return "\n".join(
+            [
+                f'inputs = tokenizer({in_python(_QUESTION)}, {in_python(_CONTEXT)}, return_tensors="pt")',
+                "with torch.no_grad():",
+                "    outputs = model(**inputs)",
+                "document = torch.tensor([part == 1 for part in inputs.sequence_ids()])",
+                "scores = outputs.start_logits[0, :, None] + outputs.end_logits[0]  # of each first and last token",
+                "scores[~(document[:, None] & document).triu()] = -torch.inf",
+                "first, last = divmod(scores.argmax().item(), len(scores))",
+                'print(tokenizer.decode(inputs["input_ids"][0, first : last + 1]))',
+            ]
+        )
+
+    # record -> samples
+
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+        return self._windows.samples(documents)
+
+    # samples -> batch -> loss
+
+    def dataset(self, part: StoreSplit) -> WholeSamples:
+        return WholeSamples(part)
+
+    def order(self, part: StoreSplit, samples: int) -> Order | BalancedOrder:
+        if not self._config.balanced_sampling:
+            return super().order(part, samples)
+        return BalancedOrder(np.asarray(part.numbers()[:, CLASS]), self.run.seed)
+
+    def fit_statistics(self, part: StoreSplit) -> None:
+        if self._config.class_weights == "balanced":
+            self._window_loss.balance_classes(np.bincount(part.numbers()[:, CLASS], minlength=len(CLASSES)))
+
+    def batch(self, rows: Rows) -> Batch:
+        import torch
+
+        places = np.arange(rows.ids.shape[1])[None, :]
+        attended = places < rows.lengths[:, None]
+        begins = rows.numbers[:, BEGINS, None]
+        tensors = {
+            "input_ids": np.where(attended, rows.ids, self.tokenizer.pad_id),
+            "attention_mask": attended.astype(np.int64),
+            "start": rows.numbers[:, START],
+            "end": rows.numbers[:, END],
+            "class": rows.numbers[:, CLASS],
+            "valid": rows.valid,
+            # Tokens that may be an answer: those of the document, and not the special ones after it.
+            "document": (places >= begins) & (places < rows.lengths[:, None] - len(self._windows.frame.after)),
+        }
+        if self._windows.frame.second_type:
+            tensors["token_type_ids"] = ((places >= begins) & attended) * self._windows.frame.second_type
+        return Batch(
+            {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in tensors.items()},
+            targets=int(rows.valid.sum()),
+            tokens=int(rows.lengths[rows.valid].sum()),
+        )
+
+    def readings(self, rows: Rows) -> list[Reading]:
+        """The answer's tokens are what is learned; where the window has none, the first token is."""
+        ids, targets = rows.ids[0, : rows.lengths[0]], np.full(rows.lengths[0], IGNORED)
+        answer = slice(rows.numbers[0, START], rows.numbers[0, END] + 1)
+        targets[answer] = ids[answer]
+        return [Reading(ids, targets, CLASSES[rows.numbers[0, CLASS]])]
+
+    def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """A target is a window: the heads' weighted losses are added for each, and summed over windows."""
+        return self._window_loss.sums(run_heads(model, batch, five=self._five), batch)
+
+    def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        outputs = run_heads(model, batch, five=self._five)
+        start, end = outputs["start"], outputs["end"]
+        longest = min(self._config.longest_answer, start.shape[1])
+        span, first, last = best_spans(start, end, batch.tensors["document"], longest)
+        columns = [first.float(), last.float(), span, start[:, 0] + end[:, 0]]
+        classes = outputs["class"].softmax(dim=-1) if self._five else start.new_zeros(len(start), len(CLASSES))
+        return self._window_loss.sums(outputs, batch), torch.cat([torch.stack(columns, dim=1), classes], dim=1)
+
+    # figures
+
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
+        loss = {"loss": totals["loss"] / totals["targets"]}
+        return loss | score(self.predictions(outputs, part), classes=self._five)
+
+    def predictions_file(self, outputs: np.ndarray, part: StoreSplit) -> Any:
+        counts_words = any(FORMATS[source.format].counts_words for source in self.run.data.sources)
+        return (nq_predictions if counts_words else squad_predictions)(self.predictions(outputs, part))
+
+    def predictions(self, outputs: np.ndarray, part: StoreSplit) -> list[Prediction]:
+        """The answer to each document of a split, from the windows that have outputs."""
+        owners = np.asarray(part.numbers()[: len(outputs), DOCUMENT])
+        return self._predict(outputs, owners, part.sources(), lambda window: _places(part.sample(window)))
+
+    def answer(self, model: PreTrainedModel, question: str, context: str) -> Prediction:
+        """The answer to one question about one text. Raises InputError when the question is too long."""
+
+        fields = Question("", question, context, (), "unknown")
+        document = Document(Record(context, "--context", "", fields), "validation")
+        (made,) = self.samples([document])
+        if not isinstance(made, DocumentSamples):
+            raise InputError.at("--prompt", made.detail if isinstance(made, Rejected) else made.reason)
+        outputs = []
+        with evaluating(model):
+            for sample in made.samples:
+                rows = one_row(sample)
+                outputs.append(self.evaluate_batch(model, self.batch(rows).to(model.device))[1].double().cpu().numpy())
+        owners = np.zeros(len(outputs), dtype=np.int64)
+        source = made.source or {}
+        (prediction,) = self._predict(
+            np.concatenate(outputs), owners, [source], lambda window: _places(made.samples[window])
+        )
+        return prediction
+
+    def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
+        prediction = self.answer(model, prompt, context)
+        classes = dict(zip(CLASSES, prediction.classes.tolist(), strict=True)) if self.heads else None
+        notes = (f"class: {prediction.answer_class}",) if self.heads else ()
+        to_json = {
+            "question": prompt,
+            "answer": prediction.text,
+            "start": prediction.start,
+            "end": prediction.end,
+            "score": prediction.score,
+            "class": prediction.answer_class,
+            "classes": classes,
+        }
+        return Reply([prediction.text or "(no answer)"], notes, to_json)
+
+    def _predict(
+        self,
+        outputs: np.ndarray,
+        owners: np.ndarray,
+        sources: Iterable[dict[str, Any]],
+        places: Callable[[int], np.ndarray],
+    ) -> list[Prediction]:
+        return predict(outputs, owners, sources, places, classes=self._five, no_answer=self._config.no_answer)
+
+    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+        raise InputError.at("--prompt", "a question needs a document to be answered from", "give --context")
+
+
+def _places(sample: Sample) -> np.ndarray:
+    assert sample.flags is not None
+    return sample.flags

@@ -1,0 +1,128 @@
+"""The tags that a model chooses from, in the order of its head's rows, and what they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from artel.config import RunConfig
+from artel.errors import InputError
+from artel.objectives.pretrained_heads import in_order_of
+from artel.text import Record, Tagged
+from artel.text.formats.tagged.spans import WORDS
+from artel.text.tags import BEGIN, END, INSIDE, OUTSIDE, SINGLE, split_tag
+
+_LETTERS = {"bio": ("B", "I"), "bilou": ("B", "I", "L", "U")}
+
+
+@dataclass(frozen=True)
+class TagSet:
+    """The tags of a head, by their ids."""
+
+    tags: tuple[str, ...]
+    of_words: bool
+    """True if each word has a tag of its own; False if tags mark names, and O what is none."""
+
+    @classmethod
+    def of_run(cls, run: RunConfig) -> TagSet:
+        """Before the records have decided the labels there are none: `artel plan` needs samples alone."""
+        labels, of_words = run.tokens.labels, is_of_words(run)
+        if labels == "auto":
+            return cls((OUTSIDE,), of_words=False)
+        if of_words or OUTSIDE in labels:
+            return cls(tuple(labels), of_words)
+        return cls(tuple(_tags_of(labels, run.tokens.scheme)), of_words)
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """What names are of, or the tags of words; without O."""
+        kinds = self.tags if self.of_words else [split_tag(tag)[1] for tag in self.tags]
+        return list(dict.fromkeys(kind for kind in kinds if kind))
+
+    @cached_property
+    def _ids(self) -> dict[tuple[str, str], int]:
+        return {split_tag(tag): number for number, tag in enumerate(self.tags)}
+
+    @property
+    def outside(self) -> int | None:
+        """The id of O; None where each word has a tag."""
+        return None if self.of_words else self._ids.get((OUTSIDE, ""))
+
+    def ids_of(self, label: str, words: int) -> list[int]:
+        """The ids of the tags of a name of so many words; KeyError for a label that no tag has."""
+        if self.of_words:
+            return [self._word_ids[label]] * words
+        if any((prefix, label) in self._ids for prefix in (END, SINGLE)):
+            prefixes = [SINGLE] if words == 1 else [BEGIN, *[INSIDE] * (words - 2), END]
+        else:
+            prefixes = [BEGIN, *[INSIDE] * (words - 1)]
+        return [self._id(prefix, label) for prefix in prefixes]
+
+    def _id(self, prefix: str, label: str) -> int:
+        """The id of a tag; where a head has only I- (or only B-) of a label, that."""
+        tries = (prefix, INSIDE, BEGIN)
+        return next(self._ids[each, label] for each in tries if (each, label) in self._ids)
+
+    @cached_property
+    def _word_ids(self) -> dict[str, int]:
+        return {tag: number for number, tag in enumerate(self.tags)}
+
+    def names(self, ids: Iterable[int]) -> list[str]:
+        return [self.tags[number] for number in ids]
+
+
+def labels_or_tags(labels: Sequence[str], run: RunConfig, base: Sequence[str]) -> list[str]:
+    """Labels of records in the order of a pretrained head with the tags `base`.
+
+    If the tags of the run are the same but `tokens.scheme` would order them otherwise, the tags themselves.
+    """
+    if is_of_words(run):
+        return in_order_of(labels, base)
+    ordered = in_order_of(labels, list(dict.fromkeys(split_tag(tag)[1] for tag in base)))
+    tags = _tags_of(ordered, run.tokens.scheme)
+    return list(base) if set(tags) == set(base) and tags != list(base) else ordered
+
+
+def _tags_of(labels: Sequence[str], scheme: str) -> list[str]:
+    return [OUTSIDE, *(f"{letter}-{label}" for label in labels for letter in _LETTERS[scheme])]
+
+
+def is_of_words(run: RunConfig) -> bool:
+    """True if each word has a tag of its own: by the sources, else by `tokens.scheme`."""
+    return run.tokens.scheme == "words" or any(source.yields == WORDS for source in run.data.sources)
+
+
+def labels_of(records: Iterable[Record], *, of_words: bool) -> list[str]:
+    """The labels of records, in alphabetical order.
+
+    Raises InputError where there are none, where names have the label O, and where they cover every word: then these
+    are tags of words.
+    """
+    labels: set[str] = set()
+    is_covered = True
+    for record in records:
+        assert isinstance(record.fields, Tagged)
+        labels.update(label for *_, label in record.fields.spans)
+        is_covered = is_covered and covers(record.fields.text, record.fields.spans)
+    if not labels:
+        fix = "check the format and the tags of the sources, or write tokens: {labels: […]}"
+        raise InputError.at("tokens.labels", "no record has anything marked", fix)
+    if OUTSIDE in labels and not of_words:
+        what = "names have the label 'O', which is the tag of what is no name"
+        raise InputError.at("tokens.labels", what, "give them another label")
+    if is_covered and not of_words:
+        what = f"every word of every record is marked ({', '.join(sorted(labels)[:5])} …), as tags of words are"
+        fix = "write kind: words in the source, where each word has a tag; or the labels: tokens: {labels: […]}"
+        raise InputError.at("tokens.labels", what, fix)
+    return sorted(labels)
+
+
+def covers(text: str, spans: Sequence[tuple[int, int, str]]) -> bool:
+    """True if nothing but white space stands outside the spans, which are in order."""
+    at = 0
+    for start, end, _ in spans:
+        if text[at:start].strip():
+            return False
+        at = max(at, end)
+    return not text[at:].strip()

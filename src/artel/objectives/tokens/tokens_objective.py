@@ -1,0 +1,351 @@
+"""The objective: which words are learned, and the names in whole texts."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from artel.config import RunConfig
+from artel.errors import InputError, Problem
+from artel.models.targets import IGNORED
+from artel.objectives.base import Better, Objective
+from artel.objectives.length_groups import group_inputs, group_rows
+from artel.objectives.pretrained_heads import base_labels
+from artel.objectives.tokens.entities import (
+    Scores,
+    commonest_share,
+    entities_in,
+    found_in,
+    judged_tags,
+    marked,
+    predicted_tags,
+)
+from artel.objectives.tokens.tag_set import TagSet, is_of_words, labels_of, labels_or_tags
+from artel.objectives.tokens.word_windows import DOCUMENT, NO_WORD, Windows, review_spans, words_of_spans
+from artel.objectives.types import Batch, DocumentSamples, Reading, Reply
+from artel.objectives.usage import first_words, in_python
+from artel.text import Document, Dropped, Record, Rejected, Tagged
+from artel.text.formats.tagged.spans import ENTITIES, WORDS
+from artel.text.tags import OUTSIDE, split_tag
+from artel.tokens import Rows, Samples, StoreSplit, Tokenizer, WholeSamples
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from artel.models.generate import Sampling
+
+_EXAMPLE = "Anna Karenina went to Moscow."
+_SHORTEST_WINDOW = 8
+
+
+class Tokens(Objective):
+    auto_class = "AutoModelForTokenClassification"
+    learns_from = (ENTITIES, WORDS)
+    verb = "tag"
+    does = "marks names in a text, or gives each word a tag"
+    pipeline_tag = "token-classification"
+    section = "tokens"
+    decided_by_records = ("labels",)
+    tasks = ("entities",)
+    continues = False
+    encoder = True
+    sums = ("loss", "targets", "right")
+    document_number = DOCUMENT
+    has_many_outputs = True
+    better: ClassVar[dict[str, Better]] = {
+        "loss": "lower",
+        "precision": "higher",
+        "recall": "higher",
+        "f1": "higher",
+        "macro_f1": "higher",
+        "accuracy": "higher",
+    }
+
+    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(run, tokenizer)
+        if run.tokens.isolate_punctuation:
+            tokenizer.isolate_punctuation()
+        self.tags = TagSet.of_run(run)
+        self._windows = self._windows_of(run.data.block)
+        self.outputs = tuple(f"tag_{place}" for place in range(run.data.block))
+
+    def _windows_of(self, block: int) -> Windows:
+        config = self.run.tokens
+        return Windows(self.tokenizer, self.tags, block, config.stride, config.nested)
+
+    @classmethod
+    def decide(cls, run: RunConfig, records: Iterable[Record]) -> dict[str, Any]:
+        labels = labels_of(records, of_words=is_of_words(run))
+        return {"labels": labels_or_tags(labels, run, base_labels(run, cls.auto_class))}
+
+    @classmethod
+    def problems(cls, run: RunConfig) -> list[Problem]:
+        problems = super().problems(run)
+        config, block = run.tokens, run.data.block
+        room = block - 2  # [CLS] and [SEP]
+        if room < _SHORTEST_WINDOW:
+            what = f"{block} tokens leave no room for a text"
+            problems.append(Problem("data.block", what, f"write {_SHORTEST_WINDOW + 2} or more"))
+        elif config.stride is not None and config.stride > room:
+            what = f"{config.stride} is more than the {room} tokens of a window: text between windows would not be seen"
+            problems.append(Problem("tokens.stride", what, f"write {room // 2}, or leave it out"))
+        kinds = {source.yields for source in run.data.sources}
+        if config.scheme == "words" and ENTITIES in kinds:
+            what = "words gives each word a label, and the sources have names"
+            problems.append(Problem("tokens.scheme", what, "write kind: words in the source, or scheme: bio"))
+        if config.scheme == "bilou" and WORDS in kinds:
+            what = "bilou is for names of several words, and the sources have a tag for each word"
+            problems.append(Problem("tokens.scheme", what, "leave it out"))
+        if run.checkpoint.best in ("precision", "recall", "f1") and is_of_words(run):
+            what = f"{run.checkpoint.best} is of names, and here each word has a tag"
+            problems.append(Problem("checkpoint.best", what, "write accuracy or macro_f1"))
+        return problems
+
+    @classmethod
+    def store_settings(cls, run: RunConfig) -> Any:
+        base = base_labels(run, cls.auto_class) if run.tokens.labels == "auto" else []
+        return [run.data.block, cls.settings(run), is_of_words(run), *([base] if base else [])]
+
+    @classmethod
+    def small_run(cls, block: int) -> dict[str, Any]:
+        return {"objective": "tokens", "data": {"sources": [{"format": "dummy", "documents": 300, "kind": "entities"}]}}
+
+    @classmethod
+    def run_values(cls, config: PreTrainedConfig, folder: str) -> dict[str, Any]:
+        """Its tags by its id2label, and the tokenizer as it is."""
+        tags = [str(config.id2label[number]) for number in range(config.num_labels)]
+        scheme = "bio" if OUTSIDE in tags else "words"
+        block = min(512, int(getattr(config, "max_position_embeddings", None) or 512))
+        section = {"labels": tags, "scheme": scheme, "isolate_punctuation": False}
+        return {"tokens": section, "data": {"block": block}}
+
+    @property
+    def loss_in_words(self) -> str:
+        return "cross-entropy of the tag of each word"
+
+    @property
+    def head_config(self) -> dict[str, Any]:
+        names = dict(enumerate(self.tags.tags))
+        return {"num_labels": len(names), "id2label": names, "label2id": {name: at for at, name in names.items()}}
+
+    def command(self, run: str, samples: Samples | None) -> str:
+        if samples is None:
+            return f'artel generate {run} --prompt "{_EXAMPLE}"'
+        sample, frame = samples.read(0), self._windows.frame
+        text = sample.ids[len(frame.before) : len(sample.ids) - len(frame.after)]
+        return f"artel generate {run} --prompt {shlex.quote(first_words(self.tokenizer, text))}"
+
+    def usage(self) -> str:
+        if self.tags.of_words:
+            return word_usage(_EXAMPLE)
+        if not all(split_tag(tag)[0] in "BIO" for tag in self.tags.tags):
+            return bilou_usage(_EXAMPLE)
+        return pipeline_usage(_EXAMPLE) if self._pipeline_finds_words() else bio_usage(_EXAMPLE)
+
+    def _pipeline_finds_words(self) -> bool:
+        """False if a space is a token of its own in the example, as in small byte-level vocabularies: transformers'
+        pipeline takes it for a word, and gives its tag to the word behind it.
+        """
+        offsets = self.tokenizer.hf(_EXAMPLE, return_offsets_mapping=True, add_special_tokens=False)["offset_mapping"]
+        return all(_EXAMPLE[start:end].strip() for start, end in offsets)
+
+    # record -> samples
+
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+        return self._windows.samples(documents)
+
+    def check(self, model: PreTrainedModel) -> None:
+        tags = tuple(str(model.config.id2label[number]) for number in range(model.config.num_labels))
+        if tags != self.tags.tags:
+            what = f"the model has the tags {', '.join(tags)}, and the run {', '.join(self.tags.tags)}"
+            raise InputError.at("tokens", what, "write tokens.labels and tokens.scheme as the model has them")
+
+    def review(self, observed: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
+        return review_spans(observed, self.run.tokens.nested)
+
+    def mismatch(self, records: Iterable[Record]) -> str:
+        known = self.tags.labels
+        labels = {label for record in records if isinstance(record.fields, Tagged) for *_, label in record.fields.spans}
+        if labels <= set(known):
+            return ""
+        return f"this model knows {', '.join(known)}; the data have {', '.join(sorted(labels))}"
+
+    # samples -> batch -> loss
+
+    def dataset(self, part: StoreSplit) -> WholeSamples:
+        return WholeSamples(part)
+
+    def batch(self, rows: Rows) -> Batch:
+        """What `group_rows` gives, and of the judged words, int64 (words,) each: `places`, where their first tokens
+        stand in the groups, flattened and joined; `words`, where in the flattened rows as they came; `targets`, their
+        tags, IGNORED for a word without one.
+        """
+        import torch
+
+        assert rows.flags is not None
+        lengths = np.where(rows.valid, rows.lengths, 1)
+        ids = [row[:length] for row, length in zip(rows.ids, lengths, strict=True)]
+        grouped = group_rows(ids, self.group_count(len(ids)), self.tokenizer.pad_id)
+        flags = np.where(rows.valid[:, None], rows.flags, NO_WORD).astype(np.int64)[:, : lengths.max()]
+        row, column = np.nonzero(flags != NO_WORD)
+        targets = flags[row, column] - 1
+        targets[targets == len(self.tags.tags)] = IGNORED
+        words = {"places": grouped.starts[row] + column, "words": row * flags.shape[1] + column, "targets": targets}
+        return Batch(
+            grouped.tensors | {name: torch.from_numpy(array) for name, array in words.items()},
+            targets=int((targets != IGNORED).sum()),
+            tokens=int(rows.lengths[rows.valid].sum()),
+            groups=grouped.groups,
+        )
+
+    def readings(self, rows: Rows) -> list[Reading]:
+        assert rows.flags is not None
+        length = int(rows.lengths[0])
+        ids, flags = rows.ids[0, :length], rows.flags[0, :length].astype(np.int64)
+        is_word = (flags != NO_WORD) & (flags <= len(self.tags.tags))
+        targets = np.where(is_word, flags - 1, IGNORED)
+        labels = [self.tags.tags[target] if target != IGNORED else "" for target in targets.tolist()]
+        return [Reading(ids, targets, labels=marked(labels, of_words=self.tags.of_words))]
+
+    def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        return self._sums(self.logits(model, batch), batch)
+
+    def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The outputs are the likeliest tag of each token that is judged."""
+        logits = self.logits(model, batch)
+        ids = batch.tensors["input_ids"]
+        return self._sums(logits, batch), predicted_tags(logits, batch.tensors["words"], ids.shape, len(self.outputs))
+
+    def logits(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """float32 (words, tags): of each judged word's first token."""
+        import torch
+
+        inputs = group_inputs(model, batch.tensors, batch.groups)
+        logits = torch.cat([model(**each).logits.flatten(0, 1) for each in inputs])
+        return logits[batch.tensors["places"]].float()
+
+    def _sums(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        import torch
+        import torch.nn.functional as F
+
+        targets = batch.tensors["targets"]
+        loss = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+        right = (logits.detach().argmax(dim=-1) == targets).sum().float()
+        return torch.stack([loss, torch.full_like(loss, batch.targets), right])
+
+    # figures
+
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
+        """Of names precision, recall and f1 over whole documents; `accuracy` is the share of words with the right tag,
+        `commonest_tag` that of always guessing the commonest one: of names O, for a word without a name.
+
+        Where each word has a tag, that of the data's words, by the first of the pieces that artel makes of one. A word
+        of which no piece is left, since it stands with another in one of artel's, is neither learned nor judged.
+        """
+        loss, scores = totals["loss"] / totals["targets"], self._scores(outputs, part)
+        if self.tags.of_words:
+            words = max(1, scores.gold.total())
+            accuracy, commonest = scores.right.total() / words, max(scores.gold.values(), default=0) / words
+            return {"loss": loss, "accuracy": accuracy, "commonest_tag": commonest, "macro_f1": scores.macro_f1()}
+        accuracy = totals["right"] / totals["targets"]
+        commonest = commonest_share(part, len(outputs), len(self.tags.tags))
+        figures = {"accuracy": accuracy, "commonest_tag": commonest}
+        return {"loss": loss, **scores.micro(), "macro_f1": scores.macro_f1(), **figures}
+
+    def details(self, outputs: np.ndarray, part: StoreSplit) -> dict[str, Any]:
+        """The figures of each label, and their averages."""
+        scores = self._scores(outputs, part)
+        named = {"labels": scores.table(), "averages": scores.averages()}
+        return {
+            "tables": {title: [{"label": label, **row} for label, row in rows.items()] for title, rows in named.items()}
+        }
+
+    def _scores(self, outputs: np.ndarray, part: StoreSplit) -> Scores:
+        """Counts over the documents whose windows all have outputs."""
+        tags, scores = judged_tags(outputs, part), Scores()
+        for number, source in enumerate(part.sources()):
+            ids = tags.get(number, [])
+            if len(ids) < len(source["starts"]):
+                continue
+            names = self.tags.names(ids)
+            starts, ends, spans = source["starts"], source["ends"], source["spans"]
+            if self.tags.of_words:
+                words = zip(spans, words_of_spans(starts, ends, spans), strict=True)
+                pairs = [(label, names[first]) for (*_, label), (first, stop) in words if first < stop]
+                scores.add_tags([gold for gold, _ in pairs], [found for _, found in pairs])
+            else:
+                found = found_in(names, starts, ends, of_words=False)
+                scores.add(
+                    ((start, end, label) for start, end, label in spans),
+                    [(starts[first], ends[end - 1], label) for first, end, label in found],
+                )
+        return scores
+
+    # answers
+
+    def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
+        """For each text its names: {"entities": [{"start", "end", "label", "text", "score"}]}.
+
+        `score` is the mean probability of the words' tags. Where each word has a tag, the entities are the words.
+        """
+        from artel.models.loading.structure import position_limit
+
+        block = min(self.run.data.block, position_limit(model) or self.run.data.block)
+        return entities_in(self, model, self._windows_of(block), inputs)
+
+    def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
+        (answer,) = self.answers(model, "entities", [prompt])
+        pieces, at = [], 0
+        for entity in answer["entities"]:
+            pieces += [prompt[at : entity["start"]], f"[{entity['text']}]({entity['label']})"]
+            at = entity["end"]
+        notes = () if answer["entities"] else ("no names found",)
+        return Reply(["".join([*pieces, prompt[at:]])], notes, {"prompt": prompt, **answer})
+
+    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+        yield from self.reply(model, prompt, "", sampling).pieces
+
+
+def pipeline_usage(text: str) -> str:
+    """For tags in BIO, which transformers' pipeline puts together: a word is what its first token is."""
+    return "\n".join(
+        [
+            "from transformers import pipeline",
+            "",
+            'tagger = pipeline("token-classification", model, tokenizer=tokenizer, aggregation_strategy="first")',
+            f"for name in tagger({in_python(text)}):",
+            '    print(name["start"], name["end"], name["entity_group"], name["word"], name["score"])',
+        ]
+    )
+
+
+def bio_usage(text: str) -> str:
+    """For tags in BIO, where the pipeline does not find the words: the tag of each token."""
+    return _by_tokens(text, "    # B- begins a name, and I- continues it. A word has the tag of its first token.")
+
+
+def bilou_usage(text: str) -> str:
+    """For tags that the pipeline does not put together: the tag of each token."""
+    return _by_tokens(text, "    # B- begins a name, I- and L- continue and end it, U- is a name of one word.")
+
+
+def word_usage(text: str) -> str:
+    """For a tag of each word: that of its first token."""
+    return _by_tokens(text, "    # A word has the tag of its first token.")
+
+
+def _by_tokens(text: str, comment: str) -> str:
+    return "\n".join(
+        [
+            f'inputs = tokenizer({in_python(text)}, return_tensors="pt")',
+            "with torch.no_grad():",
+            "    tags = model(**inputs).logits[0].argmax(dim=-1)",
+            'for token, tag in zip(inputs["input_ids"][0].tolist(), tags.tolist()):',
+            comment,
+            "    print(tokenizer.decode([token]), model.config.id2label[tag])",
+        ]
+    )
