@@ -184,7 +184,7 @@ def test_what_is_kept_is_found_by_sample_in_every_epoch(tmp_path, packing):
         ids = batch.tensors["teacher_ids"].flatten(0, 1)[has_target].numpy()
         log_probs = batch.tensors["teacher_log_probs"].flatten(0, 1)[has_target].float().numpy()
         with torch.no_grad():
-            _, counts, now = objective.outputs_to_keep(master, batch)
+            _, counts, now = objective.outputs_to_cache(master, batch)
         assert counts.sum() == len(ids) > 100
         assert (now["ids"] == ids).mean() > 0.99  # ids of equal probability may change places
         assert np.abs(now["log_probs"].astype(np.float32) - log_probs).max() < 0.02

@@ -154,7 +154,7 @@ def test_padding_is_reported() -> None:
     assert shifted(rows).tensors["real"].tolist() == [[True] * 5, [True, True, False, False, False]]
     flags = np.array([[2, 3, 4, 5, 5, 5], [2, 3, 3, 0, 0, 0]], dtype=np.uint32)
     causal = Causal.__new__(Causal)
-    causal.apart = False
+    causal.isolated_documents = False
     packed = causal.batch(dataclasses.replace(rows, flags=flags))
     assert packed.tensors["real"].tolist() == [[True] * 5, [True, True, True, False, False]]
     assert "real" not in causal.batch(dataclasses.replace(rows, flags=flags[:1].repeat(2, axis=0))).tensors

@@ -7,7 +7,7 @@ from transformers import BertConfig, BertForSequenceClassification, LlamaConfig,
 
 from artel.config import RunConfig
 from artel.objectives.embedding.vectors import group_vectors
-from artel.objectives.length_groups import group_count, group_rows, logits_of_rows, row_logits, together
+from artel.objectives.length_groups import batches_by_length, group_count, group_rows, logits_of_rows, row_logits
 
 LENGTHS = (9, 30, 1, 17, 30, 2, 3)
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -88,7 +88,7 @@ def test_the_number_of_groups_follows_from_rows_and_run_alone():
 
 def test_what_is_asked_together_is_all_of_it_by_length():
     lengths = [3, 9000, 4000, 4000, 4000, 5]
-    parts = list(together(lengths))
+    parts = list(batches_by_length(lengths))
     assert sorted(number for part in parts for number in part) == list(range(len(lengths)))
     assert parts[0] == [1]
     assert max(len(part) * max(lengths[number] for number in part) for part in parts[1:]) <= 8192

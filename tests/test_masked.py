@@ -15,7 +15,7 @@ from artel.config import RunConfig, TokenizerTraining
 from artel.models.generate import Sampling
 from artel.models.targets import IGNORED
 from artel.objectives import InsertionTagging, Masked
-from artel.objectives.insertion_tagging import comma_places, missing_after
+from artel.objectives.insertion_tagging import comma_positions, missing_after
 from artel.text import Document, Dropped, Pair, Record, Rejected
 from artel.text.pairs import without_commas
 from artel.tokens import Rows, train_tokenizer
@@ -189,7 +189,7 @@ def test_commas_are_taken_out_and_found_again():
 
 def test_the_rule_knows_where_schoolbooks_put_commas():
     text = "Он знал что дом в котором он жил сгорел потому что его подожгли но молчал"
-    said = [text[: place + 1].split()[-1] for place in comma_places(text)]
+    said = [text[: place + 1].split()[-1] for place in comma_positions(text)]
     assert said == ["знал", "дом", "сгорел", "подожгли"]
 
 

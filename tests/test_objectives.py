@@ -89,7 +89,7 @@ def test_each_says_its_own_loss(tmp_path):
     for name in (*OBJECTIVES, *KINDS):
         decided = {"classification.labels": ["one", "two"]} if "label" in name else {}
         run = load_run(str(objective_run(tmp_path / f"{name}.yaml", name)), decided)
-        words[name] = objective_of(run, tokenizer).loss_in_words
+        words[name] = objective_of(run, tokenizer).loss_description
     assert {name for name, loss in words.items() if not loss} == TOKENS
     assert words["several_labels"] == "binary cross-entropy of each label (focal, gamma 2)"
     assert words["labels_of_pairs"].endswith("(smoothing 0.1, weighed by label)")

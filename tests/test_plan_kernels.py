@@ -21,7 +21,7 @@ from artel.planning.plan import make_plan
 from artel.planning.plan.batches import planned_data
 from artel.planning.plan.compiled_kernels import KEPT, KernelShapes
 from artel.planning.plan.fake_run import trace_steps
-from artel.planning.plan.first_steps import computed_positions, usual_step
+from artel.planning.plan.first_steps import usual_step
 from artel.planning.plan.live_bytes import LiveBytes
 from artel.planning.plan.micro_batch_sizes import MicroBatchSizes, micro_batch_sizes
 from artel.planning.plan.models import ModelOutline
@@ -155,9 +155,9 @@ def test_a_usual_step_is_that_of_the_slowest_rank_on_average(tmp_path, prepared,
     assert alone.tokens == spread.tokens
     longest = data.batch(2)
     assert alone.batch.tokens < longest.tokens
-    positions = [computed_positions(usual.batch) for usual in (alone, spread)]
+    positions = [usual.batch.computed_positions for usual in (alone, spread)]
     assert positions[0] <= positions[1]
-    assert positions[0] < computed_positions(longest)
+    assert positions[0] < longest.computed_positions
     assert 4 * positions[0] >= alone.tokens  # of four micro-batches
 
 
@@ -171,7 +171,7 @@ def test_the_operations_of_a_plan_are_those_of_usual_rows_and_its_memory_that_of
     assert plan.tokens == usual.tokens
     embeddings = {each.bytes for each in plan.ranks[0].operations if each.name == "aten.embedding"}
     assert (
-        computed_positions(usual.batch) * (2 * 4 * 32 + 8) in embeddings
+        usual.batch.computed_positions * (2 * 4 * 32 + 8) in embeddings
     )  # 32 floats are read and written, and an id read
 
 
@@ -182,7 +182,7 @@ def test_usual_rows_add_no_kernels(tmp_path):
     outline = ModelOutline.of(run, data.objective, data.tokenizer)
     data = data.laid_out_for(lambda: outline.build_for_training("bf16"), "cpu")
     usual = usual_step(run, data, 2, 1).batch
-    assert computed_positions(usual) < computed_positions(data.batch(2))
+    assert usual.computed_positions < data.batch(2).computed_positions
     with_usual, without = (
         trace_steps(run, outline.build("bf16"), data.objective, [data.batch(2)] * 2, world, "none", "bf16", usual=batch)
         for batch in (usual, None)

@@ -21,7 +21,7 @@ from artel.inference.engine.sequential import SequentialEngine
 from artel.inference.open import OpenedModel
 from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.structure import position_limit
-from artel.objectives.types import Beginning
+from artel.objectives.types import GenerationPrompt
 from artel.storage import check_new_file, user_path, write_output
 from artel.text import Message, ToolCall, Tools
 from artel.text.calls.reader import CallReader
@@ -223,7 +223,7 @@ class ChatSession:
     def _write(self, exchange: Exchange, ids: list[int], sampling: Sampling) -> Iterator[str]:
         engine = self._engine.of(len(ids) + sampling.new_tokens)
         # Some models begin a call with a control token: [TOOL_CALLS], <|python_tag|>.
-        beginning = Beginning(ids, self._stop, special_tokens=bool(self._tools))
+        beginning = GenerationPrompt(ids, self._stop, special_tokens=bool(self._tools))
         pieces = self._without_calls(exchange, write_text(engine, self._tokenizer, beginning, sampling))
         space = ""
         while True:

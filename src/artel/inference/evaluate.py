@@ -112,7 +112,7 @@ def evaluate(
     figures, outputs = validation.evaluate(strategy, size, run.validate_.blocks, news)
     part = store.validation
     details = objective.details(outputs, part)
-    if writing := objective.writing(opened.model, part):
+    if writing := objective.generation_eval(opened.model, part):
         of_texts, more = figures_of(opened, writing, world, tell)
         figures, details = figures | of_texts, details | more
     return EvaluationResult(

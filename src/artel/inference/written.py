@@ -7,21 +7,21 @@ from typing import Any
 from artel.inference.batch.answers import Tell, write_beginnings
 from artel.inference.open import OpenedModel
 from artel.models.generate import Sampling, check_embedded
-from artel.objectives.types import Beginning, Writing
+from artel.objectives.types import GenerationEval, GenerationPrompt
 from artel.parallel import World
 from artel.training.evaluation import News
 
 
 def figures_of(
-    opened: OpenedModel, writing: Writing, world: World, tell: Tell
+    opened: OpenedModel, writing: GenerationEval, world: World, tell: Tell
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Figures and details of what the model writes, taking the likeliest token each time."""
-    for beginning in writing.beginnings:
+    for beginning in writing.prompts:
         check_embedded(opened.model, opened.tokenizer, beginning.ids)
     sampling = Sampling(writing.new_tokens, temperature=0.0)
     tell(f"{opened.name} writes {writing.what}")
 
-    def write(beginnings: list[Beginning]) -> list[str]:
+    def write(beginnings: list[GenerationPrompt]) -> list[str]:
         news = News(tell, f"{opened.name} writes:")
         texts = []
         for written in write_beginnings(opened, beginnings, sampling, tell):
@@ -29,4 +29,4 @@ def figures_of(
             news(len(texts) / len(beginnings))
         return texts
 
-    return writing.judge(world.share(write, writing.beginnings))
+    return writing.judge(world.share(write, writing.prompts))

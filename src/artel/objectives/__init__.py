@@ -1,6 +1,6 @@
-"""What is learned: record to samples, batch to loss, and the metrics of the model.
+"""Objectives: record to samples, batch to loss, totals to metrics.
 
-An objective is imported when it is first used, so a run imports only its own.
+An objective is imported on first use, so that a run imports only its own.
 """
 
 from importlib import import_module
@@ -41,18 +41,18 @@ def __getattr__(name: str) -> Any:
 
 
 def objective_type(run: RunConfig) -> type[Objective]:
-    """The objective that a run names."""
+    """Return the class of a run's objective."""
     objective: type[Objective] = OBJECTIVES[run.objective].for_run(run)
     return objective
 
 
 def splits_by_label(run: RunConfig) -> bool:
-    """True if a share of the texts of each label is held out for validation."""
+    """True if validation holds out a fraction of the texts per label."""
     return run.data.may_split_by_label and objective_type(run).has_classes(run)
 
 
 def objective_of(run: RunConfig, tokenizer: Tokenizer) -> Objective:
-    """The run's objective with its tokenizer. Raises InputError when they do not go together."""
+    """Return the run's objective with its tokenizer. Raises InputError if they do not fit each other."""
     return objective_type(run)(run, tokenizer)
 
 

@@ -1,8 +1,8 @@
-"""Rows of prompts and their answers, and where in them each answer is predicted.
+"""Rows of prompts with their answers, and the positions that predict each answer.
 
-Answers to one prompt can share a row: the tokens with which all of them begin, which are the prompt and what the
-answers have in common, and then the rest of each. Those are read once for all. Several such prompts share a row too
-where they fit, so that a batch has little padding.
+Answers to one prompt can share a row: first their common beginning (the prompt, and what the answers have in common),
+which is computed once, then the rest of each answer. Several prompts share a row if they fit, so that a batch has
+little padding.
 """
 
 from __future__ import annotations
@@ -16,15 +16,12 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-_ROUND = 16
+_MULTIPLE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A prompt and its answer as the model reads them: ids (tokens,), and flags that are not 0 in the answer.
-
-    Without tokens it is an answer that is missing.
-    """
+    """A prompt and its answer: ids (tokens,), and flags that are nonzero in the answer. Empty if there is no answer."""
 
     ids: np.ndarray
     flags: np.ndarray
@@ -33,22 +30,22 @@ class Answer:
 def answer_tensors(
     samples: Sequence[Sequence[Answer]], *, shared: bool, least_length: int = 1
 ) -> dict[str, torch.Tensor]:
-    """Tensors for the answers of each sample, of which each has equally many, in rows of `least_length` or more.
+    """Return the tensors of samples with equally many answers each, in rows of at least `least_length` tokens.
 
-    input_ids int64 (rows, length): a row for each answer, or, `shared`, for as many samples as fit. `targets` int64
-    (count,) are the answers' tokens and `places` int64 (count,) the positions in the flattened rows that predict them.
-    `members` int64 (samples, answers, longest) says which of the targets are an answer's; `count` where it is shorter.
+    input_ids int64 (rows, length): one answer per row, or with `shared` as many samples as fit. `targets` int64
+    (count,): the tokens of the answers. `places` int64 (count,): the positions in the flattened rows that predict them.
+    `members` int64 (samples, answers, longest): the indices of each answer's targets, padded with `count`.
 
     With `shared` also int64 (rows, length): `documents`, 1, 2, … for the samples of a row and 0 for padding;
-    `branches`, 0 for what a sample's answers share and 1, 2, … for the rest of each; `positions` of tokens in their
-    answer, from 0.
+    `branches`, 0 for what the answers of a sample share and 1, 2, … for the rest of each; `positions` of tokens in
+    their answer, from 0.
     """
     import torch
 
     groups = list(samples) if shared else [[answer] for sample in samples for answer in sample]
     pieces = [_Row.of(group) for group in groups]
     sizes = [len(piece.ids) for piece in pieces]
-    length = -(-max(least_length, *sizes) // _ROUND) * _ROUND
+    length = -(-max(least_length, *sizes) // _MULTIPLE) * _MULTIPLE
     rows = _packed(sizes, length) if shared else [[index] for index in range(len(pieces))]
     starts = _starts(rows, sizes, length)
     answers = [
@@ -73,21 +70,21 @@ def answer_tensors(
 
 
 def _packed(sizes: Sequence[int], length: int) -> list[list[int]]:
-    """Which pieces share a row of `length`: the longest first, each into the first row where it fits."""
+    """Return the indices of the pieces in each row of `length`: first fit, the longest first."""
     rows: list[list[int]] = []
-    rooms: list[int] = []
+    free: list[int] = []
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
-        row = next((row for row, room in enumerate(rooms) if room >= sizes[index]), len(rows))
+        row = next((row for row, left in enumerate(free) if left >= sizes[index]), len(rows))
         if row == len(rows):
             rows.append([])
-            rooms.append(length)
+            free.append(length)
         rows[row].append(index)
-        rooms[row] -= sizes[index]
+        free[row] -= sizes[index]
     return rows
 
 
 def _starts(rows: Sequence[Sequence[int]], sizes: Sequence[int], length: int) -> dict[int, int]:
-    """Where each piece begins in the flattened rows."""
+    """Return the offset of each piece in the flattened rows."""
     starts = {}
     for number, row in enumerate(rows):
         at = number * length
@@ -98,7 +95,7 @@ def _starts(rows: Sequence[Sequence[int]], sizes: Sequence[int], length: int) ->
 
 
 def _joined(rows: Sequence[Sequence[int]], arrays: Sequence[np.ndarray], length: int) -> torch.Tensor:
-    """int64 (rows, length): the arrays of each row one behind another, then zeros."""
+    """Return the concatenated arrays of each row, zero-padded, int64 (rows, length)."""
     return _stacked([np.concatenate([arrays[index] for index in row]) for row in rows], length, 0)
 
 
@@ -107,13 +104,13 @@ class AnswerSums(NamedTuple):
 
     log_probs: torch.Tensor
     counts: torch.Tensor
-    """The number of its tokens."""
+    """Number of tokens."""
     entropies: torch.Tensor
-    """0 where they were not asked for."""
+    """0 if not computed."""
 
     @classmethod
     def of(cls, log_probs: torch.Tensor, entropies: torch.Tensor | None, members: torch.Tensor) -> AnswerSums:
-        """From the numbers of each token, (count,), and `members`, as `answer_tensors` gives them."""
+        """Sum numbers per token, (count,), by the `members` of `answer_tensors`."""
         import torch.nn.functional as F
 
         padding = len(log_probs)
@@ -130,11 +127,11 @@ class _Row:
     branches: np.ndarray
     positions: np.ndarray
     predicted: list[tuple[np.ndarray, np.ndarray]]
-    """Of each answer the positions in the row that predict its tokens, and these tokens."""
+    """For each answer the positions in the row that predict its tokens, and the tokens."""
 
     @classmethod
     def of(cls, answers: Sequence[Answer]) -> _Row:
-        """What the answers have in common, then the rest of each. The last token of an answer is only predicted."""
+        """Return the common beginning and the rest of each answer. The last token of an answer is only a target."""
         present = [answer for answer in answers if len(answer.ids)]
         common = _common([answer.ids[:-1] for answer in present])
         pieces = [present[0].ids[:common]] if present else [np.empty(0, dtype=np.int64)]
@@ -152,7 +149,7 @@ class _Row:
 
 
 def _common(sequences: Sequence[np.ndarray]) -> int:
-    """The number of tokens with which all sequences begin."""
+    """Return the length of the common beginning of all sequences."""
     if not sequences:
         return 0
     shortest = min(map(len, sequences))
@@ -160,10 +157,10 @@ def _common(sequences: Sequence[np.ndarray]) -> int:
     return min([shortest, *(int(places[0]) for places in differs if len(places))])
 
 
-def _stacked(arrays: Sequence[np.ndarray], length: int, filler: int) -> torch.Tensor:
+def _stacked(arrays: Sequence[np.ndarray], length: int, padding: int) -> torch.Tensor:
     import torch
 
-    stacked = np.full((len(arrays), length), filler, dtype=np.int64)
+    stacked = np.full((len(arrays), length), padding, dtype=np.int64)
     for row, array in zip(stacked, arrays, strict=True):
         row[: len(array)] = array
     return torch.from_numpy(stacked)

@@ -1,4 +1,4 @@
-"""What an objective is: record to samples, batch to loss, totals to metrics, and what it declares."""
+"""The base class of objectives: record to samples, batch to loss, totals to metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from artel.errors import Problem
 from artel.models.text_vectors import pools_texts
 from artel.objectives.hooks import GlobalBatchHooks, TeacherHooks
 from artel.objectives.length_groups import group_count
-from artel.objectives.types import Batch, Beginning, DocumentSamples, Reading, Reply, Writing
+from artel.objectives.types import Batch, DocumentSamples, GenerationEval, GenerationPrompt, Reply, TokenView
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Record, Rejected, frame_notes
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore
@@ -32,148 +32,148 @@ if TYPE_CHECKING:  # objectives prepare text too, and these take seconds to impo
 Better = Literal["higher", "lower"]
 
 _PROMPT_WORDS, _PROMPT_TOKENS = 4, 100
-"""Of a prompt that is taken from the training text."""
+"""Length of a prompt taken from the training text, and tokens decoded for it."""
 
 
 class Objective(TeacherHooks, GlobalBatchHooks, ABC):
-    """What is learned. Other rooms ask for what it declares here; they never compare its name."""
+    """What a model learns. Other packages read the attributes declared here; they never compare its name."""
 
     auto_class: ClassVar[str]
-    """The transformers class whose head fits (`AutoModelForCausalLM`)."""
+    """The transformers class with the right head: AutoModelForCausalLM."""
     learns_from: ClassVar[tuple[str, ...]]
-    """Kinds of records that it takes, as formats declare them: text, pairs, questions, conversations, preferences."""
+    """Kinds of records it takes, as formats declare them: text, pairs, questions, conversations, preferences."""
     verb: ClassVar[str] = ""
-    """What its models learn to do, in a word: write. `artel new` asks by it; its name where this is empty."""
+    """One word for what its models do, offered by `artel new`: write. Defaults to the objective's name."""
     does: ClassVar[str] = ""
     """The same as a clause."""
     is_offered: ClassVar[bool] = True
-    """False if `artel new` does not ask about it: it needs more than texts."""
+    """False if `artel new` does not offer it, because it needs more than texts."""
     finetuning_rate: ClassVar[float] = 5e-5
-    """Peak learning rate for all weights of a pretrained model; adapters take four times as much."""
+    """Peak learning rate for finetuning all weights; adapters use four times as much."""
     pipeline_tag: ClassVar[str] = ""
-    """The task under which the hub lists its models: text-generation; empty if the hub has no such task."""
+    """The hub's task for its models: text-generation. Empty if the hub has none."""
     section: ClassVar[str] = ""
-    """Its own section of the run file; empty if it has none."""
+    """Its section of the run file; empty if it has none."""
     decided_by_records: ClassVar[tuple[str, ...]] = ()
-    """Keys of its section in place of whose `auto` its records tell the value, before anything is tokenized: labels."""
+    """Keys of its section whose `auto` is decided from the records before anything is tokenized: labels."""
     generates: ClassVar[bool] = False
-    """True if its models write text token by token; `artel chat` and the harness need that."""
+    """True if its models generate text token by token, as `artel chat` and lm-eval need."""
     writes_day: bool = False
-    """True if its samples have the day on which they were prepared in them (a chat template with `strftime_now`)."""
+    """True if samples contain the date of their preparation (a chat template with `strftime_now`)."""
     is_per_token: ClassVar[bool] = False
-    """True if the loss is a sum over single tokens, so that ranks can share a sequence (parallel.context)."""
+    """True if the loss is a sum over tokens, so that ranks can share a sequence (parallel.context)."""
     needs_context: ClassVar[bool] = False
     """True if a prompt is a question about a text (`artel generate --context`)."""
     takes_context: ClassVar[bool] = False
-    """True if a prompt may have a second text beside it (`artel generate --context`)."""
+    """True if a prompt may come with a second text (`artel generate --context`)."""
     continues: ClassVar[bool] = True
-    """True if what a model writes continues the prompt; False if it is an answer."""
+    """True if the output continues the prompt; False if it answers it."""
     encoder: ClassVar[bool] = False
-    """True if special tokens frame the texts; a tokenizer is then trained with them."""
-    apart: bool = False
-    """True if a block holds several documents and tokens see only their own."""
+    """True if special tokens frame the texts; a trained tokenizer then has them."""
+    isolated_documents: bool = False
+    """True if a block holds several documents and tokens attend to their own document only."""
     packs_text: ClassVar[bool] = False
-    """True if several texts share a block; False if samples stand alone."""
+    """True if several texts share a block; False if each sample is separate."""
     packs_samples: ClassVar[bool] = False
-    """True if samples that stand alone can share a block, too (`data.packing`); else each has a row of its own."""
+    """True if separate samples can share a block (`data.packing`); otherwise each has its own row."""
     sums: ClassVar[tuple[str, ...]]
-    """Names of what `loss` returns, in order. The first two are `loss` and `targets`."""
+    """Names of the sums that `loss` returns, in order. The first two are `loss` and `targets`."""
     document_number: ClassVar[int | None] = None
-    """The column of a sample's numbers that holds the number of its document in its split; the store fills it in."""
+    """The column of a sample's numbers for the number of its document in the split, filled in by the store."""
     outputs: tuple[str, ...] = ()
-    """Names of the numbers that `evaluate_batch` returns for each sample."""
+    """Names of the numbers that `evaluate_batch` returns per sample."""
     samples_with_outputs: int | None = None
-    """How many samples have them, the first ones; None: all."""
+    """Number of samples that have outputs, from the first; None for all."""
     has_many_outputs: ClassVar[bool] = False
-    """True if they are so many that `metrics` is given them in float32, as the model has them; else in float64."""
+    """True if `metrics` gets the outputs in float32, because there are many; otherwise in float64."""
     tasks: ClassVar[tuple[str, ...]] = ()
-    """What `answers` can be asked: classify, embed, entities, generate, rerank, score; or answer: `reply` does that."""
+    """Tasks of `answers`: classify, embed, entities, generate, rerank, score. `answer` is done by `reply`."""
     better: ClassVar[dict[str, Better]]
-    """The metrics, and which way each improves."""
+    """Its metrics, and the direction in which each improves."""
 
     @classmethod
     def for_run(cls, run: RunConfig) -> type[Objective]:
-        """The class that a run with this objective uses."""
+        """Return the class for a run with this objective."""
         return cls
 
     @classmethod
     def undecided(cls, run: RunConfig) -> list[str]:
-        """The keys among `decided_by_records` that the run leaves to its records."""
+        """Return the keys of `decided_by_records` that the run leaves at auto."""
         return [key for key in cls.decided_by_records if getattr(getattr(run, cls.section), key) == "auto"]
 
     @classmethod
     def decide(cls, run: RunConfig, records: Iterable[Record]) -> dict[str, Any]:
-        """Values for the `undecided` keys, by the run's records: all that are kept, but for a validation file's.
+        """Return values for the `undecided` keys. `records`: all kept records, except those of a validation file.
 
-        Raises InputError where they decide nothing.
+        Raises InputError if they decide nothing.
         """
         raise NotImplementedError
 
     @classmethod
     def has_classes(cls, run: RunConfig) -> bool:
-        """True if its records have labels, of each of which a share is held out for validation."""
+        """True if its records have labels, so that validation holds out a fraction per label."""
         return False
 
     @classmethod
     def claims(cls, architecture: str, folder: str) -> bool:
-        """True if a model that no run of artel trained is one of this objective: by the class that saved it.
+        """True if this objective fits a model from elsewhere, judged by the class that saved it.
 
-        `folder` is a folder or a hub id. Of several that claim a model the first in the registry has it.
+        `folder` is a folder or a hub id. The first objective in the registry that claims a model gets it.
         """
         return architecture.endswith(cls.auto_class.removeprefix("AutoModel")) and not pools_texts(folder)
 
     @classmethod
     def run_values(cls, config: PreTrainedConfig, folder: str) -> dict[str, Any]:
-        """Keys of a run file that a model stands for which no run of artel trained: {"classification": {…}}."""
+        """Return keys of the run file that fit a model from elsewhere: {"classification": {…}}."""
         return {}
 
     @classmethod
     def settings(cls, run: RunConfig) -> dict[str, Any] | None:
-        """Its section of the run file as plain values."""
+        """Return its section of the run file as plain values."""
         return getattr(run, cls.section).model_dump(mode="json") if cls.section else None
 
     @classmethod
     def store_settings(cls, run: RunConfig) -> Any:
-        """What of the run file shapes its samples, beside sources, tokenizer and seed: a part of the store's key.
+        """Return the settings that shape its samples beside sources, tokenizer and seed: part of the store's key.
 
-        All of its settings and the length of a block, unless an objective knows which of them do not matter. A block
-        of text is cut when it is read.
+        By default all of its section, and the block length unless texts are cut into blocks when they are read.
         """
         return [None if cls.packs_text else run.data.block, cls.settings(run)]
 
     @classmethod
     def default_tokenizer(cls, run: RunConfig) -> tuple[str, str] | None:
-        """The key that says where its tokenizer comes from, if neither `tokenizer` nor `model` does, and the folder or
-        hub id; None: one is trained.
+        """Return (run-file key, folder or hub id) of the tokenizer if neither `tokenizer` nor `model` gives one.
+
+        None: a tokenizer is trained.
         """
         return None
 
     @classmethod
     def fills_blocks(cls, run: RunConfig) -> bool:
-        """True if a row is a block of `data.block` tokens; False if it is one sample, as long as that."""
+        """True if a row is a block of `data.block` tokens; False if it is one sample of its own length."""
         return cls.packs_text or (cls.packs_samples and run.data.packing == "best_fit")
 
     @classmethod
-    def keeps_apart(cls, run: RunConfig) -> bool:
-        """True if a block holds several documents or samples, and tokens see only their own."""
+    def isolates_documents(cls, run: RunConfig) -> bool:
+        """True if a block holds several documents or samples, and tokens attend to their own only."""
         return not cls.packs_text and cls.fills_blocks(run)
 
     @classmethod
     def small_run(cls, block: int) -> dict[str, Any]:
-        """Keys of a run that learns this from made-up records in `block` tokens: `artel doctor` tries it on processes.
+        """Return keys of a run on made-up records in blocks of `block` tokens, which `artel doctor` tries.
 
-        Plain text stands in where records of its kind cannot be made up.
+        Plain text if no records of its kind can be made up.
         """
         return {"data": {"sources": [{"format": "dummy", "documents": 300}]}}
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
-        """Raises InputError when run and tokenizer do not go together."""
+        """Raises InputError if run and tokenizer do not fit each other."""
         self.run = run
         self.tokenizer = tokenizer
 
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
-        """What in the run file does not fit this objective; reported before any text is read."""
+        """Return what in the run file does not fit this objective. Called before any text is read."""
         best, problems = run.checkpoint.best, []
         if best is not None and best not in cls.better and not ("/" in best and run.validate_.tasks):
             fix = f"write one of: {', '.join(cls.better)}; TASK/METRIC of a task in validate.tasks; or null"
@@ -184,9 +184,9 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
 
     @classmethod
     def _packing_problems(cls, run: RunConfig) -> list[Problem]:
-        """What does not go with samples that stand alone."""
+        """Return what does not fit separate samples."""
         data, problems = run.data, []
-        alone = "has no meaning here: each sample stands alone, in a row of its own"
+        alone = "has no meaning here: each sample has a row of its own"
         if data.packing == "best_fit" and not cls.packs_samples:
             problems.append(Problem("data.packing", f"best_fit {alone}", "leave it out"))
         if data.document_mask and not cls.packs_samples:
@@ -198,26 +198,26 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
 
     @classmethod
     def special_tokens(cls, run: RunConfig) -> list[str]:
-        """What a tokenizer that is trained for this objective needs beyond the usual special tokens."""
+        """Return special tokens that a tokenizer trained for this objective needs beside the default ones."""
         return []
 
     @property
-    def loss_in_words(self) -> str:
-        """What is minimized. Empty for the cross-entropy of tokens: of that it is said how the model computes it."""
+    def loss_description(self) -> str:
+        """The loss in words. Empty for the cross-entropy of tokens, which is described by how the model computes it."""
         return ""
 
     @property
     def heads(self) -> dict[str, int]:
-        """Linear heads on the first token, beside those of the model's class: name → outputs."""
+        """Extra linear heads on the first token: name → number of outputs."""
         return {}
 
     @property
     def head_config(self) -> dict[str, Any]:
-        """Values of the transformers configuration that the model's head needs: {"num_labels": 3}."""
+        """Values of the transformers configuration that the head needs: {"num_labels": 3}."""
         return {}
 
     def model_request(self, config: ModelConfig, block: int = 1, seed: int = 0) -> ModelRequest:
-        """What a builder of models is to build for this objective; `config` is the section `model` of a run file."""
+        """Return the request for a model for this objective. `config`: section `model` of the run file."""
         from artel.models.loading.request import ModelRequest
 
         request = ModelRequest(config, self.auto_class, self.heads, block, seed, self.head_config)
@@ -227,39 +227,39 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
         return replace(request, end_ids=turn.ids if turn is not None else frozenset({self.tokenizer.end_id}))
 
     def model_files(self, model: PreTrainedModel) -> dict[str, bytes]:
-        """Files that belong beside the model in its folder, by their paths there: other libraries read them."""
+        """Return files for the model's folder that other libraries read, by their paths in it."""
         return {}
 
     def read_model_files(self, folder: Path) -> None:  # if there are such files
-        """Take what `model_files` wrote from the folder of a model that is opened. Raises InputError."""
+        """Read what `model_files` wrote from the folder of an opened model. Raises InputError."""
 
     def calibration(self) -> dict[str, Any]:
-        """What the newest `metrics` chose for the use of the model (thresholds), as plain values; empty for most.
+        """Return what the latest `metrics` chose for using the model (thresholds), as plain values; empty for most.
 
-        Checkpoints keep it, so that a model is saved with what was chosen for its own weights.
+        Saved in checkpoints, so that a model keeps the values chosen for its own weights.
         """
         return {}
 
     def calibrate(self, values: dict[str, Any]) -> str:
-        """Take what was chosen for the model that is used now: nothing is chosen again.
+        """Use the values chosen for this model from now on, and choose none again.
 
-        Returns a sentence for people on what stands in place of what was not chosen; empty for most.
+        Return a sentence for people about values that are missing; empty for most.
         """
         return ""
 
     def command(self, run: str, samples: Samples | None) -> str:
-        """A command that shows what the model of a finished run does.
+        """Return a command that shows what the model of a finished run does.
 
-        `run` is its folder, quoted for a shell; `samples` are its training samples, None where nobody may see them.
+        `run`: its folder, quoted for a shell. `samples`: its training samples; None if they must not be shown.
         """
         return f"artel generate {run} --prompt {shlex.quote(self.prompt(samples))}"
 
     def usage(self) -> str:
-        """Lines of Python for the model card: they ask `model` by transformers alone, with `tokenizer` and `torch`."""
+        """Return Python for the model card that runs `model` with transformers, `tokenizer` and `torch` only."""
         return f'inputs = tokenizer({in_python(self.prompt(None))}, return_tensors="pt")\nprint(model(**inputs).logits)'
 
     def prompt(self, samples: Samples | None) -> str:
-        """A text to continue: the first of `validate.prompts`, else the first words of the training text."""
+        """Return a text to continue: the first of `validate.prompts`, or the first words of the training text."""
         if samples is None:
             return next(filter(None, self.run.validate_.prompts), "Once upon a time")
         if self.run.validate_.prompts:
@@ -270,128 +270,126 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
 
     @abstractmethod
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
-        """Yield for each document its samples, or why there are none."""
+        """Yield the samples of each document, or why it has none."""
 
     def outputs_of(self, sample: Sample) -> np.ndarray | None:
-        """The ids of a stored sample that the model learns to write, (tokens,); None for texts, where it is all."""
+        """Return the ids (tokens,) of a stored sample that the model learns to write; None if it learns all."""
         return None
 
     @abstractmethod
-    def dataset(self, part: StoreSplit) -> Samples:
-        """A split of the store as this objective reads it: blocks of text, or whole samples."""
+    def dataset(self, split: StoreSplit) -> Samples:
+        """Return a split of the store as this objective reads it: blocks of text, or separate samples."""
 
     def turn_end(self) -> TurnEnd | None:
-        """What ends a turn of the assistant, in conversations; None for other texts."""
+        """Return what ends an assistant's turn; None for other texts than conversations."""
         return None
 
     def check_store(self, store: TokenStore) -> None:  # most objectives learn of every sample
-        """Raise InputError if a run learns nothing from its store, or not what it must; called before it is used."""
+        """Raise InputError if a run would learn nothing from its store, or not what it must. Called before use."""
 
-    def least_evaluated(self, part: StoreSplit) -> int:
-        """How many samples a validation has at least: fewer have no figures."""
+    def min_evaluated(self, split: StoreSplit) -> int:
+        """Return the minimum number of samples of a validation; fewer have no metrics."""
         return 1
 
     def notes(self, documents: Iterable[Document]) -> list[str]:
-        """Sentences for the user: what is learned of a run's first documents, where it is not what one expects."""
+        """Return sentences for the user about the first documents, if what is learned of them may surprise."""
         return frame_notes(document.record for document in documents)
 
     def review(self, observed: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
-        """Sentences for the user about the (origin, `DocumentSamples.observed`) of all documents that are kept.
+        """Return sentences for the user about (origin, `DocumentSamples.observed`) of all kept documents.
 
-        Raises InputError where nothing right can be learned of them.
+        Raises InputError if nothing right can be learned from them.
         """
         return []
 
     def mismatch(self, records: Iterable[Record]) -> str:
-        """Why a model cannot be evaluated on records (they have other labels), in a sentence; empty if it can."""
+        """Return why a model cannot be evaluated on records (different labels), or an empty string."""
         return ""
 
-    def order(self, part: StoreSplit, samples: int) -> Order | BalancedOrder:
-        """The order of the training samples."""
+    def order(self, split: StoreSplit, samples: int) -> Order | BalancedOrder:
+        """Return the order of the training samples."""
         return Order(samples, self.run.seed)
 
     def check(self, model: PreTrainedModel) -> None:  # most objectives fit every model of their class
-        """Raise InputError if a model cannot compute this loss; called before it is compiled or parallelized."""
+        """Raise InputError if a model cannot compute this loss. Called before it is compiled or parallelized."""
 
     _planned_device: str | None = None
-    """The type of the device that a plan is made for; None outside of plans."""
+    """Type of the device a plan is made for; None outside of plans."""
 
     def plan_for(self, build: Callable[[], PreTrainedModel], device: str) -> None:
-        """In a plan, in place of `check`: lay batches out as for a model on a device of this type.
+        """Lay out batches for a model on a device of this type. Plans call it in place of `check`.
 
-        `build` gives it on the meta device, with the attention that it trains with. What `check` tries with its
-        weights is taken to succeed.
+        `build` returns the model on the meta device, with its attention for training. Checks that need weights are
+        assumed to succeed.
         """
         self._planned_device = device
 
     def group_count(self, rows: int) -> int:
-        """How many groups of similar length so many rows are computed in (`length_groups`), here or as planned."""
+        """Return the number of groups of similar length for so many rows (`length_groups`)."""
         return group_count(rows, self.run, self._planned_device)
 
-    def fit_statistics(self, part: StoreSplit) -> None:  # most objectives need none
-        """Take from the training split what the loss needs (shares of classes), before the first batch."""
+    def fit_statistics(self, split: StoreSplit) -> None:  # most objectives need none
+        """Compute what the loss needs from the training split (class frequencies). Called before the first batch."""
 
     @abstractmethod
     def batch(self, rows: Rows) -> Batch:
-        """Tensors of a micro-batch, on the CPU."""
+        """Return the tensors of a micro-batch, on the CPU."""
 
     @abstractmethod
-    def readings(self, rows: Rows) -> list[Reading]:
-        """What the model reads in the first row, without padding, and what it learns: for `artel data show`."""
+    def token_views(self, rows: Rows) -> list[TokenView]:
+        """Return what the model reads and learns in the first row, without padding, for `artel data show`."""
 
     @abstractmethod
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """float32 (len(sums),): sums over the batch's targets. The first is the loss in nats, with gradient."""
+        """Return sums over the batch's targets, float32 (len(sums),). The first is the loss in nats, with gradient."""
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `loss` returns, and the outputs (rows, len(outputs))."""
+        """Return the sums of `loss`, and the outputs (rows, len(outputs))."""
         sums = self.loss(model, batch)
         return sums, sums.new_zeros((batch.tensors["input_ids"].shape[0], 0))
 
     @abstractmethod
-    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
-        """Metrics by name, of the totals and outputs (samples, len(outputs)) of a split; `loss` is a mean."""
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
+        """Return metrics by name from a split's totals and outputs (samples, len(outputs)); `loss` is a mean."""
 
-    def predictions_file(self, outputs: np.ndarray, part: StoreSplit) -> Any:
-        """The data set's official file of predictions, as plain values; None if it has none."""
+    def predictions_file(self, outputs: np.ndarray, split: StoreSplit) -> Any:
+        """Return the data set's official file of predictions as plain values; None if it has none."""
         return None
 
-    def details(self, outputs: np.ndarray, part: StoreSplit) -> dict[str, Any]:
-        """What the figures leave out, for the report; empty for most objectives.
+    def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
+        """Return tables and matrices for the report that metrics leave out; empty for most objectives.
 
         `tables`: {title: [{column: text or number, …}, …]}; `matrices`: {title: {"labels": […], "counts": [[…], …]}},
         true labels down, predicted ones across.
         """
         return {}
 
-    def writing(self, model: PreTrainedModel, part: StoreSplit) -> Writing | None:
-        """What a model is to write for a split when it is evaluated, for figures that its losses do not give; None for
-        most objectives.
-        """
+    def generation_eval(self, model: PreTrainedModel, split: StoreSplit) -> GenerationEval | None:
+        """Return what to generate for a split in an evaluation, and how to score it; None for most objectives."""
         return None
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
-        """What the model says of each input, as plain values. `task` is one of `tasks`. Raises InputError."""
+        """Return the model's answer to each input as plain values. `task` is one of `tasks`. Raises InputError."""
         raise NotImplementedError
 
     def default_sampling(self) -> Sampling:
-        """How its models write where nobody says otherwise."""
+        """Return the default sampling of its models."""
         from artel.models.generate import Sampling
 
         return Sampling()
 
-    def sampling(self, **given: Any) -> Sampling:
-        """How its models write: the settings of `Sampling` that are given, and not None, and the rest by default."""
-        return replace(self.default_sampling(), **{name: value for name, value in given.items() if value is not None})
+    def sampling(self, **settings: Any) -> Sampling:
+        """Return the default sampling with those `settings` that are not None."""
+        return replace(self.default_sampling(), **{name: each for name, each in settings.items() if each is not None})
 
-    def beginning(self, model: PreTrainedModel, prompt: str) -> Beginning | None:
-        """What a model that `generates` continues; None if `reply` alone can tell, one prompt after another."""
+    def generation_prompt(self, model: PreTrainedModel, prompt: str) -> GenerationPrompt | None:
+        """Return the ids that a model which `generates` continues; None if only `reply` can answer a prompt."""
         return None
 
     @abstractmethod
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        """Yield what the model makes of a prompt, as it is written."""
+        """Yield the model's output for a prompt as it is generated."""
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
-        """What `artel generate` prints; `context` is empty unless the objective takes one."""
+        """Return what `artel generate` prints. `context` is empty unless the objective takes one."""
         return Reply(self.show(model, prompt, sampling))

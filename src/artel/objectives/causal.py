@@ -11,7 +11,7 @@ import numpy as np
 from artel.objectives.base import Better
 from artel.objectives.collate import NextTokenTexts
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
-from artel.objectives.types import Batch, Beginning
+from artel.objectives.types import Batch, GenerationPrompt
 from artel.objectives.usage import generation_usage, in_python
 from artel.tokens import StoreSplit, TokenBlocks
 
@@ -40,7 +40,7 @@ class Causal(NextTokenTexts):
 
     def usage(self) -> str:
         block, words = self.run.data.block, self.prompt(None).split(" ")
-        while self._length(words) > block // 2 and len(words) > 1:  # models of absolute positions take no more
+        while self._length(words) > block // 2 and len(words) > 1:  # models with absolute positions take no more
             words.pop()
         inputs = f'inputs = tokenizer({in_python(" ".join(words))}, return_tensors="pt")'
         return "\n".join([inputs, *generation_usage(block - self._length(words))])
@@ -48,21 +48,21 @@ class Causal(NextTokenTexts):
     def _length(self, words: list[str]) -> int:
         return len(self.tokenizer.hf(" ".join(words))["input_ids"])
 
-    def dataset(self, part: StoreSplit) -> TokenBlocks:
-        return self.blocks(part, self.run.data.block, lookahead=1)
+    def dataset(self, split: StoreSplit) -> TokenBlocks:
+        return self.blocks(split, self.run.data.block, lookahead=1)
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         return balanced_token_sums(model, inputs_of(model, batch, causal=True) | {"use_cache": False}, batch)
 
-    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
-        """Perplexity is per token; bits per byte divide by the bytes of the text and compare across tokenizers.
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
+        """Return loss, perplexity and accuracy per token, and bits per byte, which compare across tokenizers.
 
-        Bits per byte = mean loss in nats x tokens per byte of the part / ln 2 (Gao et al. 2020, "The Pile", section
-        3.1): end tokens count as tokens to be paid for and as no bytes. The few tokens that no block predicts (the
-        first of the part; of packed blocks the first of each) are taken to cost what the others cost.
+        Bits per byte = mean loss in nats x tokens per byte of the split / ln 2 (Gao et al. 2020, "The Pile", section
+        3.1). End tokens count as tokens, and as no bytes. The few tokens that no block predicts (the first of the
+        split; in packed blocks the first of each) are assumed to cost the mean.
         """
         metrics = token_metrics(totals)
-        return metrics | {"bits_per_byte": metrics["loss"] * part.tokens / part.bytes / math.log(2)}
+        return metrics | {"bits_per_byte": metrics["loss"] * split.tokens / split.bytes / math.log(2)}
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         from artel.models.generate import write
@@ -70,7 +70,7 @@ class Causal(NextTokenTexts):
 
         return write(model, self.tokenizer, prompt, sampling, position_limit(model))
 
-    def beginning(self, model: PreTrainedModel, prompt: str) -> Beginning:
+    def generation_prompt(self, model: PreTrainedModel, prompt: str) -> GenerationPrompt:
         from artel.models.generate import text_end
 
-        return Beginning(self.tokenizer.prompt(prompt), text_end(model, self.tokenizer), special_tokens=True)
+        return GenerationPrompt(self.tokenizer.prompt(prompt), text_end(model, self.tokenizer), special_tokens=True)

@@ -21,10 +21,10 @@ from artel.models.targets import IGNORED
 from artel.objectives.base import Better, Objective
 from artel.objectives.collate import (
     check_packed,
+    next_token_view,
     packed_batch,
     packed_problems,
-    packed_readings,
-    predicted,
+    packed_views,
     target_tensors,
 )
 from artel.objectives.conversation.calls import call_figures, call_turns, source_of
@@ -32,7 +32,7 @@ from artel.objectives.conversation.frame import Difference, Unfit, WrittenOut
 from artel.objectives.conversation.template_check import call_notes, check_targets, difference_notes, end_notes
 from artel.objectives.conversation.writer import ConversationWriter
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
-from artel.objectives.types import Batch, Beginning, DocumentSamples, Reading, Writing
+from artel.objectives.types import Batch, DocumentSamples, GenerationEval, GenerationPrompt, TokenView
 from artel.objectives.usage import generation_usage, in_python
 from artel.storage import user_path
 from artel.text import Conversation, Document, Dropped, Message, Rejected, Tools
@@ -79,7 +79,7 @@ class Chat(Objective):
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(run, tokenizer)
-        self.apart = self.keeps_apart(run)
+        self.isolated_documents = self.isolates_documents(run)
         self.template = template_of(tokenizer, run.chat.template)
         tokenizer.hf.chat_template = self.template  # so that the folder of the model says how to talk to it
         self.writes_day = writes_day(tokenizer, self.template)
@@ -87,7 +87,7 @@ class Chat(Objective):
 
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
-        packed = packed_problems(run, cls.auto_class) if cls.keeps_apart(run) else []
+        packed = packed_problems(run, cls.auto_class) if cls.isolates_documents(run) else []
         return [*super().problems(run), *packed, *template_problems(run)]
 
     @classmethod
@@ -226,52 +226,54 @@ class Chat(Objective):
     def outputs_of(self, sample: Sample) -> np.ndarray | None:
         return None if sample.flags is None else sample.ids[sample.flags > 0]
 
-    def dataset(self, part: StoreSplit) -> Samples:
-        return PackedSamples(part, self.run.data.block, lookahead=1) if self.apart else WholeSamples(part)
+    def dataset(self, split: StoreSplit) -> Samples:
+        return (
+            PackedSamples(split, self.run.data.block, lookahead=1) if self.isolated_documents else WholeSamples(split)
+        )
 
     def check(self, model: PreTrainedModel) -> None:
-        if self.apart:
+        if self.isolated_documents:
             check_packed(model, causal=True)
 
     def batch(self, rows: Rows) -> Batch:
-        return packed_batch(rows, self.run.data.block) if self.apart else shifted(rows)
+        return packed_batch(rows, self.run.data.block) if self.isolated_documents else shifted(rows)
 
-    def readings(self, rows: Rows) -> list[Reading]:
-        if self.apart:
-            return packed_readings(rows)
+    def token_views(self, rows: Rows) -> list[TokenView]:
+        if self.isolated_documents:
+            return packed_views(rows)
         ids = rows.ids[0, : rows.lengths[0]]
-        return [predicted(ids, self.batch(rows).tensors["targets"][0].numpy())]
+        return [next_token_view(ids, self.batch(rows).tensors["targets"][0].numpy())]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         # Padding stands on the right: with a causal mask no real token sees it, and it needs no mask of its own.
         return balanced_token_sums(model, inputs_of(model, batch, causal=True) | {"use_cache": False}, batch)
 
-    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         """Per token that is learned: the assistant's, unless the run says otherwise."""
         return token_metrics(totals)
 
-    def writing(self, model: PreTrainedModel, part: StoreSplit) -> Writing | None:
+    def generation_eval(self, model: PreTrainedModel, split: StoreSplit) -> GenerationEval | None:
         """The assistant's turns in conversations with tools: the first `chat.generate`, of which calls are compared."""
         most = self.run.chat.generate
-        turns, left_out = call_turns(part.sources(), self._writer.prompt_ids, most)
+        turns, left_out = call_turns(split.sources(), self._writer.prompt_ids, most)
         if not turns:
             return None
         end = self._end(model)
         # Some models begin a call with a control token: [TOOL_CALLS], <|python_tag|>.
-        beginnings = [Beginning(turn.ids, end, special_tokens=True) for turn in turns]
+        prompts = [GenerationPrompt(turn.ids, end, special_tokens=True) for turn in turns]
         answers = ["\n".join(turn.answer.texts) for turn in turns]
         longest = max(len(ids) for ids in self.tokenizer.encode(answers))
         without = f" ({left_out:,} more left out: the template writes no prompt for them)" if left_out else ""
         first = "the first " if len(turns) == most else ""
         what = f"calls in {first}{len(turns):,} turns with tools{without}"
-        return Writing(what, beginnings, max(_ROOM, 2 * longest), partial(call_figures, turns))
+        return GenerationEval(what, prompts, max(_ROOM, 2 * longest), partial(call_figures, turns))
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         """The answer to a user's message."""
         from artel.models.generate import write_ids
         from artel.models.loading.structure import position_limit
 
-        begin = self.beginning(model, prompt)
+        begin = self.generation_prompt(model, prompt)
         has_begun = False
         for piece in write_ids(model, self.tokenizer, begin.ids, sampling, position_limit(model), begin.end):
             # Some templates leave the space before an answer to the model.
@@ -279,9 +281,9 @@ class Chat(Objective):
             has_begun = has_begun or bool(text)
             yield text
 
-    def beginning(self, model: PreTrainedModel, prompt: str) -> Beginning:
+    def generation_prompt(self, model: PreTrainedModel, prompt: str) -> GenerationPrompt:
         ids = prompt_ids(self.tokenizer, self.template, [{"role": "user", "content": prompt}])
-        return Beginning(ids, self._end(model))
+        return GenerationPrompt(ids, self._end(model))
 
     def _end(self, model: PreTrainedModel) -> TurnEnd:
         """The ends of an answer: the template's, and those in the model's generation_config.json."""

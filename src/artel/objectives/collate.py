@@ -11,7 +11,7 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
 from artel.objectives.base import Objective
-from artel.objectives.types import Batch, DocumentSamples, Reading
+from artel.objectives.types import Batch, DocumentSamples, TokenView
 from artel.text import Document
 from artel.tokens import Rows, Sample, StoreSplit, TokenBlocks, Tokenizer
 from artel.tokens.sampling.blocks import document_numbers, may_be_predicted
@@ -21,67 +21,67 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-# Where fewer positions than this share have a target, the others are left out before the head.
-_FEW = 0.9
+# If a smaller fraction of the positions has a target, the head is computed for those positions only.
+_SPARSE = 0.9
 
 
 class Texts(Objective):
-    """Blocks of texts, an end token after each; documents see one another or not."""
+    """Base of causal and masked language models: blocks of texts, each followed by an end token."""
 
     packs_text = True
     is_per_token = True
     causal: ClassVar[bool]
-    """True if a token sees only the tokens before it."""
+    """True if a token attends only to the tokens before it."""
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(run, tokenizer)
-        self.apart = self.keeps_apart(run)
+        self.isolated_documents = self.isolates_documents(run)
 
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
         problems = super().problems(run)
-        if cls.keeps_apart(run):
+        if cls.isolates_documents(run):
             from artel.models.document_mask import document_problems
 
             problems += document_problems(run.model, cls.auto_class)
         return problems
 
     @classmethod
-    def keeps_apart(cls, run: RunConfig) -> bool:
+    def isolates_documents(cls, run: RunConfig) -> bool:
         mask = run.data.document_mask
         return run.data.packing == "best_fit" if mask is None else mask
 
     @classmethod
     def store_settings(cls, run: RunConfig) -> None:
-        """Nothing: the store holds the tokens of the texts."""
+        """Return None: the store holds the tokens of the texts."""
 
     def check(self, model: PreTrainedModel) -> None:
-        if self.apart:
+        if self.isolated_documents:
             from artel.models.document_mask import check_documents
 
             check_documents(model, causal=self.causal)
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples]:
-        """The text's tokens and the end token; for a causal model also the begin token, if the tokenizer adds one."""
+        """Yield the tokens of each text with an end token; for a causal model with the begin token, if there is one."""
         texts = [document.record.text for document in documents]
         if self.causal:
             yield from (DocumentSamples([Sample(ids)]) for ids in self.tokenizer.documents(texts))
-        else:  # its begin token stands before each block
+        else:  # the begin token frames each block
             for ids in self.tokenizer.encode(texts):
                 yield DocumentSamples([Sample(np.append(ids, self.tokenizer.end_id))])
 
-    def blocks(self, part: StoreSplit, length: int, lookahead: int) -> TokenBlocks:
+    def blocks(self, split: StoreSplit, length: int, lookahead: int) -> TokenBlocks:
         if self.run.data.packing == "best_fit":
-            return PackedBlocks(part, length, lookahead)
-        return TokenBlocks(part, length, lookahead, documents=self.apart)
+            return PackedBlocks(split, length, lookahead)
+        return TokenBlocks(split, length, lookahead, documents=self.isolated_documents)
 
 
 class NextTokenTexts(Texts):
-    """Blocks of texts in which each token's target is the one after it.
+    """Blocks of texts in which each token's target is the token after it.
 
-    Documents that do not see one another change nothing in what is predicted: the first token of a document is
-    predicted from the end token before it in either case, so that a model knows how texts begin. Padding is not
-    predicted, nor is the token with which a document continues behind another document: the block before has it.
+    Isolated documents have the same targets: the first token of a document is predicted from the end token before it,
+    so that a model learns how texts begin. Padding is not predicted. Nor is the token with which a document continues
+    behind another document: the block before predicts it.
     """
 
     def batch(self, rows: Rows) -> Batch:
@@ -95,19 +95,19 @@ class NextTokenTexts(Texts):
             tokens = int(np.count_nonzero(numbers[rows.valid]))
             if not numbers.all():
                 tensors["real"] = torch.from_numpy(numbers > 0)
-            if self.apart:
+            if self.isolated_documents:
                 tensors |= document_tensors(numbers)
         tensors |= target_tensors(targets)
         return Batch(tensors, targets=int((targets != IGNORED).sum()), tokens=tokens)
 
-    def readings(self, rows: Rows) -> list[Reading]:
-        reading = predicted(rows.ids[0], _next_tokens(rows)[0])
+    def token_views(self, rows: Rows) -> list[TokenView]:
+        reading = next_token_view(rows.ids[0], _next_tokens(rows)[0])
         kept = slice(None) if rows.flags is None else document_numbers(rows.flags[0]) > 0
-        return [Reading(reading.ids[kept], reading.targets[kept])]
+        return [TokenView(reading.ids[kept], reading.targets[kept])]
 
 
 def _next_tokens(rows: Rows) -> np.ndarray:
-    """The targets, int64 (rows, length): the token after each one, or IGNORED."""
+    """Return the targets, int64 (rows, length): the token after each one, or IGNORED."""
     targets = rows.ids[:, 1:].copy()
     targets[~rows.valid] = IGNORED
     if rows.flags is not None:
@@ -116,21 +116,21 @@ def _next_tokens(rows: Rows) -> np.ndarray:
 
 
 def target_tensors(targets: np.ndarray) -> dict[str, torch.Tensor]:
-    """`targets` int64 (rows, length), and where few positions have one, `places`: which, int64 (targets,).
+    """Return `targets` int64 (rows, length), and if few positions have one, their `places`, int64 (targets,).
 
-    The places are counted here, on the host: to find them on a GPU the host would have to wait for it.
+    Places are found on the host: on a GPU, finding them would make the host wait.
     """
     import torch
 
     places = np.flatnonzero(targets != IGNORED)
     tensors = {"targets": torch.from_numpy(targets)}
-    if len(places) < _FEW * targets.size:
+    if len(places) < _SPARSE * targets.size:
         tensors["places"] = torch.from_numpy(places)
     return tensors
 
 
 def document_tensors(numbers: np.ndarray) -> dict[str, torch.Tensor]:
-    """`documents` (the numbers, int64 (rows, length)) and `positions`: of each token in its document, from 0."""
+    """Return `documents`, int64 (rows, length), and `positions`: of each token in its document, from 0."""
     import torch
 
     columns = np.arange(numbers.shape[1])
@@ -140,23 +140,23 @@ def document_tensors(numbers: np.ndarray) -> dict[str, torch.Tensor]:
     return {"documents": torch.from_numpy(numbers), "positions": torch.from_numpy(positions)}
 
 
-def predicted(ids: np.ndarray, targets: np.ndarray, name: str = "") -> Reading:
-    """Of a sequence each token of which is predicted from those before it: `targets` (tokens - 1,) or more."""
-    return Reading(ids, np.append(IGNORED, targets)[: len(ids)], name)
+def next_token_view(ids: np.ndarray, targets: np.ndarray, name: str = "") -> TokenView:
+    """Return the view of a sequence whose tokens are predicted from those before. `targets`: (tokens - 1,) or more."""
+    return TokenView(ids, np.append(IGNORED, targets)[: len(ids)], name)
 
 
 _KEY, _FIX = "data.packing", "write data.packing: concatenate, which gives each sample a row of its own"
 
 
 def packed_problems(run: RunConfig, auto_class: str) -> list[Problem]:
-    """Why the samples of a block cannot be kept apart, as far as the model's configuration shows."""
+    """Return why a model cannot isolate the samples of a block, as far as its configuration tells."""
     from artel.models.document_mask import document_problems
 
     return [Problem(_KEY, problem.what, _FIX) for problem in document_problems(run.model, auto_class)]
 
 
 def check_packed(model: PreTrainedModel, *, causal: bool) -> None:
-    """Raise InputError when a model does not keep the samples of a block apart: it is tried."""
+    """Raise InputError if a model does not isolate the samples of a block. Runs the model."""
     from artel.models.document_mask import check_documents
 
     try:
@@ -166,9 +166,9 @@ def check_packed(model: PreTrainedModel, *, causal: bool) -> None:
 
 
 def packed_batch(rows: Rows, length: int) -> Batch:
-    """Blocks of `length` tokens as a causal model takes them: each flagged token is a target of the one before it.
+    """Return blocks of `length` tokens for a causal model: each flagged token is the target of the token before it.
 
-    Of each sample the last token is a target alone, and the first is none: no target is another sample's.
+    The last token of a sample is only a target, the first one never is: no token predicts another sample's.
     """
     import torch
 
@@ -194,13 +194,13 @@ def packed_batch(rows: Rows, length: int) -> Batch:
     return Batch(tensors, int((targets != IGNORED).sum()), int(np.count_nonzero(numbers[rows.valid])))
 
 
-def packed_readings(rows: Rows) -> list[Reading]:
-    """What is read and learned of each sample in the first row."""
+def packed_readings(rows: Rows) -> list[TokenView]:
+    """Return what is read and learned in each sample of the first row."""
     assert rows.flags is not None
     numbers, learned = sample_numbers(rows.flags[0]), own_flags(rows.flags[0]) > 0
-    readings = []
+    token_views = []
     for number in range(1, int(numbers.max()) + 1):
         ids = rows.ids[0, numbers == number]
         targets = np.where(learned[numbers == number], ids, IGNORED)
-        readings.append(predicted(ids, targets[1:]))
-    return readings
+        token_views.append(next_token_view(ids, targets[1:]))
+    return token_views

@@ -1,8 +1,8 @@
-"""Restoring what was taken out of a text: at each token of the input, the token that should follow it, or itself.
+"""Restoring tokens that a text lacks, such as commas.
 
-A pair is an input and an output that is the input with single tokens put in (commas, above all). The label of an input
-token is the token put in after it, else the token itself: so a masked language model's own head says where something
-is missing and what. The store holds the output's tokens, flagged by what each is.
+The output of a pair is its input with single tokens inserted. The label of an input token is the token inserted after
+it, or the token itself if none is: so the head of a masked language model tells what is missing, and where. The store
+holds the tokens of the output, with flags for inserted ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from artel.models.evaluating import evaluating
 from artel.models.targets import IGNORED
 from artel.objectives.base import Better, Objective
 from artel.objectives.per_token import SUMS, token_metrics
-from artel.objectives.types import Batch, DocumentSamples, Reading
+from artel.objectives.types import Batch, DocumentSamples, TokenView
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Pair, Rejected
 from artel.tokens import Encoded, Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
@@ -30,11 +30,15 @@ if TYPE_CHECKING:
     from artel.models.generate import Sampling
 
 _EXAMPLE = "He said that he would come but he did not"
-_TOKEN, _PUT_IN, _RULE = 1, 2, 4  # flags: of the input, put in after it, and an input token with a comma by rule
+_TOKEN, _INSERTED, _RULE = (
+    1,
+    2,
+    4,
+)  # flags: input token, inserted token, and an input token that a rule puts a comma after
 
 
 class InsertionTagging(Objective):
-    """`masked` on pairs."""
+    """Objective `masked` on pairs."""
 
     auto_class = "AutoModelForMaskedLM"
     learns_from = ("pairs",)
@@ -73,7 +77,7 @@ class InsertionTagging(Objective):
                 "    guesses = model(**inputs).logits[0].argmax(dim=-1)",
                 "restored = []",
                 'for token, guess in zip(inputs["input_ids"][0].tolist(), guesses.tolist()):',
-                "    # The label of a token is what follows it and is missing, else the token itself.",
+                "    # The label of a token is what follows it and is missing, or the token itself.",
                 "    restored += [token] if guess == token or token in tokenizer.all_special_ids else [token, guess]",
                 "print(tokenizer.decode(restored, skip_special_tokens=True))",
             ]
@@ -85,54 +89,54 @@ class InsertionTagging(Objective):
         for document, encoded in zip(documents, self.tokenizer.encode_with_offsets(inputs), strict=True):
             record = document.record
             assert isinstance(record.fields, Pair)
-            put_in = self._align(record.fields, encoded)
-            if put_in is None:
+            inserted = self._align(record.fields, encoded)
+            if inserted is None:
                 detail = "its output is not its input with single tokens put in; mend the pair, or leave it out"
                 yield Rejected(record.origin, "not_aligned", detail, record.set_name)
             elif len(encoded.ids) + self._frame.size > self.run.data.block:
                 yield Dropped("longer_than_block")
             else:
-                yield DocumentSamples([self._sample(record.fields.input, encoded, put_in)])
+                yield DocumentSamples([self._sample(record.fields.input, encoded, inserted)])
 
     def _align(self, pair: Pair, encoded: Encoded) -> dict[int, int] | None:
-        """For each input token that something is missing after, the token to put in; None when that is not all."""
+        """Return the tokens to insert, by the input token before; None if insertions cannot make the output."""
         missing = missing_after(pair.input, pair.output)
         if missing is None or -1 in missing:
             return None
-        put_in: dict[int, int] = {}
+        inserted: dict[int, int] = {}
         for place, text in missing.items():
             token = encoded.tokens_of(place, place + 1)[1]
             number = self._single_token(text)
-            if number is None or pair.input[place + 1 : int(encoded.ends[token])].strip():  # in the middle of a token
+            if number is None or pair.input[place + 1 : int(encoded.ends[token])].strip():  # inside a token
                 return None
-            if number == encoded.ids[token]:  # of which the label would say that nothing is missing
+            if number == encoded.ids[token]:  # the label would mean that nothing is missing
                 return None
-            put_in[token] = number
-        return put_in
+            inserted[token] = number
+        return inserted
 
     def _single_token(self, text: str) -> int | None:
-        """The one token that a text is, if it is one."""
+        """Return the id of a text that is one token, or None."""
         if text not in self._single:
             ids = next(self.tokenizer.encode([text])).tolist()
             number = ids[0] if len(ids) == 1 else self.tokenizer.hf.get_vocab().get(text)
             self._single[text] = None if number == self.tokenizer.hf.unk_token_id else number
         return self._single[text]
 
-    def _sample(self, text: str, encoded: Encoded, put_in: dict[int, int]) -> Sample:
-        by_rule = {encoded.tokens_of(place, place + 1)[1] for place in comma_places(text)}
+    def _sample(self, text: str, encoded: Encoded, inserted: dict[int, int]) -> Sample:
+        by_rule = {encoded.tokens_of(place, place + 1)[1] for place in comma_positions(text)}
         ids, flags = list(self._frame.before), [0] * len(self._frame.before)
         for token, number in enumerate(encoded.ids.tolist()):
             ids.append(number)
             flags.append(_TOKEN | (_RULE if token in by_rule else 0))
-            if token in put_in:
-                ids.append(put_in[token])
-                flags.append(_PUT_IN)
+            if token in inserted:
+                ids.append(inserted[token])
+                flags.append(_INSERTED)
         ids += self._frame.after
         flags += [0] * len(self._frame.after)
         return Sample(np.array(ids, dtype=np.int64), np.array(flags, dtype=np.uint8))
 
-    def dataset(self, part: StoreSplit) -> WholeSamples:
-        return WholeSamples(part)
+    def dataset(self, split: StoreSplit) -> WholeSamples:
+        return WholeSamples(split)
 
     def batch(self, rows: Rows) -> Batch:
         import torch
@@ -143,14 +147,14 @@ class InsertionTagging(Objective):
         attended, by_rule = np.zeros_like(ids), np.zeros(ids.shape, dtype=bool)
         for row, length in enumerate(rows.lengths):
             flags, tokens = rows.flags[row, :length], rows.ids[row, :length]
-            kept = np.flatnonzero(flags != _PUT_IN)
+            kept = np.flatnonzero(flags != _INSERTED)
             count = len(kept)
             ids[row, :count] = tokens[kept]
             attended[row, :count] = 1
             if not rows.valid[row]:
                 continue
-            # What follows an input token in the store is either put in after it or the next input token.
-            followed = np.append(flags[1:] == _PUT_IN, False)[kept]
+            # An input token in the store is followed by an inserted one or by the next input token.
+            followed = np.append(flags[1:] == _INSERTED, False)[kept]
             labels = np.where(followed, np.append(tokens[1:], 0)[kept], tokens[kept])
             targets[row, :count] = np.where(flags[kept] & _TOKEN, labels, IGNORED)
             by_rule[row, :count] = (flags[kept] & _RULE) > 0
@@ -161,10 +165,10 @@ class InsertionTagging(Objective):
             tokens=int(attended[rows.valid].sum()),
         )
 
-    def readings(self, rows: Rows) -> list[Reading]:
+    def token_views(self, rows: Rows) -> list[TokenView]:
         tensors = self.batch(rows).tensors
         read = tensors["attention_mask"][0] > 0
-        return [Reading(tensors["input_ids"][0, read].numpy(), tensors["targets"][0, read].numpy())]
+        return [TokenView(tensors["input_ids"][0, read].numpy(), tensors["targets"][0, read].numpy())]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         import torch
@@ -182,8 +186,8 @@ class InsertionTagging(Objective):
         counts = (right, missing, guessed, right & missing, by_rule, found_by_rule)
         return torch.stack([loss, torch.full_like(loss, batch.targets), *(count.sum().float() for count in counts)])
 
-    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
-        """Precision, recall and F1 of what was put in (place and token right), and of the rule for Russian commas."""
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
+        """Return precision, recall and F1 of insertions (position and token), and of the rule for Russian commas."""
         metrics = token_metrics(totals) | _scores("", totals["found"], totals["guessed"], totals["missing"])
         if totals["by_rule"]:
             metrics |= _scores("rule_", totals["found_by_rule"], totals["by_rule"], totals["missing"])
@@ -193,8 +197,7 @@ class InsertionTagging(Objective):
         yield self.restore(model, prompt)
 
     def restore(self, model: PreTrainedModel, text: str) -> str:
-        """The text with what the model finds missing put in."""
-
+        """Return the text with the insertions that the model predicts."""
         import torch
 
         encoded = next(self.tokenizer.encode_with_offsets([text]))
@@ -211,9 +214,9 @@ class InsertionTagging(Objective):
 
 
 def missing_after(input_text: str, output_text: str) -> dict[int, str] | None:
-    """What the output has more than the input: last character before it -> the characters missing, without spaces.
+    """Return what the output has more than the input: index of the character before it -> inserted characters.
 
-    White space is not compared. -1 stands for the beginning. None when the output lacks something that the input has.
+    White space is ignored. -1 is the beginning. None if the output lacks something that the input has.
     """
     missing: dict[int, str] = {}
     last, at = -1, 0
@@ -240,23 +243,26 @@ _WORD = re.compile(r"[^\W\d_]+")
 _WHICH = frozenset(
     "который которая которое которые которого которой которому которым которых которую которыми котором".split()
 )
-# A comma stands before these more often than not (counted on 3,440 sentences of Universal Dependencies).
-_JOINING = _WHICH | frozenset(
+# More often than not, a comma precedes these (counted on 3,440 sentences of Universal Dependencies).
+_CONJUNCTIONS = _WHICH | frozenset(
     "что чтобы но а если когда где куда откуда хотя пока поскольку словно будто ибо зато чем почему зачем однако "
     "потому особенно включая например причём причем какой какая какое какие чей чья чьё чьи".split()
 )
 _PREPOSITIONS = frozenset("в во на с со к ко о об от из у по за для при под над через после до без перед".split())
-# The comma of these pairs stands before both words: потому что, оттого что, так что.
+# The comma precedes both words of these pairs: потому что, оттого что, так что.
 _BEFORE_THAT = frozenset("потому оттого так".split())
 
 
-def comma_places(text: str) -> list[int]:
-    """Characters of `text` after which the rule puts a comma: the last of the word before a joining word."""
+def comma_positions(text: str) -> list[int]:
+    """Return the indices after which a schoolbook rule puts commas in Russian: before a conjunction.
+
+    The baseline that a model must beat.
+    """
     words = list(_WORD.finditer(text))
-    places = set()
+    positions = set()
     for number in range(1, len(words)):
         word, first = words[number][0].lower(), number
-        if word not in _JOINING:
+        if word not in _CONJUNCTIONS:
             continue
         before = words[number - 1][0].lower()
         if (word in _WHICH and before in _PREPOSITIONS) or (word == "что" and before in _BEFORE_THAT):
@@ -264,6 +270,6 @@ def comma_places(text: str) -> list[int]:
         if first == 0:
             continue
         end = words[first - 1].end()
-        if not text[end : words[first].start()].strip():  # else a dash or full stop stands there already
-            places.add(end - 1)
-    return sorted(places)
+        if not text[end : words[first].start()].strip():  # otherwise a dash or full stop is there already
+            positions.add(end - 1)
+    return sorted(positions)

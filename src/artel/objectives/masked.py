@@ -1,8 +1,8 @@
 """Masked language modelling: hidden tokens predicted from both sides (Devlin et al. 2019; Liu et al. 2019, RoBERTa).
 
-Texts are joined, an end token after each, and cut into blocks framed by special tokens (RoBERTa's FULL-SENTENCES), or
-packed whole into blocks so framed.
-Which tokens are hidden is a function of (seed, epoch, sample): new in each epoch, the same after a restart.
+Texts, each with an end token, are concatenated and cut into blocks framed by special tokens (RoBERTa's
+FULL-SENTENCES), or packed whole into such blocks. Which tokens are hidden depends on (seed, epoch, sample): different
+in each epoch, the same after a restart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from artel.models.targets import IGNORED
 from artel.objectives.base import Better, Objective
 from artel.objectives.collate import Texts, document_tensors, target_tensors
 from artel.objectives.per_token import SUMS, inputs_of, token_metrics, token_sums
-from artel.objectives.types import Batch, Reading, Reply
+from artel.objectives.types import Batch, Reply, TokenView
 from artel.objectives.usage import in_python
 from artel.tokens import Rows, Samples, StoreSplit, TokenBlocks, Tokenizer
 from artel.tokens.sampling.blocks import document_numbers
@@ -58,7 +58,7 @@ class Masked(Texts):
 
     @classmethod
     def for_run(cls, run: RunConfig) -> type[Objective]:
-        """A masked model on pairs restores what their inputs lack."""
+        """Return InsertionTagging for pairs: it restores what their inputs lack."""
         from artel.objectives.insertion_tagging import InsertionTagging
 
         return InsertionTagging if any(source.yields == "pairs" for source in run.data.sources) else cls
@@ -85,15 +85,15 @@ class Masked(Texts):
                 f'inputs = tokenizer({in_python(self.prompt(None))}, return_tensors="pt")',
                 "with torch.no_grad():",
                 "    logits = model(**inputs).logits[0]",
-                'for place in (inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero()[:, 0]:',
-                "    likeliest = logits[place].softmax(dim=-1).topk(5)",
+                'for position in (inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero()[:, 0]:',
+                "    likeliest = logits[position].softmax(dim=-1).topk(5)",
                 "    for token, probability in zip(likeliest.indices, likeliest.values):",
                 '        print(f"{tokenizer.decode([token])!r} {probability:.3f}")',
             ]
         )
 
-    def dataset(self, part: StoreSplit) -> TokenBlocks:
-        return self.blocks(part, self.run.data.block - self._frame.size, lookahead=0)
+    def dataset(self, split: StoreSplit) -> TokenBlocks:
+        return self.blocks(split, self.run.data.block - self._frame.size, lookahead=0)
 
     def batch(self, rows: Rows) -> Batch:
         import torch
@@ -104,30 +104,30 @@ class Masked(Texts):
         targets, numbers = np.full_like(ids, IGNORED), np.zeros_like(ids)
         packed = np.ones_like(rows.ids) if rows.flags is None else document_numbers(rows.flags)
         for row in range(count):
-            documents = packed[row][packed[row] > 0]  # padding stands at the end
+            documents = packed[row][packed[row] > 0]  # padding is at the end
             visible, labels = self.hide(rows.ids[row, : len(documents)], int(rows.epochs[row]), int(rows.indices[row]))
             inside, end = slice(len(before), len(before) + len(documents)), len(documents) + self._frame.size
             ids[row, :end] = np.concatenate([before, visible, after])
-            # The special tokens of the frame belong to the first and to the last document.
+            # The frame's special tokens belong to the first and the last document.
             numbers[row, :end] = np.pad(documents, (len(before), len(after)), mode="edge")
             if rows.valid[row]:
                 targets[row, inside] = labels
         tensors = {"input_ids": torch.from_numpy(ids), **target_tensors(targets)}
         if rows.flags is not None:
-            tensors |= document_tensors(numbers if self.apart else np.minimum(numbers, 1))
+            tensors |= document_tensors(numbers if self.isolated_documents else np.minimum(numbers, 1))
         return Batch(tensors, int((targets != IGNORED).sum()), int(np.count_nonzero(numbers[rows.valid])))
 
-    def readings(self, rows: Rows) -> list[Reading]:
+    def token_views(self, rows: Rows) -> list[TokenView]:
         tensors = self.batch(rows).tensors
         inside = len(rows.ids[0]) if rows.flags is None else int(np.count_nonzero(document_numbers(rows.flags[0])))
         read = slice(inside + self._frame.size)
-        return [Reading(tensors["input_ids"][0, read].numpy(), tensors["targets"][0, read].numpy())]
+        return [TokenView(tensors["input_ids"][0, read].numpy(), tensors["targets"][0, read].numpy())]
 
     def hide(self, ids: np.ndarray, epoch: int, sample: int) -> tuple[np.ndarray, np.ndarray]:
-        """(ids as visible to the model, targets): a pure function of the run's seed, the epoch and the sample.
+        """Return (ids that the model sees, targets), a function of the run's seed, the epoch and the sample only.
 
-        round(rate x tokens), at least one, are chosen without replacement; 80 % of them become the mask token, 10 %
-        any token, 10 % stay (Devlin et al. 2019, section 3.1). Special tokens are never chosen.
+        round(rate x tokens), at least one, are chosen without replacement. 80 % of them become the mask token, 10 % a
+        random token, 10 % stay (Devlin et al. 2019, section 3.1). Special tokens are never chosen.
         """
         config = self.run.masked
         key = xxhash.xxh3_64_intdigest(f"mask:{self.run.seed}:{epoch}:{sample}".encode())
@@ -147,7 +147,7 @@ class Masked(Texts):
         count = min(len(candidates), max(1, round(self.run.masked.rate * len(candidates))))
         if self._word_starts is None or count == 0:
             return random.permutation(candidates)[:count]
-        # Whole words: as many of them, in random order, as stay within the count; the first one whatever its length.
+        # Whole words in random order, as many as fit into the count; the first one whatever its length.
         words = np.cumsum(self._word_starts[ids])[candidates]
         names, sizes = np.unique(words, return_counts=True)
         shuffled = random.permutation(len(names))
@@ -157,38 +157,38 @@ class Masked(Texts):
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         return token_sums(model, inputs_of(model, batch, causal=False), batch)
 
-    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
-        """`accuracy` of the hidden tokens; `commonest_token` is the accuracy of always guessing the commonest one."""
-        return token_metrics(totals) | {"commonest_token": self._commonest_share(part)}
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
+        """Return `token_metrics` of the hidden tokens, and the accuracy of always guessing the commonest token."""
+        return token_metrics(totals) | {"commonest_token": self._commonest_share(split)}
 
-    def _commonest_share(self, part: StoreSplit) -> float:
-        if part not in self._commonest:
-            ids = part.read(0, min(part.tokens, 10_000_000))
+    def _commonest_share(self, split: StoreSplit) -> float:
+        if split not in self._commonest:
+            ids = split.read(0, min(split.tokens, 10_000_000))
             counts = np.bincount(ids[~self._special[ids]])
-            self._commonest[part] = float(counts.max() / counts.sum()) if len(counts) else 0.0
-        return self._commonest[part]
+            self._commonest[split] = float(counts.max() / counts.sum()) if len(counts) else 0.0
+        return self._commonest[split]
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         yield fill_masks(model, self.tokenizer, prompt).text
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         filled = fill_masks(model, self.tokenizer, prompt)
-        shown = ("  ".join(f"{t.strip() or repr(t)} {share:.3f}" for t, share in mask) for mask in filled.candidates)
-        notes = (f"candidates: {line}" for line in shown)  # white space is quoted, to be seen
-        masks = [[{"token": token, "probability": share} for token, share in mask] for mask in filled.candidates]
+        shown = ("  ".join(f"{t.strip() or repr(t)} {chance:.3f}" for t, chance in mask) for mask in filled.candidates)
+        notes = (f"candidates: {line}" for line in shown)  # white space is quoted
+        masks = [[{"token": token, "probability": chance} for token, chance in mask] for mask in filled.candidates]
         return Reply([filled.text], tuple(notes), {"prompt": prompt, "text": filled.text, "masks": masks})
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """The text with the likeliest token for each mask, and the candidates for each mask with their probabilities."""
+    """A text with its masks filled by the likeliest tokens, and the candidates for each mask with probabilities."""
 
     text: str
     candidates: list[list[tuple[str, float]]]
 
 
 def fill_masks(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, count: int = 5) -> Filled:
-    """Fill each mask by itself. Raises InputError if the text has none, or is longer than the model takes."""
+    """Fill each mask independently. Raises InputError if the text has no mask, or is too long for the model."""
     import torch
 
     from artel.models.loading.structure import position_limit
@@ -204,12 +204,12 @@ def fill_masks(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, count:
     with evaluating(model):
         logits = model(input_ids=ids).logits[0, positions].float()
     probabilities = logits.softmax(dim=-1)
-    probabilities[:, tokenizer.special_ids] = 0  # no answer; they keep their share, as in transformers' pipeline
-    probabilities[:, tokenizer.vocabulary :] = 0  # rows that no token stands for
+    probabilities[:, tokenizer.special_ids] = 0  # not renormalized, as in transformers' pipeline
+    probabilities[:, tokenizer.vocabulary :] = 0  # rows without a token
     best = probabilities.topk(count)
     candidates = [
-        [(tokenizer.decode([token]), share) for token, share in zip(tokens, shares, strict=True)]
-        for tokens, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        [(tokenizer.decode([token]), chance) for token, chance in zip(tokens, chances, strict=True)]
+        for tokens, chances in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
     ids[0, positions] = best.indices[:, 0]
     return Filled(tokenizer.hf.decode(ids[0], skip_special_tokens=True), candidates)

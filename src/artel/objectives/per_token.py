@@ -1,4 +1,4 @@
-"""Sums and figures of objectives whose loss is the cross-entropy of single tokens: defined once, for all of them."""
+"""Sums and metrics of objectives whose loss is the cross-entropy of single tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BALANCED_SUMS = (*SUMS, "balance")
 
 
 def inputs_of(model: PreTrainedModel, batch: Batch, *, causal: bool) -> dict[str, Any]:
-    """The model's arguments: the ids and, if the batch has documents, the mask that keeps them apart."""
+    """Return the model's inputs: the ids and, if the batch has documents, the mask that isolates them."""
     tensors = batch.tensors
     inputs = {"input_ids": tensors["input_ids"]}
     if "documents" in tensors:
@@ -28,7 +28,7 @@ def inputs_of(model: PreTrainedModel, batch: Batch, *, causal: bool) -> dict[str
 
 
 def token_sums(model: PreTrainedModel, inputs: dict[str, Any], batch: Batch) -> torch.Tensor:
-    """`SUMS` of a batch, float32 (3,), by calling the model with `inputs`; the first carries the gradient."""
+    """Call the model with `inputs` and return `SUMS`, float32 (3,); the first has the gradient."""
     import torch
 
     from artel.models.loss import model_losses
@@ -40,18 +40,19 @@ def token_sums(model: PreTrainedModel, inputs: dict[str, Any], batch: Batch) -> 
 
 
 def balanced_token_sums(model: PreTrainedModel, inputs: dict[str, Any], batch: Batch) -> torch.Tensor:
-    """`BALANCED_SUMS` of a batch, float32 (4,): as `token_sums`, and the loss that keeps experts equally busy.
+    """Return `BALANCED_SUMS`, float32 (4,): `token_sums`, and the balance loss of experts.
 
-    That is a sum like the loss, to be divided by the targets. It is 0 where the model has no experts, and in
-    evaluation. The gradient of the first is that of both together, while its value stays that of the tokens. Where rows
-    have padding the batch says so: `real`, bool (rows, length).
+    The balance loss is a sum, to be divided by the targets. It is 0 without experts, and in evaluation. The first sum
+    has the gradient of both losses, but the value of the token loss only. If rows have padding, the batch has `real`,
+    bool (rows, length).
     """
     return with_balance(model, batch, lambda: token_sums(model, inputs, batch))
 
 
 def with_balance(model: PreTrainedModel, batch: Batch, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """The sums that `compute` gives by calling the model once, and the balance loss of experts after the last of them,
-    whose gradient the first then has, too: see `balanced_token_sums`.
+    """Append the balance loss of experts to the sums of `compute`, which calls the model once.
+
+    The first sum gets its gradient: see `balanced_token_sums`.
     """
     import torch
 
@@ -68,7 +69,7 @@ def with_balance(model: PreTrainedModel, batch: Batch, compute: Callable[[], tor
 
 
 def token_metrics(totals: dict[str, float]) -> dict[str, float]:
-    """Of the totals of `SUMS`: the mean `loss` per target in nats, its `perplexity`, and the share that are `right`."""
+    """Return from totals of `SUMS` the mean `loss` per target in nats, its `perplexity`, and the `accuracy`."""
     loss = totals["loss"] / totals["targets"]
     perplexity = math.exp(min(loss, 700.0))  # exp(710) overflows a double
     return {"loss": loss, "perplexity": perplexity, "accuracy": totals["right"] / totals["targets"]}

@@ -22,10 +22,10 @@ from artel.models.targets import IGNORED
 from artel.objectives.answer_rows import Answer, AnswerSums, answer_tensors
 from artel.objectives.base import Better, Objective
 from artel.objectives.chat import Chat, template_problems, template_version
-from artel.objectives.collate import predicted
+from artel.objectives.collate import next_token_view
 from artel.objectives.conversation.frame import Unfit
 from artel.objectives.conversation.writer import ConversationWriter
-from artel.objectives.types import Batch, Beginning, DocumentSamples, Reading
+from artel.objectives.types import Batch, DocumentSamples, GenerationPrompt, TokenView
 from artel.text import Conversation, Document, Dropped, Message, Preference, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples
 
@@ -92,7 +92,7 @@ class PreferenceOptimization(Objective):
         return [run.data.block, chat, run.preference.loss == "kto", template_version(run)]
 
     @property
-    def loss_in_words(self) -> str:
+    def loss_description(self) -> str:
         return f"{self._config.loss}, beta {self._beta:g}"
 
     def check(self, model: PreTrainedModel) -> None:
@@ -167,8 +167,8 @@ class PreferenceOptimization(Objective):
             return Sample(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8))
         return self._writer.sample([*pair.prompt, answer], {len(pair.prompt)}, pair.tools)
 
-    def dataset(self, part: StoreSplit) -> WholeSamples:
-        return _WithAnother(part, self.run.data.block) if self._config.loss == "kto" else WholeSamples(part)
+    def dataset(self, split: StoreSplit) -> WholeSamples:
+        return _WithAnother(split, self.run.data.block) if self._config.loss == "kto" else WholeSamples(split)
 
     def batch(self, rows: Rows) -> Batch:
         """What `answer_tensors` gives of the chosen and the rejected answers, and `there` (rows, answers).
@@ -199,10 +199,10 @@ class PreferenceOptimization(Objective):
     def _tensors(self, samples: list[list[Answer]], least_length: int = 1) -> dict[str, torch.Tensor]:
         return answer_tensors(samples, shared=self._shares_prompts, least_length=least_length)
 
-    def readings(self, rows: Rows) -> list[Reading]:
+    def token_views(self, rows: Rows) -> list[TokenView]:
         names = ("chosen", "rejected", "of another prompt")
         return [
-            predicted(answer.ids, np.where(answer.flags[1:] > 0, answer.ids[1:], IGNORED), name)
+            next_token_view(answer.ids, np.where(answer.flags[1:] > 0, answer.ids[1:], IGNORED), name)
             for name, answer in zip(names, _answers(rows, 0), strict=False)
             if len(answer.ids)
         ]
@@ -210,7 +210,7 @@ class PreferenceOptimization(Objective):
     # What the loss compares with
 
     def set_reference(self, outputs: np.ndarray, *, validation: bool) -> None:
-        """The log-probabilities (samples, 3) that the model before training gave a part's answers."""
+        """The log-probabilities (samples, 3) that the model before training gave a split's answers."""
 
         import torch
 
@@ -324,7 +324,7 @@ class PreferenceOptimization(Objective):
         outputs = F.pad(answers.log_probs, (0, len(self.outputs) - answers.log_probs.shape[1]))
         return self._sums(answers, batch), outputs
 
-    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         """`accuracy`: pairs whose chosen answer has the higher reward; `margin`: mean reward, chosen less rejected;
         `entropy`: of what the model predicts at the answers' tokens, nats per token."""
 
@@ -332,7 +332,7 @@ class PreferenceOptimization(Objective):
 
         figures = {"loss": totals["loss"] / max(1.0, totals["targets"])}
         if self.needs_global_statistics:
-            figures["loss"] = self._loss_of_part(torch.from_numpy(outputs), part)
+            figures["loss"] = self._loss_of_part(torch.from_numpy(outputs), split)
         if totals["pairs"]:
             figures["accuracy"] = totals["right"] / totals["pairs"]
         for side in ("chosen", "rejected"):
@@ -344,12 +344,12 @@ class PreferenceOptimization(Objective):
             figures["entropy"] = totals["entropy"] / totals["tokens"]
         return figures
 
-    def _loss_of_part(self, logps: torch.Tensor, part: StoreSplit) -> float:
+    def _loss_of_part(self, logps: torch.Tensor, split: StoreSplit) -> float:
         """KTO's mean loss by the reference point of the part itself, not of the training batch that came before."""
 
         import torch
 
-        there = torch.from_numpy(part.numbers()[: len(logps), :_OTHER] > 0)
+        there = torch.from_numpy(split.numbers()[: len(logps), :_OTHER] > 0)
         reference = self._reference.get(True)
         compared = logps if reference is None else logps - reference[: len(logps)]
         kl = max(0.0, float(compared[:, _OTHER].mean()))
@@ -359,8 +359,8 @@ class PreferenceOptimization(Objective):
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         return self._chat.show(model, prompt, sampling)
 
-    def beginning(self, model: PreTrainedModel, prompt: str) -> Beginning:
-        return self._chat.beginning(model, prompt)
+    def generation_prompt(self, model: PreTrainedModel, prompt: str) -> GenerationPrompt:
+        return self._chat.generation_prompt(model, prompt)
 
 
 def _messages(pair: Preference) -> list[Message]:
@@ -377,8 +377,8 @@ class _WithAnother(WholeSamples):
     That answer is not learned; it ends where the block does.
     """
 
-    def __init__(self, part: StoreSplit, block: int) -> None:
-        super().__init__(part)
+    def __init__(self, split: StoreSplit, block: int) -> None:
+        super().__init__(split)
         self._block = block
 
     def read(self, index: int) -> Sample:

@@ -1,4 +1,4 @@
-"""What the head of a pretrained model tells before it is loaded: its labels, or that it gives a score."""
+"""Facts about the head of a pretrained model, known before it is loaded: its labels, or that it returns a score."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from artel.config import RunConfig
 def base_labels(run: RunConfig, auto_class: str) -> list[str]:
     """Return the labels of the pretrained model's head in the order of its rows; [] if it has no such head or no names.
 
-    It reads config.json only, of a folder or from the hub's cache, and needs neither PyTorch nor the network. What is
-    wrong with that file is reported where the model is loaded.
+    Reads only config.json, from a folder or the hub's cache, without PyTorch or the network. A damaged file is reported
+    when the model is loaded.
     """
     file = _config_file(run.model.from_)
     if file is None:
@@ -34,9 +34,9 @@ def base_labels(run: RunConfig, auto_class: str) -> list[str]:
 
 
 def in_order_of(labels: Sequence[str], base: Sequence[str]) -> list[str]:
-    """Return the labels that `base` has, in its order, and then the others in theirs. Ignores case."""
-    places = {label.casefold(): number for number, label in reversed(list(enumerate(base)))}
-    return sorted(labels, key=lambda label: places.get(label.casefold(), len(base)))
+    """Return `labels` with those of `base` first, in its order. Ignores case."""
+    order = {label.casefold(): number for number, label in reversed(list(enumerate(base)))}
+    return sorted(labels, key=lambda label: order.get(label.casefold(), len(base)))
 
 
 def _config_file(name: str | None) -> Path | None:
@@ -53,21 +53,21 @@ def _config_file(name: str | None) -> Path | None:
 
 
 def gives_a_score(architecture: str, folder: str) -> bool:
-    """Whether a model has one output for a text: a reward model, a reranker, a regression."""
+    """True if a model returns one number per text: a reward model, a reranker, a regression."""
     from artel.models.loading.model_folder import read_config
 
     return architecture.endswith("ForSequenceClassification") and read_config(folder)[0].num_labels == 1
 
 
 def reads_conversations(folder: str) -> bool:
-    """Whether its tokenizer has a chat template, as those of reward models do."""
+    """True if its tokenizer has a chat template, as reward models do."""
     from artel.tokens import load_tokenizer
 
     return bool(load_tokenizer(folder).hf.chat_template)
 
 
 def names_its_problem(folder: str) -> bool:
-    """Whether its configuration says what the output is (`problem_type`): those of rerankers do not."""
+    """True if its configuration has a `problem_type`; rerankers have none."""
     from artel.models.loading.model_folder import read_config
 
     return getattr(read_config(folder)[0], "problem_type", None) is not None

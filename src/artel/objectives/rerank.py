@@ -22,7 +22,7 @@ from artel.objectives.length_groups import group_rows, logits_of_rows, row_logit
 from artel.objectives.pretrained_heads import gives_a_score, names_its_problem, reads_conversations
 from artel.objectives.rerank_samples import COLUMNS, HAS_SCORE, QUERY, DrawnNegatives, PairWriter, parts_of, scores_in
 from artel.objectives.statistics import sigmoid, spearman
-from artel.objectives.types import Batch, DocumentSamples, Reading, Reply
+from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Match, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples
@@ -83,7 +83,7 @@ class Rerank(Objective):
         return [run.data.block, run.rerank.loss == "listwise"]
 
     @property
-    def loss_in_words(self) -> str:
+    def loss_description(self) -> str:
         if self._config.loss == "listwise":
             return "cross-entropy of the document that matches, among those of its query"
         return "binary cross-entropy of each query and document"
@@ -142,9 +142,9 @@ class Rerank(Objective):
 
     # samples -> batch -> loss
 
-    def dataset(self, part: StoreSplit) -> WholeSamples:
-        self._splits.append(DrawnNegatives(part, self.run.seed))
-        return _OfSplit(part, len(self._splits) - 1)
+    def dataset(self, split: StoreSplit) -> WholeSamples:
+        self._splits.append(DrawnNegatives(split, self.run.seed))
+        return _OfSplit(split, len(self._splits) - 1)
 
     def batch(self, rows: Rows) -> Batch:
         """What `group_rows` gives of each query with its documents, the one that matches first, and of the same
@@ -201,20 +201,20 @@ class Rerank(Objective):
         chosen = drawing.choose(negatives, index, epoch, columns - 1)
         return [query, document, *chosen, *drawing.draw(index, epoch, columns - 1 - len(chosen), negatives)]
 
-    def readings(self, rows: Rows) -> list[Reading]:
+    def token_views(self, rows: Rows) -> list[TokenView]:
         """The query with each document; nothing is predicted of a token."""
         query, *documents = self._documents(rows, 0, self._columns(rows))
         score = float(np.nan_to_num(scores_in(rows.numbers[:1]), nan=1.0)[0])
         goals = [f"the probability {score:g}", "the probability 0"]
         if self._config.loss == "listwise":
             goals = ["the highest score", "a lower score"]
-        readings = []
+        token_views = []
         for number, document in enumerate(documents):
             ids, _ = self._writer.row(query, document)
             name = f"negative {number}" if number else "document"
             goal = goals[min(number, 1)] if number < self._learned else "nothing, it is only ranked"
-            readings.append(Reading(ids, np.full(len(ids), IGNORED), name, goal=goal))
-        return readings
+            token_views.append(TokenView(ids, np.full(len(ids), IGNORED), name, goal=goal))
+        return token_views
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """A target is a query with a document; listwise, a query with its documents."""
@@ -250,21 +250,21 @@ class Rerank(Objective):
 
     # metrics
 
-    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         """`mrr`, `ndcg` (at 10) and `accuracy` of the order of each query's documents; `correlation` (Spearman's) with
         the scores of records that have one."""
         figures = {"loss": totals["loss"] / max(1.0, totals["targets"])}
-        found = _ranks(outputs, part)
+        found = _ranks(outputs, split)
         if found:
             figures |= ranking_figures(found)
-        true = scores_in(part.numbers()[: len(outputs)])
+        true = scores_in(split.numbers()[: len(outputs)])
         scored = ~np.isnan(true)
         if scored.sum() > 1:
             figures["correlation"] = spearman(outputs[scored, 0], true[scored])
         return figures
 
-    def details(self, outputs: np.ndarray, part: StoreSplit) -> dict[str, Any]:
-        found = [int(ranked[0]) for ranked in _ranks(outputs, part)]
+    def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
+        found = [int(ranked[0]) for ranked in _ranks(outputs, split)]
         if not found:
             return {}
         counts = [sum(rank == place for rank in found) for place in range(1, _LISTED + 1)]
@@ -319,9 +319,9 @@ class _OfSplit(WholeSamples):
         return replace(sample, numbers=(*sample.numbers, self._number))
 
 
-def _ranks(outputs: np.ndarray, part: StoreSplit) -> list[np.ndarray]:
+def _ranks(outputs: np.ndarray, split: StoreSplit) -> list[np.ndarray]:
     """For each query the ranks of its documents that match, among these and the others of its first sample."""
-    numbers = part.numbers()[: len(outputs)]
+    numbers = split.numbers()[: len(outputs)]
     samples = np.flatnonzero(numbers[:, HAS_SCORE] == 0)
     queries, owners = np.unique(numbers[samples, QUERY], return_inverse=True)
     found = []

@@ -7,12 +7,12 @@ one.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import xxhash
 
+from artel.objectives.statistics import float_bits, floats_of_bits
 from artel.objectives.types import DocumentSamples
 from artel.text import Document, Dropped, Match, Rejected
 from artel.tokens import Sample, StoreSplit, Tokenizer
@@ -74,7 +74,7 @@ class PairWriter:
         if left_out:
             counted["negatives_left_out"] = left_out
         kept = [one[: self._block] for one in negatives[:MOST_NEGATIVES]]
-        numbers = _hash(match.query), _bits(match.score or 0.0), int(match.score is not None)
+        numbers = _hash(match.query), float_bits(match.score or 0.0), int(match.score is not None)
         samples = []
         for text, positive in zip(match.positives, positives, strict=True):
             parts = [query, positive[: self._block], *kept]
@@ -99,17 +99,12 @@ def parts_of(ids: np.ndarray, flags: np.ndarray) -> list[np.ndarray]:
 
 def scores_in(numbers: np.ndarray) -> np.ndarray:
     """The scores, float64 (samples,), of the numbers of samples; NaN for those without."""
-    scores = np.ascontiguousarray(numbers[:, SCORE]).astype("<i8").view("<f8")
+    scores = floats_of_bits(numbers[:, SCORE])
     return np.where(numbers[:, HAS_SCORE] > 0, scores, np.nan)
 
 
 def _hash(text: str) -> int:
     return int(np.uint64(xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))).astype(np.int64))
-
-
-def _bits(number: float) -> int:
-    """The bits of a float64 as an int64, as a store keeps numbers."""
-    return int(struct.unpack("<q", struct.pack("<d", number))[0])
 
 
 _TRIES = 8

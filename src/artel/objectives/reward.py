@@ -12,7 +12,6 @@ answer is missing, and the bits of the margin.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,8 +26,8 @@ from artel.objectives.conversation.frame import Unfit
 from artel.objectives.conversation.writer import ConversationWriter
 from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
 from artel.objectives.pretrained_heads import gives_a_score, reads_conversations
-from artel.objectives.statistics import calibration_bins, calibration_error
-from artel.objectives.types import Batch, DocumentSamples, Reading, Reply
+from artel.objectives.statistics import calibration_bins, calibration_error, float_bits, floats_of_bits
+from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Message, Preference, Rejected, Tools
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
@@ -93,7 +92,7 @@ class Reward(Objective):
         return [run.data.block, run.chat.template, template_version(run)]
 
     @property
-    def loss_in_words(self) -> str:
+    def loss_description(self) -> str:
         return "Bradley-Terry (of an answer with a label: binary cross-entropy)"
 
     @property
@@ -141,7 +140,7 @@ class Reward(Objective):
                 yield Dropped("longer_than_block")
                 continue
             assert isinstance(document.record.fields, Preference)
-            numbers = (*lengths, _bits(document.record.fields.margin))
+            numbers = (*lengths, float_bits(document.record.fields.margin))
             yield DocumentSamples([Sample(np.concatenate(ids), None, numbers)])
 
     def _written(self, document: Document) -> list[str] | Rejected | Dropped:
@@ -160,8 +159,8 @@ class Reward(Objective):
 
     # samples -> batch -> loss
 
-    def dataset(self, part: StoreSplit) -> WholeSamples:
-        return WholeSamples(part)
+    def dataset(self, split: StoreSplit) -> WholeSamples:
+        return WholeSamples(split)
 
     def batch(self, rows: Rows) -> Batch:
         """What `group_rows` gives of the chosen and the rejected answers, alternately, and `there` (samples, 2),
@@ -178,7 +177,7 @@ class Reward(Objective):
             for number, (side, is_there) in enumerate(zip(sides, there.flat, strict=True))
         ]
         grouped = group_rows(sides, self.group_count(len(sides)), self.tokenizer.pad_id)
-        margins = rows.numbers[:, _MARGIN].astype("<i8").view("<f8").astype(np.float32)
+        margins = floats_of_bits(rows.numbers[:, _MARGIN]).astype(np.float32)
         return Batch(
             grouped.tensors | {"there": torch.from_numpy(there), "margins": torch.from_numpy(margins)},
             targets=int(there.any(axis=1).sum()),
@@ -186,16 +185,16 @@ class Reward(Objective):
             groups=grouped.groups,
         )
 
-    def readings(self, rows: Rows) -> list[Reading]:
+    def token_views(self, rows: Rows) -> list[TokenView]:
         """Both answers; nothing is predicted of a token."""
         chosen, rejected = _sides(rows, 0)
         goals = ("a good answer, its score over 0", "a bad answer, its score under 0")
         if len(chosen) and len(rejected):
-            margin = float(rows.numbers[:1, _MARGIN].astype("<i8").view("<f8")[0])
+            margin = float(floats_of_bits(rows.numbers[:1, _MARGIN])[0])
             more = f" by over {margin:g}" if margin else ""
             goals = (f"the higher score{more}", f"the lower score{more}")
         sides = zip(("chosen", "rejected"), (chosen, rejected), goals, strict=True)
-        return [Reading(ids, np.full(len(ids), IGNORED), name, goal=goal) for name, ids, goal in sides if len(ids)]
+        return [TokenView(ids, np.full(len(ids), IGNORED), name, goal=goal) for name, ids, goal in sides if len(ids)]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """A target is a pair of answers, or an answer with a label."""
@@ -227,10 +226,10 @@ class Reward(Objective):
 
     # metrics
 
-    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         """`accuracy`: pairs whose chosen answer has the higher score; `margin`: the mean difference of their scores;
         `outcome_accuracy`: of answers with a label; `calibration_error` of both kinds of answers."""
-        margins, outcomes, labels = _judged(outputs, part)
+        margins, outcomes, labels = _judged(outputs, split)
         figures = {"loss": totals["loss"] / max(1.0, totals["targets"])}
         if len(margins):
             figures |= {"accuracy": float((margins > 0).mean()), "margin": float(margins.mean())}
@@ -240,8 +239,8 @@ class Reward(Objective):
             figures["calibration_error"] = calibration_error(*_questions(margins, outcomes, labels))
         return figures
 
-    def details(self, outputs: np.ndarray, part: StoreSplit) -> dict[str, Any]:
-        judged = _judged(outputs, part)
+    def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
+        judged = _judged(outputs, split)
         bins = calibration_bins(*_questions(*judged)) if any(map(len, judged)) else []
         return {"tables": {"Calibration": bins}} if bins else {}
 
@@ -278,9 +277,9 @@ def _sides(rows: Rows, row: int) -> list[np.ndarray]:
     return [rows.ids[row, :chosen], rows.ids[row, chosen : chosen + rejected]]
 
 
-def _judged(outputs: np.ndarray, part: StoreSplit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _judged(outputs: np.ndarray, split: StoreSplit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(margins of the pairs, scores of the answers with a label, their labels) of the first samples of a split."""
-    there = np.asarray(part.numbers()[: len(outputs), :_MARGIN] > 0)
+    there = np.asarray(split.numbers()[: len(outputs), :_MARGIN] > 0)
     pairs = there.all(axis=1)
     chosen = there[~pairs, _CHOSEN]
     single = np.where(chosen, outputs[~pairs, _CHOSEN], outputs[~pairs, _REJECTED])
@@ -290,11 +289,6 @@ def _judged(outputs: np.ndarray, part: StoreSplit) -> tuple[np.ndarray, np.ndarr
 def _questions(margins: np.ndarray, outcomes: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(logits, what is true) of the questions that a reward model answers: is the chosen one better, is it good?"""
     return np.concatenate([margins, outcomes]), np.concatenate([np.ones(len(margins), dtype=bool), labels])
-
-
-def _bits(number: float) -> int:
-    """The bits of a float64 as an int64, as a store keeps numbers."""
-    return int(struct.unpack("<q", struct.pack("<d", number))[0])
 
 
 Prompt = str | Sequence[Mapping[str, Any] | Message]

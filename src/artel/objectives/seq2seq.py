@@ -22,7 +22,7 @@ from artel.objectives.base import Better, Objective
 from artel.objectives.length_groups import group_inputs, group_rows
 from artel.objectives.per_token import SUMS, token_metrics
 from artel.objectives.seq2seq_text import MULTIPLE, Asked, PairFraming, Writer, stacked
-from artel.objectives.types import Batch, DocumentSamples, Reading, Reply
+from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Pair, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
@@ -183,8 +183,8 @@ class SequenceToSequence(Objective):
 
     # samples -> batch -> loss
 
-    def dataset(self, part: StoreSplit) -> WholeSamples:
-        return WholeSamples(part)
+    def dataset(self, split: StoreSplit) -> WholeSamples:
+        return WholeSamples(split)
 
     def batch(self, rows: Rows) -> Batch:
         """Rows in groups of similar length, as `group_rows` gives the inputs; of the same rows `targets` int64 (rows,
@@ -222,11 +222,11 @@ class SequenceToSequence(Objective):
             groups=groups,
         )
 
-    def readings(self, rows: Rows) -> list[Reading]:
+    def token_views(self, rows: Rows) -> list[TokenView]:
         """What the encoder reads, and what the decoder writes."""
         split, length = rows.numbers[0, _INPUT], rows.lengths[0]
         read, written = rows.ids[0, :split], rows.ids[0, split:length]
-        return [Reading(read, np.full(len(read), IGNORED), "input"), Reading(written, written, "output")]
+        return [TokenView(read, np.full(len(read), IGNORED), "input"), TokenView(written, written, "output")]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """A target is a token of an output."""
@@ -277,28 +277,28 @@ class SequenceToSequence(Objective):
 
     # figures
 
-    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         """`accuracy` is that of single tokens, each behind the right ones. Of what the model wrote itself
         `exact_match` is the share of texts that are the output, 0 to 1, and `chrf` (0 to 100) how near they come.
         """
         figures = token_metrics(totals)
-        written = [(text, source["output"].strip()) for text, source in self._written(outputs, part)]
+        written = [(text, source["output"].strip()) for text, source in self._written(outputs, split)]
         if written:
             figures["exact_match"] = sum(text == output for text, output in written) / len(written)
             figures["chrf"] = chrf(written)
         return figures
 
-    def details(self, outputs: np.ndarray, part: StoreSplit) -> dict[str, Any]:
-        written = list(itertools.islice(self._written(outputs, part), _LISTED))
+    def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
+        written = list(itertools.islice(self._written(outputs, split), _LISTED))
         rows = [
             {"input": _shown(source["input"]), "output": _shown(source["output"]), "written": _shown(text)}
             for text, source in written
         ]
         return {"tables": {"What the model writes": rows}} if rows else {}
 
-    def _written(self, outputs: np.ndarray, part: StoreSplit) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _written(self, outputs: np.ndarray, split: StoreSplit) -> Iterator[tuple[str, dict[str, Any]]]:
         """What the model wrote for pairs, without white space around it, and the pair."""
-        for ids, source in zip(outputs, part.sources(), strict=False):
+        for ids, source in zip(outputs, split.sources(), strict=False):
             if not len(ids) or ids[0] == _NOT_WRITTEN:
                 return
             yield self._writer.text(ids[ids != _NOT_WRITTEN].astype(np.int64)), source

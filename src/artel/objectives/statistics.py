@@ -6,28 +6,36 @@ import numpy as np
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """1 / (1 + exp(-logits)) in the shape of `logits`, without overflow."""
-    probabilities: np.ndarray = np.exp(-np.logaddexp(0.0, -logits))
-    return probabilities
+    """Return 1 / (1 + exp(-logits)) without overflow."""
+    return np.exp(-np.logaddexp(0.0, -logits))
+
+
+def float_bits(number: float) -> int:
+    """Return the bits of a float64 as an int64, as a token store keeps numbers."""
+    return int(np.float64(number).view(np.int64))
+
+
+def floats_of_bits(bits: np.ndarray) -> np.ndarray:
+    """Return the float64 numbers with these bits, int64 of the same shape."""
+    return np.ascontiguousarray(bits, dtype=np.int64).view(np.float64)
 
 
 def mean_ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks (count,) from 1; equal values have the mean of theirs."""
+    """Return ranks (count,) from 1; equal values share the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
-    ranks: np.ndarray = (last - (counts - 1) / 2)[inverse]
-    return ranks
+    return (last - (counts - 1) / 2)[inverse]
 
 
 def pearson(one: np.ndarray, other: np.ndarray) -> float:
-    """The correlation of two lists of numbers, (count,) each; 0 where one of them is constant."""
+    """Return Pearson's correlation of two arrays (count,); 0 if one of them is constant."""
     one, other = one - one.mean(), other - other.mean()
     spread = float(one @ one) * float(other @ other)
     return float(one @ other) / spread**0.5 if spread > 0 else 0.0
 
 
 def spearman(one: np.ndarray, other: np.ndarray) -> float:
-    """The correlation of their ranks (Spearman 1904); 0 where one of them is constant."""
+    """Return the correlation of ranks (Spearman 1904); 0 if one of the arrays is constant."""
     return pearson(mean_ranks(one), mean_ranks(other))
 
 
@@ -35,13 +43,13 @@ _BINS = 10
 
 
 def calibration_bins(logits: np.ndarray, truth: np.ndarray) -> list[dict[str, float]]:
-    """Answers by their confidence, in ten bins of equal width from 0.5 to 1; bins without answers are left out.
+    """Return answers by confidence, in ten bins of equal width from 0.5 to 1, without empty bins.
 
     Args:
         logits: float (count,): above 0 the answer is yes, with the probability sigmoid(logit).
         truth: bool (count,).
 
-    Returns: for each bin the mean `confidence` of its answers, the share that is right (`accuracy`), their `count`.
+    Returns: per bin the mean `confidence` of its answers, the fraction that is right (`accuracy`) and the `count`.
     """
     confidence = sigmoid(np.abs(logits))
     right = (logits > 0) == truth
@@ -59,9 +67,9 @@ def calibration_bins(logits: np.ndarray, truth: np.ndarray) -> list[dict[str, fl
 
 
 def calibration_error(logits: np.ndarray, truth: np.ndarray) -> float:
-    """Expected calibration error (Guo et al. 2017, "On Calibration of Modern Neural Networks"), from 0 to 1.
+    """Return the expected calibration error, 0 to 1 (Guo et al. 2017, "On Calibration of Modern Neural Networks").
 
-    The difference of confidence and accuracy, averaged over the bins of `calibration_bins` by their counts.
+    The difference of confidence and accuracy, averaged over the bins of `calibration_bins` by count.
     """
     bins = calibration_bins(logits, truth)
     return sum(abs(one["confidence"] - one["accuracy"]) * one["count"] for one in bins) / len(logits)

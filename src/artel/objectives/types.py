@@ -19,84 +19,86 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One micro-batch: named tensors, the number of targets that the loss is summed over, and of input tokens.
-
-    Padding is in neither count.
-    """
+    """One micro-batch: named tensors, and the number of targets and of input tokens, without padding."""
 
     tensors: dict[str, torch.Tensor]
     targets: int
     tokens: int
     groups: tuple[LengthGroup, ...] = ()
-    """Rows that are computed by themselves, without the padding of longer ones; empty where all are together."""
+    """Groups of rows of similar length that are computed separately; empty if all rows are computed at once."""
+
+    @property
+    def computed_positions(self) -> int:
+        """Number of token positions that are computed, padding included."""
+        inputs = (tensor.numel() for name, tensor in self.tensors.items() if name.endswith("input_ids"))
+        return sum(group.positions for group in self.groups) or sum(inputs)
 
     def to(self, device: torch.device) -> Batch:
         return self.mapped(lambda tensor: tensor.to(device, non_blocking=True))
 
     def mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-        """The same with each tensor changed."""
+        """Return a copy with each tensor changed."""
         return replace(self, tensors={name: change(tensor) for name, tensor in self.tensors.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentSamples:
-    """What a document becomes: samples, and what its answers are evaluated against, stored beside them."""
+    """The samples of a document, and `source`, stored with them: what its answers are evaluated against."""
 
     samples: list[Sample]
     source: dict[str, Any] | None = None
     counted: dict[str, int] = field(default_factory=dict)
     """Counts for the ledger: {"truncated": 1}."""
     observed: dict[str, Any] = field(default_factory=dict)
-    """What `Objective.review` is to know of the document, as plain values."""
+    """Facts about the document for `Objective.review`, as plain values."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What a model reads in training, token for token, and what it learns from it."""
+class TokenView:
+    """Tokens that a model reads in training, and what it learns from each."""
 
     ids: np.ndarray
     """int64 (tokens,)."""
     targets: np.ndarray
-    """int64 (tokens,): the id to predict at each position; IGNORED if nothing is learned there."""
+    """int64 (tokens,): the id to predict at each position, or IGNORED."""
     name: str = ""
-    """Which reading of the sample it is, if there are several: chosen, rejected."""
+    """Its name if a sample has several views: chosen, rejected."""
     labels: list[str] | None = None
-    """What is learned at each position, where that is no token: the label of the name that a word belongs to, or ""."""
+    """The label to learn at each position ("" for none), if labels are learned instead of tokens."""
     goal: str = ""
-    """What is learned of all of it, where no token is predicted: the label good."""
+    """What is learned from the whole text, if no token is predicted: the label good."""
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
-    """What a model continues at a prompt, token by token."""
+class GenerationPrompt:
+    """The ids that a model continues, and what ends its output."""
 
     ids: list[int]
     end: TurnEnd
-    """What ends the text."""
     special_tokens: bool = False
-    """Whether they are written out."""
+    """True if special tokens are part of the output text."""
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
-    """What a model is to write for a split, taking the likeliest tokens, and how that is judged."""
+class GenerationEval:
+    """Prompts that a model answers greedily in an evaluation, and how the answers are scored."""
 
     what: str
-    """For people: calls in 37 turns."""
-    beginnings: list[Beginning]
+    """In words: calls in 37 turns."""
+    prompts: list[GenerationPrompt]
     new_tokens: int
-    """Written for each at most."""
+    """Maximum length of each answer."""
     judge: Callable[[list[str]], tuple[dict[str, float], dict[str, Any]]]
-    """Figures, and details as `Objective.details` has them, of the texts that were written, one a beginning."""
+    """Return metrics and details (see `Objective.details`) of the answers, one per prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a model makes of a prompt."""
+    """A model's reply to a prompt."""
 
     pieces: Iterable[str]
-    """The text, as it is written."""
+    """The text, as it is generated."""
     notes: tuple[str, ...] = ()
     """Lines for people, after the text."""
     to_json: dict[str, Any] | None = None
-    """What --json prints; the prompt and the text where this is None."""
+    """What --json prints; None for the prompt and the text."""

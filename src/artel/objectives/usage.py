@@ -1,7 +1,4 @@
-"""How a model is asked: a text to begin with, and lines of Python for model cards, by transformers alone.
-
-Each objective puts its own together.
-"""
+"""Building blocks for examples of use: Python lines for model cards that need only transformers."""
 
 from __future__ import annotations
 
@@ -16,20 +13,21 @@ _TOKENS, _WORDS = 40, 12
 
 
 def in_python(text: str) -> str:
-    """A text as a literal of Python, in double quotes."""
+    """Return a text as a Python literal in double quotes."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def first_words(tokenizer: Tokenizer, ids: np.ndarray) -> str:
-    """The beginning of a text, given as ids (tokens,) without special tokens, in one line."""
+    """Return the first words of a text in one line. `ids`: (tokens,), without special tokens."""
     return " ".join(tokenizer.decode(ids[:_TOKENS]).split()[:_WORDS])
 
 
-def generation_usage(room: int, ends: Collection[int] = ()) -> list[str]:
-    """Let `model` write after `inputs`, `room` tokens at most, until one of the ids `ends` if there are any."""
+def generation_usage(max_tokens: int, ends: Collection[int] = ()) -> list[str]:
+    """Return Python that lets `model` continue `inputs`, up to `max_tokens` or one of the ids `ends`."""
     stop = f", eos_token_id={sorted(ends)}" if ends else ""
+    length = max(1, min(100, max_tokens))
     return [
-        f"outputs = model.generate(**inputs, max_new_tokens={max(1, min(100, room))}, do_sample=True, top_k=50{stop})",
+        f"outputs = model.generate(**inputs, max_new_tokens={length}, do_sample=True, top_k=50{stop})",
         'written = outputs[0, inputs["input_ids"].shape[1] :]',
         "print(tokenizer.decode(written, skip_special_tokens=True))",
     ]

@@ -13,7 +13,7 @@ from artel.config import RunConfig
 from artel.models.targets import IGNORED
 from artel.objectives import objective_of
 from artel.objectives.conversation.template_check import learned_turns
-from artel.objectives.types import Reading
+from artel.objectives.types import TokenView
 from artel.printable import in_lines
 from artel.tokens import StoreSplit, Tokenizer, TokenStore, micro_batches
 from artel.tokens.tokenizer.chat_template import TurnEnd
@@ -77,7 +77,7 @@ class ShownSample:
 def show_stored(split: StoreSplit, number: int, tokenizer: Tokenizer) -> ShownSample:
     """Sample `number` of a split, as it is stored."""
     ids = split.sample(number).ids
-    return _shown(Reading(ids, np.full(len(ids), IGNORED)), number, [split.origin(number)], tokenizer)
+    return _shown(TokenView(ids, np.full(len(ids), IGNORED)), number, [split.origin(number)], tokenizer)
 
 
 class ReadSamples:
@@ -94,20 +94,20 @@ class ReadSamples:
         return len(self._samples)
 
     def shown(self, number: int) -> Iterator[ShownSample]:
-        """The readings of a sample: one, or one for each answer."""
+        """The token_views of a sample: one, or one for each answer."""
         index, epoch = np.array([number]), np.array([self._epoch])
         (rows,) = micro_batches(self._samples, index, epoch, rank=0, world=1, batch=1, size=1)
-        readings, origins = self._objective.readings(rows), self._samples.origins(number)
-        for at, reading in enumerate(readings):
-            own = origins[at : at + 1] if len(readings) == len(origins) else origins  # of samples that share a block
+        token_views, origins = self._objective.token_views(rows), self._samples.origins(number)
+        for at, reading in enumerate(token_views):
+            own = origins[at : at + 1] if len(token_views) == len(origins) else origins  # of samples that share a block
             shown = _shown(reading, number, own, self._tokenizer)
             yield shown if self._ends is None else replace(shown, turns=self._turns(reading, self._ends))
 
-    def _turns(self, reading: Reading, ends: TurnEnd) -> list[tuple[int, str]]:
+    def _turns(self, reading: TokenView, ends: TurnEnd) -> list[tuple[int, str]]:
         return learned_turns(reading.ids, reading.targets != IGNORED, ends, self._tokenizer)
 
 
-def _shown(reading: Reading, number: int, origins: list[str], tokenizer: Tokenizer) -> ShownSample:
+def _shown(reading: TokenView, number: int, origins: list[str], tokenizer: Tokenizer) -> ShownSample:
     more = f" and {len(origins) - 1} more" if len(origins) > 1 else ""
     ids, targets = reading.ids.tolist(), reading.targets.tolist()
     count = sum(target != IGNORED for target in targets)

@@ -56,7 +56,7 @@ class Validation:
 
     def count(self, most: int | None) -> int:
         """How many samples are evaluated where at most so many shall be, and as many as figures need."""
-        least = self._objective.least_evaluated(self.part)
+        least = self._objective.min_evaluated(self.part)
         return min(len(self.samples), max(least, most or len(self.samples)))
 
     def evaluate(

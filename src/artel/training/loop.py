@@ -31,7 +31,7 @@ from artel.training.heartbeat import heartbeat
 from artel.training.memory.cpu_allocator import retained_host_memory
 from artel.training.memory.micro_batch import is_out_of_memory
 from artel.training.planned import CompareWithPlan
-from artel.training.prefetch import Prefetcher, computed_positions, gc_between_steps
+from artel.training.prefetch import Prefetcher, gc_between_steps
 from artel.training.profile import Profile
 from artel.training.run import Run
 from artel.training.run_folder import RunFolder
@@ -116,7 +116,7 @@ def synchronize(run: Run, batches: list[Batch], stop: bool) -> None:
     times = run.times() if run.world.first else (0.0, 0.0, 0.0)
     counts = [0.0, 0.0, 0.0]
     if run.strategy.is_reporting_rank:
-        each = [(batch.targets, batch.tokens, computed_positions(batch)) for batch in batches]
+        each = [(batch.targets, batch.tokens, batch.computed_positions) for batch in batches]
         counts = [float(sum(numbers)) for numbers in zip(*each, strict=True)]
     run.targets, tokens, positions, stops, *agreed = run.strategy.all_reduce_sum([*counts, float(stop), *times])
     run.follow(*agreed)

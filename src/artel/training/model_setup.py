@@ -96,7 +96,7 @@ def check_layout(
         model = outline(config.model, auto_class)
     if model is not None:
         use_for_training(model, encoders=plan.splits_sequences)
-        documents = objective_type(config).keeps_apart(config)
+        documents = objective_type(config).isolates_documents(config)
         problems += plan.problems(model, block=config.data.block, objective=config.objective, documents=documents)
     if problems:
         raise InputError(problems)
@@ -158,7 +158,7 @@ def set_up_model(
         optimizer = Optimizer(model, config.train, config.seed, loss_scale, precision)
     if not is_checked and strategy.can_run_full_model:
         strategy.with_full_model(objective.check)
-    loss = objective.loss_in_words
+    loss = objective.loss_description
     if not loss:
         loss = strategy.with_full_model(loss_choice).value if strategy.can_run_full_model else "in the last stage"
     chosen = {

@@ -24,13 +24,6 @@ if TYPE_CHECKING:
 Make = Callable[[int], list[Batch]]
 
 
-def computed_positions(batch: Batch) -> int:
-    """What is computed of a micro-batch: tokens and padding."""
-    if batch.groups:
-        return sum(group.positions for group in batch.groups)
-    return batch.tensors["input_ids"].numel()
-
-
 def local_batches(run: Run, step: int) -> list[Batch]:
     """This rank's micro-batches of a step, counted from 0: a pure function of the step (law 1)."""
     numbers = step_numbers(step, run.length.batch, run.length.total)

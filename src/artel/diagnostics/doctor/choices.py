@@ -51,7 +51,7 @@ def _attention(case: Case) -> Choice | None:
     if case.model is None:
         return None
     use_for_training(case.model)
-    return attention_choice(case.model, case.device, documents=objective_type(case.run).keeps_apart(case.run))
+    return attention_choice(case.model, case.device, documents=objective_type(case.run).isolates_documents(case.run))
 
 
 def _compile(case: Case) -> Choice:

@@ -16,7 +16,7 @@ from artel.inference.engine.sequential import SequentialEngine
 from artel.inference.open import OpenedModel
 from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.structure import position_limit
-from artel.objectives.types import Beginning
+from artel.objectives.types import GenerationPrompt
 from artel.tokens.tokenizer.chat_template import TemplateRefuses, prompt_ids
 
 Tell = Callable[[str], None]
@@ -52,7 +52,7 @@ def answers(
 
 
 def write_beginnings(
-    opened: OpenedModel, begin: Sequence[Beginning], sampling: Sampling, tell: Tell, first: int = 0
+    opened: OpenedModel, begin: Sequence[GenerationPrompt], sampling: Sampling, tell: Tell, first: int = 0
 ) -> Generator[WrittenText, None, None]:
     """What the model writes at each beginning, in order; beginning i is sampled with the seed of prompt `first` + i."""
     window = position_limit(opened.model)
@@ -102,16 +102,16 @@ def _check_kinds(opened: OpenedModel, prompts: Sequence[Prompt]) -> None:
     refuse(problems)
 
 
-def _beginnings(opened: OpenedModel, prompts: Sequence[Prompt]) -> list[Beginning] | None:
+def _beginnings(opened: OpenedModel, prompts: Sequence[Prompt]) -> list[GenerationPrompt] | None:
     """What the model continues at each prompt; None for a model that makes something else of it."""
     talk = _Talk(opened) if any(prompt.messages for prompt in prompts) else None
     found, problems = [], []
     for prompt in prompts:
         try:
             if prompt.messages is not None and talk is not None:
-                begin: Beginning | None = talk.beginning(prompt.messages)
+                begin: GenerationPrompt | None = talk.beginning(prompt.messages)
             else:
-                begin = opened.objective.beginning(opened.model, prompt.text)
+                begin = opened.objective.generation_prompt(opened.model, prompt.text)
             if begin is None:
                 return None
             check_embedded(opened.model, opened.tokenizer, begin.ids)
@@ -133,9 +133,9 @@ class _Talk:
         self._template = opened.chat_template()
         self._end = opened.turn_end(self._template)
 
-    def beginning(self, messages: list[dict[str, str]]) -> Beginning:
+    def beginning(self, messages: list[dict[str, str]]) -> GenerationPrompt:
         """Raises TemplateRefuses, InputError."""
-        return Beginning(prompt_ids(self._tokenizer, self._template, list(messages)), self._end)
+        return GenerationPrompt(prompt_ids(self._tokenizer, self._template, list(messages)), self._end)
 
 
 def _reply(opened: OpenedModel, prompt: Prompt, sampling: Sampling) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from artel.inference.engine.base import Engine, EngineError, FinishReason, Gener
 from artel.models.generate import Sampling
 from artel.models.sampler import Sampler, Token
 from artel.models.text_stream import TextStream
-from artel.objectives.types import Beginning
+from artel.objectives.types import GenerationPrompt
 from artel.tokens import Tokenizer
 
 _AHEAD = 2
@@ -30,7 +30,7 @@ class WrittenText:
 def write_texts(
     engine: Engine,
     tokenizer: Tokenizer,
-    beginnings: Sequence[Beginning],
+    beginnings: Sequence[GenerationPrompt],
     sampling: Sampling,
     window: int | None,
     at_once: int,
@@ -96,7 +96,7 @@ class _Writing:
 
     generation: Generation
 
-    def __init__(self, tokenizer: Tokenizer, beginning: Beginning, sampling: Sampling, seed: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, beginning: GenerationPrompt, sampling: Sampling, seed: int) -> None:
         self.beginning = beginning
         options = replace(sampling, seed=seed).options
         self.sampler = Sampler(options, beginning.ids, tokenizer.vocabulary)

@@ -9,12 +9,12 @@ from artel.inference.engine.base import Engine, EngineError, FinishReason, Gener
 from artel.models.generate import Sampling
 from artel.models.sampler import Sampler, Token
 from artel.models.text_stream import TextStream
-from artel.objectives.types import Beginning
+from artel.objectives.types import GenerationPrompt
 from artel.tokens import Tokenizer
 
 
 def write_text(
-    engine: Engine, tokenizer: Tokenizer, begin: Beginning, sampling: Sampling
+    engine: Engine, tokenizer: Tokenizer, begin: GenerationPrompt, sampling: Sampling
 ) -> Generator[str, None, FinishReason]:
     """What a model writes at a beginning, in pieces. Raises EngineError. Closed, it stops the engine's work on it."""
     items: queue.SimpleQueue[Token | EngineError | None] = queue.SimpleQueue()

@@ -23,7 +23,7 @@ from artel.objectives.classification.framing import Framing
 from artel.objectives.classification.kinds import KINDS, THRESHOLDS, Kind, Undecided, Unfit
 from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
 from artel.objectives.pretrained_heads import base_labels, in_order_of
-from artel.objectives.types import Batch, DocumentSamples, Reading, Reply
+from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
 from artel.objectives.usage import first_words, in_python
 from artel.printable import shortened
 from artel.text import Document, Dropped, Labeled, Record, Rejected
@@ -149,8 +149,8 @@ class Classification(Objective):
         }
 
     @property
-    def loss_in_words(self) -> str:
-        return self._kind.loss_in_words
+    def loss_description(self) -> str:
+        return self._kind.loss_description
 
     def calibration(self) -> dict[str, Any]:
         return self._kind.chosen_thresholds()
@@ -189,17 +189,17 @@ class Classification(Objective):
 
     # samples -> batch -> loss
 
-    def dataset(self, part: StoreSplit) -> WholeSamples:
-        return WholeSamples(part)
+    def dataset(self, split: StoreSplit) -> WholeSamples:
+        return WholeSamples(split)
 
-    def order(self, part: StoreSplit, samples: int) -> Order | BalancedOrder:
+    def order(self, split: StoreSplit, samples: int) -> Order | BalancedOrder:
         if not self._config.balanced_sampling:
-            return super().order(part, samples)
-        return BalancedOrder(self._kind.classes(np.asarray(part.numbers()[:, _TARGET:])), self.run.seed)
+            return super().order(split, samples)
+        return BalancedOrder(self._kind.classes(np.asarray(split.numbers()[:, _TARGET:])), self.run.seed)
 
-    def fit_statistics(self, part: StoreSplit) -> None:
+    def fit_statistics(self, split: StoreSplit) -> None:
         if self._config.class_weights == "balanced":
-            self._kind.balance(np.asarray(part.numbers()[:, _TARGET:]))
+            self._kind.balance(np.asarray(split.numbers()[:, _TARGET:]))
 
     def batch(self, rows: Rows) -> Batch:
         import torch
@@ -228,11 +228,11 @@ class Classification(Objective):
             for length, begin in zip(lengths, begins, strict=True)
         ]
 
-    def readings(self, rows: Rows) -> list[Reading]:
+    def token_views(self, rows: Rows) -> list[TokenView]:
         """No token is predicted."""
         ids = rows.ids[0, : rows.lengths[0]]
         goal = self._kind.words(self._kind.target(rows.numbers[:1, _TARGET:])[0])
-        return [Reading(ids, np.full(len(ids), IGNORED), goal=goal)]
+        return [TokenView(ids, np.full(len(ids), IGNORED), goal=goal)]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """A target is a text: the losses of texts are summed."""
@@ -248,17 +248,17 @@ class Classification(Objective):
 
     # figures
 
-    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         """Thresholds of several labels are chosen here, unless the model came with its own."""
-        target = self._target(outputs, part)
+        target = self._target(outputs, split)
         self._kind.tune(outputs, target)
         return {"loss": totals["loss"] / totals["targets"], **self._kind.figures(outputs, target)}
 
-    def details(self, outputs: np.ndarray, part: StoreSplit) -> dict[str, Any]:
-        return self._kind.details(outputs, self._target(outputs, part))
+    def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
+        return self._kind.details(outputs, self._target(outputs, split))
 
-    def _target(self, outputs: np.ndarray, part: StoreSplit) -> np.ndarray:
-        return self._kind.target(np.asarray(part.numbers()[: len(outputs), _TARGET:]))
+    def _target(self, outputs: np.ndarray, split: StoreSplit) -> np.ndarray:
+        return self._kind.target(np.asarray(split.numbers()[: len(outputs), _TARGET:]))
 
     # use
 

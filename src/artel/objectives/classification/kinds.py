@@ -24,7 +24,7 @@ from artel.objectives.classification.label_metrics import (
     single_figures,
     softmax,
 )
-from artel.objectives.statistics import sigmoid
+from artel.objectives.statistics import float_bits, floats_of_bits, sigmoid
 from artel.printable import shortened
 from artel.text import Labeled
 
@@ -77,7 +77,7 @@ class Kind(ABC):
 
     @property
     @abstractmethod
-    def loss_in_words(self) -> str:
+    def loss_description(self) -> str:
         """What `loss` is."""
 
     @abstractmethod
@@ -148,7 +148,7 @@ class SingleLabel(Kind):
         return label_loss(logits, target, self.config, self._weights)
 
     @property
-    def loss_in_words(self) -> str:
+    def loss_description(self) -> str:
         return loss_of_labels("cross-entropy of the label", self.config)
 
     def figures(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]:
@@ -219,7 +219,7 @@ class SeveralLabels(Kind):
         return labels_loss(logits, target, self.config, self._weights)
 
     @property
-    def loss_in_words(self) -> str:
+    def loss_description(self) -> str:
         return loss_of_labels("binary cross-entropy of each label", self.config)
 
     def figures(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]:
@@ -314,16 +314,16 @@ class Number(Kind):
         if fields.number is None:
             given = repr(fields.labels[0]) if fields.labels else "nothing"
             raise Unfit("no_number", f"has {given} where a number is learned; write one (0.5), or leave the row out")
-        return (int(np.float64(fields.number).view(np.int64)),)
+        return (float_bits(fields.number),)
 
     def target(self, numbers: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(numbers[:, 0], dtype=np.int64).view(np.float64).astype(np.float32)
+        return floats_of_bits(numbers[:, 0]).astype(np.float32)
 
     def loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return number_loss(logits, target)
 
     @property
-    def loss_in_words(self) -> str:
+    def loss_description(self) -> str:
         return "squared error"
 
     def figures(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]:

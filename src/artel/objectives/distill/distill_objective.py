@@ -37,7 +37,7 @@ from artel.objectives.distill.teacher_checks import (
     teacher_problems,
     tokenizer_problems,
 )
-from artel.objectives.hooks import KeptOutputs, Teacher, TeacherCall
+from artel.objectives.hooks import CachedOutputs, Teacher, TeacherCall
 from artel.objectives.masked import Masked
 from artel.objectives.per_token import inputs_of, with_balance
 from artel.objectives.types import Batch
@@ -82,7 +82,7 @@ class Distillation(Objective):
         self._config = run.distill
         self._vocabulary = tokenizer.vocabulary
         self._id_type = np.dtype(token_type(self._vocabulary))
-        self._kept: dict[bool, KeptOutputs] = {}
+        self._kept: dict[bool, CachedOutputs] = {}
         self._token_map: TokenMap | None = None
         self._call_teacher: TeacherCall | None = None
         self._teacher_config: PreTrainedConfig | None = None
@@ -94,7 +94,7 @@ class Distillation(Objective):
             )
 
     @property
-    def loss_in_words(self) -> str:
+    def loss_description(self) -> str:
         config = self._config
         of = "all ids" if config.top_k is None else f"the teacher's {config.top_k} likeliest ids"
         of += " by their text" if config.tokenizer == "by_text" else ""
@@ -134,7 +134,7 @@ class Distillation(Objective):
         config, run = self._config, self.run
         if config.top_k is None:
             return Teacher(teacher_model(run), None)
-        blocks = [run.data.block, self.fills_blocks(run), self.apart]
+        blocks = [run.data.block, self.fills_blocks(run), self.isolated_documents]
         settings = {
             "on": self.taught.__name__,
             "blocks": blocks,
@@ -171,10 +171,10 @@ class Distillation(Objective):
         if self._config.hidden is not None and self._teacher_config is not None:
             check_widths(self._teacher_config, model.config)
 
-    def set_kept(self, kept: KeptOutputs, *, validation: bool) -> None:
+    def set_cached_outputs(self, kept: CachedOutputs, *, validation: bool) -> None:
         self._kept[validation] = kept
 
-    def outputs_to_keep(
+    def outputs_to_cache(
         self, model: PreTrainedModel, batch: Batch
     ) -> tuple[torch.Tensor, np.ndarray, dict[str, np.ndarray]]:
         """`ids` (targets, k), the student's, the likeliest first, and `log_probs` float16 (targets, k + 1), at the
@@ -193,7 +193,7 @@ class Distillation(Objective):
             sums, kept = outputs.of_ids(model, self._inputs(model, batch), batch)
             return sums, counts, kept
         device = batch.tensors["input_ids"].device
-        reading = self._token_map.read(batch, position_limit(model), apart=self.apart).to(device)
+        reading = self._token_map.read(batch, position_limit(model), apart=self.isolated_documents).to(device)
         ids = torch.from_numpy(self._token_map.ids).to(device)
         sums, kept = outputs.by_text(model, self._inputs(model, reading.batch), reading, batch.targets, ids)
         return sums, counts, kept
@@ -304,13 +304,13 @@ class Distillation(Objective):
 
     # Figures
 
-    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         """`cross_entropy` is that of the tokens, and perplexity, accuracy and bits per byte are of it, as `taught` has
         them. `divergence` is a mean per target at the temperature, without T²; `agreement` the share of targets whose
         likeliest token is the teacher's. `loss` and these two are left out where no teacher is known. Of a teacher with
         another tokenizer both are of the targets that it has, too.
         """
-        plain = super().metrics({**totals, "loss": totals["plain"]}, outputs, part)  # type: ignore[safe-super]
+        plain = super().metrics({**totals, "loss": totals["plain"]}, outputs, split)  # type: ignore[safe-super]
         plain = {("cross_entropy" if name == "loss" else name): figure for name, figure in plain.items()}
         if not totals["taught"]:
             return plain

@@ -19,7 +19,7 @@ from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
 from artel.models.text_vectors import pools_texts
 from artel.objectives.base import Better, Objective
-from artel.objectives.embedding.losses import KEYS, MatchKeys, Texts, loss_in_words, loss_sum, match_keys
+from artel.objectives.embedding.losses import KEYS, MatchKeys, Texts, loss_description, loss_sum, match_keys
 from artel.objectives.embedding.matches import (
     DOCUMENT,
     HASH,
@@ -53,7 +53,7 @@ from artel.objectives.embedding.vectors import (
     sees_before_alone,
 )
 from artel.objectives.length_groups import group_rows
-from artel.objectives.types import Batch, DocumentSamples, Reading, Reply
+from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
 from artel.objectives.usage import in_python
 from artel.text import Document, Rejected
 from artel.tokens import Rows, Samples, StoreSplit, Tokenizer, WholeSamples
@@ -144,8 +144,8 @@ class Embedding(Objective):
         return [run.data.block, config.prompts.model_dump(), config.loss, config.largest_score]
 
     @property
-    def loss_in_words(self) -> str:
-        return loss_in_words(self._config)
+    def loss_description(self) -> str:
+        return loss_description(self._config)
 
     def check(self, model: PreTrainedModel) -> None:
         """Texts share rows from now on, if the model keeps them apart."""
@@ -161,11 +161,11 @@ class Embedding(Objective):
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected]:
         return self._reader.samples(documents)
 
-    def dataset(self, part: StoreSplit) -> WholeSamples:
-        return WholeSamples(part)
+    def dataset(self, split: StoreSplit) -> WholeSamples:
+        return WholeSamples(split)
 
-    def least_evaluated(self, part: StoreSplit) -> int:
-        numbers = part.numbers()
+    def min_evaluated(self, split: StoreSplit) -> int:
+        numbers = split.numbers()
         return int((numbers[:, DOCUMENT] == numbers[0, DOCUMENT]).sum()) if len(numbers) else 0
 
     # samples -> batch -> loss
@@ -221,7 +221,7 @@ class Embedding(Objective):
         texts = [match.query for match in chosen] + [match.positive for match in chosen]
         return texts + [text for match in chosen for text in match.negatives], keys
 
-    def readings(self, rows: Rows) -> list[Reading]:
+    def token_views(self, rows: Rows) -> list[TokenView]:
         """Every text of the first row. Nothing is predicted."""
         ids = rows.ids[0, : rows.lengths[0]]
         roles, texts = rows.numbers[:1, ROLE], [ids]
@@ -235,7 +235,7 @@ class Embedding(Objective):
             if self._config.loss == "cosine":
                 goals[POSITIVE] = f"the cosine {share:g} with its query"
         return [
-            Reading(text, np.full(len(text), IGNORED), _NAMES[int(role)], goal=goals[int(role)])
+            TokenView(text, np.full(len(text), IGNORED), _NAMES[int(role)], goal=goals[int(role)])
             for text, role in zip(texts, roles, strict=True)
         ]
 
@@ -266,19 +266,19 @@ class Embedding(Objective):
 
     # figures
 
-    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         """`loss`: of in-batch negatives, among the matches of as many as `train.batch` at a time, in their order.
 
         The figures are those of looking up the split's queries among all its documents, or, of scored pairs, of the
         order of their cosines.
         """
-        found = ValidatedTexts.of(outputs, part)
+        found = ValidatedTexts.of(outputs, split)
         loss = mean_loss(found, self._config, self.run.train.batch)
         return {"loss": loss} | lookup_figures(found, found.vectors, self._config)
 
-    def details(self, outputs: np.ndarray, part: StoreSplit) -> dict[str, Any]:
+    def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
         """The size of the corpus, and the figures of shorter vectors (`embedding.matryoshka`)."""
-        found = ValidatedTexts.of(outputs, part)
+        found = ValidatedTexts.of(outputs, split)
         shorter = shorter_figures(found, self._config)
         return {"tables": {"Corpus": [corpus_counts(found)], **({"Shorter vectors": shorter} if shorter else {})}}
 

@@ -89,7 +89,7 @@ def _pair(queries: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
     return queries * _ODD + documents  # wraps around
 
 
-def loss_in_words(config: EmbeddingConfig) -> str:
+def loss_description(config: EmbeddingConfig) -> str:
     """What `loss_sum` is."""
     words = {
         "in_batch_negatives": "in-batch negatives of the whole global batch",

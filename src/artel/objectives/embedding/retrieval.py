@@ -147,8 +147,8 @@ class ValidatedTexts:
     """The places of the corpus: documents, equal ones once."""
 
     @classmethod
-    def of(cls, outputs: np.ndarray, part: StoreSplit) -> ValidatedTexts:
-        numbers = np.asarray(part.numbers())
+    def of(cls, outputs: np.ndarray, split: StoreSplit) -> ValidatedTexts:
+        numbers = np.asarray(split.numbers())
         count = len(outputs)
         if 0 < count < len(numbers):
             cut = numbers[count, DOCUMENT]

@@ -12,7 +12,7 @@ from artel.config import EmbeddingConfig
 from artel.errors import InputError
 from artel.models.evaluating import evaluating
 from artel.objectives.embedding.matches import MatchReader
-from artel.objectives.length_groups import LengthGroup, group_inputs, group_rows, together
+from artel.objectives.length_groups import LengthGroup, batches_by_length, group_inputs, group_rows
 from artel.tokens import Tokenizer
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ class TextEncoder:
             raise InputError.at("dimensions", what, f"write a number from 1 to {size}")
         result = np.empty((len(rows), dimensions or size), dtype=np.float32)
         with evaluating(model):
-            for chosen in together([len(row) for row in rows]):
+            for chosen in batches_by_length([len(row) for row in rows]):
                 grouped = group_rows([rows[row] for row in chosen], 1, self._tokenizer.pad_id)
                 tensors = {name: tensor.to(model.device) for name, tensor in grouped.tensors.items()}
                 outputs = group_vectors(model, tensors, grouped.groups, self._config.pooling)[:, :dimensions]

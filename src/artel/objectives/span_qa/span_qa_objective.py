@@ -16,7 +16,7 @@ from artel.objectives.base import Better, Objective
 from artel.objectives.span_qa.answers import CLASSES, Prediction, nq_predictions, predict, score, squad_predictions
 from artel.objectives.span_qa.heads import WindowLoss, best_spans, run_heads
 from artel.objectives.span_qa.question_windows import BEGINS, CLASS, DOCUMENT, END, START, Windows
-from artel.objectives.types import Batch, DocumentSamples, Reading, Reply
+from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
 from artel.objectives.usage import in_python
 from artel.registry import FORMATS
 from artel.text import Document, Dropped, Question, Record, Rejected
@@ -89,7 +89,7 @@ class SpanQA(Objective):
         return problems
 
     @property
-    def loss_in_words(self) -> str:
+    def loss_description(self) -> str:
         more = ", and of the class; squared error of both places" if self._five else ""
         return f"cross-entropy of start and end{more}"
 
@@ -133,17 +133,17 @@ class SpanQA(Objective):
 
     # samples -> batch -> loss
 
-    def dataset(self, part: StoreSplit) -> WholeSamples:
-        return WholeSamples(part)
+    def dataset(self, split: StoreSplit) -> WholeSamples:
+        return WholeSamples(split)
 
-    def order(self, part: StoreSplit, samples: int) -> Order | BalancedOrder:
+    def order(self, split: StoreSplit, samples: int) -> Order | BalancedOrder:
         if not self._config.balanced_sampling:
-            return super().order(part, samples)
-        return BalancedOrder(np.asarray(part.numbers()[:, CLASS]), self.run.seed)
+            return super().order(split, samples)
+        return BalancedOrder(np.asarray(split.numbers()[:, CLASS]), self.run.seed)
 
-    def fit_statistics(self, part: StoreSplit) -> None:
+    def fit_statistics(self, split: StoreSplit) -> None:
         if self._config.class_weights == "balanced":
-            self._window_loss.balance_classes(np.bincount(part.numbers()[:, CLASS], minlength=len(CLASSES)))
+            self._window_loss.balance_classes(np.bincount(split.numbers()[:, CLASS], minlength=len(CLASSES)))
 
     def batch(self, rows: Rows) -> Batch:
         import torch
@@ -169,12 +169,12 @@ class SpanQA(Objective):
             tokens=int(rows.lengths[rows.valid].sum()),
         )
 
-    def readings(self, rows: Rows) -> list[Reading]:
+    def token_views(self, rows: Rows) -> list[TokenView]:
         """The answer's tokens are what is learned; where the window has none, the first token is."""
         ids, targets = rows.ids[0, : rows.lengths[0]], np.full(rows.lengths[0], IGNORED)
         answer = slice(rows.numbers[0, START], rows.numbers[0, END] + 1)
         targets[answer] = ids[answer]
-        return [Reading(ids, targets, CLASSES[rows.numbers[0, CLASS]])]
+        return [TokenView(ids, targets, CLASSES[rows.numbers[0, CLASS]])]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """A target is a window: the heads' weighted losses are added for each, and summed over windows."""
@@ -193,18 +193,18 @@ class SpanQA(Objective):
 
     # figures
 
-    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         loss = {"loss": totals["loss"] / totals["targets"]}
-        return loss | score(self.predictions(outputs, part), classes=self._five)
+        return loss | score(self.predictions(outputs, split), classes=self._five)
 
-    def predictions_file(self, outputs: np.ndarray, part: StoreSplit) -> Any:
+    def predictions_file(self, outputs: np.ndarray, split: StoreSplit) -> Any:
         counts_words = any(FORMATS[source.format].counts_words for source in self.run.data.sources)
-        return (nq_predictions if counts_words else squad_predictions)(self.predictions(outputs, part))
+        return (nq_predictions if counts_words else squad_predictions)(self.predictions(outputs, split))
 
-    def predictions(self, outputs: np.ndarray, part: StoreSplit) -> list[Prediction]:
+    def predictions(self, outputs: np.ndarray, split: StoreSplit) -> list[Prediction]:
         """The answer to each document of a split, from the windows that have outputs."""
-        owners = np.asarray(part.numbers()[: len(outputs), DOCUMENT])
-        return self._predict(outputs, owners, part.sources(), lambda window: _places(part.sample(window)))
+        owners = np.asarray(split.numbers()[: len(outputs), DOCUMENT])
+        return self._predict(outputs, owners, split.sources(), lambda window: _places(split.sample(window)))
 
     def answer(self, model: PreTrainedModel, question: str, context: str) -> Prediction:
         """The answer to one question about one text. Raises InputError when the question is too long."""

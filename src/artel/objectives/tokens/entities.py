@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from artel.models.evaluating import evaluating
-from artel.objectives.length_groups import together
+from artel.objectives.length_groups import batches_by_length
 from artel.objectives.tokens.tag_set import TagSet
 from artel.objectives.tokens.word_windows import DOCUMENT, NO_WORD, Windows
 from artel.objectives.types import Batch, DocumentSamples
@@ -43,23 +43,23 @@ def predicted_tags(logits: torch.Tensor, words: torch.Tensor, shape: Sequence[in
     return F.pad(tags.view(rows, length)[:, :columns], (0, max(0, columns - length)))
 
 
-def judged_tags(outputs: np.ndarray, part: StoreSplit) -> dict[int, list[int]]:
+def judged_tags(outputs: np.ndarray, split: StoreSplit) -> dict[int, list[int]]:
     """For each document of a split the tags of its words in order, by the outputs (samples, block) of its windows."""
-    owners = part.numbers()[: len(outputs), DOCUMENT].tolist()
+    owners = split.numbers()[: len(outputs), DOCUMENT].tolist()
     tags: dict[int, list[int]] = {}
     for number, owner in enumerate(owners):
-        flags = part.sample(number).flags
+        flags = split.sample(number).flags
         assert flags is not None
         judged = outputs[number, : len(flags)][flags != NO_WORD]
         tags.setdefault(owner, []).extend(judged.astype(np.int64).tolist())
     return tags
 
 
-def commonest_share(part: StoreSplit, samples: int, tags: int) -> float:
+def commonest_share(split: StoreSplit, samples: int, tags: int) -> float:
     """The share of the commonest of so many tags among the judged words of the first `samples` of a split."""
     counts = np.zeros(tags, dtype=np.int64)
     for number in range(samples):
-        flags = part.sample(number).flags
+        flags = split.sample(number).flags
         assert flags is not None
         counts += np.bincount(flags.astype(np.int64), minlength=tags + 2)[1 : tags + 1]  # 0 is no word, the last no tag
     return float(counts.max() / max(1, counts.sum()))
@@ -133,7 +133,7 @@ def _judge(objective: Tagger, model: PreTrainedModel, samples: list[Sample]) -> 
 
     judged: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     with evaluating(model):
-        for numbers in together([len(sample.ids) for sample in samples]):
+        for numbers in batches_by_length([len(sample.ids) for sample in samples]):
             rows = evaluation_rows(SampleList(samples), np.array(numbers), len(numbers))
             shares = _probabilities(objective, model, objective.batch(rows))
             best = zip(numbers, _by_row(rows, shares.argmax(axis=1)), _by_row(rows, shares.max(axis=1)), strict=True)

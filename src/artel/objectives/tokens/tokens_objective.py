@@ -25,7 +25,7 @@ from artel.objectives.tokens.entities import (
 )
 from artel.objectives.tokens.tag_set import TagSet, is_of_words, labels_of, labels_or_tags
 from artel.objectives.tokens.word_windows import DOCUMENT, NO_WORD, Windows, review_spans, words_of_spans
-from artel.objectives.types import Batch, DocumentSamples, Reading, Reply
+from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
 from artel.objectives.usage import first_words, in_python
 from artel.text import Document, Dropped, Record, Rejected, Tagged
 from artel.text.formats.tagged.spans import ENTITIES, WORDS
@@ -124,7 +124,7 @@ class Tokens(Objective):
         return {"tokens": section, "data": {"block": block}}
 
     @property
-    def loss_in_words(self) -> str:
+    def loss_description(self) -> str:
         return "cross-entropy of the tag of each word"
 
     @property
@@ -176,8 +176,8 @@ class Tokens(Objective):
 
     # samples -> batch -> loss
 
-    def dataset(self, part: StoreSplit) -> WholeSamples:
-        return WholeSamples(part)
+    def dataset(self, split: StoreSplit) -> WholeSamples:
+        return WholeSamples(split)
 
     def batch(self, rows: Rows) -> Batch:
         """What `group_rows` gives, and of the judged words, int64 (words,) each: `places`, where their first tokens
@@ -202,14 +202,14 @@ class Tokens(Objective):
             groups=grouped.groups,
         )
 
-    def readings(self, rows: Rows) -> list[Reading]:
+    def token_views(self, rows: Rows) -> list[TokenView]:
         assert rows.flags is not None
         length = int(rows.lengths[0])
         ids, flags = rows.ids[0, :length], rows.flags[0, :length].astype(np.int64)
         is_word = (flags != NO_WORD) & (flags <= len(self.tags.tags))
         targets = np.where(is_word, flags - 1, IGNORED)
         labels = [self.tags.tags[target] if target != IGNORED else "" for target in targets.tolist()]
-        return [Reading(ids, targets, labels=marked(labels, of_words=self.tags.of_words))]
+        return [TokenView(ids, targets, labels=marked(labels, of_words=self.tags.of_words))]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         return self._sums(self.logits(model, batch), batch)
@@ -239,35 +239,35 @@ class Tokens(Objective):
 
     # figures
 
-    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         """Of names precision, recall and f1 over whole documents; `accuracy` is the share of words with the right tag,
         `commonest_tag` that of always guessing the commonest one: of names O, for a word without a name.
 
         Where each word has a tag, that of the data's words, by the first of the pieces that artel makes of one. A word
         of which no piece is left, since it stands with another in one of artel's, is neither learned nor judged.
         """
-        loss, scores = totals["loss"] / totals["targets"], self._scores(outputs, part)
+        loss, scores = totals["loss"] / totals["targets"], self._scores(outputs, split)
         if self.tags.of_words:
             words = max(1, scores.gold.total())
             accuracy, commonest = scores.right.total() / words, max(scores.gold.values(), default=0) / words
             return {"loss": loss, "accuracy": accuracy, "commonest_tag": commonest, "macro_f1": scores.macro_f1()}
         accuracy = totals["right"] / totals["targets"]
-        commonest = commonest_share(part, len(outputs), len(self.tags.tags))
+        commonest = commonest_share(split, len(outputs), len(self.tags.tags))
         figures = {"accuracy": accuracy, "commonest_tag": commonest}
         return {"loss": loss, **scores.micro(), "macro_f1": scores.macro_f1(), **figures}
 
-    def details(self, outputs: np.ndarray, part: StoreSplit) -> dict[str, Any]:
+    def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
         """The figures of each label, and their averages."""
-        scores = self._scores(outputs, part)
+        scores = self._scores(outputs, split)
         named = {"labels": scores.table(), "averages": scores.averages()}
         return {
             "tables": {title: [{"label": label, **row} for label, row in rows.items()] for title, rows in named.items()}
         }
 
-    def _scores(self, outputs: np.ndarray, part: StoreSplit) -> Scores:
+    def _scores(self, outputs: np.ndarray, split: StoreSplit) -> Scores:
         """Counts over the documents whose windows all have outputs."""
-        tags, scores = judged_tags(outputs, part), Scores()
-        for number, source in enumerate(part.sources()):
+        tags, scores = judged_tags(outputs, split), Scores()
+        for number, source in enumerate(split.sources()):
             ids = tags.get(number, [])
             if len(ids) < len(source["starts"]):
                 continue

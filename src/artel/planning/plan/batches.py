@@ -88,7 +88,7 @@ def _small_tokenizer(run: RunConfig) -> Tokenizer:
 def _block(run: RunConfig, objective: Objective) -> Sample:
     """A block of text, of one document."""
     ids = np.arange(run.data.block + 1) % max(1, objective.tokenizer.vocabulary - 1)
-    flags = np.full(len(ids), 3, dtype=np.uint32) if objective.apart else None
+    flags = np.full(len(ids), 3, dtype=np.uint32) if objective.isolated_documents else None
     return Sample(ids, flags)
 
 

@@ -43,11 +43,11 @@ def usual_step(run: RunConfig, data: PlannedData, rows: int, dp_degree: int) -> 
     for step in rows_of_steps(run, data, rows, steps, ranks, dp_degree):
         count = len(step[0])
         of_ranks = [[data.objective.batch(each) for each in rank[:of_each]] for rank in step]
-        slowest.append(max(float(np.mean([computed_positions(batch) for batch in rank])) for rank in of_ranks))
+        slowest.append(max(float(np.mean([batch.computed_positions for batch in rank])) for rank in of_ranks))
         batches += [batch for rank in of_ranks for batch in rank]
     usual = float(np.mean(slowest))
     tokens = float(np.mean([batch.tokens for batch in batches])) * count * dp_degree
-    return UsualStep(min(batches, key=lambda batch: abs(computed_positions(batch) - usual)), tokens)
+    return UsualStep(min(batches, key=lambda batch: abs(batch.computed_positions - usual)), tokens)
 
 
 def rows_of_steps(
@@ -73,9 +73,3 @@ def rows_of_steps(
             micro_batches(samples, indices, epochs, rank=rank, world=dp_degree, batch=batch, size=rows)
             for rank in ranks
         ]
-
-
-def computed_positions(batch: Batch) -> int:
-    """Tokens and padding that are computed, of all texts of the rows."""
-    whole = sum(tensor.numel() for name, tensor in batch.tensors.items() if name.endswith("input_ids"))
-    return sum(group.positions for group in batch.groups) or whole

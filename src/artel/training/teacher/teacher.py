@@ -57,7 +57,7 @@ def set_kept_outputs(objective: Objective, store: TokenStore, note: Path) -> boo
     if folder is None:
         return False
     for name, is_validation in _SPLITS.items():
-        objective.set_kept(KeptSplit(folder, name), validation=is_validation)
+        objective.set_cached_outputs(KeptSplit(folder, name), validation=is_validation)
     return True
 
 
@@ -84,7 +84,7 @@ def set_teacher(
     if world.first and not (resumes and note.is_file()):
         write_file(note, orjson.dumps({"outputs": str(folder)}))
     for name, is_validation in _SPLITS.items():
-        objective.set_kept(KeptSplit(folder, name), validation=is_validation)
+        objective.set_cached_outputs(KeptSplit(folder, name), validation=is_validation)
 
 
 def _kept_outputs(
@@ -231,7 +231,7 @@ def _round(
         sums = torch.zeros(3, dtype=torch.float64)
         for number in range(longest if model.is_sharded else -(-len(indices) // size)):
             rows = evaluation_rows(samples, indices[number * size : (number + 1) * size], size)
-            of_batch, of_rows, kept = objective.outputs_to_keep(teacher, objective.batch(rows).to(world.device))
+            of_batch, of_rows, kept = objective.outputs_to_cache(teacher, objective.batch(rows).to(world.device))
             sums += of_batch
             counts.append(of_rows[rows.valid])
             for name, array in kept.items():
