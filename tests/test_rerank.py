@@ -12,7 +12,7 @@ import artel
 from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.objectives import DocumentSamples
-from artel.objectives.rerank import Rerank, ndcg, ranking_figures, ranks
+from artel.objectives.rerank import Rerank, ndcg, ranking_metrics, ranks
 from artel.objectives.rerank_samples import DrawnNegatives
 from artel.objectives.statistics import spearman
 from artel.text import Document, Match, Record, Rejected
@@ -218,7 +218,7 @@ def test_figures_are_those_of_scikit_learn():
         found = ranks(scores, matches)
         assert ndcg(found) == pytest.approx(metrics.ndcg_score([matches], [scores], k=10))
         average_rank = metrics.label_ranking_average_precision_score([matches], [scores])
-        assert ranking_figures([found[:1]])["mrr"] >= average_rank / len(found)
+        assert ranking_metrics([found[:1]])["mrr"] >= average_rank / len(found)
     assert spearman(np.array([1.0, 2.0, 3.0]), np.array([1.0, 1.0, 2.0])) == pytest.approx(0.8660254)
     assert spearman(np.ones(3), np.arange(3.0)) == 0.0
 

@@ -1,7 +1,7 @@
-"""Instruction tuning: a conversation as a chat template writes it, learned where the assistant speaks.
+"""Instruction tuning: conversations written by a chat template, learned in the assistant's turns.
 
-The whole conversation is tokenized once, and the template itself locates the assistant's turns (`conversation/`):
-in training the model reads, token for token, what it reads when it answers.
+The whole conversation is tokenized once, and the template itself locates the assistant's turns (`conversation/`), so
+that training and inference use the same tokens.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ if TYPE_CHECKING:
 
     from artel.models.generate import Sampling
 
-_ROOM = 256
-"""Tokens at least that a model may write for a turn with tools, also where the record's turns are short."""
+_MIN_NEW_TOKENS = 256
+"""Minimum length allowed for a generated turn with tools, even if the record's turns are short."""
 _IDS_VERSION = 2
-"""Increased when the same conversation gets other ids, so that stores are prepared again. 2: no second space after a
+"""Increase it if the same conversation gets other ids, so that stores are prepared again. 2: no second space after a
 prompt that ends in one."""
 
 
@@ -81,7 +81,7 @@ class Chat(Objective):
         super().__init__(run, tokenizer)
         self.isolated_documents = self.isolates_documents(run)
         self.template = template_of(tokenizer, run.chat.template)
-        tokenizer.hf.chat_template = self.template  # so that the folder of the model says how to talk to it
+        tokenizer.hf.chat_template = self.template  # saved with the model
         self.writes_day = writes_day(tokenizer, self.template)
         self._writer = ConversationWriter(tokenizer, self.template, run.chat.learn_empty_thoughts)
 
@@ -125,12 +125,12 @@ class Chat(Objective):
             record = document.record
             assert isinstance(record.fields, Conversation)
             try:
-                made = self._made(record.fields)
-                if isinstance(made, DocumentSamples) and document.split == "validation":
+                result = self._made(record.fields)
+                if isinstance(result, DocumentSamples) and document.split == "validation":
                     kept = _with_thoughts(record.fields.messages, self.run.chat.reasoning)
                     source = source_of(replace(record.fields, messages=tuple(kept)))
-                    made = replace(made, source=source)
-                yield made
+                    result = replace(result, source=source)
+                yield result
             except Unfit as unfit:
                 detail = f"{unfit}; mend it, or give another chat.template"
                 yield Rejected(record.origin, "template", detail, record.set_name)
@@ -150,10 +150,11 @@ class Chat(Objective):
     def _differences(self, document: Document) -> list[Difference]:
         conversation = document.record.fields
         assert isinstance(conversation, Conversation)
-        with suppress(Unfit):  # told where the samples are made
+        with suppress(Unfit):  # reported by `samples`
             messages = _with_thoughts(conversation.messages, self.run.chat.reasoning)
             written = self._writer.write(messages, conversation.tools)
-            return [one for one in (written.difference, self._writer.token_difference(written)) if one is not None]
+            both = (written.difference, self._writer.token_difference(written))
+            return [difference for difference in both if difference is not None]
         return []
 
     def _template_name(self) -> str:
@@ -184,7 +185,7 @@ class Chat(Objective):
         return Dropped("longer_than_block")
 
     def _sample(self, messages: Sequence[Message], written: WrittenOut) -> Sample:
-        """ids, and flags (tokens,) uint8: 1 if the token is learned."""
+        """Return ids, and flags uint8 (tokens,): 1 if the token is learned."""
         train_on = self.run.chat.train_on
         last = max(number for number, message in enumerate(messages) if message.role == "assistant")
         learned = {
@@ -195,12 +196,12 @@ class Chat(Objective):
         return self._writer.flagged(written, learned, everything=train_on == "all")
 
     def _split(self, messages: Sequence[Message], tools: Tools, counted: dict[str, int]) -> DocumentSamples | Dropped:
-        """Several conversations of whole exchanges, each after the system message; longest first parts."""
+        """Split into conversations of whole exchanges, each with the system message and as long as fits."""
         system, exchanges = _exchanges(messages)
-        pieces: list[Sample] = []
+        samples: list[Sample] = []
         left_out, start = 0, 0
         while start < len(exchanges):
-            taken: Sample | None = None
+            fitting: Sample | None = None
             stop = start
             while stop < len(exchanges):
                 part = [message for exchange in exchanges[start : stop + 1] for message in exchange]
@@ -209,19 +210,19 @@ class Chat(Objective):
                     longer = self._sample(messages, self._writer.write(messages, tools))
                     if len(longer.ids) > self.run.data.block:
                         break
-                    taken = longer
+                    fitting = longer
                 stop += 1
-            if taken is None:  # the exchange alone is too long
+            if fitting is None:  # a single exchange is too long
                 stop = max(stop, start + 1)
-            if taken is not None and _learns(taken):
-                pieces.append(taken)
+            if fitting is not None and _learns(fitting):
+                samples.append(fitting)
             else:
                 left_out += stop - start
             start = stop
-        if not pieces:
+        if not samples:
             return Dropped("longer_than_block")
         left = {"exchanges_left_out": left_out} if left_out else {}
-        return DocumentSamples(pieces, counted={"split": 1} | left | counted)
+        return DocumentSamples(samples, counted={"split": 1} | left | counted)
 
     def outputs_of(self, sample: Sample) -> np.ndarray | None:
         return None if sample.flags is None else sample.ids[sample.flags > 0]
@@ -245,17 +246,17 @@ class Chat(Objective):
         return [next_token_view(ids, self.batch(rows).tensors["targets"][0].numpy())]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        # Padding stands on the right: with a causal mask no real token sees it, and it needs no mask of its own.
+        # Padding is on the right, where a causal mask hides it: it needs no mask of its own.
         return balanced_token_sums(model, inputs_of(model, batch, causal=True) | {"use_cache": False}, batch)
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
-        """Per token that is learned: the assistant's, unless the run says otherwise."""
+        """Return `token_metrics` of the learned tokens."""
         return token_metrics(totals)
 
     def generation_eval(self, model: PreTrainedModel, split: StoreSplit) -> GenerationEval | None:
-        """The assistant's turns in conversations with tools: the first `chat.generate`, of which calls are compared."""
-        most = self.run.chat.generate
-        turns, left_out = call_turns(split.sources(), self._writer.prompt_ids, most)
+        """Return the first `chat.generate` assistant turns in conversations with tools, to compare their calls."""
+        limit = self.run.chat.generate
+        turns, left_out = call_turns(split.sources(), self._writer.prompt_ids, limit)
         if not turns:
             return None
         end = self._end(model)
@@ -264,19 +265,19 @@ class Chat(Objective):
         answers = ["\n".join(turn.answer.texts) for turn in turns]
         longest = max(len(ids) for ids in self.tokenizer.encode(answers))
         without = f" ({left_out:,} more left out: the template writes no prompt for them)" if left_out else ""
-        first = "the first " if len(turns) == most else ""
+        first = "the first " if len(turns) == limit else ""
         what = f"calls in {first}{len(turns):,} turns with tools{without}"
-        return GenerationEval(what, prompts, max(_ROOM, 2 * longest), partial(call_figures, turns))
+        return GenerationEval(what, prompts, max(_MIN_NEW_TOKENS, 2 * longest), partial(call_figures, turns))
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        """The answer to a user's message."""
+        """Yield the answer to a user's message."""
         from artel.models.generate import write_ids
         from artel.models.loading.structure import position_limit
 
         begin = self.generation_prompt(model, prompt)
         has_begun = False
         for piece in write_ids(model, self.tokenizer, begin.ids, sampling, position_limit(model), begin.end):
-            # Some templates leave the space before an answer to the model.
+            # With some templates the model writes the space before an answer.
             text = piece if has_begun else piece.lstrip()
             has_begun = has_begun or bool(text)
             yield text
@@ -286,7 +287,7 @@ class Chat(Objective):
         return GenerationPrompt(ids, self._end(model))
 
     def _end(self, model: PreTrainedModel) -> TurnEnd:
-        """The ends of an answer: the template's, and those in the model's generation_config.json."""
+        """Return what ends an answer: the template's ends, and those in the model's generation_config.json."""
         from artel.models.generate import end_ids
 
         end = self.turn_end()
@@ -294,7 +295,7 @@ class Chat(Objective):
 
 
 def template_problems(run: RunConfig) -> list[Problem]:
-    """What is wrong with a template's own file; reported before any text is read."""
+    """Return what is wrong with a template file. Called before any text is read."""
     if run.chat.template in NAMED:
         return []
     try:
@@ -305,7 +306,7 @@ def template_problems(run: RunConfig) -> list[Problem]:
 
 
 def template_version(run: RunConfig) -> list[Any]:
-    """What changes with the template's text: its file's size and time of change, or a digest of artel's own ones."""
+    """Return a version of the template: its file's size and modification time, or a digest of the built-in ones."""
     if run.chat.template in NAMED:
         return [_IDS_VERSION, xxhash.xxh3_64_hexdigest((CHATML + PLAIN).encode())]
     file = user_path(run.chat.template, "chat.template")
@@ -313,7 +314,7 @@ def template_version(run: RunConfig) -> list[Any]:
 
 
 def shifted(rows: Rows) -> Batch:
-    """Rows as a causal model takes them: each flagged token is a target of the token before it."""
+    """Return rows for a causal model: each flagged token is the target of the token before it."""
     import torch
 
     assert rows.flags is not None
@@ -332,14 +333,14 @@ def _learns(sample: Sample) -> bool:
 
 
 def _is_chosen(message: Message, train_on: str, is_last: bool) -> bool:
-    """Whether chat.train_on chooses a turn."""
+    """True if chat.train_on chooses a turn."""
     if train_on == "last":
         return is_last
     return train_on != "tool_calls" or bool(message.tool_calls)
 
 
 def _with_thoughts(messages: Sequence[Message], reasoning: str) -> list[Message]:
-    """Messages with the thoughts that chat.reasoning leaves in."""
+    """Return the messages without the thoughts that chat.reasoning removes."""
     last_user = max((number for number, message in enumerate(messages) if message.role == "user"), default=-1)
     first = {"keep": 0, "last": last_user, "drop": len(messages)}[reasoning]
     return [
@@ -349,7 +350,7 @@ def _with_thoughts(messages: Sequence[Message], reasoning: str) -> list[Message]
 
 
 def _exchanges(messages: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
-    """The system message, if there is one, and the rest in pieces that begin with a user's turn."""
+    """Return system messages, and the rest in exchanges that begin with a user's turn."""
     system = [message for message in messages if message.role == "system"]
     exchanges: list[list[Message]] = []
     for message in messages:

@@ -30,11 +30,7 @@ if TYPE_CHECKING:
     from artel.models.generate import Sampling
 
 _EXAMPLE = "He said that he would come but he did not"
-_TOKEN, _INSERTED, _RULE = (
-    1,
-    2,
-    4,
-)  # flags: input token, inserted token, and an input token that a rule puts a comma after
+_TOKEN, _INSERTED, _RULE = 1, 2, 4  # flags: input token, inserted token, comma by rule after an input token
 
 
 class InsertionTagging(Objective):

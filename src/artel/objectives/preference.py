@@ -1,11 +1,11 @@
-"""Learning which of two answers is the better one.
+"""Preference optimization: learning which of two answers is better.
 
 DPO (Rafailov et al. 2023), IPO (Azar et al. 2023), KTO (Ethayarajh et al. 2024), ORPO (Hong et al. 2024), SimPO (Meng
-et al. 2024). DPO, IPO and KTO compare with the model as it was before training: its log-probabilities of the answers
-are computed once, before the first step, and kept beside the run; no second model is held.
+et al. 2024). DPO, IPO and KTO compare with a reference, the model before training: its log-probabilities of the answers
+are computed once before the first step and stored with the run, so that no second model is in memory.
 
-A sample holds both answers, each after the prompt: ids of the chosen, then of the rejected (then, for KTO, of another
-sample's answer after this prompt). Its numbers are their lengths, 0 where an answer is missing.
+A sample holds both answers, each after the prompt: ids of the chosen, then of the rejected answer (then, for KTO, of
+another sample's answer after this prompt). Its numbers are their lengths, 0 for a missing answer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _BETA = {"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "orpo": 0.1, "simpo": 2.0}
 _CHOSEN, _REJECTED, _OTHER = 0, 1, 2
-_OF_ANOTHER = "other_"
+_OTHER_ROWS = "other_"
 
 
 class PreferenceOptimization(Objective):
@@ -64,7 +64,7 @@ class PreferenceOptimization(Objective):
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(run, tokenizer)
-        self._chat = Chat(run, tokenizer)  # what it shows is an answer
+        self._chat = Chat(run, tokenizer)  # it generates as chat does
         self.writes_day = self._chat.writes_day
         self._writer = ConversationWriter(tokenizer, self._chat.template, run.chat.learn_empty_thoughts)
         self._config = run.preference
@@ -96,7 +96,7 @@ class PreferenceOptimization(Objective):
         return f"{self._config.loss}, beta {self._beta:g}"
 
     def check(self, model: PreTrainedModel) -> None:
-        """Answers to one prompt share a row from now on, if the model obeys."""
+        """Let answers to one prompt share a row from now on, if the model supports it."""
         from artel.models.shared_prefix import obeys_shared_prefixes
 
         self._shares_prompts = obeys_shared_prefixes(model)
@@ -168,15 +168,14 @@ class PreferenceOptimization(Objective):
         return self._writer.sample([*pair.prompt, answer], {len(pair.prompt)}, pair.tools)
 
     def dataset(self, split: StoreSplit) -> WholeSamples:
-        return _WithAnother(split, self.run.data.block) if self._config.loss == "kto" else WholeSamples(split)
+        return _WithOtherAnswers(split, self.run.data.block) if self._config.loss == "kto" else WholeSamples(split)
 
     def batch(self, rows: Rows) -> Batch:
-        """What `answer_tensors` gives of the chosen and the rejected answers, and `there` (rows, answers).
+        """Return `answer_tensors` of the chosen and rejected answers, and `there` (rows, answers): True if present.
 
-        KTO's answers to another prompt are a third one, in rows of their own (`other_input_ids`, …) while it trains.
-        `reference` (rows, 3) are the log-probabilities before training, where they are known.
+        With KTO, the answer to another prompt is a third one, in separate rows (`other_input_ids`, …) in training.
+        `reference` (rows, 3): the log-probabilities before training, if known.
         """
-
         import torch
 
         samples = [_answers(rows, row) for row in range(len(rows.numbers))]
@@ -184,8 +183,8 @@ class PreferenceOptimization(Objective):
         is_validation = bool((rows.epochs < 0).any())
         if self.needs_global_statistics and not is_validation:
             others = self._tensors([sample[_OTHER:] for sample in samples])
-            tensors = {f"{_OF_ANOTHER}{name}": tensor for name, tensor in others.items()}
-            # No shorter than the others': a pipeline makes room for these rows alone.
+            tensors = {f"{_OTHER_ROWS}{name}": tensor for name, tensor in others.items()}
+            # At least as long as those: a pipeline allocates for these rows only.
             tensors |= self._tensors([sample[:_OTHER] for sample in samples], others["input_ids"].shape[1])
         else:
             tensors = self._tensors(samples)
@@ -210,25 +209,23 @@ class PreferenceOptimization(Objective):
     # What the loss compares with
 
     def set_reference(self, outputs: np.ndarray, *, validation: bool) -> None:
-        """The log-probabilities (samples, 3) that the model before training gave a split's answers."""
-
+        """Take the log-probabilities (samples, 3) of a split's answers before training."""
         import torch
 
         self._reference[validation] = torch.from_numpy(outputs).float()
 
     def batch_statistics(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """(2,): sum over the rows of log(policy / reference) of another's answer, and their count."""
-
+        """Return the sum of log(policy / reference) of the answers to other prompts, and their count, (2,)."""
         import torch
 
         there = batch.tensors["there"][:, _OTHER]
-        of_another = f"{_OF_ANOTHER}input_ids" in batch.tensors
-        logps = self._logps(model, batch, _OF_ANOTHER if of_another else "").log_probs[:, -1]
+        has_other_rows = f"{_OTHER_ROWS}input_ids" in batch.tensors
+        logps = self._logps(model, batch, _OTHER_ROWS if has_other_rows else "").log_probs[:, -1]
         ratios = (logps - batch.tensors["reference"][:, _OTHER])[there]
         return torch.stack([ratios.sum(), there.sum().float()])
 
     def set_global_statistics(self, totals: list[float]) -> None:
-        """KTO's reference point: how far the model has moved, never below 0 (Ethayarajh et al. 2024, section 4.1)."""
+        """Set KTO's reference point: how far the model has moved, at least 0 (Ethayarajh et al. 2024, section 4.1)."""
         self._kl = max(0.0, totals[0] / max(1.0, totals[1]))
 
     # The loss
@@ -236,9 +233,9 @@ class PreferenceOptimization(Objective):
     def _logps(
         self, model: PreTrainedModel, batch: Batch, rows: str = "", *, with_entropies: bool = False
     ) -> AnswerSums:
-        """What the model says of the answers.
+        """Return sums over the tokens of each answer.
 
-        `rows` begins the names of the tensors: `_OF_ANOTHER` for the rows of answers to other prompts.
+        `rows`: prefix of the tensors' names; `_OTHER_ROWS` for the answers to other prompts.
         """
         from artel.models.log_probs import target_log_probs
         from artel.models.shared_prefix import shared_prefix_inputs
@@ -284,7 +281,7 @@ class PreferenceOptimization(Objective):
         return torch.stack([number.float() for number in sums])
 
     def _rewards(self, compared: torch.Tensor, logps: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """(rows, 2): what the loss takes for the worth of each answer."""
+        """Return the implicit reward of each answer, (rows, 2)."""
         if self._config.loss in ("orpo", "simpo"):
             return self._beta * logps / counts.clamp(min=1)
         if self._config.loss == "ipo":
@@ -292,8 +289,7 @@ class PreferenceOptimization(Objective):
         return self._beta * compared
 
     def _losses(self, compared: torch.Tensor, logps: torch.Tensor, counts: torch.Tensor, kl: float) -> torch.Tensor:
-        """(rows,) of pairs, or for KTO (rows, 2) of answers, its reference point `kl`."""
-
+        """Return the loss of each pair, (rows,), or with KTO of each answer, (rows, 2). `kl`: its reference point."""
         import torch
         import torch.nn.functional as F
 
@@ -304,7 +300,7 @@ class PreferenceOptimization(Objective):
             right, swapped = F.logsigmoid(beta * gap), F.logsigmoid(-beta * gap)
             return -(1 - config.smoothing) * right - config.smoothing * swapped
         if config.loss == "ipo":
-            # Means over an answer's tokens, as the paper's authors confirmed; sums would punish long answers.
+            # Means over an answer's tokens, as the paper's authors confirmed; sums would penalize long answers.
             per_token = compared / counts.clamp(min=1)
             return (per_token[:, _CHOSEN] - per_token[:, _REJECTED] - 1 / (2 * beta)) ** 2
         if config.loss == "simpo":
@@ -325,28 +321,27 @@ class PreferenceOptimization(Objective):
         return self._sums(answers, batch), outputs
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
-        """`accuracy`: pairs whose chosen answer has the higher reward; `margin`: mean reward, chosen less rejected;
-        `entropy`: of what the model predicts at the answers' tokens, nats per token."""
-
+        """Return loss, rewards, `accuracy` (pairs whose chosen answer has the higher reward), `margin` (mean reward,
+        chosen less rejected), and the `entropy` of the predictions of the answers' tokens, nats per token.
+        """
         import torch
 
-        figures = {"loss": totals["loss"] / max(1.0, totals["targets"])}
+        metrics = {"loss": totals["loss"] / max(1.0, totals["targets"])}
         if self.needs_global_statistics:
-            figures["loss"] = self._loss_of_part(torch.from_numpy(outputs), split)
+            metrics["loss"] = self._kto_loss(torch.from_numpy(outputs), split)
         if totals["pairs"]:
-            figures["accuracy"] = totals["right"] / totals["pairs"]
+            metrics["accuracy"] = totals["right"] / totals["pairs"]
         for side in ("chosen", "rejected"):
             if totals[side]:
-                figures[f"{side}_reward"] = totals[f"{side}_reward"] / totals[side]
-        if "chosen_reward" in figures and "rejected_reward" in figures:
-            figures["margin"] = figures["chosen_reward"] - figures["rejected_reward"]
+                metrics[f"{side}_reward"] = totals[f"{side}_reward"] / totals[side]
+        if "chosen_reward" in metrics and "rejected_reward" in metrics:
+            metrics["margin"] = metrics["chosen_reward"] - metrics["rejected_reward"]
         if totals["tokens"]:
-            figures["entropy"] = totals["entropy"] / totals["tokens"]
-        return figures
+            metrics["entropy"] = totals["entropy"] / totals["tokens"]
+        return metrics
 
-    def _loss_of_part(self, logps: torch.Tensor, split: StoreSplit) -> float:
-        """KTO's mean loss by the reference point of the part itself, not of the training batch that came before."""
-
+    def _kto_loss(self, logps: torch.Tensor, split: StoreSplit) -> float:
+        """Return KTO's mean loss with the reference point of this split, not of the last training batch."""
         import torch
 
         there = torch.from_numpy(split.numbers()[: len(logps), :_OTHER] > 0)
@@ -367,14 +362,14 @@ def _messages(pair: Preference) -> list[Message]:
     return [*pair.prompt, *(answer for answer in (pair.chosen, pair.rejected) if answer is not None)]
 
 
-_LOOKED_AT = 64
-"""Samples behind one, among which an answer to another prompt is looked for."""
+_SEARCHED = 64
+"""Following samples that are searched for an answer to another prompt."""
 
 
-class _WithAnother(WholeSamples):
-    """Each sample with the answer to another prompt behind its own: KTO's measure of how far a model moved.
+class _WithOtherAnswers(WholeSamples):
+    """Samples with the answer to another prompt appended: KTO's measure of how far the model has moved.
 
-    That answer is not learned; it ends where the block does.
+    That answer is not learned. It is cut to the block.
     """
 
     def __init__(self, split: StoreSplit, block: int) -> None:
@@ -382,21 +377,21 @@ class _WithAnother(WholeSamples):
         self._block = block
 
     def read(self, index: int) -> Sample:
-        mine = super().read(index)
-        prompt = _first_answer(mine)[0]
-        for distance in range(1, _LOOKED_AT + 1):  # answers to one prompt often stand together
+        sample = super().read(index)
+        prompt = _first_answer(sample)[0]
+        for distance in range(1, _SEARCHED + 1):  # answers to one prompt are often neighbours
             other = super().read((index + distance) % len(self))
             if not np.array_equal(_first_answer(other)[0], prompt):
                 break
-        _, answer, marks = (each[: max(1, self._block - len(prompt))] for each in _first_answer(other))
-        assert mine.flags is not None
-        flags = np.concatenate([mine.flags, np.zeros(len(prompt), np.uint8), marks])
-        numbers = (*mine.numbers, len(prompt) + len(answer))
-        return Sample(np.concatenate([mine.ids, prompt, answer]), flags, numbers)
+        _, answer, answer_flags = (each[: max(1, self._block - len(prompt))] for each in _first_answer(other))
+        assert sample.flags is not None
+        flags = np.concatenate([sample.flags, np.zeros(len(prompt), np.uint8), answer_flags])
+        numbers = (*sample.numbers, len(prompt) + len(answer))
+        return Sample(np.concatenate([sample.ids, prompt, answer]), flags, numbers)
 
 
 def _answers(rows: Rows, row: int) -> list[Answer]:
-    """The answers of a sample, each after its prompt."""
+    """Return the answers of a sample, each after its prompt."""
     assert rows.flags is not None
     ends = np.cumsum(rows.numbers[row])
     spans = [slice(end - length, end) for end, length in zip(ends, rows.numbers[row], strict=True)]
@@ -404,7 +399,7 @@ def _answers(rows: Rows, row: int) -> list[Answer]:
 
 
 def _first_answer(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(ids before it, ids of it, its flags) of the chosen answer, or of the rejected one where none was chosen."""
+    """Return (prompt ids, answer ids, answer flags) of the chosen answer, or of the rejected one if there is none."""
     assert sample.flags is not None
     length = sample.numbers[_CHOSEN] or sample.numbers[_REJECTED]
     first = int(np.flatnonzero(sample.flags[:length])[0])

@@ -1,9 +1,8 @@
-"""Rerankers: the score of a query and a document that are read together (Nogueira and Cho 2019, "Passage Re-ranking
-with BERT").
+"""Rerankers (cross-encoders): the score of a query and a document that are read together.
 
-pointwise: the sigmoid of the score is the probability that they match, learned by binary cross-entropy. listwise: of a
-document that matches and some that do not, the first is to have the highest score, learned by a softmax over them (Gao
-et al. 2021, "Rethink Training of BERT Rerankers in Multi-Stage Retrieval Pipeline").
+Nogueira and Cho 2019, "Passage Re-ranking with BERT". pointwise: the sigmoid of the score is the probability that they
+match, learned by binary cross-entropy. listwise: a softmax over a matching document and some that do not match (Gao et
+al. 2021, "Rethink Training of BERT Rerankers in Multi-Stage Retrieval Pipeline").
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class Rerank(Objective):
 
     @property
     def head_config(self) -> dict[str, Any]:
-        """One output, of which other libraries, too, take the sigmoid."""
+        """One output, of which other libraries take the sigmoid, too."""
         name = "relevance"
         return {
             "num_labels": 1,
@@ -115,17 +114,17 @@ class Rerank(Objective):
     # record -> samples
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
-        for document, made in zip(documents, self._writer.samples(documents), strict=True):
+        for document, result in zip(documents, self._writer.samples(documents), strict=True):
             record, match = document.record, document.record.fields
             assert isinstance(match, Match)
-            if self._config.loss == "listwise" and match.score is not None and isinstance(made, DocumentSamples):
+            if self._config.loss == "listwise" and match.score is not None and isinstance(result, DocumentSamples):
                 detail = "it has a score, and listwise learns which document matches; write rerank.loss: pointwise"
                 yield Rejected(record.origin, "score", detail, record.set_name)
             else:
-                yield made
+                yield result
 
     def check_store(self, store: TokenStore) -> None:
-        """Raise InputError where nothing can be learned to be a better document than another."""
+        """Raise InputError if no query has a document to prefer another to."""
         numbers = store.train.numbers()
         if not store.train.samples or numbers[:, HAS_SCORE].any():
             return
@@ -185,11 +184,11 @@ class Rerank(Objective):
         return self._config.candidates if (rows.epochs < 0).any() else self._learned
 
     def _drawing(self, rows: Rows) -> DrawnNegatives | None:
-        """Where the negatives of rows are drawn from; None for rows of no split, with which a run is planned."""
+        """Return the source of drawn negatives; None for the made-up rows of a plan."""
         return self._splits[rows.numbers[0, -1]] if rows.numbers.shape[1] > COLUMNS else None
 
     def _documents(self, rows: Rows, row: int, columns: int) -> list[np.ndarray]:
-        """The query of a sample, and its documents, the one that matches first."""
+        """Return a sample's query and its documents, the matching one first."""
         assert rows.flags is not None
         length, index, epoch = (int(array[row]) for array in (rows.lengths, rows.indices, rows.epochs))
         query, document, *negatives = parts_of(rows.ids[row, :length], rows.flags[row, :length])
@@ -202,7 +201,7 @@ class Rerank(Objective):
         return [query, document, *chosen, *drawing.draw(index, epoch, columns - 1 - len(chosen), negatives)]
 
     def token_views(self, rows: Rows) -> list[TokenView]:
-        """The query with each document; nothing is predicted of a token."""
+        """Return the query with each document; no token is predicted."""
         query, *documents = self._documents(rows, 0, self._columns(rows))
         score = float(np.nan_to_num(scores_in(rows.numbers[:1]), nan=1.0)[0])
         goals = [f"the probability {score:g}", "the probability 0"]
@@ -217,11 +216,11 @@ class Rerank(Objective):
         return token_views
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """A target is a query with a document; listwise, a query with its documents."""
+        """Return the sums; a target is a query with a document, or with listwise a query with its documents."""
         return self._sums(self._scores(model, batch), batch)
 
     def _scores(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """float32 (samples, documents)."""
+        """Return the scores, float32 (samples, documents)."""
         return row_logits(model, batch.tensors, batch.groups)[:, 0].view(batch.tensors["there"].shape)
 
     def _sums(self, scores: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -233,14 +232,16 @@ class Rerank(Objective):
         )
         if self._config.loss == "listwise":
             used = there.any(dim=1)
-            masked = scores.masked_fill(~there & used[:, None], -torch.inf)  # a row of padding needs numbers, too
+            masked = scores.masked_fill(
+                ~there & used[:, None], -torch.inf
+            )  # rows that fill the batch need finite numbers, too
             losses = -masked.log_softmax(dim=1)[:, 0]
         else:
             losses, used = F.binary_cross_entropy_with_logits(scores, labels, reduction="none"), there
         return torch.stack([torch.where(used, losses, 0.0).sum(), used.sum().float()])
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The scores; NaN where there is no document."""
+        """Return the sums, and the scores, NaN for a missing document."""
         import torch
         import torch.nn.functional as F
 
@@ -248,20 +249,19 @@ class Rerank(Objective):
         outputs = scores.masked_fill(~batch.tensors["there"], torch.nan)
         return self._sums(scores, batch), F.pad(outputs, (0, len(self.outputs) - outputs.shape[1]), value=torch.nan)
 
-    # metrics
-
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
-        """`mrr`, `ndcg` (at 10) and `accuracy` of the order of each query's documents; `correlation` (Spearman's) with
-        the scores of records that have one."""
-        figures = {"loss": totals["loss"] / max(1.0, totals["targets"])}
+        """Return `mrr`, `ndcg` (at 10) and `accuracy` of the ranking of each query's documents, and Spearman's
+        `correlation` with the scores of records that have one.
+        """
+        metrics = {"loss": totals["loss"] / max(1.0, totals["targets"])}
         found = _ranks(outputs, split)
         if found:
-            figures |= ranking_figures(found)
+            metrics |= ranking_metrics(found)
         true = scores_in(split.numbers()[: len(outputs)])
         scored = ~np.isnan(true)
         if scored.sum() > 1:
-            figures["correlation"] = spearman(outputs[scored, 0], true[scored])
-        return figures
+            metrics["correlation"] = spearman(outputs[scored, 0], true[scored])
+        return metrics
 
     def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
         found = [int(ranked[0]) for ranked in _ranks(outputs, split)]
@@ -272,16 +272,14 @@ class Rerank(Objective):
         table.append({"rank": f"over {_LISTED}", "queries": len(found) - sum(counts)})
         return {"tables": {"Rank of the first document that matches": table}}
 
-    # asking it
-
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
-        """{"score": probability that they match} for each (query, document)."""
+        """Return {"score": probability of a match} for each (query, document)."""
         return [{"score": score} for score in self.scores(model, inputs)]
 
     def scores(self, model: PreTrainedModel, inputs: Sequence[tuple[str, str]]) -> list[float]:
-        """The probability of each query and document that they match, from 0 to 1.
+        """Return the probability that each query and document match.
 
-        The end of a long document is cut off, as in training. Raises InputError for a query that is too long.
+        Long documents are cut, as in training. Raises InputError for a query that is too long.
         """
         texts = [text for pair in inputs for text in pair]
         if not all(isinstance(text, str) for text in texts):
@@ -299,7 +297,7 @@ class Rerank(Objective):
         return [float(score) for score in sigmoid(logits[:, 0])]
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
-        """How well the document `context` answers the query."""
+        """Return how well the document `context` answers the query."""
         (score,) = self.scores(model, [(prompt, context)])
         return Reply([f"{score:.4f}"], to_json={"query": prompt, "document": context, "score": score})
 
@@ -308,7 +306,7 @@ class Rerank(Objective):
 
 
 class _OfSplit(WholeSamples):
-    """The samples of a split, each with the number of the split behind its own: documents are drawn from there."""
+    """The samples of a split with the split's number appended: negatives are drawn from that split."""
 
     def __init__(self, split: StoreSplit, number: int) -> None:
         super().__init__(split)
@@ -320,7 +318,7 @@ class _OfSplit(WholeSamples):
 
 
 def _ranks(outputs: np.ndarray, split: StoreSplit) -> list[np.ndarray]:
-    """For each query the ranks of its documents that match, among these and the others of its first sample."""
+    """Return for each query the ranks of its matching documents, among those and the rest of its first sample."""
     numbers = split.numbers()[: len(outputs)]
     samples = np.flatnonzero(numbers[:, HAS_SCORE] == 0)
     queries, owners = np.unique(numbers[samples, QUERY], return_inverse=True)
@@ -339,7 +337,7 @@ _CUT = 10
 
 
 def ranks(scores: np.ndarray, matches: np.ndarray) -> np.ndarray:
-    """The ranks of the documents that match, from 1, ascending. Among equal scores they stand behind the others.
+    """Return the ranks of matching documents, from 1, ascending. With equal scores they rank last.
 
     scores float (documents,), matches bool (documents,).
     """
@@ -348,15 +346,16 @@ def ranks(scores: np.ndarray, matches: np.ndarray) -> np.ndarray:
 
 
 def ndcg(found: np.ndarray) -> float:
-    """nDCG at 10 of `ranks`, where a document matches or not (Järvelin and Kekäläinen 2002)."""
+    """Return nDCG at 10 of `ranks`, with binary relevance (Järvelin and Kekäläinen 2002)."""
     gain = (1 / np.log2(found[found <= _CUT] + 1)).sum()
     best = (1 / np.log2(np.arange(1, min(len(found), _CUT) + 1) + 1)).sum()
     return float(gain / best)
 
 
-def ranking_figures(all_ranks: list[np.ndarray]) -> dict[str, float]:
-    """Means over queries, each with the `ranks` of its documents: `mrr` (of the first that matches), `ndcg` at 10,
-    `accuracy`: the share of queries whose best document matches."""
+def ranking_metrics(all_ranks: list[np.ndarray]) -> dict[str, float]:
+    """Return means over queries, each given by its `ranks`: `mrr` of the first match, `ndcg` at 10, and `accuracy`, the
+    fraction of queries whose first document matches.
+    """
     first = np.array([found[0] for found in all_ranks])
     return {
         "mrr": float((1 / first).mean()),

@@ -1,8 +1,7 @@
-"""Queries and documents as samples, and as the rows that a cross-encoder reads: `[CLS] query [SEP] document [SEP]`.
+"""Samples of a reranker, their rows `[CLS] query [SEP] document [SEP]`, and negatives drawn from other records.
 
-A sample holds a query, a document and the negatives of their record, one after another; the flag of a token says which
-of them it belongs to. Its numbers are hashes of the query and the document, the bits of the score, and whether it has
-one.
+A sample holds a query, a document and the negatives of their record, concatenated; the flag of a token tells which of
+them it belongs to. Its numbers are hashes of the query and the document, the bits of the score, and 1 if it has one.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from artel.tokens.sampling.order import splitmix64
 
 COLUMNS = 4
 QUERY, DOCUMENT, SCORE, HAS_SCORE = range(COLUMNS)
-"""Columns of a sample's numbers."""
+"""The columns of a sample's numbers."""
 QUERY_FLAG, DOCUMENT_FLAG, MOST_NEGATIVES = 0, 1, 254
 
 
 class PairWriter:
-    """Records to samples, and a query and a document to a row, of `block` tokens at most."""
+    """Turns records into samples, and a query and a document into a row of at most `block` tokens."""
 
     def __init__(self, tokenizer: Tokenizer, block: int) -> None:
-        """Raises InputError for a tokenizer that puts nothing between two texts."""
+        """Raises InputError for a tokenizer without a separator between two texts."""
         self._tokenizer = tokenizer
         self._frame = tokenizer.frame(pair=True)
         self._block = block
@@ -36,11 +35,11 @@ class PairWriter:
 
     @property
     def longest_query(self) -> int:
-        """Tokens: half of what the special tokens leave, so that a long document is what is cut."""
+        """Maximum tokens of a query: half of a row, so that it is the document that gets cut."""
         return (self._block - self._frame.size) // 2
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
-        """One for each query and a document that matches it."""
+        """Yield a sample for each query and matching document."""
         fields = [document.record.fields for document in documents]
         texts = [text for match in fields if isinstance(match, Match) for text in match.texts]
         encoded = self._tokenizer.encode(texts)
@@ -52,7 +51,7 @@ class PairWriter:
     def _made(self, document: Document, match: Match, ids: list[np.ndarray]) -> DocumentSamples | Rejected:
         record = document.record
         query, count = ids[0], 1 + len(match.positives)
-        positives, negatives = ids[1:count], [one for one in ids[count:] if len(one)]
+        positives, negatives = ids[1:count], [each for each in ids[count:] if len(each)]
         without_token = len(ids) - count - len(negatives)
         if not positives:
             detail = "no document of it matches the query; name one, or leave it out"
@@ -67,13 +66,13 @@ class PairWriter:
         if match.score is not None and not 0 <= match.score <= 1:
             detail = f"its score is {match.score:g}; write a number from 0 (does not match) to 1 (matches)"
             return Rejected(record.origin, "bad_score", detail, record.set_name)
-        room = self._block - self._frame.size - len(query)
-        cut = sum(len(one) > room for one in (*positives, *negatives))
+        longest = self._block - self._frame.size - len(query)
+        cut = sum(len(each) > longest for each in (*positives, *negatives))
         counted = {"truncated": cut} if cut else {}
         left_out = without_token + max(0, len(negatives) - MOST_NEGATIVES)
         if left_out:
             counted["negatives_left_out"] = left_out
-        kept = [one[: self._block] for one in negatives[:MOST_NEGATIVES]]
+        kept = [each[: self._block] for each in negatives[:MOST_NEGATIVES]]
         numbers = _hash(match.query), float_bits(match.score or 0.0), int(match.score is not None)
         samples = []
         for text, positive in zip(match.positives, positives, strict=True):
@@ -83,7 +82,7 @@ class PairWriter:
         return DocumentSamples(samples, counted=counted)
 
     def row(self, query: np.ndarray, document: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(ids, token types), int64 (tokens,) each. The end of a document that is too long is cut off."""
+        """Return (ids, token types), int64 (tokens,) each. A long document is cut at its end."""
         frame = self._frame
         document = document[: self._block - frame.size - len(query)]
         first, second = (*frame.before, *query, *frame.between), (*document, *frame.after)
@@ -92,13 +91,13 @@ class PairWriter:
 
 
 def parts_of(ids: np.ndarray, flags: np.ndarray) -> list[np.ndarray]:
-    """The query, the document, and each negative of a sample's record."""
+    """Return the query, the document, and each negative of a sample."""
     ends = np.flatnonzero(np.diff(flags)) + 1
     return np.split(ids, ends)
 
 
 def scores_in(numbers: np.ndarray) -> np.ndarray:
-    """The scores, float64 (samples,), of the numbers of samples; NaN for those without."""
+    """Return the scores in samples' numbers, float64 (samples,); NaN for those without."""
     scores = floats_of_bits(numbers[:, SCORE])
     return np.where(numbers[:, HAS_SCORE] > 0, scores, np.nan)
 
@@ -108,14 +107,14 @@ def _hash(text: str) -> int:
 
 
 _TRIES = 8
-"""Rounds of drawing, each of four times as many numbers as documents are needed."""
+"""Rounds of drawing, each with four times as many numbers as documents needed."""
 
 
 class DrawnNegatives:
-    """The documents of a split, to be drawn from."""
+    """Draws documents of other records as negatives, by (seed, epoch, sample) only."""
 
     def __init__(self, split: StoreSplit, seed: int) -> None:
-        numbers = split.numbers().reshape(-1, COLUMNS)  # a split without samples has no columns
+        numbers = split.numbers().reshape(-1, COLUMNS)  # an empty split has no columns
         self._split, self._seed = split, seed
         self._queries, self._documents = np.asarray(numbers[:, QUERY]), np.asarray(numbers[:, DOCUMENT])
         self._scored = np.asarray(numbers[:, HAS_SCORE])
@@ -124,11 +123,11 @@ class DrawnNegatives:
 
     @property
     def has_matches(self) -> bool:
-        """Whether any record says that its document matches, and not how well by a score."""
+        """True if any record names a match without a score."""
         return bool((self._scored == 0).any())
 
     def choose(self, own: list[np.ndarray], sample: int, epoch: int, count: int) -> list[np.ndarray]:
-        """Up to `count` of a record's own negatives, others in each epoch where it has more."""
+        """Return up to `count` of a record's negatives; a different choice in each epoch if it has more."""
         if len(own) <= count:
             return own
         key = np.uint64(xxhash.xxh3_64_intdigest(f"{self._seed}:own:{epoch}:{sample}".encode()))
@@ -137,9 +136,9 @@ class DrawnNegatives:
         return [own[number] for number in order[:count].tolist()]
 
     def draw(self, sample: int, epoch: int, count: int, own: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
-        """Ids of up to `count` different documents that no record names for the query of a sample.
+        """Return the ids of up to `count` different documents that no record names for this query.
 
-        `own` are the ids of the negatives that its record names. Fewer where the split has too few others.
+        `own`: ids of the record's negatives. Fewer are returned if the split has too few documents.
         """
         named = {document.tobytes() for document in own}
         key = np.uint64(xxhash.xxh3_64_intdigest(f"{self._seed}:negatives:{epoch}:{sample}".encode()))
@@ -160,7 +159,7 @@ class DrawnNegatives:
         return [self._document(index) for index in chosen]
 
     def _same_query(self, sample: int) -> np.ndarray:
-        """The samples with the query of one."""
+        """Return the samples with the same query."""
         query = self._queries[sample]
         first, last = (np.searchsorted(self._sorted, query, side) for side in ("left", "right"))
         return self._by_query[first:last]

@@ -1,13 +1,13 @@
-"""Reward models: a score for an answer, a number that is higher for better answers.
+"""Reward models: a score for an answer, higher for better answers.
 
-Of two answers to one prompt the chosen one is to have the higher score: the difference is the logit of its being
-preferred (Bradley and Terry 1952; Ouyang et al. 2022, "Training language models to follow instructions with human
-feedback", section 3.5). Where the data say by how much it is better, the difference is to be larger than that (Touvron
-et al. 2023, "Llama 2", section 3.2.2). An answer with a label is good with the probability sigmoid(score) (outcome
-rewards: Cobbe et al. 2021, "Training Verifiers to Solve Math Word Problems").
+For pairs of answers, the difference of their scores is the logit of preferring the chosen one (Bradley and Terry 1952;
+Ouyang et al. 2022, "Training language models to follow instructions with human feedback", section 3.5). If the data
+have a margin, the difference must exceed it (Touvron et al. 2023, "Llama 2", section 3.2.2). An answer with a label is
+good with probability sigmoid(score) (outcome rewards: Cobbe et al. 2021, "Training Verifiers to Solve Math Word
+Problems").
 
-A sample holds the chosen and the rejected answer, each after the prompt. Its numbers are their lengths, 0 where an
-answer is missing, and the bits of the margin.
+A sample holds the chosen and the rejected answer, each after the prompt. Its numbers are their lengths, 0 for a missing
+answer, and the bits of the margin.
 """
 
 from __future__ import annotations
@@ -97,14 +97,14 @@ class Reward(Objective):
 
     @property
     def head_config(self) -> dict[str, Any]:
-        """One output. By `regression` pipelines and servers know that it is the answer, and no probability."""
+        """One output. `regression` tells pipelines and servers that it is no probability."""
         name = "reward"
         return {
             "num_labels": 1,
             "id2label": {0: name},
             "label2id": {name: 0},
             "problem_type": "regression",
-            "pad_token_id": self.tokenizer.pad_id,  # a decoder's score is that of the last token that is not padding
+            "pad_token_id": self.tokenizer.pad_id,  # a decoder's score is taken at the last token that is not padding
         }
 
     def command(self, run: str, samples: Samples | None) -> str:
@@ -144,7 +144,7 @@ class Reward(Objective):
             yield DocumentSamples([Sample(np.concatenate(ids), None, numbers)])
 
     def _written(self, document: Document) -> list[str] | Rejected | Dropped:
-        """The chosen and the rejected answer behind the prompt, as the template writes them; empty where one lacks."""
+        """Return the texts of the chosen and the rejected answer, each after the prompt; empty for a missing one."""
         record, pair = document.record, document.record.fields
         assert isinstance(pair, Preference)
         sides = [[*pair.prompt, answer] if answer else [] for answer in (pair.chosen, pair.rejected)]
@@ -163,10 +163,9 @@ class Reward(Objective):
         return WholeSamples(split)
 
     def batch(self, rows: Rows) -> Batch:
-        """What `group_rows` gives of the chosen and the rejected answers, alternately, and `there` (samples, 2),
-        `margins` float32 (samples,).
+        """Return `group_rows` of chosen and rejected answers in turn, `there` (samples, 2), `margins` (samples,).
 
-        A missing answer, and one of a row of padding, is a row of one token.
+        `there` is True for answers that exist. Missing answers, and rows that fill the batch, have one token.
         """
         import torch
 
@@ -186,7 +185,7 @@ class Reward(Objective):
         )
 
     def token_views(self, rows: Rows) -> list[TokenView]:
-        """Both answers; nothing is predicted of a token."""
+        """Return both answers; no token is predicted."""
         chosen, rejected = _sides(rows, 0)
         goals = ("a good answer, its score over 0", "a bad answer, its score under 0")
         if len(chosen) and len(rejected):
@@ -197,15 +196,15 @@ class Reward(Objective):
         return [TokenView(ids, np.full(len(ids), IGNORED), name, goal=goal) for name, ids, goal in sides if len(ids)]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """A target is a pair of answers, or an answer with a label."""
+        """Return the sums; a target is a pair of answers, or an answer with a label."""
         return self._sums(self._scores(model, batch), batch)
 
     def _scores(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """float32 (samples, 2)."""
+        """Return the scores, float32 (samples, 2)."""
         return row_logits(model, batch.tensors, batch.groups)[:, 0].view(-1, 2)
 
     def _sums(self, scores: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """`sums` by the scores (samples, 2)."""
+        """Return the sums from the scores (samples, 2)."""
         import torch
         import torch.nn.functional as F
 
@@ -214,7 +213,7 @@ class Reward(Objective):
         pair = -F.logsigmoid(chosen - rejected - margins)
         if self.run.reward.center:
             pair = pair + self.run.reward.center * (chosen + rejected).square()
-        # A good answer's score is the logit of its being good; so is the negative score of a bad one.
+        # The score is the logit of an answer being good.
         single = -torch.where(there[:, _CHOSEN], F.logsigmoid(chosen), F.logsigmoid(-rejected))
         losses = torch.where(there.all(dim=1), pair, single)
         used = there.any(dim=1)
@@ -224,34 +223,31 @@ class Reward(Objective):
         scores = self._scores(model, batch)
         return self._sums(scores, batch), scores
 
-    # metrics
-
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
-        """`accuracy`: pairs whose chosen answer has the higher score; `margin`: the mean difference of their scores;
-        `outcome_accuracy`: of answers with a label; `calibration_error` of both kinds of answers."""
+        """Return loss, `accuracy` (pairs whose chosen answer has the higher score), `margin` (mean difference),
+        `outcome_accuracy` of answers with a label, and `calibration_error` over both kinds.
+        """
         margins, outcomes, labels = _judged(outputs, split)
-        figures = {"loss": totals["loss"] / max(1.0, totals["targets"])}
+        metrics = {"loss": totals["loss"] / max(1.0, totals["targets"])}
         if len(margins):
-            figures |= {"accuracy": float((margins > 0).mean()), "margin": float(margins.mean())}
+            metrics |= {"accuracy": float((margins > 0).mean()), "margin": float(margins.mean())}
         if len(outcomes):
-            figures["outcome_accuracy"] = float(((outcomes > 0) == labels).mean())
+            metrics["outcome_accuracy"] = float(((outcomes > 0) == labels).mean())
         if len(margins) or len(outcomes):
-            figures["calibration_error"] = calibration_error(*_questions(margins, outcomes, labels))
-        return figures
+            metrics["calibration_error"] = calibration_error(*_questions(margins, outcomes, labels))
+        return metrics
 
     def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
         judged = _judged(outputs, split)
         bins = calibration_bins(*_questions(*judged)) if any(map(len, judged)) else []
         return {"tables": {"Calibration": bins}} if bins else {}
 
-    # asking it
-
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
-        """{"score": number} for each (prompt, answer); a prompt is a message of the user, or messages."""
+        """Return {"score": number} for each (prompt, answer). A prompt is a user message, or a list of messages."""
         return [{"score": score} for score in self.scores(model, inputs)]
 
     def scores(self, model: PreTrainedModel, inputs: Sequence[tuple[Prompt, str]]) -> list[float]:
-        """The score of each answer behind its prompt. Raises InputError for what is too long for the model."""
+        """Return the score of each answer after its prompt. Raises InputError if one is too long for the model."""
         from artel.models.loading.structure import position_limit
 
         rows = [self._reader.ids(prompt, answer) for prompt, answer in inputs]
@@ -263,7 +259,7 @@ class Reward(Objective):
         return [float(score) for score in logits_of_rows(model, rows, self.tokenizer.pad_id)[:, 0]]
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
-        """The score of the answer `context` to the prompt."""
+        """Return the score of the answer `context` to the prompt."""
         (score,) = self.scores(model, [(prompt, context)])
         return Reply([f"{score:.4f}"], to_json={"prompt": prompt, "answer": context, "score": score})
 
@@ -272,13 +268,13 @@ class Reward(Objective):
 
 
 def _sides(rows: Rows, row: int) -> list[np.ndarray]:
-    """Ids of the chosen and the rejected answer of a row, each after its prompt."""
+    """Return the ids of a row's chosen and rejected answers, each after its prompt."""
     chosen, rejected = rows.numbers[row, :_MARGIN]
     return [rows.ids[row, :chosen], rows.ids[row, chosen : chosen + rejected]]
 
 
 def _judged(outputs: np.ndarray, split: StoreSplit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(margins of the pairs, scores of the answers with a label, their labels) of the first samples of a split."""
+    """Return (margins of pairs, scores of answers with a label, their labels) of the first samples of a split."""
     there = np.asarray(split.numbers()[: len(outputs), :_MARGIN] > 0)
     pairs = there.all(axis=1)
     chosen = there[~pairs, _CHOSEN]
@@ -287,53 +283,52 @@ def _judged(outputs: np.ndarray, split: StoreSplit) -> tuple[np.ndarray, np.ndar
 
 
 def _questions(margins: np.ndarray, outcomes: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(logits, what is true) of the questions that a reward model answers: is the chosen one better, is it good?"""
+    """Return (logits, truth) of the questions a reward model answers: is the chosen one better, is it good?"""
     return np.concatenate([margins, outcomes]), np.concatenate([np.ones(len(margins), dtype=bool), labels])
 
 
 Prompt = str | Sequence[Mapping[str, Any] | Message]
-"""A message of the user, or messages up to the user's last: {"role": "user", "content": "…"}."""
+"""A user message, or messages that end with one: {"role": "user", "content": "…"}."""
 _ROLES = ("system", "user", "assistant", "tool")
 
 
 class ConversationReader:
-    """Conversations to ids.
+    """Turns conversations into ids, written by the chat template and encoded as a whole.
 
-    A decoder reads what the template writes. The tokenizer of an encoder puts its special tokens around it
-    (`[CLS] … [SEP]`), unless the template writes them itself.
+    An encoder's tokenizer adds its special tokens (`[CLS] … [SEP]`), unless the template writes them.
     """
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
-        """Raises InputError for a template that is missing or no Jinja."""
+        """Raises InputError for a template that is missing or not Jinja."""
         self.template = template_of(tokenizer, run.chat.template)
-        tokenizer.hf.chat_template = self.template  # so that the folder of the model says how to ask it
+        tokenizer.hf.chat_template = self.template  # saved with the model
         self._tokenizer = tokenizer
         self._writer = ConversationWriter(tokenizer, self.template)
         self._before, self._after = _frame(tokenizer)
 
     @property
     def is_framed(self) -> bool:
-        """True if the tokenizer puts special tokens around the text."""
+        """True if the tokenizer adds special tokens around the text."""
         return bool(self._before)
 
     def check_tools(self, messages: Sequence[Message], tools: Tools, origin: str) -> None:
-        """Raise InputError if the template does not write tools, calls or results that a conversation has."""
+        """Raise InputError if the template does not write a conversation's tools, calls or results."""
         self._writer.check_tools(messages, tools, origin)
 
     def has_control_token(self, messages: Sequence[Message], tools: Tools = ()) -> bool:
-        """Whether a text would be read as the template's own writing."""
+        """True if a text contains a control token of the tokenizer."""
         return self._writer.has_control_token(messages, tools)
 
     def text(self, messages: Sequence[Message], tools: Tools = ()) -> str:
-        """The conversation as the template writes it. Raises Unfit."""
+        """Return the conversation as the template writes it. Raises Unfit."""
         return self._writer.write(messages, tools).text
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Ids of written conversations, int64 (tokens,) each."""
+        """Return the ids of written conversations, int64 (tokens,) each."""
         return [self._framed(encoded.ids) for encoded in self._tokenizer.encode_with_offsets(texts, control=True)]
 
     def ids(self, prompt: Prompt, answer: str) -> np.ndarray:
-        """Ids of an answer behind its prompt: a message of the user, or messages. Raises InputError."""
+        """Return the ids of a prompt and its answer. Raises InputError."""
         messages = [*_messages(prompt), Message("assistant", answer)]
         if self.has_control_token(messages):
             what = "a text has a special token of the tokenizer, which would be read as the chat template's own"
@@ -353,7 +348,7 @@ class ConversationReader:
 
 
 def _frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The special tokens of an encoder's tokenizer around a text; none where it has them on one side at most."""
+    """Return the special tokens before and after a text; none if the tokenizer has them on one side at most."""
     try:
         frame = tokenizer.frame()
     except InputError:
