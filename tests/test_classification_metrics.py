@@ -15,9 +15,9 @@ from artel.objectives.classification.framing import longest_first
 from artel.objectives.classification.kinds import KINDS
 from artel.objectives.classification.label_metrics import (
     best_thresholds,
-    number_figures,
-    several_figures,
-    single_figures,
+    multi_label_metrics,
+    number_metrics,
+    single_label_metrics,
     softmax,
 )
 from artel.objectives.statistics import sigmoid
@@ -39,7 +39,7 @@ def test_figures_of_one_label(labels):
     logits, gold = random_labels(labels)
     gold[gold == 3] = 0  # the fourth does not occur, and is predicted
     predicted, probabilities = logits.argmax(axis=1), softmax(logits)
-    figures = single_figures(logits, gold)
+    figures = single_label_metrics(logits, gold)
     if labels == 2:
         auc = sklearn.roc_auc_score(gold, probabilities[:, 1])
     else:
@@ -70,9 +70,9 @@ def test_figures_of_one_label(labels):
 
 def test_figures_of_a_model_that_always_says_the_same():
     logits = np.tile([0.0, 1.0], (10, 1))
-    figures = single_figures(logits, np.array([0, 1] * 5))
+    figures = single_label_metrics(logits, np.array([0, 1] * 5))
     assert figures == pytest.approx({"accuracy": 0.5, "macro_f1": 1 / 3, "micro_f1": 0.5, "matthews": 0.0, "auc": 0.5})
-    assert "auc" not in single_figures(logits, np.ones(10, dtype=np.int64))
+    assert "auc" not in single_label_metrics(logits, np.ones(10, dtype=np.int64))
 
 
 def several(rows=300, seed=0):
@@ -94,7 +94,7 @@ def test_figures_of_several_labels():
         "auc": sklearn.roc_auc_score(gold, probabilities, average="macro"),
         "tuned_macro_f1": sklearn.f1_score(gold, probabilities > thresholds, average="macro"),
     }
-    assert several_figures(probabilities, gold, thresholds) == pytest.approx(expected, abs=1e-12)
+    assert multi_label_metrics(probabilities, gold, thresholds) == pytest.approx(expected, abs=1e-12)
 
 
 def test_thresholds_have_the_best_f1_of_all():
@@ -119,8 +119,8 @@ def test_figures_of_a_number():
         "pearson": stats.pearsonr(gold, predicted).statistic,
         "spearman": stats.spearmanr(gold, predicted).statistic,
     }
-    assert number_figures(predicted, gold) == pytest.approx(expected, abs=1e-12)
-    assert number_figures(predicted, np.ones(100)).keys() == {"rmse", "mae"}
+    assert number_metrics(predicted, gold) == pytest.approx(expected, abs=1e-12)
+    assert number_metrics(predicted, np.ones(100)).keys() == {"rmse", "mae"}
 
 
 def kind_of(name, **config):

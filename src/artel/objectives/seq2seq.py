@@ -1,7 +1,7 @@
-"""Texts written for texts, by an encoder and a decoder: corrections, summaries, paraphrases, translations.
+"""Sequence to sequence with encoder-decoders: corrections, summaries, paraphrases, translations.
 
-T5 (Raffel et al. 2020), BART (Lewis et al. 2020) and their kin: the encoder reads the input, and the decoder learns to
-write the output, each token from those before it and from the input. The loss is the mean over the output's tokens.
+T5 (Raffel et al. 2020), BART (Lewis et al. 2020) and relatives: the encoder reads the input, and the decoder learns
+each token of the output from the tokens before it and the input. The loss is the mean over the output's tokens.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from artel.objectives.per_token import SUMS, token_metrics
 from artel.objectives.seq2seq_text import MULTIPLE, Asked, PairFraming, Writer, stacked
 from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
 from artel.objectives.usage import in_python
+from artel.printable import shortened
 from artel.text import Document, Dropped, Pair, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
 
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
     from artel.models.generate import Sampling
     from artel.models.loading.request import ModelRequest
 
-_INPUT = 0  # the column of a sample's numbers: how many of its tokens are the input's
+_INPUT = 0  # column of a sample's numbers: length of the input
 _NOT_WRITTEN = -1.0
 _SHORTEST_OUTPUT = 8
-_LISTED, _SHOWN = 10, 60  # pairs in a report, and characters of each text
+_LISTED, _LISTED_CHARACTERS = 10, 60  # pairs in a report, and characters of each text
 _EXAMPLE = "He come home yesterday."
 
 
@@ -70,12 +71,12 @@ class SequenceToSequence(Objective):
 
     @classmethod
     def run_values(cls, config: PreTrainedConfig, folder: str) -> dict[str, Any]:
-        """How long its outputs may be, by its generation settings."""
+        """Return the maximum output length in its generation settings."""
         from transformers import GenerationConfig
 
         try:
             settings = GenerationConfig.from_pretrained(folder)
-        except OSError:  # it has none
+        except OSError:  # no generation settings
             return {}
         longest = settings.max_new_tokens or settings.max_length or 0
         return {"seq2seq": {"target": longest}} if longest >= _SHORTEST_OUTPUT else {}
@@ -107,7 +108,7 @@ class SequenceToSequence(Objective):
     # the model
 
     def model_request(self, config: ModelConfig, block: int = 1, seed: int = 0) -> ModelRequest:
-        """From scratch the decoder starts with the token that the architecture takes for it, most often padding."""
+        """Return the request; a new model's decoder starts with the architecture's usual token, mostly padding."""
         if config.from_ is not None:
             return super().model_request(config, block, seed)
         request = super().model_request(config, max(block, self._framing.longest_output), seed)
@@ -133,7 +134,7 @@ class SequenceToSequence(Objective):
         _check_start(model)
 
     def model_files(self, model: PreTrainedModel) -> dict[str, bytes]:
-        """The model's generation settings, with the run's: transformers' `generate` writes as artel does."""
+        """Return the model's generation settings with the run's, so that transformers generates as artel does."""
         settings = copy.deepcopy(model.generation_config)
         settings._from_model_config = False
         settings.max_length, settings.max_new_tokens = None, self._framing.longest_output
@@ -156,7 +157,7 @@ class SequenceToSequence(Objective):
         return sample.ids[sample.numbers[_INPUT] :]
 
     def prompt(self, samples: Samples | None) -> str:
-        """The first of `validate.prompts`, else the first input of the training pairs without its prefix."""
+        """Return the first of `validate.prompts`, or the first training input without its prefix."""
         if samples is None or self.run.validate_.prompts:
             return next(filter(None, self.run.validate_.prompts), _EXAMPLE)
         sample = samples.read(0)
@@ -187,11 +188,10 @@ class SequenceToSequence(Objective):
         return WholeSamples(split)
 
     def batch(self, rows: Rows) -> Batch:
-        """Rows in groups of similar length, as `group_rows` gives the inputs; of the same rows `targets` int64 (rows,
-        longest output).
+        """Return `group_rows` of the inputs, and `targets` of the same rows, int64 (rows, longest output).
 
-        `predicted0`, `predicted1`, … are the positions in the flattened targets of a group that have one. `written`,
-        bool (rows,), are the rows of validation that the model is to write, too.
+        `predicted0`, `predicted1`, …: positions in the flattened targets of each group that have a target. `written`,
+        bool (rows,): rows of validation for which the model also generates.
         """
         import torch
 
@@ -223,13 +223,13 @@ class SequenceToSequence(Objective):
         )
 
     def token_views(self, rows: Rows) -> list[TokenView]:
-        """What the encoder reads, and what the decoder writes."""
+        """Return what the encoder reads, and what the decoder writes."""
         split, length = rows.numbers[0, _INPUT], rows.lengths[0]
         read, written = rows.ids[0, :split], rows.ids[0, split:length]
         return [TokenView(read, np.full(len(read), IGNORED), "input"), TokenView(written, written, "output")]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """A target is a token of an output."""
+        """Return the sums; a target is a token of an output."""
         import torch
 
         inputs = group_inputs(model, batch.tensors, batch.groups)
@@ -238,7 +238,7 @@ class SequenceToSequence(Objective):
         return torch.stack([loss, torch.full_like(loss, batch.targets), right])
 
     def _sums(self, model: PreTrainedModel, batch: Batch, number: int, inputs: dict[str, Any]) -> torch.Tensor:
-        """Loss and right guesses of a group, float32 (2,). The loss is smoothed while the model is trained."""
+        """Return loss and right guesses of a group, float32 (2,). The loss is smoothed in training only."""
         import torch
 
         from artel.models.encoder_decoder import decoder_inputs
@@ -256,7 +256,7 @@ class SequenceToSequence(Objective):
         return torch.stack([loss, (guesses == expected).sum().float()])
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The outputs are the ids that the model writes for the first `seq2seq.generate` pairs."""
+        """Return the sums, and the ids that the model generates for the first `seq2seq.generate` pairs."""
         import torch
 
         from artel.models.encoder_decoder import any_rank, write_rows
@@ -265,7 +265,7 @@ class SequenceToSequence(Objective):
         chosen = batch.tensors["written"]
         outputs = sums.new_full((len(chosen), len(self.outputs)), _NOT_WRITTEN)
         if self._config.generate and any_rank(bool(chosen.any()), chosen.device):
-            # A rank with nothing to write writes its first row: ranks that share a model call it equally often.
+            # A rank without such rows generates its first row: ranks that share a model must call it equally often.
             rows = chosen.nonzero()[:, 0] if chosen.any() else chosen.new_zeros(1, dtype=torch.int64)
             sampling = replace(self.default_sampling(), seed=self.run.seed)
             ids, mask = (batch.tensors[name][rows] for name in ("input_ids", "attention_mask"))
@@ -275,29 +275,27 @@ class SequenceToSequence(Objective):
             outputs[~chosen] = _NOT_WRITTEN
         return sums, outputs[batch.tensors["places"]]
 
-    # figures
+    # metrics
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
-        """`accuracy` is that of single tokens, each behind the right ones. Of what the model wrote itself
-        `exact_match` is the share of texts that are the output, 0 to 1, and `chrf` (0 to 100) how near they come.
-        """
-        figures = token_metrics(totals)
+        """Return `token_metrics` (teacher-forced); of generated texts `exact_match`, 0 to 1, and `chrf`, 0 to 100."""
+        metrics = token_metrics(totals)
         written = [(text, source["output"].strip()) for text, source in self._written(outputs, split)]
         if written:
-            figures["exact_match"] = sum(text == output for text, output in written) / len(written)
-            figures["chrf"] = chrf(written)
-        return figures
+            metrics["exact_match"] = sum(text == output for text, output in written) / len(written)
+            metrics["chrf"] = chrf(written)
+        return metrics
 
     def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
         written = list(itertools.islice(self._written(outputs, split), _LISTED))
         rows = [
-            {"input": _shown(source["input"]), "output": _shown(source["output"]), "written": _shown(text)}
+            {"input": _line(source["input"]), "output": _line(source["output"]), "written": _line(text)}
             for text, source in written
         ]
         return {"tables": {"What the model writes": rows}} if rows else {}
 
     def _written(self, outputs: np.ndarray, split: StoreSplit) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What the model wrote for pairs, without white space around it, and the pair."""
+        """Yield the stripped text that the model generated for a pair, and the pair."""
         for ids, source in zip(outputs, split.sources(), strict=False):
             if not len(ids) or ids[0] == _NOT_WRITTEN:
                 return
@@ -306,19 +304,19 @@ class SequenceToSequence(Objective):
     # use
 
     def default_sampling(self) -> Sampling:
-        """The likeliest text, as long as an output may be."""
+        """Return greedy sampling, or beam search if the run asks for it, of the maximum output length."""
         from artel.models.generate import Sampling
 
         return Sampling(self._framing.longest_output, temperature=0.0, beams=self._config.beams)
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
-        """For each text, or what is `Asked`: {"text", "finish_reason" (stop or length), "tokens", "truncated"}."""
+        """Return for each text or `Asked`: {"text", "finish_reason" (stop or length), "tokens", "truncated", …}."""
         default = {"sampling": self.default_sampling()}
         asked = [Asked(**(default | (each if isinstance(each, dict) else {"text": each}))) for each in inputs]
         return [
-            {"text": one.text, "finish_reason": "stop" if one.is_finished else "length", "tokens": one.tokens}
-            | {"prompt_tokens": one.read, "truncated": one.is_cut}
-            for one in self._writer.write(model, asked)
+            {"text": each.text, "finish_reason": "stop" if each.is_finished else "length", "tokens": each.tokens}
+            | {"prompt_tokens": each.read, "truncated": each.is_cut}
+            for each in self._writer.write(model, asked)
         ]
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
@@ -336,7 +334,7 @@ class SequenceToSequence(Objective):
 
 @dataclass(frozen=True, slots=True)
 class _Smoothed:
-    """Cross-entropy with label smoothing (Szegedy et al. 2016, section 7), and the right guesses."""
+    """Cross-entropy with label smoothing (Szegedy et al. 2016, section 7), and right guesses."""
 
     targets: torch.Tensor
     smoothing: float
@@ -351,7 +349,7 @@ class _Smoothed:
 
 
 def _check_start(model: PreTrainedModel) -> None:
-    """Raise InputError for a model that does not say how its decoder starts."""
+    """Raise InputError if a model's configuration does not tell how its decoder starts."""
     import torch
 
     from artel.models.encoder_decoder import decoder_inputs
@@ -364,14 +362,12 @@ def _check_start(model: PreTrainedModel) -> None:
         raise InputError.at("model", what, fix) from None
 
 
-def _shown(text: str) -> str:
-    """The beginning of a text in a line of a table."""
-    line = " ".join(text.split())
-    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 1]}…"
+def _line(text: str) -> str:
+    return shortened(" ".join(text.split()), _LISTED_CHARACTERS)
 
 
-def _rounded(length: int, most: int) -> int:
-    return min(-(-length // MULTIPLE) * MULTIPLE, most)
+def _rounded(length: int, longest: int) -> int:
+    return min(-(-length // MULTIPLE) * MULTIPLE, longest)
 
 
 _ORDER = 6
@@ -379,13 +375,17 @@ _BETA = 2
 
 
 def chrf(pairs: Iterable[tuple[str, str]]) -> float:
-    """chrF2 of (written, expected) texts together, from 0 to 100."""
+    """Return corpus chrF2 of (written, expected) texts, 0 to 100 (Popović 2015).
+
+    As sacrebleu computes it by default: n-grams of 1 to 6 characters without white space, recall twice as important as
+    precision. It counts a word with a wrong ending in part, and needs no word tokenizer.
+    """
     written, expected, common = ([0] * _ORDER for _ in range(3))
     for text, reference in pairs:
         characters = "".join(text.split()), "".join(reference.split())
         for order in range(_ORDER):
             here, there = (_ngrams(each, order + 1) for each in characters)
-            # As in sacrebleu: a text without n-grams of a length has no precision there.
+            # As in sacrebleu: a reference without n-grams of this length counts for no precision.
             written[order] += here.total() if there else 0
             expected[order] += there.total()
             common[order] += (here & there).total()

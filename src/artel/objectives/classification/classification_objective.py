@@ -1,7 +1,7 @@
-"""Labels of texts: one of several (Devlin et al. 2019, section 4.1), any number of them, or a number in their place.
+"""Classification: one label per text (Devlin et al. 2019, section 4.1), several labels, or a number.
 
-The head is that of transformers' `AutoModelForSequenceClassification`, and so is the loss without options: a mean
-over texts. A sample is a text, or two, with its target.
+The head is that of transformers' `AutoModelForSequenceClassification`, and so is the default loss, a mean over texts.
+A sample is a text or a pair with its target.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from artel.models.generate import Sampling
 
-_BEGINS, _TARGET = 0, 1  # columns of a sample's numbers: where its second text begins; its target, to the last column
+_BEGINS, _TARGET = 0, 1  # columns of a sample's numbers: start of its second text; its target, up to the last column
 _LISTED = 10
 _SHORTEST_BLOCK = 8
 _MANY_LABELS = 50
@@ -68,8 +68,6 @@ class Classification(Objective):
         if best is not None and best not in self._kind.better and not self.undecided(run):
             fix = f"write one of: {', '.join(self._kind.better)}; or null"
             raise InputError.at("checkpoint.best", f"{best!r} is no figure of what these texts have", fix)
-
-    # what the records decide
 
     @classmethod
     def undecided(cls, run: RunConfig) -> list[str]:
@@ -159,7 +157,7 @@ class Classification(Objective):
         return self._kind.set_thresholds(values)
 
     def model_files(self, model: PreTrainedModel) -> dict[str, bytes]:
-        """The threshold of each label, where a text may have several."""
+        """Return the threshold of each label, if a text may have several."""
         thresholds = self.calibration()
         return {THRESHOLDS: orjson.dumps(thresholds, option=orjson.OPT_INDENT_2)} if thresholds else {}
 
@@ -220,7 +218,7 @@ class Classification(Objective):
     def _types(
         self, lengths: Sequence[int] | np.ndarray, begins: Sequence[int] | np.ndarray
     ) -> list[np.ndarray] | None:
-        """The token_type_ids of texts whose second texts begin there, 0 where there is none; None if all are 0."""
+        """Return token_type_ids. `begins`: start of each second text, 0 for none. None if all types are 0."""
         if not np.any(begins) or not self._framing.pair.second_type:
             return None
         return [
@@ -229,13 +227,13 @@ class Classification(Objective):
         ]
 
     def token_views(self, rows: Rows) -> list[TokenView]:
-        """No token is predicted."""
+        """Return the text of the first row; no token is predicted."""
         ids = rows.ids[0, : rows.lengths[0]]
         goal = self._kind.words(self._kind.target(rows.numbers[:1, _TARGET:])[0])
         return [TokenView(ids, np.full(len(ids), IGNORED), goal=goal)]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """A target is a text: the losses of texts are summed."""
+        """Return the sums; a target is a text."""
         return self.evaluate_batch(model, batch)[0]
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -246,13 +244,13 @@ class Classification(Objective):
         loss = torch.where(batch.tensors["valid"], loss, 0.0).sum()
         return torch.stack([loss, torch.full_like(loss, batch.targets)]), logits
 
-    # figures
+    # metrics
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
-        """Thresholds of several labels are chosen here, unless the model came with its own."""
+        """Return loss and metrics. With several labels, choose their thresholds, unless the model came with some."""
         target = self._target(outputs, split)
         self._kind.tune(outputs, target)
-        return {"loss": totals["loss"] / totals["targets"], **self._kind.figures(outputs, target)}
+        return {"loss": totals["loss"] / totals["targets"], **self._kind.metrics(outputs, target)}
 
     def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
         return self._kind.details(outputs, self._target(outputs, split))
@@ -263,9 +261,9 @@ class Classification(Objective):
     # use
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
-        """Of texts, or pairs of texts: the label with its probability, the labels above their thresholds, or a number.
+        """Return for each text or pair the label with its probability, the labels above their thresholds, or a number.
 
-        `truncated` is there for a text that was cut to what the model takes. Raises InputError for an empty text.
+        `truncated` marks a text that was cut to the block. Raises InputError for an empty text.
         """
         texts = [_texts_of(entry) for entry in inputs]
         rows = list(self._framing.frame(texts))
@@ -290,7 +288,7 @@ class Classification(Objective):
         return Reply([_in_words(answer)], tuple(notes), {**asked, **answer})
 
     def prompt(self, samples: Samples | None) -> str:
-        """The first of `validate.prompts`, else the first words of the training text."""
+        """Return the first of `validate.prompts`, or the first words of the training text."""
         if samples is None or self.run.validate_.prompts:
             return next(filter(None, self.run.validate_.prompts), _EXAMPLE)
         sample, frame = samples.read(0), self._framing.single
@@ -311,11 +309,11 @@ class Classification(Objective):
         return "\n".join(lines)
 
     def _logits(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """float32 (rows, outputs)."""
+        """Return the logits, float32 (rows, outputs)."""
         return row_logits(self._with_padding(model), batch.tensors, batch.groups)
 
     def _with_padding(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Models that write look for the last token that is no padding, and some do not know theirs."""
+        """Set the padding token of a model without one: decoders look for the last token that is not padding."""
         if getattr(model.config, "pad_token_id", None) is None:
             model.config.pad_token_id = self.tokenizer.pad_id
         return model
@@ -331,9 +329,9 @@ def _kind_of(run: RunConfig) -> Kind:
 
 
 def _checked_labels(counts: Counter[str], texts: int, text_lengths: int, kind: str) -> list[str]:
-    """All labels in order, of texts with so many characters together.
+    """Return all labels in order. `text_lengths`: characters of all texts.
 
-    Raises InputError where they cannot be learned.
+    Raises InputError if the labels cannot be learned.
     """
     key = "classification.labels"
     labels = sorted(counts)
@@ -352,7 +350,7 @@ def _checked_labels(counts: Counter[str], texts: int, text_lengths: int, kind: s
 
 
 def _doubtful_labels(labels: list[str]) -> list[str]:
-    """Sentences about labels that mean "no label" in well-known data sets, and about those that differ by case only."""
+    """Return sentences about labels that often mean "no label", and about labels that differ only by case."""
     notes = []
     numbers = [int(label) for label in labels if re.fullmatch("[+-]?[0-9]+", label)]
     is_placeholder = len(numbers) == len(labels) > 2 and min(numbers) == -1 and max(numbers) > 1  # not of -1, 0, 1
@@ -362,9 +360,9 @@ def _doubtful_labels(labels: list[str]) -> list[str]:
     by_name: dict[str, list[str]] = {}
     for label in labels:
         by_name.setdefault(label.casefold(), []).append(label)
-    alike = [" and ".join(map(repr, names)) for names in by_name.values() if len(names) > 1]
-    if alike:
-        notes.append(f"{', '.join(alike[:3])} are learned as different labels: write each in one way")
+    similar = [" and ".join(map(repr, names)) for names in by_name.values() if len(names) > 1]
+    if similar:
+        notes.append(f"{', '.join(similar[:3])} are learned as different labels: write each in one way")
     return notes
 
 

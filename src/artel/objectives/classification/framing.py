@@ -1,4 +1,4 @@
-"""From texts and pairs of texts to rows of token ids, framed as the tokenizer frames them for transformers."""
+"""Rows of token ids for texts and pairs, with the special tokens that the tokenizer adds for transformers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from artel.tokens import Frame, Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class FramedText:
-    """One text or two as a row of a model."""
+    """A row of one text or two."""
 
     ids: np.ndarray
     """int64 (tokens,)."""
     begins: int
-    """The position at which the second text begins; 0 if there is one text."""
+    """Start of the second text; 0 if there is one text."""
     cut: int
-    """The number of tokens that were cut off."""
+    """Number of tokens cut off."""
 
 
 class Framing:
-    """Frames one text or two; what has over `block` tokens is cut at its end, of a pair the longer text first."""
+    """Frames texts and pairs, and cuts them to `block` tokens at their ends, in pairs the longer text first."""
 
     def __init__(self, tokenizer: Tokenizer, block: int) -> None:
         self._tokenizer, self._block = tokenizer, block
@@ -32,11 +32,11 @@ class Framing:
 
     @cached_property
     def pair(self) -> Frame:
-        """The frame of two texts."""
+        """The special tokens of a pair."""
         return self._tokenizer.frame(pair=True, needed=False)
 
     def frame(self, inputs: Sequence[tuple[str, ...]]) -> Iterator[FramedText]:
-        """Each input is one text, or two."""
+        """Yield the row of each input, which is one text or two."""
         encoded = self._tokenizer.encode([text for texts in inputs for text in texts])
         for texts in inputs:
             ids = next(encoded)
@@ -56,12 +56,12 @@ class Framing:
         return FramedText(framed, len(before), len(first) + len(second) - sum(sizes))
 
 
-def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of two texts stay where `room` is for both, as `tokenizers` cuts by `longest_first`."""
-    if first + second <= room:
+def longest_first(first: int, second: int, length: int) -> tuple[int, int]:
+    """Return the lengths of two texts cut to `length` in all, like `longest_first` of `tokenizers`."""
+    if first + second <= length:
         return first, second
     shorter, longer = sorted((first, second))
-    longer = max(shorter, room - shorter)
-    if shorter + longer > room:
-        shorter, longer = room // 2, room - room // 2
+    longer = max(shorter, length - shorter)
+    if shorter + longer > length:
+        shorter, longer = length // 2, length - length // 2
     return (longer, shorter) if first > second else (shorter, longer)

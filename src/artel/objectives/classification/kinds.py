@@ -1,6 +1,6 @@
-"""What is predicted: one label, several labels or a number. Each knows its targets, its loss, its figures and answers.
+"""The kinds of classification: one label, several labels or a number, with their targets, losses and answers.
 
-A sample holds its target as whole numbers: the number of its label; 0 or 1 for each label; the bits of a float64.
+A sample holds its target as integers: the index of its label; 0 or 1 for each label; the bits of a float64.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from artel.objectives.classification.label_metrics import (
     best_thresholds,
     confusion_counts,
     confusion_matrix,
-    number_figures,
+    multi_label_metrics,
+    number_metrics,
     roc_auc,
     scores_of_labels,
-    several_figures,
-    single_figures,
+    single_label_metrics,
     softmax,
 )
 from artel.objectives.statistics import float_bits, floats_of_bits, sigmoid
@@ -36,7 +36,7 @@ THRESHOLDS = "thresholds.json"
 
 
 class Unfit(Exception):
-    """Why the labels of a row cannot be learned: a word for the ledger and a sentence for people."""
+    """Labels that cannot be learned: `reason` for the ledger, `detail` for people."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -45,12 +45,12 @@ class Unfit(Exception):
 
 class Kind(ABC):
     problem_type: ClassVar[str]
-    """As transformers names it in config.json, by which its pipelines turn logits into scores."""
+    """Its name in config.json, by which pipelines of transformers turn logits into scores."""
     better: ClassVar[dict[str, Better]]
     has_classes: ClassVar[bool] = True
-    """Whether there are classes to weigh and to balance."""
+    """True if there are classes to weight and balance."""
     answers_several: ClassVar[bool] = False
-    """Whether a text may have several labels."""
+    """True if a text may have several labels."""
 
     def __init__(self, config: ClassificationConfig) -> None:
         self.config = config
@@ -65,52 +65,52 @@ class Kind(ABC):
 
     @abstractmethod
     def numbers(self, fields: Labeled) -> tuple[int, ...]:
-        """The target of a row as whole numbers. Raises Unfit."""
+        """Return the target of a row as integers. Raises Unfit."""
 
     @abstractmethod
     def target(self, numbers: np.ndarray) -> np.ndarray:
-        """The targets of rows, as `loss` and the figures take them, of their numbers (rows, columns)."""
+        """Return the targets for `loss` and `metrics` from samples' numbers (rows, columns)."""
 
     @abstractmethod
     def loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """float32 (rows,): of `logits` (rows, outputs)."""
+        """Return the loss of `logits` (rows, outputs), float32 (rows,)."""
 
     @property
     @abstractmethod
     def loss_description(self) -> str:
-        """What `loss` is."""
+        """The loss in words."""
 
     @abstractmethod
-    def figures(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]: ...
+    def metrics(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]: ...
 
     @abstractmethod
     def details(self, logits: np.ndarray, target: np.ndarray) -> dict[str, Any]: ...
 
     @abstractmethod
     def answer(self, logits: np.ndarray) -> dict[str, Any]:
-        """What is said of one text: `logits` (1, outputs)."""
+        """Return the answer for one text. `logits`: (1, outputs)."""
 
     @abstractmethod
     def words(self, target: np.ndarray) -> str:
-        """The target of one row as people write it."""
+        """Return the target of one row in words."""
 
     def classes(self, numbers: np.ndarray) -> np.ndarray:
-        """int64 (rows,): by which rows are balanced."""
+        """Return the class of each row for balancing, int64 (rows,)."""
         raise NotImplementedError
 
     def balance(self, numbers: np.ndarray) -> None:
-        """Weigh labels by the inverse of their share in the training rows `numbers` (rows, columns)."""
+        """Weight labels by their inverse frequency in the training rows. `numbers`: (rows, columns)."""
         raise NotImplementedError
 
     def tune(self, logits: np.ndarray, target: np.ndarray) -> None:  # noqa: B027  # only several labels have thresholds
-        """Choose the thresholds of labels on validation, unless they are set."""
+        """Choose the thresholds of labels on validation data, unless they are set."""
 
     def set_thresholds(self, thresholds: dict[str, float]) -> str:
-        """Take thresholds by label; they are not chosen again. Returns what is used where there are none, in words."""
+        """Use these thresholds by label and choose none again. Return a sentence if there are none."""
         return ""
 
     def chosen_thresholds(self) -> dict[str, float]:
-        """By label; empty if none were chosen or set."""
+        """Return the thresholds by label; empty if none were chosen or set."""
         return {}
 
     def _number_of(self, label: str) -> int:
@@ -151,8 +151,8 @@ class SingleLabel(Kind):
     def loss_description(self) -> str:
         return loss_of_labels("cross-entropy of the label", self.config)
 
-    def figures(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]:
-        return single_figures(logits, target)
+    def metrics(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]:
+        return single_label_metrics(logits, target)
 
     def details(self, logits: np.ndarray, target: np.ndarray) -> dict[str, Any]:
         counts = confusion_counts(target, logits.argmax(axis=1), len(self.labels))
@@ -182,7 +182,7 @@ class SingleLabel(Kind):
         return numbers[:, 0]
 
     def balance(self, numbers: np.ndarray) -> None:
-        """As scikit-learn's "balanced": rows / (labels x count), so that the mean weight of a row is 1."""
+        """Weight as scikit-learn's "balanced" does: rows / (labels x count), so that the mean weight of a row is 1."""
         import torch
 
         counts = np.bincount(numbers[:, 0], minlength=len(self.labels))
@@ -222,9 +222,9 @@ class SeveralLabels(Kind):
     def loss_description(self) -> str:
         return loss_of_labels("binary cross-entropy of each label", self.config)
 
-    def figures(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]:
+    def metrics(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]:
         thresholds = self._thresholds if self._are_chosen else None
-        return several_figures(sigmoid(logits), target > 0, thresholds)
+        return multi_label_metrics(sigmoid(logits), target > 0, thresholds)
 
     def details(self, logits: np.ndarray, target: np.ndarray) -> dict[str, Any]:
         probabilities, gold = sigmoid(logits), target > 0
@@ -258,16 +258,12 @@ class SeveralLabels(Kind):
         return ", ".join(self.labels[number] for number in np.flatnonzero(target > 0)) or "no label"
 
     def classes(self, numbers: np.ndarray) -> np.ndarray:
-        """The rarest label of each row; rows without a label are a class of their own."""
+        """Return the rarest label of each row; rows without a label are a class of their own."""
         rarity = np.argsort(np.argsort(numbers.sum(axis=0), kind="stable"), kind="stable")
-        place = np.where(numbers > 0, rarity, len(self.labels))
-        return place.min(axis=1)
+        return np.where(numbers > 0, rarity, len(self.labels)).min(axis=1)
 
     def balance(self, numbers: np.ndarray) -> None:
-        """A label weighs as many times more in the rows that have it as there are more rows without it.
-
-        One that no row has, or every row, weighs 1.
-        """
+        """Weight a label's positive rows by (rows without it) / (rows with it); 1 if no row has it, or every row."""
         import torch
 
         positive = numbers.sum(axis=0)
@@ -326,8 +322,8 @@ class Number(Kind):
     def loss_description(self) -> str:
         return "squared error"
 
-    def figures(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]:
-        return number_figures(logits[:, 0].astype(np.float64), target.astype(np.float64))
+    def metrics(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]:
+        return number_metrics(logits[:, 0].astype(np.float64), target.astype(np.float64))
 
     def details(self, logits: np.ndarray, target: np.ndarray) -> dict[str, Any]:
         return {}
@@ -340,7 +336,7 @@ class Number(Kind):
 
 
 class Undecided(SingleLabel):
-    """What stands for the labels before the records are read: `artel plan` needs samples, and no labels."""
+    """Placeholder before the records are read: `artel plan` needs samples, but no labels."""
 
     def numbers(self, fields: Labeled) -> tuple[int, ...]:
         return (0,)
@@ -355,7 +351,7 @@ def _area(probabilities: np.ndarray, positive: np.ndarray) -> dict[str, float]:
 
 
 def loss_of_labels(plain: str, config: ClassificationConfig) -> str:
-    """The loss in words; `plain` is what it is without options."""
+    """Return the loss in words. `plain`: the loss without options."""
     more = [f"focal, gamma {config.focal_gamma:g}"] if config.loss == "focal" else []
     more += [f"smoothing {config.smoothing:g}"] if config.smoothing else []
     more += ["weighed by label"] if config.class_weights == "balanced" else []
@@ -365,7 +361,7 @@ def loss_of_labels(plain: str, config: ClassificationConfig) -> str:
 def label_loss(
     logits: torch.Tensor, target: torch.Tensor, config: ClassificationConfig, weights: torch.Tensor | None
 ) -> torch.Tensor:
-    """float32 (rows,): of `logits` (rows, labels) and the numbers of the labels (rows,). `weights` are of labels."""
+    """Return the loss of `logits` (rows, labels) for label indices (rows,), float32 (rows,). `weights`: per label."""
     import torch
     import torch.nn.functional as F
 
@@ -378,7 +374,7 @@ def label_loss(
 def labels_loss(
     logits: torch.Tensor, target: torch.Tensor, config: ClassificationConfig, weights: torch.Tensor | None
 ) -> torch.Tensor:
-    """float32 (rows,): the mean over labels; `target` (rows, labels) is 0 or 1. `weights` are of rows with a label."""
+    """Return the mean loss over labels, float32 (rows,). `target` (rows, labels): 0 or 1. `weights`: of positives."""
     import torch
     import torch.nn.functional as F
 
@@ -392,5 +388,5 @@ def labels_loss(
 
 
 def number_loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """float32 (rows,): the squared error of `logits` (rows, 1)."""
+    """Return the squared error of `logits` (rows, 1), float32 (rows,)."""
     return (logits[:, 0] - target).square()

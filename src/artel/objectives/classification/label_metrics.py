@@ -1,6 +1,6 @@
-"""Figures of predicted labels and numbers, as scikit-learn defines them; each is tested against it.
+"""Metrics of predicted labels and numbers, as scikit-learn defines them; each is tested against it.
 
-Of several labels a figure that is a mean over labels leaves out those that it has no value for.
+Means over labels leave out labels for which the metric is undefined.
 """
 
 from __future__ import annotations
@@ -12,31 +12,30 @@ import numpy as np
 from artel.objectives.statistics import mean_ranks, pearson, spearman
 
 HALF = 0.5
-"""The threshold of a probability where none was chosen."""
+"""The default threshold of a probability."""
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities (rows, labels), which add up to 1 in each row."""
+    """Return probabilities (rows, labels)."""
     raised = np.exp(logits - logits.max(axis=1, keepdims=True))
-    probabilities: np.ndarray = raised / raised.sum(axis=1, keepdims=True)
-    return probabilities
+    return raised / raised.sum(axis=1, keepdims=True)
 
 
 def confusion_counts(gold: np.ndarray, predicted: np.ndarray, labels: int) -> np.ndarray:
-    """int64 (labels, labels): rows of each true label (down) with each predicted one (across)."""
+    """Return the confusion matrix, int64 (labels, labels): true labels down, predicted ones across."""
     return np.bincount(gold * labels + predicted, minlength=labels * labels).reshape(labels, labels)
 
 
 def scores_of_labels(right: np.ndarray, gold: np.ndarray, predicted: np.ndarray) -> list[dict[str, float]]:
-    """Precision, recall and F1 of each label, of counts (labels,): rows that are right, that have it, that get it."""
+    """Return precision, recall and F1 of each label from counts (labels,) of right, true and predicted rows."""
     return [
-        {"precision": _ratio(hit, given), "recall": _ratio(hit, true), "f1": _ratio(2 * hit, true + given)}
-        for hit, true, given in zip(right.tolist(), gold.tolist(), predicted.tolist(), strict=True)
+        {"precision": _ratio(hits, found), "recall": _ratio(hits, true), "f1": _ratio(2 * hits, true + found)}
+        for hits, true, found in zip(right.tolist(), gold.tolist(), predicted.tolist(), strict=True)
     ]
 
 
 def matthews(counts: np.ndarray) -> float:
-    """Matthews' correlation of a confusion matrix, of any number of labels (Gorodkin 2004); 0 where it is undefined."""
+    """Return Matthews' correlation of a confusion matrix with any number of labels (Gorodkin 2004); 0 if undefined."""
     total, right = float(counts.sum()), float(np.trace(counts))
     gold, predicted = counts.sum(axis=1).astype(float), counts.sum(axis=0).astype(float)
     spread = (total**2 - float(predicted @ predicted)) * (total**2 - float(gold @ gold))
@@ -44,10 +43,7 @@ def matthews(counts: np.ndarray) -> float:
 
 
 def roc_auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
-    """The share of (positive, negative) pairs that `scores` (rows,) order rightly; equal scores count half.
-
-    None if there are no such pairs.
-    """
+    """Return the fraction of (positive, negative) pairs in the right order; ties count half. None without such pairs."""
     positives, negatives = int(positive.sum()), int((~positive).sum())
     if not positives or not negatives:
         return None
@@ -55,11 +51,11 @@ def roc_auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
     return above / (positives * negatives)
 
 
-def single_figures(logits: np.ndarray, gold: np.ndarray) -> dict[str, float]:
-    """Of one label: `logits` (rows, labels), `gold` (rows,) numbers of labels.
+def single_label_metrics(logits: np.ndarray, gold: np.ndarray) -> dict[str, float]:
+    """Return the metrics of one label per row. `logits`: (rows, labels). `gold`: label indices (rows,).
 
-    macro_f1 is the mean over the labels that occur, as true or as predicted ones. auc is that of the second of two
-    labels; of more, the mean of each against the rest.
+    macro_f1 is the mean over labels that occur in `gold` or in predictions. auc is that of the second of two labels; of
+    more labels, the mean of each against the rest.
     """
     labels = logits.shape[1]
     counts = confusion_counts(gold, logits.argmax(axis=1), labels)
@@ -67,45 +63,44 @@ def single_figures(logits: np.ndarray, gold: np.ndarray) -> dict[str, float]:
     occurs = counts.sum(axis=0) + counts.sum(axis=1) > 0
     by_label = scores_of_labels(np.diag(counts), counts.sum(axis=1), counts.sum(axis=0))
     f1 = [scores["f1"] for scores, is_there in zip(by_label, occurs, strict=True) if is_there]
-    figures = {"accuracy": accuracy, "macro_f1": float(np.mean(f1)), "micro_f1": accuracy, "matthews": matthews(counts)}
+    metrics = {"accuracy": accuracy, "macro_f1": float(np.mean(f1)), "micro_f1": accuracy, "matthews": matthews(counts)}
     probabilities = softmax(logits)
     chosen = [1] if labels == 2 else range(labels)
-    return figures | _mean_auc([roc_auc(probabilities[:, label], gold == label) for label in chosen])
+    return metrics | _mean_auc([roc_auc(probabilities[:, label], gold == label) for label in chosen])
 
 
-def several_figures(probabilities: np.ndarray, gold: np.ndarray, thresholds: np.ndarray | None) -> dict[str, float]:
-    """Of several labels: `probabilities` (rows, labels), `gold` bool of that shape.
+def multi_label_metrics(probabilities: np.ndarray, gold: np.ndarray, thresholds: np.ndarray | None) -> dict[str, float]:
+    """Return the metrics of several labels per row. `probabilities`: (rows, labels). `gold`: bool of that shape.
 
-    accuracy is the share of rows all of whose labels are right. Figures are at 0.5, tuned_macro_f1 at `thresholds`; it
-    is left out where there are none.
+    accuracy is the fraction of rows with all labels right. The threshold is 0.5, for tuned_macro_f1 `thresholds`.
     """
     predicted = probabilities > HALF
     right = (predicted & gold).sum(axis=0)
     by_label = scores_of_labels(right, gold.sum(axis=0), predicted.sum(axis=0))
-    figures = {
+    metrics = {
         "accuracy": float((predicted == gold).all(axis=1).mean()),
         "macro_f1": float(np.mean([scores["f1"] for scores in by_label])),
         "micro_f1": _ratio(2 * float(right.sum()), float(gold.sum() + predicted.sum())),
     }
     if thresholds is not None:
-        figures["tuned_macro_f1"] = _macro_f1(probabilities > thresholds, gold)
-    return figures | _mean_auc([roc_auc(column, true) for column, true in zip(probabilities.T, gold.T, strict=True)])
+        metrics["tuned_macro_f1"] = _macro_f1(probabilities > thresholds, gold)
+    return metrics | _mean_auc([roc_auc(column, true) for column, true in zip(probabilities.T, gold.T, strict=True)])
 
 
-def number_figures(predicted: np.ndarray, gold: np.ndarray) -> dict[str, float]:
-    """Of a number: errors in its own unit, the share of variance explained, and two correlations (rows,)."""
+def number_metrics(predicted: np.ndarray, gold: np.ndarray) -> dict[str, float]:
+    """Return errors in the number's unit, the fraction of variance explained, and two correlations. Arrays: (rows,)."""
     errors = predicted - gold
-    figures = {"rmse": float(np.sqrt((errors**2).mean())), "mae": float(np.abs(errors).mean())}
+    metrics = {"rmse": float(np.sqrt((errors**2).mean())), "mae": float(np.abs(errors).mean())}
     spread = float(((gold - gold.mean()) ** 2).sum())
     if spread > 0:
-        figures["r2"] = 1 - float((errors**2).sum()) / spread
-        figures["pearson"] = pearson(predicted, gold)
-        figures["spearman"] = spearman(predicted, gold)
-    return figures
+        metrics["r2"] = 1 - float((errors**2).sum()) / spread
+        metrics["pearson"] = pearson(predicted, gold)
+        metrics["spearman"] = spearman(predicted, gold)
+    return metrics
 
 
 def best_thresholds(probabilities: np.ndarray, gold: np.ndarray) -> np.ndarray:
-    """For each label the threshold with the highest F1, between two probabilities; 0.5 for a label no row has."""
+    """Return the threshold with the highest F1 for each label; 0.5 for a label without rows."""
     return np.array(
         [_best_threshold(column, true) for column, true in zip(probabilities.T, gold.T, strict=True)], dtype=np.float64
     )
@@ -116,9 +111,9 @@ def _best_threshold(probabilities: np.ndarray, gold: np.ndarray) -> float:
         return HALF
     order = np.argsort(-probabilities, kind="stable")
     sorted_probabilities, hits = probabilities[order], np.cumsum(gold[order])
-    given = np.arange(1, len(order) + 1)
-    f1 = 2 * hits / (given + gold.sum())
-    is_cut = np.append(np.diff(sorted_probabilities) != 0, True)  # equal probabilities are on one side
+    found = np.arange(1, len(order) + 1)
+    f1 = 2 * hits / (found + gold.sum())
+    is_cut = np.append(np.diff(sorted_probabilities) != 0, True)  # equal probabilities stay on one side
     best = int(np.where(is_cut, f1, -1.0).argmax())
     below = float(sorted_probabilities[best + 1]) if best + 1 < len(order) else 0.0
     return (float(sorted_probabilities[best]) + below) / 2
