@@ -70,7 +70,7 @@ def matches(run: dict[str, Any], split: str) -> Iterator[Any]:
 
 def figures(embed: Any, run: dict[str, Any]) -> dict[str, float]:
     """What is found by `embed`, a function from texts to vectors, among the validation split's documents."""
-    from artel.objectives.embedding.retrieval import retrieval_figures, unit
+    from artel.objectives.embedding.retrieval import retrieval_metrics, unit
 
     held_out = list(matches(run, "validation"))
     corpus = list(dict.fromkeys(text for match in held_out for text in match.positives))
@@ -80,7 +80,7 @@ def figures(embed: Any, run: dict[str, Any]) -> dict[str, float]:
         relevant.setdefault(match.query, {}).update({places[text]: 1.0 for text in match.positives})
     vectors = [unit(np.asarray(embed(texts), dtype=np.float32)) for texts in (list(relevant), corpus)]
     own = {number: places[query] for number, query in enumerate(relevant) if query in places}
-    found = retrieval_figures(*vectors, list(relevant.values()), own)
+    found = retrieval_metrics(*vectors, list(relevant.values()), own)
     return {name: found[name] for name in ("recall_at_1", "mrr_at_10", "ndcg_at_10")} | {"documents": len(corpus)}
 
 

@@ -19,7 +19,7 @@ from artel.objectives import objective_of
 from artel.objectives.embedding.embedding_objective import Embedding, usage
 from artel.objectives.embedding.losses import MatchKeys, Texts, loss_sum, match_keys
 from artel.objectives.embedding.matches import DOCUMENT, HASH, choose
-from artel.objectives.embedding.retrieval import nearest, retrieval_figures
+from artel.objectives.embedding.retrieval import nearest, retrieval_metrics
 from artel.objectives.embedding.sentence_transformers import folder_files, read_folder
 from artel.objectives.statistics import spearman
 from artel.preparing import prepare
@@ -144,7 +144,7 @@ def test_figures_of_retrieval_by_hand():
     query[0, [3, 5]] = [0.9, 0.8]  # its documents come first and third
     query[0, 4] = 0.85
     query[1, 0], query[1, 7] = 0.9, 0.5  # its own text is nearest, then its document
-    figures = retrieval_figures(query, corpus, [{3: 1.0, 5: 1.0}, {7: 1.0}], {1: 0})
+    figures = retrieval_metrics(query, corpus, [{3: 1.0, 5: 1.0}, {7: 1.0}], {1: 0})
     assert figures["recall_at_1"] == pytest.approx((0.5 + 1) / 2)
     assert figures["recall_at_5"] == 1.0
     assert figures["mrr_at_10"] == 1.0

@@ -18,7 +18,7 @@ from artel.errors import InputError, Problem
 from artel.inference.evaluate import EvaluationResult
 from artel.inference.match_files import check_embeds, corpus_texts, merged_matches, tell_dropped, unit_vectors
 from artel.inference.open import OpenedModel
-from artel.objectives.embedding.retrieval import Judgements, retrieval_figures
+from artel.objectives.embedding.retrieval import Judgements, retrieval_metrics
 from artel.text import Ledger
 
 Tell = Callable[[str], None]
@@ -54,7 +54,7 @@ def evaluate_on_corpus(opened: OpenedModel, corpus: str, data: str | None, tell:
     started = time.monotonic()
     documents = unit_vectors(opened, read.documents, "document", tell)
     queries = unit_vectors(opened, read.queries, "query", tell)
-    figures = retrieval_figures(queries, documents, read.judged, read.own)
+    figures = retrieval_metrics(queries, documents, read.judged, read.own)
     seconds = time.monotonic() - started
     objective = opened.objective.run.objective
     return EvaluationResult(opened.name, objective, figures, len(read.queries), len(read.documents), None, seconds)

@@ -96,7 +96,7 @@ class SequenceToSequence(Objective):
         best = run.checkpoint.best
         if best in ("exact_match", "chrf") and not run.seq2seq.generate:
             what = f"{best!r} is of texts that the model writes, and seq2seq.generate is 0"
-            problems.append(Problem("checkpoint.best", what, "write seq2seq.generate: 200, or another figure"))
+            problems.append(Problem("checkpoint.best", what, "write seq2seq.generate: 200, or another number"))
         return problems
 
     @classmethod

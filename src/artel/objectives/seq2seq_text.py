@@ -106,7 +106,7 @@ def _output_frame(tokenizer: Tokenizer) -> Frame:
 
 
 def _split_prefix(tokenizer: Tokenizer, prefix: str) -> tuple[list[int], str]:
-    """Return the ids up to the prefix's last special token, and the text after it, encoded with each input."""
+    """Return the ids up to the prefix's last special token, and the text after it."""
     ends = [prefix.rfind(token) + len(token) for token in tokenizer.control_tokens if token in prefix]
     if not ends:
         return [], prefix
@@ -142,8 +142,8 @@ class Asked:
     is_over: Callable[[], bool] | None = None
     """Called after each token; if it returns True, generation ends."""
     on_text: Callable[[str], None] | None = None
-    """Called with each new part of the text; the parts make up the text or its beginning. Not called in beam search, nor
-    for an input that is cut."""
+    """Called with each new part of the text or of its beginning. Not called in beam search, nor for an input that is
+    cut."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from artel.models.quantization import make_shardable
 from artel.models.router_aux_loss import router_aux_loss_of
 from artel.objectives import Batch, Objective
 from artel.parallel.base import Strategy
-from artel.parallel.context.context import check_context, exchanging, sees_before_alone, split_batch
+from artel.parallel.context.context import check_context, exchanging, is_causal, split_batch
 from artel.parallel.grad_norm import norm_of_shards
 from artel.parallel.mesh import ParallelDims
 from artel.parallel.process_group import World
@@ -105,7 +105,7 @@ class SharedSequences:
     def __init__(self, model: PreTrainedModel, mesh: DeviceMesh, how: str) -> None:
         self.rank, self._size = mesh.get_local_rank(), mesh.size()
         self._model, self._group, self._how = model, mesh.get_group(), how
-        self._causal = sees_before_alone(model)
+        self._causal = is_causal(model)
         balance = router_aux_loss_of(model)
         if balance is not None:
             balance.context = self._group

@@ -43,7 +43,7 @@ def matthews(counts: np.ndarray) -> float:
 
 
 def roc_auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
-    """Return the fraction of (positive, negative) pairs in the right order; ties count half. None without such pairs."""
+    """Return the fraction of (positive, negative) pairs in the right order; ties count half. None without pairs."""
     positives, negatives = int(positive.sum()), int((~positive).sum())
     if not positives or not negatives:
         return None

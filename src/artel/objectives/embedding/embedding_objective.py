@@ -1,7 +1,7 @@
-"""The objective: texts that match get vectors that are near one another.
+"""Embedding: matching texts get vectors that are near each other.
 
-The loss of in-batch negatives looks at all vectors of a global batch (`needs_global_outputs`), so a batch of a thousand
-is one of a thousand however it is cut into micro-batches and spread over processes.
+The loss with in-batch negatives uses all vectors of the global batch (`needs_global_outputs`): a batch of 1,000 has
+1,000 candidates, however it is cut into micro-batches and spread over processes.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from artel.objectives.embedding.retrieval import (
     DEPTH,
     ValidatedTexts,
     corpus_counts,
-    lookup_figures,
+    lookup_metrics,
     mean_loss,
-    shorter_figures,
+    truncated_metrics,
 )
 from artel.objectives.embedding.sentence_transformers import folder_files, read_folder
 from artel.objectives.embedding.vectors import (
     TextEncoder,
     finished,
     group_vectors,
-    keeps_texts_apart,
+    is_causal,
+    isolates_texts,
     packed_rows,
     packed_vectors,
-    sees_before_alone,
 )
 from artel.objectives.length_groups import group_rows
 from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
@@ -130,7 +130,7 @@ class Embedding(Objective):
 
     @classmethod
     def claims(cls, architecture: str, folder: str) -> bool:
-        """A model without a head, or one that sentence-transformers saved, whatever its head."""
+        """True for a model without a head, or one saved by sentence-transformers."""
         bare = architecture.endswith("Model") and not architecture.endswith("HeadModel")
         return bare or pools_texts(folder)
 
@@ -148,13 +148,13 @@ class Embedding(Objective):
         return loss_description(self._config)
 
     def check(self, model: PreTrainedModel) -> None:
-        """Texts share rows from now on, if the model keeps them apart."""
+        """Let texts share rows from now on, if the model isolates them."""
         size = model.config.get_text_config().hidden_size
         if problems := _longer_than(size, self._config.matryoshka):
             raise InputError(problems)
         self.outputs = tuple(map(str, range(size)))
-        self._causal = sees_before_alone(model)
-        self._packs = keeps_texts_apart(model, causal=self._causal)
+        self._causal = is_causal(model)
+        self._packs = isolates_texts(model, causal=self._causal)
 
     # record -> samples
 
@@ -171,13 +171,15 @@ class Embedding(Objective):
     # samples -> batch -> loss
 
     def batch(self, rows: Rows) -> Batch:
-        """What `packed_rows` or `group_rows` gives of all texts: queries, then positives, then negatives, in the order
-        of their matches; and `keys` (texts, len(KEYS)), theirs, then those of the positives that are not in the batch.
+        """Return `packed_rows` or `group_rows` of all texts, and `keys` (texts, len(KEYS)).
+
+        Texts are queries, then positives, then negatives, each in the order of the matches; `keys` also has those of
+        positives that are not in the batch.
         """
         import torch
 
         valid = np.flatnonzero(rows.valid)
-        keep = valid if len(valid) else [0]  # a rank whose share is over still has something to compute
+        keep = valid if len(valid) else [0]  # a rank without samples must still call the model
         if rows.numbers[0, ROLE]:
             texts, keys = self._single_texts(rows, keep)
             fewest = len(rows.ids)
@@ -194,12 +196,12 @@ class Embedding(Objective):
         return Batch(tensors | grouped.tensors, len(valid), tokens, grouped.groups)
 
     def _single_texts(self, rows: Rows, keep: Sequence[int] | np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-        """The texts of validation, each a row of its own, and their keys, of which no loss is made."""
+        """Return the texts of validation, one per row, and unused keys."""
         texts = [rows.ids[row, : rows.lengths[row]] for row in keep]
         return texts, np.zeros((len(texts), len(KEYS)), dtype=np.int64)
 
     def _matches(self, rows: Rows, keep: Sequence[int] | np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-        """The texts of the matches in `keep`, and their keys."""
+        """Return the texts of the matches in `keep`, and their keys."""
         assert rows.flags is not None
         chosen = []
         for row in keep:
@@ -222,7 +224,7 @@ class Embedding(Objective):
         return texts + [text for match in chosen for text in match.negatives], keys
 
     def token_views(self, rows: Rows) -> list[TokenView]:
-        """Every text of the first row. Nothing is predicted."""
+        """Return every text of the first row; no token is predicted."""
         ids = rows.ids[0, : rows.lengths[0]]
         roles, texts = rows.numbers[:1, ROLE], [ids]
         if rows.flags is not None and not roles[0]:
@@ -240,7 +242,7 @@ class Embedding(Objective):
         ]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """A target is a query: the loss of one, among the texts of this batch alone."""
+        """Return the sums among the texts of this micro-batch only; a target is a query."""
         outputs = self.batch_outputs(model, batch)
         return self.global_loss(outputs, batch.tensors["keys"], slice(None))
 
@@ -257,42 +259,41 @@ class Embedding(Objective):
 
         texts = Texts.of(outputs, keys)
         loss = loss_sum(texts, self._config, part)
-        return torch.stack([loss, loss.new_tensor(float(len(texts.places(QUERY, part=part))))])
+        return torch.stack([loss, loss.new_tensor(float(len(texts.indices(QUERY, part=part))))])
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The vector of each text; what they say is found when all are there (`metrics`)."""
+        """Return the vector of each text; `metrics` compares them."""
         outputs = finished(self.batch_outputs(model, batch), self._config)
         return outputs.new_tensor([0.0, float(batch.targets)]), outputs
 
-    # figures
+    # metrics
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
-        """`loss`: of in-batch negatives, among the matches of as many as `train.batch` at a time, in their order.
+        """Return the loss over batches of `train.batch` matches in order, and retrieval metrics.
 
-        The figures are those of looking up the split's queries among all its documents, or, of scored pairs, of the
-        order of their cosines.
+        Queries of the split are looked up among all its documents; scored pairs are ranked by cosine.
         """
         found = ValidatedTexts.of(outputs, split)
         loss = mean_loss(found, self._config, self.run.train.batch)
-        return {"loss": loss} | lookup_figures(found, found.vectors, self._config)
+        return {"loss": loss} | lookup_metrics(found, found.vectors, self._config)
 
     def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
-        """The size of the corpus, and the figures of shorter vectors (`embedding.matryoshka`)."""
+        """Return the size of the corpus, and the metrics of truncated vectors (`embedding.matryoshka`)."""
         found = ValidatedTexts.of(outputs, split)
-        shorter = shorter_figures(found, self._config)
+        shorter = truncated_metrics(found, self._config)
         return {"tables": {"Corpus": [corpus_counts(found)], **({"Shorter vectors": shorter} if shorter else {})}}
 
     # use
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
-        """Of a text, or of {"text", "input_type", "dimensions"}: {"embedding", "tokens", "truncated"}.
+        """Return {"embedding", "tokens", "truncated"} for each text or {"text", "input_type", "dimensions"}.
 
-        A text may be given as ids, with its special tokens. Raises InputError.
+        A text may be ids, with special tokens. Raises InputError.
         """
         asked: list[dict[str, Any]] = [each if isinstance(each, dict) else {"text": each} for each in inputs]
         result = []
-        for (kind, dimensions), alike in groupby(asked, lambda each: (each.get("input_type"), each.get("dimensions"))):
-            rows = self._encoder.rows([each["text"] for each in alike], kind or "")
+        for (kind, dimensions), group in groupby(asked, lambda each: (each.get("input_type"), each.get("dimensions"))):
+            rows = self._encoder.rows([each["text"] for each in group], kind or "")
             found = self._encoder.vectors(model, [row for row, _ in rows], dimensions=dimensions)
             result += [
                 {"embedding": vector.tolist(), "tokens": len(row), "truncated": is_cut}
@@ -325,21 +326,20 @@ class Embedding(Objective):
 
 
 def _size_in_folder(model: ModelConfig) -> int | None:
-    """The size of the vectors of a model in a folder; None of one that is elsewhere, or wrong in other ways."""
+    """Return the vector size of a model in a folder; None if it is elsewhere, or damaged."""
     if model.from_ is None or not Path(model.from_, "config.json").is_file():
         return None
     from artel.models.loading.model_folder import read_config
 
     try:
         config, _ = read_config(model.from_, runs_code=model.runs_code)
-    except InputError:  # said when the model is checked
+    except InputError:  # reported when the model is checked
         return None
-    size: int | None = getattr(config.get_text_config(), "hidden_size", None)
-    return size
+    return getattr(config.get_text_config(), "hidden_size", None)
 
 
 def _longer_than(size: int | None, matryoshka: list[int]) -> list[Problem]:
-    """Why a model with vectors of `size` numbers cannot have these beginnings of them."""
+    """Return a problem if vectors of `size` numbers are shorter than a matryoshka size."""
     if size is None or all(length <= size for length in matryoshka):
         return []
     fitting = sorted({min(length, size) for length in matryoshka}, reverse=True)
@@ -355,7 +355,7 @@ _POOLED = {
 
 
 def usage(config: EmbeddingConfig, texts: Sequence[str]) -> str:
-    """The vectors of a query and a document by transformers alone, and how near they are."""
+    """Return Python that computes the vectors of a query and a document, and their cosine, with transformers."""
     query, document = texts
     framed = [config.prompts.query + query, config.prompts.document + document]
     nearness = "(vectors[0] @ vectors[1]).item())  # the cosine"

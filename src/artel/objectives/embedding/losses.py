@@ -1,4 +1,4 @@
-"""Losses of the vectors of a global batch, summed over the queries of a part of it.
+"""Losses over the vectors of a global batch, summed over the queries of one micro-batch.
 
 In-batch negatives: van den Oord et al. 2018 (InfoNCE), Henderson et al. 2017 (multiple negatives ranking). Triplet:
 Schroff et al. 2015, in cosines. CoSENT: Su 2022, https://kexue.fm/archives/8847.
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     import torch
 
 KEYS = ("role", "hash", "query", "match", "score")
-"""The columns of the keys of texts, int64: what a text is in its match, its hash, that of its query, the number of its
-match in the micro-batch, and the score in millionths. Other positives of a query have keys, and no vector."""
+"""The columns of the keys, int64: role of a text in its match, its hash, its query's hash, the number of its match in
+the micro-batch, and the score in millionths. Other positives of a query have keys, but no vector."""
 _ROLE, _HASH, _QUERY, _MATCH, _SCORE = range(len(KEYS))
-_ODD = 0x9E3779B97F4A7C15 - 2**64  # of Fibonacci hashing
+_ODD = 0x9E3779B97F4A7C15 - 2**64  # the multiplier of Fibonacci hashing
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class MatchKeys:
 
 
 def match_keys(matches: Sequence[MatchKeys]) -> np.ndarray:
-    """Keys, int64 (texts, len(KEYS)), of queries, then positives, then negatives, then other positives."""
+    """Return keys of queries, then positives, negatives and other positives, int64 (texts, len(KEYS))."""
     keys = [(QUERY, match.query, match.query, number, match.score) for number, match in enumerate(matches)]
     keys += [(POSITIVE, match.positive, match.query, number, match.score) for number, match in enumerate(matches)]
     for role in (NEGATIVE, OTHER_POSITIVE):
@@ -49,24 +49,24 @@ def match_keys(matches: Sequence[MatchKeys]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """The texts of a global batch, and what is known of their matches."""
+    """The texts of a global batch, and their matches."""
 
     vectors: torch.Tensor
     """float32 (texts, size)."""
     keys: torch.Tensor
     """int64 (texts, len(KEYS)), in the order of the vectors."""
     pairs: torch.Tensor
-    """int64 (pairs,): the hash of each query together with that of each of its positives."""
+    """int64 (pairs,): the combined hash of each query and positive."""
 
     @classmethod
     def of(cls, vectors: torch.Tensor, keys: torch.Tensor) -> Texts:
-        """`keys` also has the other positives' rows, anywhere among those of the texts."""
+        """Return the texts. `keys` also has rows of other positives, in between."""
         roles = keys[:, _ROLE]
         known = keys[(roles == POSITIVE) | (roles == OTHER_POSITIVE)]
         return cls(vectors, keys[roles != OTHER_POSITIVE], _pair(known[:, _QUERY], known[:, _HASH]))
 
-    def places(self, *roles: int, part: slice = slice(None)) -> torch.Tensor:
-        """Where texts of these kinds are among those of `part`, counted in all, ascending."""
+    def indices(self, *roles: int, part: slice = slice(None)) -> torch.Tensor:
+        """Return the ascending indices of texts of these roles within `part`."""
         import torch
 
         first, last, _ = part.indices(len(self.keys))
@@ -74,10 +74,7 @@ class Texts:
         return torch.isin(self.keys[first:last, _ROLE], kinds).nonzero()[:, 0] + first
 
     def matches(self, queries: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
-        """bool (queries, documents): documents that are no negatives, as positives of the same query or its own text.
-
-        Both are given by their places.
-        """
+        """Return bool (queries, documents): True for positives of a query and its own text. Both are given by index."""
         import torch
 
         query, document = self.keys[queries][:, None], self.keys[documents][None, :]
@@ -90,7 +87,7 @@ def _pair(queries: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
 
 
 def loss_description(config: EmbeddingConfig) -> str:
-    """What `loss_sum` is."""
+    """Return the loss in words."""
     words = {
         "in_batch_negatives": "in-batch negatives of the whole global batch",
         "triplet": f"triplets, margin {config.margin:g}",
@@ -102,9 +99,9 @@ def loss_description(config: EmbeddingConfig) -> str:
 
 
 def loss_sum(texts: Texts, config: EmbeddingConfig, part: slice) -> torch.Tensor:
-    """The loss of the queries among the texts `part`, float32; the mean over `matryoshka` where vectors are cut.
+    """Return the loss of the queries within `part`, float32; with `matryoshka` the mean over its sizes.
 
-    The queries of a part, and their positives, are both in the order of its matches.
+    Queries and positives of a part are both in the order of its matches.
     """
     import torch
 
@@ -118,12 +115,12 @@ def loss_sum(texts: Texts, config: EmbeddingConfig, part: slice) -> torch.Tensor
 
 
 def _in_batch(texts: Texts, vectors: torch.Tensor, config: EmbeddingConfig, part: slice) -> torch.Tensor:
-    queries, positives = texts.places(QUERY, part=part), texts.places(POSITIVE, part=part)
-    documents = texts.places(POSITIVE, NEGATIVE)
+    queries, positives = texts.indices(QUERY, part=part), texts.indices(POSITIVE, part=part)
+    documents = texts.indices(POSITIVE, NEGATIVE)
     cosines = vectors[queries] @ vectors[documents].T
     loss = _choice(cosines / config.temperature, documents, positives, texts.matches(queries, documents))
     if config.symmetric:
-        others = texts.places(QUERY)
+        others = texts.indices(QUERY)
         cosines = vectors[positives] @ vectors[others].T
         loss = loss + _choice(cosines / config.temperature, others, queries, texts.matches(others, positives).T)
         loss = loss / 2
@@ -131,7 +128,7 @@ def _in_batch(texts: Texts, vectors: torch.Tensor, config: EmbeddingConfig, part
 
 
 def _choice(logits: torch.Tensor, candidates: torch.Tensor, targets: torch.Tensor, match: torch.Tensor) -> torch.Tensor:
-    """The cross-entropy of each of `targets` among the candidates, but for the other ones that `match` as well.
+    """Return the cross-entropy of each target among the candidates, without other candidates that `match`.
 
     logits and match: (targets, candidates).
     """
@@ -143,11 +140,11 @@ def _choice(logits: torch.Tensor, candidates: torch.Tensor, targets: torch.Tenso
 
 
 def _triplet(texts: Texts, vectors: torch.Tensor, config: EmbeddingConfig, part: slice) -> torch.Tensor:
-    """A query's loss is the mean over its negatives."""
+    """Return the triplet loss; a query's loss is the mean over its negatives."""
     import torch
 
-    queries, positives = texts.places(QUERY, part=part), texts.places(POSITIVE, part=part)
-    negatives = texts.places(NEGATIVE, part=part)
+    queries, positives = texts.indices(QUERY, part=part), texts.indices(POSITIVE, part=part)
+    negatives = texts.indices(NEGATIVE, part=part)
     near = (vectors[queries] * vectors[positives]).sum(dim=1)
     order = torch.searchsorted(texts.keys[queries, _MATCH].contiguous(), texts.keys[negatives, _MATCH].contiguous())
     far = (vectors[queries][order] * vectors[negatives]).sum(dim=1)
@@ -161,17 +158,17 @@ def _cosine(texts: Texts, vectors: torch.Tensor, config: EmbeddingConfig, part: 
 
 
 def _cosent(texts: Texts, vectors: torch.Tensor, config: EmbeddingConfig, part: slice) -> torch.Tensor:
-    """One number for the global batch, of which each part has the share of its queries."""
+    """Return the loss of the global batch times the number of queries in the part."""
     import torch
 
     cosines, scores = _scored(texts, vectors, slice(None))
     worse = (cosines[:, None] - cosines[None, :]) / config.temperature
     worse = worse[scores[:, None] < scores[None, :]]
     loss = torch.logsumexp(torch.cat([worse.new_zeros(1), worse]), dim=0)
-    return loss * len(texts.places(QUERY, part=part))
+    return loss * len(texts.indices(QUERY, part=part))
 
 
 def _scored(texts: Texts, vectors: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    """(cosines, scores) of the pairs of a part."""
-    queries, positives = texts.places(QUERY, part=part), texts.places(POSITIVE, part=part)
+    """Return (cosines, scores) of the pairs of a part."""
+    queries, positives = texts.indices(QUERY, part=part), texts.indices(POSITIVE, part=part)
     return (vectors[queries] * vectors[positives]).sum(dim=1), texts.keys[queries, _SCORE].float() / MILLION

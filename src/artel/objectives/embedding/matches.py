@@ -1,8 +1,8 @@
-"""From matches to samples, and which of their texts a step learns from.
+"""Samples of an embedding, and the choice of texts that a step learns from.
 
-A training sample is a match: the ids of its query, its positives and its negatives, one text after another; the flags
-of the first token of each say which it is. A validation sample is one text: every text of the split gets a vector, and
-queries are looked up among all of them.
+A training sample is a match: the concatenated ids of its query, positives and negatives; the flag of each first token
+tells its role. A validation sample is one text: every text of the split gets a vector, and queries are looked up among
+all of them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from artel.text import Document, Match, Rejected
 from artel.tokens import Sample, Tokenizer
 
 QUERY, POSITIVE, NEGATIVE = 1, 2, 3
-"""What a text is in its match."""
+"""The role of a text in its match."""
 PADDING, OTHER_POSITIVE = 0, 4
-"""Not a text of the batch: of a row that only fills it; a positive that this step does not learn from."""
+"""Roles without a text in the batch: a row that fills it; a positive that this step does not learn from."""
 DOCUMENT, ROLE, HASH, SCORE = range(4)
-"""The columns of a sample's numbers: its match in the split; of a validation sample what the text is (0 in training);
-the `text_hash` of that text, or of the match's query; the score in millionths.
+"""The columns of a sample's numbers: its match in the split; the role of a validation text (0 in training); the
+`text_hash` of that text, or of the match's query; the score in millionths.
 
-A query is hashed as it would stand among the documents, behind their prompt: so is its own text found there.
+A query is hashed with the documents' prompt, so that its own text is found among the documents.
 """
 MILLION = 1_000_000
 
@@ -42,7 +42,7 @@ class MatchReader:
         self._room = block - self.frame.size
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected]:
-        """Texts of over `block` tokens lose their ends, which the ledger counts."""
+        """Yield the samples of each match. Texts are cut to `block` tokens, which the ledger counts."""
         matches = [document.record.fields for document in documents]
         texts = [text for match in matches if isinstance(match, Match) for text in self._with_prompts(match)]
         prompts = self._config.prompts
@@ -60,11 +60,11 @@ class MatchReader:
                 yield self._made(match, encoded, text_hash(query), is_validation=document.split == "validation")
 
     def framed(self, ids: np.ndarray) -> np.ndarray:
-        """A text as the model reads it: its first tokens within the tokenizer's special tokens, int64."""
+        """Return a text's ids with special tokens, cut to the block, int64."""
         return np.concatenate([self.frame.before, ids[: self._room], self.frame.after]).astype(np.int64)
 
     def query_words(self, sample: Sample) -> str:
-        """The first words of a training sample's query, without the prompt before it."""
+        """Return the first words of a training sample's query, without its prompt."""
         assert sample.flags is not None
         query = np.split(sample.ids, np.flatnonzero(sample.flags)[1:])[0]
         (prompt,) = self._tokenizer.encode([self._config.prompts.query.rstrip()])
@@ -76,7 +76,7 @@ class MatchReader:
         return [prompts.query + match.query, *(prompts.document + text for text in match.texts[1:])]
 
     def _problem(self, match: Match, encoded: list[np.ndarray]) -> tuple[str, str] | None:
-        """(reason, what to do) of a match that the loss cannot learn from."""
+        """Return (reason, what to do) for a match that the loss cannot learn from."""
         loss, scored = self._config.loss, self._config.learns_scores
         if any(len(ids) == 0 for ids in encoded):
             return "empty", "one of its texts has no token"
@@ -93,7 +93,7 @@ class MatchReader:
         return None
 
     def _made(self, match: Match, encoded: list[np.ndarray], query: int, *, is_validation: bool) -> DocumentSamples:
-        """`query` is the hash of the query."""
+        """Return the samples. `query`: hash of the query."""
         roles = [QUERY, *(POSITIVE for _ in match.positives), *(NEGATIVE for _ in match.negatives)]
         score = round((match.score or 0.0) / self._config.largest_score * MILLION)
         texts = [self.framed(ids) for ids in encoded]
@@ -112,7 +112,7 @@ class MatchReader:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The texts of a match that a step learns from."""
+    """The texts of a match for one step."""
 
     query: np.ndarray
     positive: np.ndarray
@@ -120,8 +120,8 @@ class Chosen:
     other_positives: list[np.ndarray]
 
 
-def choose(ids: np.ndarray, flags: np.ndarray, most: int, key: str) -> Chosen:
-    """One positive, and at most `most` negatives, of a training sample: a function of `key`."""
+def choose(ids: np.ndarray, flags: np.ndarray, max_negatives: int, key: str) -> Chosen:
+    """Choose one positive and at most `max_negatives` negatives of a training sample, by `key` only."""
     starts = np.flatnonzero(flags)
     texts = np.split(ids, starts[1:])
     roles = flags[starts]
@@ -129,10 +129,10 @@ def choose(ids: np.ndarray, flags: np.ndarray, most: int, key: str) -> Chosen:
         [text for text, role in zip(texts, roles, strict=True) if role == kind] for kind in (POSITIVE, NEGATIVE)
     )
     first, kept = 0, list(range(len(negatives)))
-    if len(positives) > 1 or len(negatives) > most:
+    if len(positives) > 1 or len(negatives) > max_negatives:
         random = np.random.Generator(np.random.Philox(xxhash.xxh3_64_intdigest(key.encode())))
         first = int(random.integers(len(positives)))
-        kept = sorted(random.permutation(len(negatives))[:most].tolist())
+        kept = sorted(random.permutation(len(negatives))[:max_negatives].tolist())
     return Chosen(
         texts[0],
         positives[first],
@@ -142,5 +142,5 @@ def choose(ids: np.ndarray, flags: np.ndarray, most: int, key: str) -> Chosen:
 
 
 def text_hash(ids: np.ndarray) -> int:
-    """63 bits of a text's ids: equal texts are found by them across processes."""
+    """Return 63 bits of a hash of a text's ids, the same in all processes."""
     return xxhash.xxh3_64_intdigest(np.ascontiguousarray(ids, dtype="<i8").tobytes()) >> 1

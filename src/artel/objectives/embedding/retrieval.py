@@ -1,4 +1,4 @@
-"""Figures of vectors: whether queries find their documents in a corpus, and whether cosines are in the order of scores.
+"""Metrics of vectors: retrieval of documents in a corpus, and the correlation of cosines with scores.
 
 recall, MRR and nDCG at k as trec_eval and MTEB define them.
 """
@@ -18,27 +18,30 @@ from artel.objectives.statistics import spearman
 from artel.tokens import StoreSplit
 
 Judgements = dict[int, float]
-"""Place of a document in the corpus -> how well it answers a query, above 0; 1 for a match."""
+"""Index of a document in the corpus -> its relevance to a query, above 0; 1 for a match."""
 DEPTH = 10
 _RECALLS = (1, 5, DEPTH)
 _AT_ONCE = 1 << 24
-"""Cosines that are held at a time."""
+"""Cosines in memory at a time."""
 
 
-def retrieval_figures(
+def retrieval_metrics(
     queries: np.ndarray, corpus: np.ndarray, judged: Sequence[Judgements], left_out: Mapping[int, int]
 ) -> dict[str, float]:
-    """recall_at_1, _5 and _10, mrr_at_10, ndcg_at_10: means over the queries.
+    """Return recall_at_1, _5 and _10, mrr_at_10 and ndcg_at_10, means over the queries.
 
     Args:
-        queries: (queries, size), of length 1.
-        corpus: (documents, size), of length 1; of equally near documents the first is found first.
-        judged: of each query how well the documents that answer it do, at least one.
-        left_out: query -> a document that is the query's own text, and is not looked for.
+        queries: (queries, size), unit vectors.
+        corpus: (documents, size), unit vectors; ties rank in corpus order.
+        judged: relevant documents of each query, at least one.
+        left_out: query -> a document to ignore, because it is the query's own text.
     """
     found = nearest(queries, corpus, DEPTH, left_out)
     gains = np.array(
-        [[judgements.get(place, 0.0) for place in row] for row, judgements in zip(found.tolist(), judged, strict=True)]
+        [
+            [judgements.get(document, 0.0) for document in row]
+            for row, judgements in zip(found.tolist(), judged, strict=True)
+        ]
     )
     counts = np.array([len(judgements) for judgements in judged])
     discounts = 1 / np.log2(np.arange(2, DEPTH + 2))
@@ -46,15 +49,15 @@ def retrieval_figures(
     best = np.array([float(np.dot(discounts[: len(scores)], scores)) for scores in ideal])
     hits = gains > 0
     first = np.where(hits.any(axis=1), 1 / (1 + hits.argmax(axis=1)), 0.0)
-    figures = {f"recall_at_{depth}": float((hits[:, :depth].sum(axis=1) / counts).mean()) for depth in _RECALLS}
-    return figures | {
+    metrics = {f"recall_at_{depth}": float((hits[:, :depth].sum(axis=1) / counts).mean()) for depth in _RECALLS}
+    return metrics | {
         f"mrr_at_{DEPTH}": float(first.mean()),
         f"ndcg_at_{DEPTH}": float(((gains * discounts[: gains.shape[1]]).sum(axis=1) / best).mean()),
     }
 
 
 def nearest(queries: np.ndarray, corpus: np.ndarray, count: int, left_out: Mapping[int, int]) -> np.ndarray:
-    """The places of each query's `count` nearest documents (or as many as there are), nearest first; -1 for none."""
+    """Return the indices of up to `count` nearest documents of each query, nearest first; -1 for none."""
     count = min(count, len(corpus))
     found = np.empty((len(queries), count), dtype=np.int64)
     at_once = max(1, _AT_ONCE // max(1, len(corpus)))
@@ -70,13 +73,14 @@ def nearest(queries: np.ndarray, corpus: np.ndarray, count: int, left_out: Mappi
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
-    """The same directions, (vectors, size), with the length 1."""
+    """Return unit vectors, (vectors, size)."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
-def lookup_figures(found: ValidatedTexts, vectors: np.ndarray, config: EmbeddingConfig) -> dict[str, float]:
-    """Of looking up the split's queries among all its documents, by `vectors` (texts, size); or, of scored pairs, of
-    the order of their cosines.
+def lookup_metrics(found: ValidatedTexts, vectors: np.ndarray, config: EmbeddingConfig) -> dict[str, float]:
+    """Return retrieval metrics of the split's queries among all its documents, or `spearman` of scored pairs.
+
+    `vectors`: (texts, size).
     """
     if not len(vectors):
         return {}
@@ -87,22 +91,22 @@ def lookup_figures(found: ValidatedTexts, vectors: np.ndarray, config: Embedding
         return {"spearman": spearman(cosines, np.array([found.scores[query] for query, _ in pairs]))}
     queries, relevant, left_out = found.questions()
     judged = [dict.fromkeys(each.tolist(), 1.0) for each in relevant]
-    return retrieval_figures(directions[queries], directions[found.documents], judged, left_out)
+    return retrieval_metrics(directions[queries], directions[found.documents], judged, left_out)
 
 
-def shorter_figures(found: ValidatedTexts, config: EmbeddingConfig) -> list[dict[str, Any]]:
-    """The same of the beginnings of vectors (`embedding.matryoshka`), a row each."""
+def truncated_metrics(found: ValidatedTexts, config: EmbeddingConfig) -> list[dict[str, Any]]:
+    """Return a row of `lookup_metrics` for each truncated size (`embedding.matryoshka`)."""
     sizes = [size for size in config.matryoshka if size < found.vectors.shape[1]]
-    return [{"dimensions": str(size), **lookup_figures(found, found.vectors[:, :size], config)} for size in sizes]
+    return [{"dimensions": str(size), **lookup_metrics(found, found.vectors[:, :size], config)} for size in sizes]
 
 
 def mean_loss(found: ValidatedTexts, config: EmbeddingConfig, batch: int) -> float:
-    """The loss of a query, among the matches of `batch` at a time, in their order."""
+    """Return the mean loss per query over batches of `batch` matches, in order."""
     import torch
 
     total = 0.0
     for start in range(0, len(found.matches), batch):
-        matches = [_kept(found, match, config.most_negatives) for match in found.matches[start : start + batch]]
+        matches = [_match(found, match, config.most_negatives) for match in found.matches[start : start + batch]]
         keys = torch.from_numpy(match_keys([keys for keys, _ in matches]))
         order = [texts[0] for _, texts in matches] + [texts[1] for _, texts in matches]
         order += [text for _, texts in matches for text in texts[2:]]
@@ -112,8 +116,8 @@ def mean_loss(found: ValidatedTexts, config: EmbeddingConfig, batch: int) -> flo
     return total / max(1, len(found.matches))
 
 
-def _kept(found: ValidatedTexts, match: list[int], most_negatives: int) -> tuple[MatchKeys, list[int]]:
-    """The keys of a match, and the places of its query, its first positive and its first negatives."""
+def _match(found: ValidatedTexts, match: list[int], most_negatives: int) -> tuple[MatchKeys, list[int]]:
+    """Return the keys of a match, and the indices of its query, first positive and first negatives."""
     hashes, roles = found.hashes, found.roles
     positives = [text for text in match if roles[text] == POSITIVE]
     negatives = [text for text in match if roles[text] == NEGATIVE][:most_negatives]
@@ -128,13 +132,13 @@ def _kept(found: ValidatedTexts, match: list[int], most_negatives: int) -> tuple
 
 
 def corpus_counts(found: ValidatedTexts) -> dict[str, int]:
-    """How much is looked up, and in how much."""
+    """Return the numbers of queries and documents."""
     return {"queries": int((found.roles == QUERY).sum()), "documents": len(found.documents)}
 
 
 @dataclass(frozen=True, slots=True)
 class ValidatedTexts:
-    """Vectors of a split's texts, and what they are; a match that was not evaluated whole is left out."""
+    """The vectors of a split, grouped into matches and a corpus. Matches without all vectors are left out."""
 
     vectors: np.ndarray
     """float32 (texts, size)."""
@@ -142,9 +146,9 @@ class ValidatedTexts:
     hashes: np.ndarray
     scores: np.ndarray
     matches: list[list[int]]
-    """The places of the texts of each match, its query first."""
+    """Indices of the texts of each match, its query first."""
     documents: np.ndarray
-    """The places of the corpus: documents, equal ones once."""
+    """Indices of the corpus: distinct documents."""
 
     @classmethod
     def of(cls, outputs: np.ndarray, split: StoreSplit) -> ValidatedTexts:
@@ -155,18 +159,18 @@ class ValidatedTexts:
             count = int(np.searchsorted(numbers[:count, DOCUMENT], cut))
         numbers = numbers[:count]
         starts = np.flatnonzero(np.diff(numbers[:, DOCUMENT], prepend=-1))
-        matches = [list(map(int, places)) for places in np.split(np.arange(count), starts[1:])] if count else []
+        matches = [list(map(int, texts)) for texts in np.split(np.arange(count), starts[1:])] if count else []
         roles, hashes = numbers[:, ROLE], numbers[:, HASH]
         documents = np.flatnonzero(roles != QUERY)
         documents = documents[np.sort(np.unique(hashes[documents], return_index=True)[1])]
         return cls(outputs[:count], roles, hashes, numbers[:, SCORE], matches, documents)
 
     def questions(self) -> tuple[np.ndarray, list[np.ndarray], dict[int, int]]:
-        """(places of queries, equal ones once; of each the documents that match it; its own text among the documents).
+        """Return (indices of distinct queries, documents that match each, query -> its own text among the documents).
 
-        Documents are counted in the corpus.
+        Documents are numbered in the corpus.
         """
-        corpus = {int(self.hashes[place]): number for number, place in enumerate(self.documents)}
+        corpus = {int(self.hashes[text]): number for number, text in enumerate(self.documents)}
         asked: dict[int, int] = {}
         matching: dict[int, set[int]] = {}
         for match in self.matches:
@@ -176,5 +180,5 @@ class ValidatedTexts:
             matching.setdefault(query, set()).update(corpus[each] for each in positives)
         relevant = [np.array(sorted(matching[query])) for query in asked]
         own = {number: corpus[query] for number, query in enumerate(asked) if query in corpus}
-        own = {number: place for number, place in own.items() if place not in relevant[number]}
+        own = {number: document for number, document in own.items() if document not in relevant[number]}
         return np.array(list(asked.values()), dtype=np.int64), relevant, own

@@ -1,7 +1,7 @@
-"""The files that make a model folder one of sentence-transformers', written and read.
+"""The files of a sentence-transformers folder, written and read.
 
-https://sbert.net/docs/sentence_transformer/usage/custom_models.html: `modules.json` names what a text passes, the
-transformer in the folder itself, then pooling, then a vector's length.
+https://sbert.net/docs/sentence_transformer/usage/custom_models.html: `modules.json` lists the modules: the transformer
+in the folder itself, then pooling, then normalization.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from artel.models.text_vectors import folder_of
 
 _MODULES = "modules.json"
 _POOLING = "1_Pooling"
-_READING = "sentence_bert_config.json"
+_SETTINGS = "sentence_bert_config.json"
 _MODES = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}
 _OTHER_MODES = ("max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens")
 _ALL_MODES = [f"pooling_mode_{name}" for name in (*_MODES.values(), *_OTHER_MODES)]
-_NO_LIMIT = 10**8  # tokenizers write 10**30 where they have none
+_NO_LIMIT = 10**8  # tokenizers without a limit write 10**30
 _KINDS = ("Transformer", "Pooling", "Normalize")
 
 
 def folder_files(config: EmbeddingConfig, size: int, block: int) -> dict[str, bytes]:
-    """The files, by their paths in the folder, of a model with vectors of `size` numbers and texts of `block` tokens.
+    """Return the files, by their paths in the folder, of a model with vectors of `size` numbers.
 
-    As versions before 6 write them, which newer ones read too.
+    In the form of versions before 6, which newer ones read, too.
     """
     paths = ("", _POOLING, "2_Normalize")[: 3 if config.normalize else 2]
     modules = [
@@ -49,14 +49,14 @@ def folder_files(config: EmbeddingConfig, size: int, block: int) -> dict[str, by
     files = {
         _MODULES: modules,
         f"{_POOLING}/config.json": pooling,
-        _READING: {"max_seq_length": block, "do_lower_case": False},
+        _SETTINGS: {"max_seq_length": block, "do_lower_case": False},
         "config_sentence_transformers.json": about,
     }
     return {name: json.dumps(content, indent=2, ensure_ascii=False).encode() for name, content in files.items()}
 
 
 def read_folder(folder: str) -> dict[str, Any]:
-    """Keys of a run file that such a folder stands for. Raises InputError for what artel cannot do."""
+    """Return keys of the run file that fit a folder. Raises InputError for what artel cannot do."""
     path = folder_of(folder)
     modules = _read(path / _MODULES)
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
@@ -73,13 +73,13 @@ def read_folder(folder: str) -> dict[str, Any]:
         what = f"pools by {' and '.join(modes) or 'nothing'}"
         raise InputError.at(str(path / str(modules[1]["path"])), what, f"artel pools by one of {', '.join(_MODES)}")
     about, tokenizer = (_read(path / f"{name}.json") for name in ("config_sentence_transformers", "tokenizer_config"))
-    reading = _read(path / _READING)
-    if reading.get("do_lower_case") and not tokenizer.get("do_lower_case"):
+    settings = _read(path / _SETTINGS)
+    if settings.get("do_lower_case") and not tokenizer.get("do_lower_case"):
         what = "do_lower_case: true makes texts lower case before a tokenizer that keeps their case"
-        raise InputError.at(str(path / _READING), what, "artel gives it the text as it is; use the model as it is")
-    longest = reading.get("max_seq_length") or tokenizer.get("model_max_length")
-    said = about.get("prompts") or {}
-    prompts = {"query": said.get("query") or "", "document": said.get("document") or said.get("passage") or ""}
+        raise InputError.at(str(path / _SETTINGS), what, "artel gives it the text as it is; use the model as it is")
+    longest = settings.get("max_seq_length") or tokenizer.get("model_max_length")
+    saved = about.get("prompts") or {}
+    prompts = {"query": saved.get("query") or "", "document": saved.get("document") or saved.get("passage") or ""}
     if pooling.get("include_prompt") is False and any(prompts.values()):
         what = "include_prompt: false leaves the prompt before a text out of its vector"
         raise InputError.at(str(path / str(modules[1]["path"])), what, "artel pools both; use it as it is")
@@ -96,7 +96,7 @@ def read_folder(folder: str) -> dict[str, Any]:
 
 
 def _read(file: Path) -> Any:
-    """The content of a JSON file; nothing where it is not there. Raises InputError."""
+    """Return the content of a JSON file; {} if it does not exist. Raises InputError."""
     if not file.is_file():
         return {}
     try:

@@ -1,4 +1,4 @@
-"""The vectors of texts that share rows, where the model keeps them apart, or else have a row each."""
+"""Vectors of texts: several texts in a row if the model isolates them, otherwise one text per row."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 Pooling = Literal["mean", "cls", "last"]
 
-_ROUND = 16
+_MULTIPLE = 16
 _PACKED = 2048
-"""Tokens of a row that several texts share, about."""
-_PROBE = 4  # tokens that a model is tried with
+"""Approximate tokens of a packed row."""
+_PROBE = 4  # tokens of a trial
 
 
 def packed_rows(texts: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
-    """Rows that texts share, each text whole. Tensors, all int64:
+    """Pack whole texts into rows. Return int64 tensors:
 
     `input_ids` (rows, length); `documents` (rows, length), the number of each token's text in its row, from 1, 0 for
-    padding; `positions` (rows, length), those of tokens in their text, from 0; `slots`, the numbers of texts in a row;
-    `texts` (texts,), the place of each text in the flattened (rows, slots); `firsts` and `lasts` (texts,), the places
-    of their first and last tokens in the flattened rows.
+    padding; `positions` (rows, length) of tokens in their text, from 0; `slots`, the numbers of texts in a row;
+    `texts` (texts,), the index of each text in the flattened (rows, slots); `firsts` and `lasts` (texts,), the indices
+    of first and last tokens in the flattened rows.
     """
     import torch
 
@@ -66,22 +66,22 @@ def packed_rows(texts: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
 
 
 def _packed(lengths: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
-    """(the row of each text, and where in it the text begins; the length of a row)."""
+    """Return ((row, start) of each text, the length of a row)."""
     filled = [0] * max(1, round(sum(lengths) / _PACKED))
     places: list[tuple[int, int]] = [(0, 0)] * len(lengths)
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):  # the longest first
-        row = filled.index(min(filled))  # into the row with most room
+        row = filled.index(min(filled))  # into the emptiest row
         places[number] = (row, filled[row])
         filled[row] += lengths[number]
-    return places, -(-max(filled) // _ROUND) * _ROUND
+    return places, -(-max(filled) // _MULTIPLE) * _MULTIPLE
 
 
 def packed_vectors(
     model: PreTrainedModel, rows: Mapping[str, torch.Tensor], pooling: Pooling, *, causal: bool
 ) -> torch.Tensor:
-    """float32 (texts, size), with gradient: what `pooling` makes of each text's last hidden states, in `packed_rows`.
+    """Return the pooled vectors of `packed_rows`, float32 (texts, size), with gradient.
 
-    `causal`: tokens see only those before them.
+    `causal`: True if tokens attend only to those before them.
     """
     import torch
 
@@ -96,7 +96,7 @@ def packed_vectors(
         hidden = hidden.float()
         if pooling != "mean":
             return hidden.flatten(0, 1)[rows["firsts" if pooling == "cls" else "lasts"]]
-        # A product with who belongs to whom, not an index_add: on a GPU that adds in another order each time.
+        # A matrix product, not index_add, which on a GPU adds in a different order each time.
         members = (documents[:, None] == rows["slots"][None, :, None]).float()
         sums = (members @ hidden).flatten(0, 1)[rows["texts"]]
         return sums / members.sum(dim=2).flatten()[rows["texts"]][:, None]
@@ -105,7 +105,7 @@ def packed_vectors(
 def group_vectors(
     model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], groups: Sequence[LengthGroup], pooling: Pooling
 ) -> torch.Tensor:
-    """The same of texts with a row each, as `group_rows` arranges them."""
+    """Return the pooled vectors of `group_rows`, float32 (texts, size), with gradient."""
     import torch
 
     vectors = [
@@ -116,7 +116,7 @@ def group_vectors(
 
 
 def _pooled(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
-    """float32 (rows, size), of the last hidden states (rows, length, size)."""
+    """Pool the last hidden states (rows, length, size) to float32 (rows, size)."""
     import torch
 
     with torch.autocast(hidden.device.type, enabled=False):
@@ -129,14 +129,14 @@ def _pooled(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch
 
 
 def finished(vectors: torch.Tensor, config: EmbeddingConfig) -> torch.Tensor:
-    """Vectors (texts, size) as the model's user gets them."""
+    """Return vectors (texts, size) as users get them: normalized if the run says so."""
     import torch
 
     return torch.nn.functional.normalize(vectors, dim=1) if config.normalize else vectors
 
 
-def sees_before_alone(model: PreTrainedModel) -> bool:
-    """True if a token's state does not depend on the tokens after it, tried on a few: a decoder."""
+def is_causal(model: PreTrainedModel) -> bool:
+    """True if a token's state does not depend on later tokens (a decoder). Runs the model on a few tokens."""
     import torch
 
     device = model.get_input_embeddings().weight.device
@@ -147,11 +147,10 @@ def sees_before_alone(model: PreTrainedModel) -> bool:
     return bool(torch.equal(states[0, 0], states[1, 0]))
 
 
-def keeps_texts_apart(model: PreTrainedModel, *, causal: bool) -> bool:
-    """True if texts that share a row get the vectors that each gets alone, tried on a few tokens.
+def isolates_texts(model: PreTrainedModel, *, causal: bool) -> bool:
+    """True if texts in one row get the same vectors as in separate rows. Runs the model on a few tokens.
 
-    Only where attention computes no more than what is seen, so that sharing saves work: by FlexAttention, or a text at
-    a time on a CPU.
+    False if sharing rows saves no work: it does with FlexAttention, and with the per-document attention on a CPU.
     """
     import torch
 
@@ -167,37 +166,35 @@ def keeps_texts_apart(model: PreTrainedModel, *, causal: bool) -> bool:
     numbers = torch.arange(ids.shape[1], device=device)[None]
     try:
         inputs = document_inputs(model, 1 + numbers // _PROBE, numbers % _PROBE, causal=causal)
-        together = _states(model, {"input_ids": ids, **inputs})
-        alone = torch.cat([_states(model, {"input_ids": text}) for text in ids.split(_PROBE, dim=1)], dim=1)
+        packed = _states(model, {"input_ids": ids, **inputs})
+        separate = torch.cat([_states(model, {"input_ids": text}) for text in ids.split(_PROBE, dim=1)], dim=1)
     except InputError:
         raise
-    except Exception:  # an architecture that takes no such masks fails in its own way
+    except Exception:  # architectures without such masks fail in various ways
         return False
-    difference = float((together - alone).abs().max() / alone.abs().max())
+    difference = float((packed - separate).abs().max() / separate.abs().max())
     # The bounds of `check_documents`, for the same reason.
     exact = hidden_dtype(model) == torch.float32 and not getattr(model, "is_quantized", False)
     return difference < (1e-4 if exact else 0.05)
 
 
 def _states(model: PreTrainedModel, inputs: dict[str, Any]) -> torch.Tensor:
-    """The last hidden states, float32 (rows, length, size), without dropout."""
-
+    """Return the last hidden states, float32 (rows, length, size), without dropout."""
     with evaluating(model):
         states: torch.Tensor = model(**inputs).last_hidden_state
         return states.float()
 
 
 class TextEncoder:
-    """Texts to vectors. The end of a text of over `block` tokens is not read."""
+    """Turns texts into vectors. Texts are cut to `block` tokens."""
 
     def __init__(self, tokenizer: Tokenizer, reader: MatchReader, config: EmbeddingConfig, block: int) -> None:
         self._tokenizer, self._reader, self._config, self._block = tokenizer, reader, config, block
 
     def rows(self, texts: Sequence[Any], kind: str) -> list[tuple[np.ndarray, bool]]:
-        """Each text as the model reads it, int64 (tokens,), and whether it was cut. Raises InputError.
+        """Return the ids of each text, int64 (tokens,), and True if it was cut. Raises InputError.
 
-        A text may be given as ids, with its special tokens. `kind`: query or document, for the prompt of each; none
-        when empty.
+        A text may be ids, with special tokens. `kind`: query or document, for its prompt; empty for none.
         """
         encoded = iter(self._encoded([text for text in texts if isinstance(text, str)], kind))
         rows: list[tuple[np.ndarray, bool]] = []
@@ -211,7 +208,7 @@ class TextEncoder:
         return rows
 
     def _encoded(self, texts: Sequence[str], kind: str) -> list[np.ndarray]:
-        """The ids of each text behind the prompt of its kind, without special tokens, int64. Raises InputError."""
+        """Return the ids of each text after the prompt of its kind, without special tokens. Raises InputError."""
         prompts = self._config.prompts
         prompt = {"query": prompts.query, "document": prompts.document, "": ""}.get(kind)
         if prompt is None:
@@ -226,8 +223,7 @@ class TextEncoder:
     def vectors(
         self, model: PreTrainedModel, rows: Sequence[np.ndarray], *, dimensions: int | None = None
     ) -> np.ndarray:
-        """float32 (rows, size), or of each vector the first `dimensions`. Raises InputError."""
-
+        """Return vectors, float32 (rows, size), or their first `dimensions` numbers. Raises InputError."""
         size = model.config.get_text_config().hidden_size
         if dimensions is not None and not 0 < dimensions <= size:
             what = f"a vector has {size} numbers, and {dimensions} are asked for"

@@ -1,4 +1,4 @@
-"""From scores of windows to an answer for each document, its figures, and the official files of predictions."""
+"""From scores of windows to an answer for each document, metrics, and official prediction files."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ import numpy as np
 from artel.text import AnswerClass
 
 CLASSES: tuple[str, ...] = get_args(AnswerClass)
-# Columns of what SpanQA.evaluate_batch finds for each window; the classes' probabilities follow.
+# Columns of the outputs of SpanQA.evaluate_batch; probabilities of the classes follow.
 _FIRST, _LAST, _SCORE, _NULL, _CLASSES = range(5)
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a model answers to one question, and what would have been right."""
+    """A model's answer to a question, and the right answers."""
 
     source: dict[str, Any]
     """id, question, context, answers (character spans), class, candidates."""
     start: int
     end: int
-    """The best span, characters of the context."""
+    """End of the best span in characters of the context, exclusive."""
     score: float
-    """Start + end - null score of the best window."""
+    """Start + end - null score in the best window."""
     answer_class: str
-    """With the class head its likeliest class in the best window; without it `short` or `unknown`."""
+    """The likeliest class in the best window; without a class head `short` or `unknown`."""
     classes: np.ndarray
     """Probability of each class, float64 (5,)."""
 
     @property
     def text(self) -> str:
-        """The answer; empty when there is none."""
+        """The answer; empty if there is none."""
         return "" if self.answer_class == "unknown" else self.source["context"][self.start : self.end]
 
     @property
     def gold(self) -> list[str]:
-        """The texts of the right answers; one empty text when there is none."""
+        """The right answers; one empty text if there is none."""
         return [self.source["context"][start:end] for start, end in self.source["answers"]] or [""]
 
 
@@ -50,16 +50,16 @@ def predict(
     outputs: np.ndarray,
     owners: np.ndarray,
     sources: Iterable[dict[str, Any]],
-    places: Callable[[int], np.ndarray],
+    offsets: Callable[[int], np.ndarray],
     *,
     classes: bool,
     no_answer: bool,
 ) -> list[Prediction]:
-    """For each document the best span over all its windows, by start + end - null score.
+    """Return the best span of each document over all its windows, by start + end - null score.
 
-    `outputs` (windows, columns) are those of SpanQA.evaluate_batch; `owners` (windows,) are indices into `sources`;
-    `places(window)` are the characters of its tokens in the document, start << 32 | end. A document is
-    unknown when the class head says so, or, without it, when the score is not above zero and `no_answer` allows it.
+    `outputs` (windows, columns): from SpanQA.evaluate_batch. `owners` (windows,): indices into `sources`.
+    `offsets(window)`: characters of its tokens in the document, start << 32 | end. A document is unknown if the class
+    head says so; without a class head if the score is not above zero and `no_answer` allows it.
     """
     margins = outputs[:, _SCORE] - outputs[:, _NULL]
     best: dict[int, int] = {}
@@ -76,7 +76,7 @@ def predict(
             answer_class = CLASSES[int(probabilities.argmax())]
         else:
             answer_class = "unknown" if no_answer and margin <= 0 else "short"
-        tokens = places(window)
+        tokens = offsets(window)
         first, last = int(outputs[window, _FIRST]), int(outputs[window, _LAST])
         start, end = int(tokens[first] >> np.uint64(32)), int(tokens[last] & np.uint64(0xFFFFFFFF))
         start, end = trimmed(source["context"], start, with_marks(source["context"], end))
@@ -85,25 +85,25 @@ def predict(
 
 
 def with_marks(text: str, end: int) -> int:
-    """The end of a piece of text with the combining marks behind it, which some tokenizers leave out."""
+    """Return `end` moved past combining marks, which some tokenizers leave out."""
     while end < len(text) and unicodedata.category(text[end])[0] == "M":
         end += 1
     return end
 
 
 def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-    """A span without the white space at its ends."""
+    """Return a span without white space at its ends."""
     piece = text[start:end]
     return start + len(piece) - len(piece.lstrip()), end - len(piece) + len(piece.rstrip())
 
 
 def score(predictions: list[Prediction], *, classes: bool) -> dict[str, float]:
-    """Figures over documents, each from 0 to 1 (the official scripts print them times 100).
+    """Return metrics over documents, 0 to 1 (the official scripts print them times 100).
 
-    exact_match and f1 as SQuAD defines them (Rajpurkar et al. 2016; 2018 for unanswerable questions): the best over
-    the gold answers of equal texts, and of the F1 of their words, after `normalised`. With the class head a yes, no or
-    unknown is right by its class alone, and a short or long answer needs both class and text. start_accuracy and
-    end_accuracy: of documents with an answer, the share whose first (last) character is that of a gold answer.
+    exact_match and f1 as SQuAD defines them (Rajpurkar et al. 2016; 2018 for unanswerable questions): the best over all
+    gold answers, after `normalised`. With a class head, yes, no and unknown are right by class only, and short and long
+    answers need the right class, too. start_accuracy and end_accuracy: fraction of answered documents with the first
+    (last) character of a gold answer.
     """
     if not predictions:
         return {}
@@ -146,7 +146,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalised(answer: str) -> str:
-    """In small letters, without ASCII punctuation and English articles, single spaces: as SQuAD compares answers."""
+    """Normalize an answer as SQuAD does: lower case, no ASCII punctuation or English articles, single spaces."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
 
 
@@ -155,7 +155,7 @@ def exact_match(answer: str, gold: str) -> float:
 
 
 def word_f1(answer: str, gold: str) -> float:
-    """F1 of the words that answer and gold share; when either has none, whether both have none."""
+    """Return the F1 of shared words; if either text has none, 1 if both have none."""
     predicted, gold_words = normalised(answer).split(), normalised(gold).split()
     if not predicted or not gold_words:
         return float(predicted == gold_words)
@@ -164,7 +164,7 @@ def word_f1(answer: str, gold: str) -> float:
 
 
 def average_precision(scores: np.ndarray, positive: np.ndarray) -> float:
-    """Sum over thresholds of (recall gained) x precision; equal scores are one threshold, as scikit-learn has it."""
+    """Return the sum over thresholds of (recall gained) x precision, as scikit-learn; ties are one threshold."""
     order = np.argsort(-scores, kind="stable")
     hits = np.cumsum(positive[order])
     last_of_equal = np.append(np.diff(scores[order]) != 0, True)
@@ -174,12 +174,12 @@ def average_precision(scores: np.ndarray, positive: np.ndarray) -> float:
 
 
 def squad_predictions(predictions: list[Prediction]) -> dict[str, str]:
-    """SQuAD's official file: question id -> answer, empty when there is none."""
+    """Return SQuAD's official file: question id -> answer, empty if there is none."""
     return {prediction.source["id"]: prediction.text for prediction in predictions}
 
 
 def nq_predictions(predictions: list[Prediction]) -> dict[str, list[dict[str, Any]]]:
-    """The official file of Natural Questions; spans are counted in space-separated words, end exclusive."""
+    """Return the official file of Natural Questions. Spans count space-separated words, end exclusive."""
     return {"predictions": [_nq(prediction) for prediction in predictions]}
 
 
@@ -201,7 +201,7 @@ def _nq(prediction: Prediction) -> dict[str, Any]:
 
 
 def _long_answer(words: tuple[int, int], candidates: list[tuple[int, int]]) -> tuple[int, int] | None:
-    """The smallest candidate that holds the answer; the answer itself where there are no candidates."""
+    """Return the smallest candidate that contains the answer; without candidates the answer itself."""
     holding: Iterator[tuple[int, int]] = (
         (start, end) for start, end in candidates if start <= words[0] and words[1] <= end
     )

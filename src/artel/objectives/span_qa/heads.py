@@ -1,4 +1,4 @@
-"""What a model's heads say of a batch of windows, and the best span of each."""
+"""The heads of a model: logits, losses and the best span of each window."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 def run_heads(model: PreTrainedModel, batch: Batch, *, five: bool) -> dict[str, torch.Tensor]:
-    """Logits of start and end (rows, length), minus infinity at padding; with `five` heads also those of the classes
-    (rows, 5), and the positions of start and end from 0 to 1 (rows, 2)."""
+    """Return logits of start and end (rows, length), minus infinity at padding. With `five` heads also logits of the
+    classes (rows, 5), and relative positions of start and end, 0 to 1 (rows, 2).
+    """
     import torch
 
     inputs = {
@@ -48,17 +49,16 @@ def _head(model: PreTrainedModel, name: str) -> nn.Module:
 def best_spans(
     start: torch.Tensor, end: torch.Tensor, allowed: torch.Tensor, longest: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(score, first, last) of each row's span with the largest start + end, of at most `longest` allowed tokens.
+    """Return (score, first, last) of each row's best span by start + end, of at most `longest` allowed tokens.
 
-    start, end, allowed (rows, length).
+    start, end, allowed: (rows, length).
     """
-
     import torch
     import torch.nn.functional as F
 
     start, end = (logits.masked_fill(~allowed, -torch.inf) for logits in (start, end))
     length = start.shape[1]
-    # For each first token the best last one among the next `longest`: a window over the end logits.
+    # The best last token for each first one is among the next `longest`: a window over the end logits.
     padded = F.pad(end, (0, longest - 1), value=-torch.inf)
     best, offset = padded.unfold(1, longest, 1).max(dim=2)
     score, first = (start + best).max(dim=1)
@@ -67,12 +67,14 @@ def best_spans(
 
 
 class WindowLoss:
+    """The weighted losses of the heads."""
+
     def __init__(self, config: SpanQAConfig) -> None:
         self._config = config
         self._class_weights: torch.Tensor | None = None
 
     def balance_classes(self, counts: np.ndarray) -> None:
-        """Weigh each class by the inverse of its share of the training windows; `counts` (5,) are those of each."""
+        """Weight classes by their inverse frequency. `counts`: training windows of each class, (5,)."""
         import torch
 
         present = counts > 0
@@ -81,7 +83,7 @@ class WindowLoss:
         self._class_weights = torch.tensor(weights, dtype=torch.float32)
 
     def sums(self, outputs: dict[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """(sum over the windows of the losses of `outputs`, the number of windows)."""
+        """Return (sum of losses over the windows, number of windows)."""
         import torch
         import torch.nn.functional as F
 
@@ -90,7 +92,7 @@ class WindowLoss:
         loss = weights.start * F.cross_entropy(outputs["start"], start, reduction="none")
         loss = loss + weights.end * F.cross_entropy(outputs["end"], end, reduction="none")
         if self._config.heads == "five":
-            # Squared error of places as shares of the window, where there is an answer.
+            # Squared error of relative positions, if there is an answer.
             answered = (tensors["class"] != UNKNOWN).float()
             length = tensors["attention_mask"].sum(dim=1).float()
             position = outputs["position"]

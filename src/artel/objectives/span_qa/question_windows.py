@@ -1,8 +1,8 @@
-"""A question and its document, cut into windows `[CLS] question [SEP] window [SEP]` with a stride.
+"""Questions and documents, cut with a stride into windows `[CLS] question [SEP] window [SEP]`.
 
-Devlin et al. 2019 for SQuAD; Alberti et al. 2019, "A BERT Baseline for the Natural Questions". Answers are located
-through the tokenizer's offsets. A window that does not hold the answer whole is `unknown`, and its start and end are
-the first token.
+Devlin et al. 2019 for SQuAD; Alberti et al. 2019, "A BERT Baseline for the Natural Questions". Answers are located by
+the tokenizer's offsets. A window without the whole answer has the class `unknown`, and the first token as start and
+end.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from artel.objectives.types import DocumentSamples
 from artel.text import Document, Dropped, Question, Rejected
 from artel.tokens import Encoded, Sample, Tokenizer
 
-# The numbers of a sample, by column: document within its split, first token of the window in it, where the window
-# begins in the sample, start and end of the answer in the sample, class.
+# Columns of a sample's numbers: document in its split, first token of the window in the document, start of the window
+# in the sample, start and end of the answer in the sample, class.
 DOCUMENT, WINDOW, BEGINS, START, END, CLASS = range(6)
-_CONTEXT_TOKENS = 60  # of a window, in the command that a finished run suggests
+_CONTEXT_TOKENS = 60  # of a window in the command that a finished run suggests
 UNKNOWN = CLASSES.index("unknown")
 
 
 class Windows:
+    """Turns questions into windows."""
+
     def __init__(self, tokenizer: Tokenizer, config: SpanQAConfig, block: int) -> None:
         self.frame = tokenizer.frame(pair=True)
         self._tokenizer = tokenizer
@@ -60,13 +62,13 @@ class Windows:
             )
             return Rejected(record.origin, "no_span", detail, record.set_name)
         answer = context.tokens_of(*trimmed(fields.context, *fields.answers[0])) if fields.answers else None
-        room = self._block - self.frame.size - len(question)
-        if answer is not None and answer[1] - answer[0] >= room and document.split == "train":
+        length = self._block - self.frame.size - len(question)
+        if answer is not None and answer[1] - answer[0] >= length and document.split == "train":
             return Dropped("answer_longer_than_window")
         is_validation = document.split == "validation"
         samples = []
-        for first in window_starts(len(context.ids), room, self._config.stride):
-            sample = self._window(document, question, context, first, room, answer)
+        for first in window_starts(len(context.ids), length, self._config.stride):
+            sample = self._window(document, question, context, first, length, answer)
             if is_validation or sample.numbers[CLASS] != UNKNOWN or self._keeps_unknown(fields, first):
                 samples.append(sample)
         if not is_validation:
@@ -87,13 +89,13 @@ class Windows:
         question: np.ndarray,
         context: Encoded,
         first: int,
-        room: int,
+        length: int,
         answer: tuple[int, int] | None,
     ) -> Sample:
-        """The window of `context` from token `first`; positions are counted in the sample."""
+        """Return the window of `context` from token `first`. Positions count from the start of the sample."""
         fields, frame = document.record.fields, self.frame
         assert isinstance(fields, Question)
-        last = min(first + room, len(context.ids))
+        last = min(first + length, len(context.ids))
         begins = len(frame.before) + len(question) + len(frame.between)
         ids = np.concatenate([frame.before, question, frame.between, context.ids[first:last], frame.after])
         start, end, answer_class = 0, 0, UNKNOWN
@@ -103,14 +105,14 @@ class Windows:
         numbers = (0, first, begins, start, end, answer_class)  # the store counts the documents
         if document.split == "train":
             return Sample(ids.astype(np.int64), None, numbers)
-        # Where each token stands in the document, so that a predicted span becomes text again: start << 32 | end.
-        places = np.zeros(len(ids), dtype=np.uint64)
+        # The characters of each token in the document, to turn a predicted span into text: start << 32 | end.
+        offsets = np.zeros(len(ids), dtype=np.uint64)
         starts, ends = (array[first:last].astype(np.uint64) for array in (context.starts, context.ends))
-        places[begins : begins + last - first] = starts << np.uint64(32) | ends
-        return Sample(ids.astype(np.int64), places, numbers)
+        offsets[begins : begins + last - first] = starts << np.uint64(32) | ends
+        return Sample(ids.astype(np.int64), offsets, numbers)
 
     def words(self, sample: Sample) -> tuple[str, str]:
-        """The question of a training sample, and some of its window, with the answer if it has one."""
+        """Return a training sample's question, and part of its window with the answer, if there is one."""
         begins, frame = sample.numbers[BEGINS], self.frame
         question = sample.ids[len(frame.before) : begins - len(frame.between)]
         window = sample.ids[begins : len(sample.ids) - len(frame.after)]
@@ -124,6 +126,6 @@ class Windows:
         return digest < self._config.unknown_windows * 2**64
 
 
-def window_starts(tokens: int, room: int, stride: int) -> range:
-    """First token of each window of a document: every `stride` tokens, until one reaches the end."""
-    return range(0, max(0, tokens - room) + stride, stride) if tokens > room else range(1)
+def window_starts(tokens: int, length: int, stride: int) -> range:
+    """Return the first token of each window: every `stride` tokens until a window reaches the end."""
+    return range(0, max(0, tokens - length) + stride, stride) if tokens > length else range(1)

@@ -1,4 +1,4 @@
-"""The objective: which windows are learned, and the answers to whole documents."""
+"""Extractive question answering: windows are learned, whole documents are answered."""
 
 from __future__ import annotations
 
@@ -126,8 +126,6 @@ class SpanQA(Objective):
             ]
         )
 
-    # record -> samples
-
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         return self._windows.samples(documents)
 
@@ -148,8 +146,8 @@ class SpanQA(Objective):
     def batch(self, rows: Rows) -> Batch:
         import torch
 
-        places = np.arange(rows.ids.shape[1])[None, :]
-        attended = places < rows.lengths[:, None]
+        positions = np.arange(rows.ids.shape[1])[None, :]
+        attended = positions < rows.lengths[:, None]
         begins = rows.numbers[:, BEGINS, None]
         tensors = {
             "input_ids": np.where(attended, rows.ids, self.tokenizer.pad_id),
@@ -158,11 +156,11 @@ class SpanQA(Objective):
             "end": rows.numbers[:, END],
             "class": rows.numbers[:, CLASS],
             "valid": rows.valid,
-            # Tokens that may be an answer: those of the document, and not the special ones after it.
-            "document": (places >= begins) & (places < rows.lengths[:, None] - len(self._windows.frame.after)),
+            # Tokens that may be part of an answer: those of the document.
+            "document": (positions >= begins) & (positions < rows.lengths[:, None] - len(self._windows.frame.after)),
         }
         if self._windows.frame.second_type:
-            tensors["token_type_ids"] = ((places >= begins) & attended) * self._windows.frame.second_type
+            tensors["token_type_ids"] = ((positions >= begins) & attended) * self._windows.frame.second_type
         return Batch(
             {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in tensors.items()},
             targets=int(rows.valid.sum()),
@@ -170,14 +168,14 @@ class SpanQA(Objective):
         )
 
     def token_views(self, rows: Rows) -> list[TokenView]:
-        """The answer's tokens are what is learned; where the window has none, the first token is."""
+        """Return the first window; its targets are the answer's tokens, or the first token if it has no answer."""
         ids, targets = rows.ids[0, : rows.lengths[0]], np.full(rows.lengths[0], IGNORED)
         answer = slice(rows.numbers[0, START], rows.numbers[0, END] + 1)
         targets[answer] = ids[answer]
         return [TokenView(ids, targets, CLASSES[rows.numbers[0, CLASS]])]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """A target is a window: the heads' weighted losses are added for each, and summed over windows."""
+        """Return the heads' weighted losses, summed over windows; a target is a window."""
         return self._window_loss.sums(run_heads(model, batch, five=self._five), batch)
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -191,7 +189,7 @@ class SpanQA(Objective):
         classes = outputs["class"].softmax(dim=-1) if self._five else start.new_zeros(len(start), len(CLASSES))
         return self._window_loss.sums(outputs, batch), torch.cat([torch.stack(columns, dim=1), classes], dim=1)
 
-    # figures
+    # metrics
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         loss = {"loss": totals["loss"] / totals["targets"]}
@@ -202,27 +200,26 @@ class SpanQA(Objective):
         return (nq_predictions if counts_words else squad_predictions)(self.predictions(outputs, split))
 
     def predictions(self, outputs: np.ndarray, split: StoreSplit) -> list[Prediction]:
-        """The answer to each document of a split, from the windows that have outputs."""
+        """Return the answer to each document of a split, from the windows that have outputs."""
         owners = np.asarray(split.numbers()[: len(outputs), DOCUMENT])
-        return self._predict(outputs, owners, split.sources(), lambda window: _places(split.sample(window)))
+        return self._predict(outputs, owners, split.sources(), lambda window: _offsets(split.sample(window)))
 
     def answer(self, model: PreTrainedModel, question: str, context: str) -> Prediction:
-        """The answer to one question about one text. Raises InputError when the question is too long."""
-
+        """Answer a question about a text. Raises InputError if the question is too long."""
         fields = Question("", question, context, (), "unknown")
         document = Document(Record(context, "--context", "", fields), "validation")
-        (made,) = self.samples([document])
-        if not isinstance(made, DocumentSamples):
-            raise InputError.at("--prompt", made.detail if isinstance(made, Rejected) else made.reason)
+        (result,) = self.samples([document])
+        if not isinstance(result, DocumentSamples):
+            raise InputError.at("--prompt", result.detail if isinstance(result, Rejected) else result.reason)
         outputs = []
         with evaluating(model):
-            for sample in made.samples:
+            for sample in result.samples:
                 rows = one_row(sample)
                 outputs.append(self.evaluate_batch(model, self.batch(rows).to(model.device))[1].double().cpu().numpy())
         owners = np.zeros(len(outputs), dtype=np.int64)
-        source = made.source or {}
+        source = result.source or {}
         (prediction,) = self._predict(
-            np.concatenate(outputs), owners, [source], lambda window: _places(made.samples[window])
+            np.concatenate(outputs), owners, [source], lambda window: _offsets(result.samples[window])
         )
         return prediction
 
@@ -246,14 +243,14 @@ class SpanQA(Objective):
         outputs: np.ndarray,
         owners: np.ndarray,
         sources: Iterable[dict[str, Any]],
-        places: Callable[[int], np.ndarray],
+        offsets: Callable[[int], np.ndarray],
     ) -> list[Prediction]:
-        return predict(outputs, owners, sources, places, classes=self._five, no_answer=self._config.no_answer)
+        return predict(outputs, owners, sources, offsets, classes=self._five, no_answer=self._config.no_answer)
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         raise InputError.at("--prompt", "a question needs a document to be answered from", "give --context")
 
 
-def _places(sample: Sample) -> np.ndarray:
+def _offsets(sample: Sample) -> np.ndarray:
     assert sample.flags is not None
     return sample.flags

@@ -47,7 +47,7 @@ def exchanging(model: PreTrainedModel, group: dist.ProcessGroup, how: str) -> It
     processes of the group must do the same in it. Whole inputs (generation, trying a model) belong outside of it.
     """
     output_head(model)  # tried once for each model, on an input of its own that nobody shares
-    part = Part(dist.get_rank(group), dist.get_world_size(group), sees_before_alone(model))
+    part = Part(dist.get_rank(group), dist.get_world_size(group), is_causal(model))
     hook = model.register_forward_pre_hook(_positions(part, first_position(model)), with_kwargs=True)
     try:
         with attention_exchange(_EXCHANGES[how](part, group.group_name)):
@@ -69,7 +69,7 @@ def _positions(part: Part, first: int) -> Any:
     return add_positions
 
 
-def sees_before_alone(model: PreTrainedModel) -> bool:
+def is_causal(model: PreTrainedModel) -> bool:
     """Whether a model's tokens see only those before them: a decoder."""
     return bool(model.can_generate())
 
@@ -139,7 +139,7 @@ def context_problems(
     hindrance = _hindrance(model)
     if hindrance is not None:
         problems.append(Problem(_WHERE, f"{name} {hindrance}", "write parallel.context: 1"))
-    multiple = Part(0, size, sees_before_alone(model)).multiple
+    multiple = Part(0, size, is_causal(model)).multiple
     if block % multiple:
         near = block // multiple * multiple
         fitting = " or ".join(str(number) for number in (near, near + multiple) if number)
@@ -203,7 +203,7 @@ def check_context(model: PreTrainedModel) -> None:
     Tried on one process, where the model is: two processes' parts, one after the other in one row, must give the same
     logits as the row in its order. After `context_problems` has found none, and before the model is compiled or split.
     """
-    part = Part(0, 2, sees_before_alone(model))
+    part = Part(0, 2, is_causal(model))
     length = 8  # two tokens in each chunk
     device = model.get_input_embeddings().weight.device
     ids = model.config.get_text_config().vocab_size // 2 + torch.arange(length, device=device)[None]  # none is special
