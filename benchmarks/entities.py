@@ -215,11 +215,11 @@ def features(words: list[str]) -> list[dict[str, Any]]:
 
 
 def judged(texts: list[Any], tags: list[list[str]]) -> dict[str, float]:
-    from artel.objectives.tokens.entities import Scores, found_in
+    from artel.objectives.tokens.entities import Scores, entity_words
 
     scores = Scores()
     for (_, _, (spans, starts, ends)), own in zip(texts, tags, strict=True):
-        found = [(starts[a], ends[b - 1], label) for a, b, label in found_in(own, starts, ends, of_words=False)]
+        found = [(starts[a], ends[b - 1], label) for a, b, label in entity_words(own, starts, ends, of_words=False)]
         scores.add(spans, found)
     return {**scores.micro(), "macro_f1": scores.macro_f1()}
 

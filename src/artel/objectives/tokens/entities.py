@@ -1,4 +1,9 @@
-"""From the tags of words to names in whole texts: of a split's documents, or of any texts that a model is asked."""
+"""From tags of words to entities in whole texts, and their scores.
+
+Scores follow seqeval (Nakayama 2018) and conlleval, over whole documents. A name is right if its first character, its
+last and its label are those of a gold one. Precision, recall and f1 are 0 without names. micro averages over all names,
+macro over labels that occur in the data or in predictions.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Tagger(Protocol):
-    """What of the objective is needed to ask its model."""
+    """What `entities_in` needs of the objective."""
 
     tags: TagSet
 
@@ -34,7 +39,7 @@ class Tagger(Protocol):
 
 
 def predicted_tags(logits: torch.Tensor, words: torch.Tensor, shape: Sequence[int], columns: int) -> torch.Tensor:
-    """float32 (rows, columns): the likeliest tag at each of the `words` in flattened rows of `shape`, elsewhere 0."""
+    """Return the likeliest tag at each of the `words` in flattened rows of `shape`, else 0; float32 (rows, columns)."""
     import torch.nn.functional as F
 
     rows, length = shape
@@ -44,7 +49,7 @@ def predicted_tags(logits: torch.Tensor, words: torch.Tensor, shape: Sequence[in
 
 
 def judged_tags(outputs: np.ndarray, split: StoreSplit) -> dict[int, list[int]]:
-    """For each document of a split the tags of its words in order, by the outputs (samples, block) of its windows."""
+    """Return the tags of the words of each document of a split, from the outputs (samples, block) of its windows."""
     owners = split.numbers()[: len(outputs), DOCUMENT].tolist()
     tags: dict[int, list[int]] = {}
     for number, owner in enumerate(owners):
@@ -56,49 +61,49 @@ def judged_tags(outputs: np.ndarray, split: StoreSplit) -> dict[int, list[int]]:
 
 
 def commonest_share(split: StoreSplit, samples: int, tags: int) -> float:
-    """The share of the commonest of so many tags among the judged words of the first `samples` of a split."""
+    """Return the fraction of the commonest tag among judged words of the first `samples` of a split."""
     counts = np.zeros(tags, dtype=np.int64)
     for number in range(samples):
         flags = split.sample(number).flags
         assert flags is not None
-        counts += np.bincount(flags.astype(np.int64), minlength=tags + 2)[1 : tags + 1]  # 0 is no word, the last no tag
+        counts += np.bincount(flags.astype(np.int64), minlength=tags + 2)[1 : tags + 1]  # 0: no word, last: no tag
     return float(counts.max() / max(1, counts.sum()))
 
 
-def found_in(
+def entity_words(
     tags: Sequence[str], starts: Sequence[int], ends: Sequence[int], *, of_words: bool
 ) -> list[tuple[int, int, str]]:
-    """(first word, word after the last, label) of each name, by the tags of the words and their characters.
+    """Return the words [first, stop) and the label of each name, from the words' tags and characters.
 
-    Where each word has a tag, pieces of a word (a hyphen, an apostrophe) are one word if they have the same.
+    If every word has a tag, adjacent pieces of a word (around a hyphen or apostrophe) with the same tag are joined.
     """
     if not of_words:
         return entities_of(tags)
-    found: list[tuple[int, int, str]] = []
+    words: list[tuple[int, int, str]] = []
     for word, tag in enumerate(tags):
-        if found and found[-1][2] == tag and ends[word - 1] == starts[word]:
-            found[-1] = (found[-1][0], word + 1, tag)
+        if words and words[-1][2] == tag and ends[word - 1] == starts[word]:
+            words[-1] = (words[-1][0], word + 1, tag)
         else:
-            found.append((word, word + 1, tag))
-    return found
+            words.append((word, word + 1, tag))
+    return words
 
 
-def marked(tags: Sequence[str], *, of_words: bool) -> list[str]:
-    """For each token the label of its name, by the tags of words at their first tokens and "" elsewhere."""
-    words = [place for place, tag in enumerate(tags) if tag]
+def token_labels(tags: Sequence[str], *, of_words: bool) -> list[str]:
+    """Return the label of each token's name, from the tags of words at their first tokens, "" elsewhere."""
+    words = [token for token, tag in enumerate(tags) if tag]
     labels = [""] * len(tags)
-    names = [(word, word + 1, tags[place]) for word, place in enumerate(words)]
-    for first, end, label in names if of_words else entities_of([tags[place] for place in words]):
+    names = [(word, word + 1, tags[token]) for word, token in enumerate(words)]
+    for first, end, label in names if of_words else entities_of([tags[token] for token in words]):
         stop = words[end] if end < len(words) else words[end - 1] + 1
         labels[words[first] : stop] = [label] * (stop - words[first])
     return labels
 
 
 def entities_in(objective: Tagger, model: PreTrainedModel, windows: Windows, texts: list[str]) -> list[dict[str, Any]]:
-    """The names of each text: {"entities": [{"start", "end", "label", "text", "score"}]}."""
+    """Return the names of each text: {"entities": [{"start", "end", "label", "text", "score"}]}."""
     records = [Record(text, f"text {number}", "", Tagged(text, ())) for number, text in enumerate(texts)]
-    made = list(windows.samples([Document(record, "validation") for record in records]))
-    documents = [each if isinstance(each, DocumentSamples) else None for each in made]  # a text without words has none
+    results = windows.samples([Document(record, "validation") for record in records])
+    documents = [each if isinstance(each, DocumentSamples) else None for each in results]  # None: no words
     listed = [sample for document in documents if document for sample in document.samples]
     judged = iter(_judge(objective, model, listed))
     answers = []
@@ -115,40 +120,33 @@ def _entities(
         return []
     starts, ends = document.source["starts"], document.source["ends"]
     tags = objective.tags.names(np.concatenate([ids for ids, _ in pairs]).tolist())
-    shares = np.concatenate([shares for _, shares in pairs])
+    scores = np.concatenate([scores for _, scores in pairs])
     return [
         {
             "start": starts[first],
             "end": ends[end - 1],
             "label": label,
             "text": text[starts[first] : ends[end - 1]],
-            "score": float(shares[first:end].mean()),
+            "score": float(scores[first:end].mean()),
         }
-        for first, end, label in found_in(tags, starts, ends, of_words=objective.tags.of_words)
+        for first, end, label in entity_words(tags, starts, ends, of_words=objective.tags.of_words)
     ]
 
 
 def _judge(objective: Tagger, model: PreTrainedModel, samples: list[Sample]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each sample the likeliest tags of its words, and their probabilities. Long ones are run first, together."""
-
+    """Return the likeliest tags of each sample's words, and their probabilities."""
     judged: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     with evaluating(model):
         for numbers in batches_by_length([len(sample.ids) for sample in samples]):
             rows = evaluation_rows(SampleList(samples), np.array(numbers), len(numbers))
-            shares = _probabilities(objective, model, objective.batch(rows))
-            best = zip(numbers, _by_row(rows, shares.argmax(axis=1)), _by_row(rows, shares.max(axis=1)), strict=True)
-            judged |= {number: (tags, share) for number, tags, share in best}
+            chances = objective.logits(model, objective.batch(rows).to(model.device)).softmax(dim=-1).cpu().numpy()
+            best = zip(numbers, _by_row(rows, chances.argmax(axis=1)), _by_row(rows, chances.max(axis=1)), strict=True)
+            judged |= {number: (tags, scores) for number, tags, scores in best}
     return [judged[number] for number in range(len(samples))]
 
 
-def _probabilities(objective: Tagger, model: PreTrainedModel, batch: Batch) -> np.ndarray:
-    """float32 (words, tags)."""
-    shares: np.ndarray = objective.logits(model, batch.to(model.device)).softmax(dim=-1).cpu().numpy()
-    return shares
-
-
 def _by_row(rows: Rows, values: np.ndarray) -> list[np.ndarray]:
-    """What stands for the judged words of all rows, in order, by rows."""
+    """Split values of the judged words of all rows by row."""
     assert rows.flags is not None
     counts = [np.count_nonzero(flags[:length]) for flags, length in zip(rows.flags, rows.lengths, strict=True)]
     return np.split(values, np.cumsum(counts)[:-1])
@@ -183,23 +181,23 @@ class Scores:
         return sorted({*self.gold, *self.found})
 
     def micro(self) -> dict[str, float]:
-        """precision, recall and f1 over all names."""
+        """Return precision, recall and f1 over all names."""
         return _rates(self.right.total(), self.found.total(), self.gold.total())
 
     def macro_f1(self) -> float:
-        """The mean of the labels' f1."""
+        """Return the mean f1 of the labels."""
         table = self.table()
         return sum(row["f1"] for row in table.values()) / len(table) if table else 0.0
 
     def table(self) -> dict[str, dict[str, float]]:
-        """For each label its precision, recall and f1, and how many of it the data have (`support`)."""
+        """Return precision, recall, f1 and `support` (count in the data) of each label."""
         return {
             label: {**_rates(self.right[label], self.found[label], self.gold[label]), "support": self.gold[label]}
             for label in self.labels
         }
 
     def averages(self) -> dict[str, dict[str, float]]:
-        """micro, macro (the mean over labels) and weighted (by their support), as seqeval's report has them."""
+        """Return micro, macro (mean over labels) and weighted (by support) averages, as in seqeval's report."""
         table, support = self.table(), self.gold.total()
         names = ("precision", "recall", "f1")
         macro = {name: sum(row[name] for row in table.values()) / max(1, len(table)) for name in names}

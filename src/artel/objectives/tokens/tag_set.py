@@ -1,4 +1,4 @@
-"""The tags that a model chooses from, in the order of its head's rows, and what they stand for."""
+"""The labels of a run, and the tags of its head in order."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _LETTERS = {"bio": ("B", "I"), "bilou": ("B", "I", "L", "U")}
 
 @dataclass(frozen=True)
 class TagSet:
-    """The tags of a head, by their ids."""
+    """The tags of a head, by id."""
 
     tags: tuple[str, ...]
     of_words: bool
-    """True if each word has a tag of its own; False if tags mark names, and O what is none."""
+    """True if every word has a tag; False if tags mark names, and O all other words."""
 
     @classmethod
     def of_run(cls, run: RunConfig) -> TagSet:
-        """Before the records have decided the labels there are none: `artel plan` needs samples alone."""
+        """Return a run's tags. Before records have decided the labels only O: `artel plan` needs no more."""
         labels, of_words = run.tokens.labels, is_of_words(run)
         if labels == "auto":
             return cls((OUTSIDE,), of_words=False)
@@ -36,7 +36,7 @@ class TagSet:
 
     @cached_property
     def labels(self) -> list[str]:
-        """What names are of, or the tags of words; without O."""
+        """The labels of names, or the tags of words; without O."""
         kinds = self.tags if self.of_words else [split_tag(tag)[1] for tag in self.tags]
         return list(dict.fromkeys(kind for kind in kinds if kind))
 
@@ -46,11 +46,11 @@ class TagSet:
 
     @property
     def outside(self) -> int | None:
-        """The id of O; None where each word has a tag."""
+        """The id of O; None if every word has a tag."""
         return None if self.of_words else self._ids.get((OUTSIDE, ""))
 
     def ids_of(self, label: str, words: int) -> list[int]:
-        """The ids of the tags of a name of so many words; KeyError for a label that no tag has."""
+        """Return the tag ids of a name of so many words. Raises KeyError for an unknown label."""
         if self.of_words:
             return [self._word_ids[label]] * words
         if any((prefix, label) in self._ids for prefix in (END, SINGLE)):
@@ -60,9 +60,9 @@ class TagSet:
         return [self._id(prefix, label) for prefix in prefixes]
 
     def _id(self, prefix: str, label: str) -> int:
-        """The id of a tag; where a head has only I- (or only B-) of a label, that."""
-        tries = (prefix, INSIDE, BEGIN)
-        return next(self._ids[each, label] for each in tries if (each, label) in self._ids)
+        """Return the id of a tag; if the head has only I- (or only B-) of a label, the id of that."""
+        prefixes = (prefix, INSIDE, BEGIN)
+        return next(self._ids[each, label] for each in prefixes if (each, label) in self._ids)
 
     @cached_property
     def _word_ids(self) -> dict[str, int]:
@@ -73,9 +73,9 @@ class TagSet:
 
 
 def labels_or_tags(labels: Sequence[str], run: RunConfig, base: Sequence[str]) -> list[str]:
-    """Labels of records in the order of a pretrained head with the tags `base`.
+    """Return the labels of records in the order of a pretrained head with the tags `base`.
 
-    If the tags of the run are the same but `tokens.scheme` would order them otherwise, the tags themselves.
+    Return the tags `base` themselves if the run has the same tags, but `tokens.scheme` would order them differently.
     """
     if is_of_words(run):
         return in_order_of(labels, base)
@@ -89,15 +89,14 @@ def _tags_of(labels: Sequence[str], scheme: str) -> list[str]:
 
 
 def is_of_words(run: RunConfig) -> bool:
-    """True if each word has a tag of its own: by the sources, else by `tokens.scheme`."""
+    """True if every word has a tag, as the sources or `tokens.scheme` tell."""
     return run.tokens.scheme == "words" or any(source.yields == WORDS for source in run.data.sources)
 
 
 def labels_of(records: Iterable[Record], *, of_words: bool) -> list[str]:
-    """The labels of records, in alphabetical order.
+    """Return the labels of records in alphabetical order.
 
-    Raises InputError where there are none, where names have the label O, and where they cover every word: then these
-    are tags of words.
+    Raises InputError if there are none, if names have the label O, or if every word is token_labels, as with tags of words.
     """
     labels: set[str] = set()
     is_covered = True
@@ -119,7 +118,7 @@ def labels_of(records: Iterable[Record], *, of_words: bool) -> list[str]:
 
 
 def covers(text: str, spans: Sequence[tuple[int, int, str]]) -> bool:
-    """True if nothing but white space stands outside the spans, which are in order."""
+    """True if there is only white space outside the (ordered) spans."""
     at = 0
     for start, end, _ in spans:
         if text[at:start].strip():

@@ -1,4 +1,4 @@
-"""The objective: which words are learned, and the names in whole texts."""
+"""Token classification: tags of words are learned, names in whole texts are found."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from artel.objectives.tokens.entities import (
     Scores,
     commonest_share,
     entities_in,
-    found_in,
+    entity_words,
     judged_tags,
-    marked,
     predicted_tags,
+    token_labels,
 )
 from artel.objectives.tokens.tag_set import TagSet, is_of_words, labels_of, labels_or_tags
 from artel.objectives.tokens.word_windows import DOCUMENT, NO_WORD, Windows, review_spans, words_of_spans
@@ -116,7 +116,7 @@ class Tokens(Objective):
 
     @classmethod
     def run_values(cls, config: PreTrainedConfig, folder: str) -> dict[str, Any]:
-        """Its tags by its id2label, and the tokenizer as it is."""
+        """Return its tags from id2label, and settings that keep its tokenizer unchanged."""
         tags = [str(config.id2label[number]) for number in range(config.num_labels)]
         scheme = "bio" if OUTSIDE in tags else "words"
         block = min(512, int(getattr(config, "max_position_embeddings", None) or 512))
@@ -147,13 +147,12 @@ class Tokens(Objective):
         return pipeline_usage(_EXAMPLE) if self._pipeline_finds_words() else bio_usage(_EXAMPLE)
 
     def _pipeline_finds_words(self) -> bool:
-        """False if a space is a token of its own in the example, as in small byte-level vocabularies: transformers'
-        pipeline takes it for a word, and gives its tag to the word behind it.
+        """False if a space is a token in the example, as in small byte-level vocabularies.
+
+        The pipeline of transformers takes such a space for a word, and gives its tag to the next word.
         """
         offsets = self.tokenizer.hf(_EXAMPLE, return_offsets_mapping=True, add_special_tokens=False)["offset_mapping"]
         return all(_EXAMPLE[start:end].strip() for start, end in offsets)
-
-    # record -> samples
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         return self._windows.samples(documents)
@@ -180,9 +179,10 @@ class Tokens(Objective):
         return WholeSamples(split)
 
     def batch(self, rows: Rows) -> Batch:
-        """What `group_rows` gives, and of the judged words, int64 (words,) each: `places`, where their first tokens
-        stand in the groups, flattened and joined; `words`, where in the flattened rows as they came; `targets`, their
-        tags, IGNORED for a word without one.
+        """Return `group_rows`, and `places`, `words` and `targets` of the judged words, int64 (words,) each.
+
+        `places`: indices of first tokens in the flattened, concatenated groups. `words`: their indices in the flattened
+        original rows. `targets`: tags, or IGNORED.
         """
         import torch
 
@@ -209,19 +209,19 @@ class Tokens(Objective):
         is_word = (flags != NO_WORD) & (flags <= len(self.tags.tags))
         targets = np.where(is_word, flags - 1, IGNORED)
         labels = [self.tags.tags[target] if target != IGNORED else "" for target in targets.tolist()]
-        return [TokenView(ids, targets, labels=marked(labels, of_words=self.tags.of_words))]
+        return [TokenView(ids, targets, labels=token_labels(labels, of_words=self.tags.of_words))]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         return self._sums(self.logits(model, batch), batch)
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The outputs are the likeliest tag of each token that is judged."""
+        """Return the sums, and the likeliest tag of each judged token."""
         logits = self.logits(model, batch)
         ids = batch.tensors["input_ids"]
         return self._sums(logits, batch), predicted_tags(logits, batch.tensors["words"], ids.shape, len(self.outputs))
 
     def logits(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """float32 (words, tags): of each judged word's first token."""
+        """Return the logits of each judged word's first token, float32 (words, tags)."""
         import torch
 
         inputs = group_inputs(model, batch.tensors, batch.groups)
@@ -237,14 +237,14 @@ class Tokens(Objective):
         right = (logits.detach().argmax(dim=-1) == targets).sum().float()
         return torch.stack([loss, torch.full_like(loss, batch.targets), right])
 
-    # figures
+    # metrics
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
-        """Of names precision, recall and f1 over whole documents; `accuracy` is the share of words with the right tag,
-        `commonest_tag` that of always guessing the commonest one: of names O, for a word without a name.
+        """Return precision, recall and f1 of names over whole documents, `accuracy` of the words' tags, and the accuracy of
+        always guessing the commonest tag (for names: O), `commonest_tag`.
 
-        Where each word has a tag, that of the data's words, by the first of the pieces that artel makes of one. A word
-        of which no piece is left, since it stands with another in one of artel's, is neither learned nor judged.
+        If every word has a tag, words are those of the data, judged by their first piece. A word without a piece of its
+        own, because artel's word has two of them, is neither learned nor judged.
         """
         loss, scores = totals["loss"] / totals["targets"], self._scores(outputs, split)
         if self.tags.of_words:
@@ -253,11 +253,11 @@ class Tokens(Objective):
             return {"loss": loss, "accuracy": accuracy, "commonest_tag": commonest, "macro_f1": scores.macro_f1()}
         accuracy = totals["right"] / totals["targets"]
         commonest = commonest_share(split, len(outputs), len(self.tags.tags))
-        figures = {"accuracy": accuracy, "commonest_tag": commonest}
-        return {"loss": loss, **scores.micro(), "macro_f1": scores.macro_f1(), **figures}
+        metrics = {"loss": loss, **scores.micro(), "macro_f1": scores.macro_f1()}
+        return {**metrics, "accuracy": accuracy, "commonest_tag": commonest}
 
     def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
-        """The figures of each label, and their averages."""
+        """Return the scores of each label, and their averages."""
         scores = self._scores(outputs, split)
         named = {"labels": scores.table(), "averages": scores.averages()}
         return {
@@ -265,7 +265,7 @@ class Tokens(Objective):
         }
 
     def _scores(self, outputs: np.ndarray, split: StoreSplit) -> Scores:
-        """Counts over the documents whose windows all have outputs."""
+        """Return counts over the documents whose windows all have outputs."""
         tags, scores = judged_tags(outputs, split), Scores()
         for number, source in enumerate(split.sources()):
             ids = tags.get(number, [])
@@ -278,19 +278,19 @@ class Tokens(Objective):
                 pairs = [(label, names[first]) for (*_, label), (first, stop) in words if first < stop]
                 scores.add_tags([gold for gold, _ in pairs], [found for _, found in pairs])
             else:
-                found = found_in(names, starts, ends, of_words=False)
+                found = entity_words(names, starts, ends, of_words=False)
                 scores.add(
                     ((start, end, label) for start, end, label in spans),
                     [(starts[first], ends[end - 1], label) for first, end, label in found],
                 )
         return scores
 
-    # answers
+    # use
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
-        """For each text its names: {"entities": [{"start", "end", "label", "text", "score"}]}.
+        """Return the names in each text: {"entities": [{"start", "end", "label", "text", "score"}]}.
 
-        `score` is the mean probability of the words' tags. Where each word has a tag, the entities are the words.
+        `score`: mean probability of the words' tags. If every word has a tag, entities are words.
         """
         from artel.models.loading.structure import position_limit
 
@@ -311,7 +311,7 @@ class Tokens(Objective):
 
 
 def pipeline_usage(text: str) -> str:
-    """For tags in BIO, which transformers' pipeline puts together: a word is what its first token is."""
+    """Return Python with the pipeline of transformers, for BIO tags; a word has the tag of its first token."""
     return "\n".join(
         [
             "from transformers import pipeline",
@@ -324,17 +324,17 @@ def pipeline_usage(text: str) -> str:
 
 
 def bio_usage(text: str) -> str:
-    """For tags in BIO, where the pipeline does not find the words: the tag of each token."""
+    """Return Python that prints the tag of each token, for BIO tags if the pipeline does not find the words."""
     return _by_tokens(text, "    # B- begins a name, and I- continues it. A word has the tag of its first token.")
 
 
 def bilou_usage(text: str) -> str:
-    """For tags that the pipeline does not put together: the tag of each token."""
+    """Return Python that prints the tag of each token, for BILOU tags, which the pipeline does not join."""
     return _by_tokens(text, "    # B- begins a name, I- and L- continue and end it, U- is a name of one word.")
 
 
 def word_usage(text: str) -> str:
-    """For a tag of each word: that of its first token."""
+    """Return Python that prints the tag of each token, for a tag of each word."""
     return _by_tokens(text, "    # A word has the tag of its first token.")
 
 

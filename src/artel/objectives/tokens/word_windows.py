@@ -1,9 +1,9 @@
-"""Texts with spans as windows of tokens, `[CLS] window [SEP]`, and a tag for each word.
+"""Texts with spans as windows `[CLS] window [SEP]` with a tag for each word, and checks of the spans.
 
-A word is a run of letters and digits, a punctuation mark, or a sign of Chinese, Japanese and other scripts that write
-no spaces; its first token has its tag, the others none (Devlin et al. 2019, section 5.3). Tokens are located by the
-tokenizer's offsets. Windows that are learned do not overlap; those that are judged do, and a word has its tag in the
-one where most stands around it.
+A word is a run of letters and digits, a punctuation mark, or a character of a script without spaces (Chinese, Japanese,
+…). Its first token has its tag, the others have none (Devlin et al. 2019, section 5.3). Tokens are located by the
+tokenizer's offsets. Training windows do not overlap. Validation windows do, and a word is judged in the window with
+most context around it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from artel.tokens import Encoded, Sample, Tokenizer
 
 Span = tuple[int, int, str]
 
-DOCUMENT, WINDOW = range(2)  # the numbers of a sample: its document in its split, its first token in the document
+DOCUMENT, WINDOW = range(2)  # columns of a sample's numbers: its document in the split, its first token there
 NO_WORD = 0
-"""The flag of a token that is not the first of a word, or is judged in another window; else one more than its tag, or,
-of a word without a tag, one more than all tags."""
+"""The flag of a token that begins no word, or is judged in another window. Otherwise the flag is 1 + the tag's id, or
+1 + the number of tags for a word without a tag."""
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The words of a text: the first token of each and its characters, int64 (words,) each."""
+    """The words of a text: first tokens and characters [start, end), int64 (words,) each."""
 
     tokens: np.ndarray
     starts: np.ndarray
@@ -41,19 +41,19 @@ class Words:
 
 
 def words_of(text: str, encoded: Encoded) -> Words:
-    """The words of a text by its tokens, whose offsets may include white space around them."""
+    """Return the words of a text. Offsets of tokens may include white space."""
     characters = np.array(list(text)) if text else np.empty(0, dtype="<U1")
     is_space = np.char.isspace(characters) if text else np.empty(0, dtype=bool)
     positions = np.arange(len(text))
     following = np.minimum.accumulate(np.where(is_space, len(text), positions)[::-1])[::-1]
-    following = np.append(following, len(text))  # the first character at or after a place that is no white space
+    following = np.append(following, len(text))  # first character at or after a position that is not white space
     before = np.maximum.accumulate(np.where(is_space, 0, positions + 1))
-    before = np.insert(before, 0, 0)  # the end of the last character before a place that is none
+    before = np.insert(before, 0, 0)  # end of the last character before a position that is not white space
     starts, ends = following[encoded.starts], before[encoded.ends]
     tokens = np.flatnonzero(starts < ends)
     starts, ends = starts[tokens], ends[tokens]
     reached = np.maximum.accumulate(np.insert(ends, 0, 0))[:-1]
-    begins = starts >= reached  # several tokens of one character have the same place
+    begins = starts >= reached  # several tokens of one character have the same offset
     for token in np.flatnonzero((starts > 0) & (starts == reached)).tolist():
         place = int(starts[token])
         begins[token] = not (_is_letter(text[place - 1]) and _is_letter(text[place]))
@@ -66,9 +66,9 @@ def words_of(text: str, encoded: Encoded) -> Words:
 def words_of_spans(
     starts: Sequence[int] | np.ndarray, ends: Sequence[int] | np.ndarray, spans: Sequence[Span]
 ) -> list[tuple[int, int]]:
-    """(first, word after the last) of each span: the words with characters in it, but for those of the span before.
+    """Return the words [first, stop) of each span: those that overlap it and not the span before.
 
-    `starts` and `ends` are the words' characters; spans are in order. Where no word is left the two are the same.
+    `starts` and `ends`: the words' characters. Spans are in order. first == stop if no word is left.
     """
     first = np.searchsorted(ends, [start for start, _, _ in spans], side="right")
     stop = np.searchsorted(starts, [end for _, end, _ in spans], side="left")
@@ -77,14 +77,14 @@ def words_of_spans(
 
 
 def _is_letter(character: str) -> bool:
-    """True for a letter or digit that continues a word; False for a sign that is a word by itself."""
+    """True for a letter or digit that continues a word; False for a character that is a word."""
     if character < "\x80":
         return character.isalnum()
     category = unicodedata.category(character)
     return category[0] in "MN" or (category[0] == "L" and not _stands_alone(character))
 
 
-# Han, Hiragana, Katakana and their like; Thai, Lao, Khmer and Burmese, which write no spaces either.
+# Scripts without spaces: Han, Hiragana, Katakana and related; Thai, Lao, Khmer, Burmese.
 _ALONE = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF),
           (0x20000, 0x3FFFF))  # fmt: skip
 
@@ -94,12 +94,14 @@ def _stands_alone(character: str) -> bool:
 
 
 class Windows:
+    """Turns tagged texts into windows."""
+
     def __init__(self, tokenizer: Tokenizer, tags: TagSet, block: int, stride: int | None, nested: str) -> None:
         self.frame = tokenizer.frame()
         self._tokenizer = tokenizer
         self._tags = tags
-        self._room = block - self.frame.size
-        self._stride = min(stride or max(1, self._room // 2), self._room)
+        self._length = block - self.frame.size
+        self._stride = min(stride or max(1, self._length // 2), self._length)
         self._innermost = nested == "innermost"
         self._unlabeled = len(tags.tags) + 1
         self._flag_type = np.uint8 if self._unlabeled < 2**8 else np.uint64
@@ -114,7 +116,7 @@ class Windows:
         record = document.record
         assert isinstance(record.fields, Tagged)
         text = record.fields.text
-        spans = record.fields.spans if self._tags.labels else ()  # before the records have decided the labels
+        spans = record.fields.spans if self._tags.labels else ()  # none before records have decided the labels
         words = words_of(text, encoded)
         if len(words.tokens) == 0:
             return Rejected(record.origin, "empty", "its text has no token that is a word", record.set_name)
@@ -127,7 +129,7 @@ class Windows:
         flags, cut = self._flags(words, flat, len(encoded.ids))
         counted = {"overlapping_left_out": len(spans) - len(flat), "cut_words": cut}
         observed = {} if self._tags.of_words else observed_spans(text, spans, len(flat))
-        stride = self._room if document.split == "train" else self._stride
+        stride = self._length if document.split == "train" else self._stride
         samples = list(self._windows(encoded.ids, words.tokens, flags, stride))
         source: dict[str, Any] | None = None
         if document.split == "validation":
@@ -135,9 +137,9 @@ class Windows:
         return DocumentSamples(samples, source, {name: count for name, count in counted.items() if count}, observed)
 
     def _flags(self, words: Words, spans: Sequence[Span], tokens: int) -> tuple[np.ndarray, int]:
-        """(the flags of all tokens; how many spans begin or end within a word, and are learned by whole words).
+        """Return (flags of all tokens, number of spans that begin or end inside a word).
 
-        A span with none but words of another is not learned, and is counted too.
+        Such spans are learned as whole words, unless all their words belong to another span.
         """
         outside = self._tags.outside
         tags = np.full(len(words.tokens), self._unlabeled if outside is None else outside + 1, self._flag_type)
@@ -153,16 +155,16 @@ class Windows:
         return flags, cut
 
     def _windows(self, ids: np.ndarray, words: np.ndarray, flags: np.ndarray, stride: int) -> Iterator[Sample]:
-        starts = window_starts(len(ids), self._room, stride)
-        owners = window_of_words(words, np.array(starts), self._room, len(ids))
+        starts = window_starts(len(ids), self._length, stride)
+        owners = window_of_words(words, np.array(starts), self._length, len(ids))
         bounds = np.searchsorted(owners, np.arange(len(starts) + 1))  # words come in order
         before, after = self.frame.before, self.frame.after
         none = [np.full(len(special), NO_WORD, self._flag_type) for special in (before, after)]
         for number, first in enumerate(starts):
-            window = ids[first : first + self._room]
+            window = ids[first : first + self._length]
             own = np.full(len(window), NO_WORD, self._flag_type)
-            mine = words[bounds[number] : bounds[number + 1]]
-            own[mine - first] = flags[mine]
+            judged = words[bounds[number] : bounds[number + 1]]
+            own[judged - first] = flags[judged]
             yield Sample(
                 np.concatenate([before, window, after]).astype(np.int64),
                 np.concatenate([none[0], own, none[1]]),
@@ -170,22 +172,22 @@ class Windows:
             )
 
 
-def window_of_words(words: np.ndarray, starts: np.ndarray, room: int, tokens: int) -> np.ndarray:
-    """The number of the window in which each word is judged, int64 (words,): where most stands around its first token.
+def window_of_words(words: np.ndarray, starts: np.ndarray, length: int, tokens: int) -> np.ndarray:
+    """Return the window with most context around each word's first token, int64 (words,).
 
-    What counts is the shorter side. At the edges of the text nothing is missing. Of two alike the first has it.
+    Context is the shorter side. The edges of the text are no limit. Of two equal windows the first is returned.
     """
     if len(starts) == 1:
         return np.zeros(len(words), dtype=np.int64)
-    ends = np.minimum(starts + room, tokens)
-    # Of the windows whose right side is the shorter the last has most around a word, of the others the first.
+    ends = np.minimum(starts + length, tokens)
+    # Among windows with a shorter right side the last has most context, among the rest the first.
     others = np.searchsorted(starts + ends, 2 * words + 1, side="right").clip(1, len(starts) - 1)
     is_later = words - starts[others] > ends[others - 1] - 1 - words
     return others - 1 + is_later
 
 
 def without_overlaps(spans: Iterable[Span], *, innermost: bool) -> list[Span]:
-    """Of spans that overlap the longest (innermost: the shortest), in order; of two alike the first."""
+    """Return spans without overlaps, in order. The longest (`innermost`: shortest) wins, of equal ones the first."""
     kept: list[Span] = []
     for start, end, label in sorted(spans, key=lambda span: (span[1] - span[0]) * (1 if innermost else -1)):
         if all(end <= other[0] or other[1] <= start for other in kept):
@@ -193,17 +195,15 @@ def without_overlaps(spans: Iterable[Span], *, innermost: bool) -> list[Span]:
     return sorted(kept)
 
 
-Span = tuple[int, int, str]
-
 _SCRIPTS = ("LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "GEORGIAN")
-"""Scripts whose names stand between spaces or marks. Chinese, Japanese and Thai write no spaces; Korean joins particles
-to a name, Hebrew and Arabic prepositions and articles."""
-_ENOUGH = 20  # spans, to tell wrong offsets from a few oddities
-_LONGEST = 40  # characters that are quoted
+"""Scripts in which names are delimited by spaces or punctuation. Chinese, Japanese and Thai have no spaces; Korean
+attaches particles to a name, Hebrew and Arabic attach prepositions and articles."""
+_ENOUGH = 20  # spans to tell wrong offsets from a few oddities
+_QUOTED = 40  # characters
 
 
 def observed_spans(text: str, spans: Sequence[Span], learned: int) -> dict[str, Any]:
-    """What `review_spans` is to know of a document, of whose spans so many are learned; empty where it has none."""
+    """Return the facts about a document for `review_spans`; {} without spans. `learned`: number of learned spans."""
     if not spans:
         return {}
     observed: dict[str, Any] = {"spans": len(spans)}
@@ -211,14 +211,15 @@ def observed_spans(text: str, spans: Sequence[Span], learned: int) -> dict[str, 
         observed["overlapping"] = len(spans) - learned
     cut = [text[start:end] for start, end, _ in spans if _is_within(text, start) or _is_within(text, end)]
     if cut:
-        observed |= {"cut": len(cut), "first": cut[0][:_LONGEST]}
+        observed |= {"cut": len(cut), "first": cut[0][:_QUOTED]}
     return observed
 
 
 def review_spans(observed: Iterable[tuple[str, dict[str, Any]]], nested: str) -> list[str]:
-    """Sentences about the (origin, `observed_spans`) of all documents; `nested` is tokens.nested.
+    """Return sentences about (origin, `observed_spans`) of all documents. `nested`: tokens.nested.
 
-    Raises InputError where more than half of the spans, of at least 20, begin or end within a word.
+    Offsets counted in bytes, or in another encoding of the text, shift every span. Raises InputError if more than half
+    of at least 20 spans begin or end inside a word.
     """
     spans = overlapping = cut = 0
     where = first = ""
@@ -241,9 +242,9 @@ def review_spans(observed: Iterable[tuple[str, dict[str, Any]]], nested: str) ->
     return notes
 
 
-def _is_within(text: str, place: int) -> bool:
-    """True if letters of a script that writes spaces stand on both sides of a place."""
-    return 0 < place < len(text) and _is_spaced(text[place - 1]) and _is_spaced(text[place])
+def _is_within(text: str, position: int) -> bool:
+    """True if there are letters of a script with spaces on both sides of a position."""
+    return 0 < position < len(text) and _is_spaced(text[position - 1]) and _is_spaced(text[position])
 
 
 def _is_spaced(character: str) -> bool:
