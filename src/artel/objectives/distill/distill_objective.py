@@ -1,17 +1,16 @@
-"""Distillation: a student learns a teacher's distributions beside the tokens themselves (Hinton et al. 2015).
+"""Distillation: a student learns a teacher's distributions in addition to the tokens (Hinton et al. 2015).
 
 The loss of a target is
 
     alpha x cross-entropy + (1 - alpha) x T² x divergence(teacher at T, student at T) + hidden.weight x hidden states
 
-and the cross-entropy alone where a teacher with another tokenizer has no such target (`by_text.py`).
-The divergence is one of `divergence.py`, and T, the temperature, divides the logits of both. T² keeps the
-gradient of the divergence as large as it is at T = 1 (Hinton et al. 2015, section 2).
+or only the cross-entropy if a teacher with another tokenizer has no such target (`other_tokenizer.py`). The temperature
+T divides the logits of both. T² keeps the gradient of the divergence as large as at T = 1 (Hinton et al. 2015, section
+2).
 
-What is taught is what another objective learns: the next token of texts, the assistant's turns, hidden tokens. That
-objective makes samples and batches. With `top_k` the teacher's likeliest ids of each target are kept before training
-(`training/teacher/`), in the order of the samples and of the targets in each: which epoch and which step a sample
-comes in does not matter.
+Samples and batches are those of another objective: the next token of texts, the assistant's turns, hidden tokens. With
+`top_k` the teacher's likeliest ids of each target are cached before training (`training/teacher/`), by sample and
+target, so that they serve any epoch and step.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _BETTER: dict[str, Better] = {"cross_entropy": "lower", "divergence": "lower", "
 
 
 class Distillation(Objective):
-    """What distillation adds to the objective that it is mixed into, which is that of the section `distill.on`."""
+    """Mixin that adds distillation to the objective of `distill.on`."""
 
     verb = ""
     does = "learns what a teacher would say, beside the text itself"
@@ -75,14 +74,14 @@ class Distillation(Objective):
     taught: ClassVar[type[Objective]]
     """The objective that it is mixed into."""
     sees_ahead: ClassVar[bool] = False
-    """True if tokens see those after them."""
+    """True if tokens attend to later tokens."""
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(run, tokenizer)
         self._config = run.distill
         self._vocabulary = tokenizer.vocabulary
         self._id_type = np.dtype(token_type(self._vocabulary))
-        self._kept: dict[bool, CachedOutputs] = {}
+        self._cached: dict[bool, CachedOutputs] = {}
         self._token_map: TokenMap | None = None
         self._call_teacher: TeacherCall | None = None
         self._teacher_config: PreTrainedConfig | None = None
@@ -115,7 +114,7 @@ class Distillation(Objective):
 
     @classmethod
     def store_settings(cls, run: RunConfig) -> Any:
-        """Those of the objective that it is mixed into: the store knows no teacher."""
+        """Return the settings of `taught`: the store does not depend on the teacher."""
         return cls.taught.store_settings(run)
 
     @classmethod
@@ -172,14 +171,15 @@ class Distillation(Objective):
             check_widths(self._teacher_config, model.config)
 
     def set_cached_outputs(self, kept: CachedOutputs, *, validation: bool) -> None:
-        self._kept[validation] = kept
+        self._cached[validation] = kept
 
     def outputs_to_cache(
         self, model: PreTrainedModel, batch: Batch
     ) -> tuple[torch.Tensor, np.ndarray, dict[str, np.ndarray]]:
-        """`ids` (targets, k), the student's, the likeliest first, and `log_probs` float16 (targets, k + 1), at the
-        temperature, of these and of all others together. Of a teacher with another tokenizer also `aligned`, bool
-        (targets,): whether the target is a token of the teacher, too; zeros are kept for the others.
+        """Return `ids` (targets, k) of the student, likeliest first, and `log_probs`, float16 (targets, k + 1).
+
+        Log-probabilities of these ids and of the rest, at the temperature. A teacher with another tokenizer also has
+        `aligned`, bool (targets,): True if the teacher has the target, too. The others have zeros.
         """
         import torch
 
@@ -190,26 +190,29 @@ class Distillation(Objective):
         outputs = TeacherOutputs(self._config.top_k, self._config.temperature, self._vocabulary)
         counts = (batch.tensors["targets"] != IGNORED).sum(dim=1).cpu().numpy()
         if self._token_map is None:
-            sums, kept = outputs.of_ids(model, self._inputs(model, batch), batch)
-            return sums, counts, kept
+            sums, cached = outputs.of_ids(model, self._inputs(model, batch), batch)
+            return sums, counts, cached
         device = batch.tensors["input_ids"].device
-        reading = self._token_map.read(batch, position_limit(model), apart=self.isolated_documents).to(device)
+        reading = self._token_map.read(batch, position_limit(model), isolated_documents=self.isolated_documents).to(
+            device
+        )
         ids = torch.from_numpy(self._token_map.ids).to(device)
-        sums, kept = outputs.by_text(model, self._inputs(model, reading.batch), reading, batch.targets, ids)
-        return sums, counts, kept
+        sums, cached = outputs.by_text(model, self._inputs(model, reading.batch), reading, batch.targets, ids)
+        return sums, counts, cached
 
     # Batches
 
     def batch(self, rows: Rows) -> Batch:
-        """What `taught` makes of the rows, and of what was kept `teacher_ids` int32 (rows, length, k) and
-        `teacher_log_probs` float16 (rows, length, k + 1), zeros where there is no target. `teacher_aligned`, bool
-        (rows, length), says where the teacher has one, if it is not everywhere.
+        """Return the batch of `taught` with the cached outputs, zeros without target.
+
+        `teacher_ids` int32 (rows, length, k), `teacher_log_probs` float16 (rows, length, k + 1), and with another
+        tokenizer `teacher_aligned` bool (rows, length).
         """
         import torch
 
         batch = super().batch(rows)  # type: ignore[safe-super]
-        kept = self._kept.get(bool((rows.epochs < 0).any()))
-        if kept is None:
+        cached = self._cached.get(bool((rows.epochs < 0).any()))
+        if cached is None:
             return batch
         targets = batch.tensors["targets"].numpy()
         top_k = self._config.top_k or 0
@@ -217,13 +220,13 @@ class Distillation(Objective):
         log_probs = np.zeros((*targets.shape, top_k + 1), dtype=np.float16)
         aligned = np.zeros(targets.shape, dtype=bool)
         for row in np.flatnonzero(rows.valid):
-            places = np.flatnonzero(targets[row] != IGNORED)
-            of_sample = kept.read(int(rows.indices[row]))
-            if len(of_sample["ids"]) != len(places):
-                what = f"hold {len(of_sample['ids']):,} targets of a sample that has {len(places):,}"
-                raise WorkError.at(str(kept.folder), what, "remove the folder: the teacher answers again")
-            ids[row, places], log_probs[row, places] = of_sample["ids"], of_sample["log_probs"]
-            aligned[row, places] = of_sample.get("aligned", True)
+            positions = np.flatnonzero(targets[row] != IGNORED)
+            of_sample = cached.read(int(rows.indices[row]))
+            if len(of_sample["ids"]) != len(positions):
+                what = f"hold {len(of_sample['ids']):,} targets of a sample that has {len(positions):,}"
+                raise WorkError.at(str(cached.folder), what, "remove the folder: the teacher answers again")
+            ids[row, positions], log_probs[row, positions] = of_sample["ids"], of_sample["log_probs"]
+            aligned[row, positions] = of_sample.get("aligned", True)
         more = {"teacher_ids": torch.from_numpy(ids), "teacher_log_probs": torch.from_numpy(log_probs)}
         if self._config.tokenizer == "by_text":
             more["teacher_aligned"] = torch.from_numpy(aligned)
@@ -232,14 +235,14 @@ class Distillation(Objective):
     # The loss
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        from artel.objectives.distill.teacher_outputs import kept_classes
+        from artel.objectives.distill.teacher_outputs import cached_classes
 
         if self._call_teacher is not None:
-            return self._call_teacher(lambda teacher: self._sums_beside(teacher, model, batch))
-        return with_balance(model, batch, lambda: self._sums(model, batch, kept_classes(batch)))
+            return self._call_teacher(lambda teacher: self._sums_with_teacher(teacher, model, batch))
+        return with_balance(model, batch, lambda: self._sums(model, batch, cached_classes(batch)))
 
-    def _sums_beside(self, teacher: PreTrainedModel, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """The sums with the teacher in memory: it reads the batch first."""
+    def _sums_with_teacher(self, teacher: PreTrainedModel, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """Return the sums with the teacher in memory. It runs first."""
         import torch
 
         from artel.models.logits_loss import PositionLogits
@@ -251,17 +254,17 @@ class Distillation(Objective):
             answers = PositionLogits(teacher, self._inputs(teacher, batch), places)
             classes = all_classes(answers, self._vocabulary, temperature)
             return with_balance(model, batch, lambda: self._sums(model, batch, classes))
-        with torch.no_grad(), recording(teacher) as theirs:
+        with torch.no_grad(), recording(teacher) as teacher_states:
             answers = PositionLogits(teacher, self._inputs(teacher, batch), places)
         classes = all_classes(answers, self._vocabulary, temperature)
-        with recording(model) as own:
+        with recording(model) as student_states:
             sums = with_balance(model, batch, lambda: self._sums(model, batch, classes))
-        matched = hidden_loss(theirs, own, places, hidden)
+        matched = hidden_loss(teacher_states, student_states, places, hidden)
         at = self.sums.index("hidden")
         return torch.cat([sums[:1] + hidden.weight * matched, sums[1:at], matched.detach()[None], sums[at + 1 :]])
 
     def _sums(self, model: PreTrainedModel, batch: Batch, classes: Classes | None) -> torch.Tensor:
-        """`sums` but the last, float32; `classes` are the teacher's, None where it is not known."""
+        """Return all `sums` but the last, float32. `classes`: the teacher's; None without a teacher."""
         import torch
         import torch.nn.functional as F
 
@@ -282,49 +285,49 @@ class Distillation(Objective):
                 return torch.stack([plain.sum(), right.float(), plain.detach().sum(), zero, zero, zero])
             student = at_temperature(logits[:, : self._vocabulary], config.temperature)
             teacher, first, student = classes(student, chunk)
-            apart = divergence(teacher, student, config.loss, config.beta)
-            loss = config.alpha * plain + (1 - config.alpha) * config.temperature**2 * apart
+            distance = divergence(teacher, student, config.loss, config.beta)
+            loss = config.alpha * plain + (1 - config.alpha) * config.temperature**2 * distance
             agreed = guesses == first
             if is_aligned is not None:
                 loss = torch.where(is_aligned[chunk], loss, plain)
-                apart, agreed = apart * is_aligned[chunk], agreed & is_aligned[chunk]
+                distance, agreed = distance * is_aligned[chunk], agreed & is_aligned[chunk]
             count = plain.new_tensor(len(plain)) if is_aligned is None else is_aligned[chunk].sum()
-            figures = [plain.detach(), apart.detach(), agreed]
-            return torch.stack([loss.sum(), right.float(), *(each.sum().float() for each in figures), count.float()])
+            others = [plain.detach(), distance.detach(), agreed]
+            return torch.stack([loss.sum(), right.float(), *(each.sum().float() for each in others), count.float()])
 
         inputs = self._inputs(model, batch)
-        loss, right, plain, apart, agreed, count = loss_of_logits(model, inputs, places, of_chunk, 6)
+        loss, right, plain, distance, agreed, count = loss_of_logits(model, inputs, places, of_chunk, 6)
         targets = torch.full_like(plain, batch.targets)
         taught = torch.zeros_like(targets) if classes is None else targets
-        return torch.stack([loss, targets, right, plain, apart, agreed, taught, count, torch.zeros_like(plain)])
+        return torch.stack([loss, targets, right, plain, distance, agreed, taught, count, torch.zeros_like(plain)])
 
     def _inputs(self, model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
         more = {} if self.sees_ahead else {"use_cache": False}
         return inputs_of(model, batch, causal=not self.sees_ahead) | more
 
-    # Figures
+    # Metrics
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
-        """`cross_entropy` is that of the tokens, and perplexity, accuracy and bits per byte are of it, as `taught` has
-        them. `divergence` is a mean per target at the temperature, without T²; `agreement` the share of targets whose
-        likeliest token is the teacher's. `loss` and these two are left out where no teacher is known. Of a teacher with
-        another tokenizer both are of the targets that it has, too.
+        """Return `cross_entropy` and the metrics of `taught` derived from it, and with a teacher also these:
+
+        `loss`; `divergence`, a mean per target at the temperature, without T²; `agreement`, the fraction of targets
+        with the teacher's likeliest token. The last two are over the targets that the teacher has, too.
         """
         plain = super().metrics({**totals, "loss": totals["plain"]}, outputs, split)  # type: ignore[safe-super]
-        plain = {("cross_entropy" if name == "loss" else name): figure for name, figure in plain.items()}
+        plain = {("cross_entropy" if name == "loss" else name): value for name, value in plain.items()}
         if not totals["taught"]:
             return plain
-        figures = {"loss": totals["loss"] / totals["targets"], **plain}
+        metrics = {"loss": totals["loss"] / totals["targets"], **plain}
         if totals["aligned"]:
-            figures |= {"divergence": totals["divergence"] / totals["aligned"]}
-            figures |= {"agreement": totals["agreed"] / totals["aligned"]}
+            metrics |= {"divergence": totals["divergence"] / totals["aligned"]}
+            metrics |= {"agreement": totals["agreed"] / totals["aligned"]}
         if self._config.hidden is not None:
-            figures |= {"hidden_loss": totals["hidden"] / totals["targets"]}
-        return figures
+            metrics |= {"hidden_loss": totals["hidden"] / totals["targets"]}
+        return metrics
 
 
 class Distill(Distillation, Causal):
-    """The next token of texts. Registered for all kinds: `for_run` gives the one that a run means."""
+    """Next tokens of texts. Registered for all kinds: `for_run` returns the class of a run."""
 
     learns_from = ("text", "conversations")
     better: ClassVar[dict[str, Better]] = {**Causal.better, **_BETTER}
@@ -347,7 +350,7 @@ class DistillChat(Distillation, Chat):
 
 
 class DistillMasked(Distillation, Masked):
-    """Hidden tokens, other ones in each epoch: the teacher must be there."""
+    """Hidden tokens, different in each epoch, so that the teacher must stay in memory."""
 
     better: ClassVar[dict[str, Better]] = {**Masked.better, **_BETTER}
     taught = Masked
@@ -370,6 +373,6 @@ _KINDS: tuple[type[Distillation], ...] = (Distill, DistillChat, DistillMasked)
 
 
 def _means(run: RunConfig, name: str, taught: type[Objective]) -> bool:
-    """Whether a run means distillation of an objective: by its name, or by the kind of its sources."""
+    """True if a run distills an objective, by `distill.on` or by the kind of its sources."""
     kinds = {source.yields for source in run.data.sources}
     return run.distill.on == name or (run.distill.on == "auto" and bool(kinds & set(taught.learns_from)))

@@ -1,10 +1,9 @@
 """A teacher with another tokenizer: it reads the text of a student's rows, and its ids are mapped by their text.
 
-Tokens are compared by the bytes of their text. A target of the student is aligned where the teacher has a token of the
-same bytes at the same place, and can be taught there alone: the teacher's distribution at the token before it. A
-teacher's id with the text of a student's id counts as that id; the probability of all others joins the class of "all
-other tokens". Special tokens are the same where they are written the same. Of texts the end token is the end token,
-whatever it is called.
+Tokens are compared by the bytes of their text. A target of the student is aligned if the teacher has a token of the
+same bytes at the same position; only aligned targets can be taught, by the teacher's distribution at the token before.
+A teacher's id with the text of a student's id counts as that id; the probability of all others joins the class "rest".
+Special tokens are equal if they are written the same; the end tokens of texts are equal, whatever they are called.
 
 This is the alignment of trl's GOLD trainer (Patiño et al. 2025, "Unlocking On-Policy Distillation for Any Model
 Family"), restricted to groups of one token on each side, with the shared part of its vocabularies. Left out are groups
@@ -36,28 +35,28 @@ _UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
 
 @dataclass(frozen=True, slots=True)
 class RowTokens:
-    """What a student reads and predicts in a row, each token once."""
+    """The tokens that a student reads or predicts in a row, each once."""
 
     ids: np.ndarray
     """int64 (tokens,)."""
     documents: np.ndarray
     """int64 (tokens,): the number of each token's document in its row."""
     targets: np.ndarray
-    """int64 (tokens,): the number of the target among those of the batch that a token is; -1: it is none."""
+    """int64 (tokens,): index of the token among the targets of the batch; -1 if it is no target."""
 
 
 @dataclass(frozen=True, slots=True)
 class TeacherReading:
-    """What a teacher reads of a batch, and where its tokens are targets of the student."""
+    """A teacher's input for a student's batch, and which of its tokens are targets of the student."""
 
     batch: Batch
-    """`input_ids` int64 (rows, length), and `documents` and `positions` of that shape where documents are apart."""
+    """`input_ids` int64 (rows, length); also `documents` and `positions` if documents are isolated."""
     places: torch.Tensor
-    """int64 (aligned,): the positions in the flattened rows that predict them."""
+    """int64 (aligned,): the positions in the flattened rows that predict the aligned tokens."""
     labels: torch.Tensor
     """int64 (aligned,): the teacher's ids."""
     targets: np.ndarray
-    """int64 (aligned,): which targets of the student's batch they are."""
+    """int64 (aligned,): their indices among the targets of the student's batch."""
 
     def to(self, device: torch.device) -> TeacherReading:
         return replace(self, batch=self.batch.to(device), places=self.places.to(device), labels=self.labels.to(device))
@@ -65,7 +64,7 @@ class TeacherReading:
 
 @dataclass(slots=True)
 class _Row:
-    """What a teacher reads of a sequence: ids, their documents, and which targets they are, -1 for none."""
+    """A teacher's row: ids, their documents, and indices of the student's targets, -1 for none."""
 
     ids: list[int] = field(default_factory=list)
     documents: list[int] = field(default_factory=list)
@@ -79,23 +78,23 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Tokens [start, stop) of a sequence: a special token, or a text between two."""
+    """Tokens [start, stop) of a sequence: a special token, or a text between special tokens."""
 
     start: int
     stop: int
     begins: bool
-    """True if a text begins here."""
+    """True if a text begins with it."""
     text: str
-    """Empty: a special token that the teacher has, too."""
+    """Empty for a special token that the teacher has, too."""
     spans: np.ndarray
-    """int64 (tokens, 2): the bytes of the text that each token is; empty spans are no place of the text."""
+    """int64 (tokens, 2): the bytes [start, end) of each token in the text; empty if it has none."""
 
 
 class TokenMap:
-    """The tokens of a student and of a teacher, by their text."""
+    """Maps the tokens of a teacher to those of a student, by their text."""
 
     def __init__(self, student: Tokenizer, teacher: Tokenizer, *, packs_text: bool, key: str) -> None:
-        """`packs_text`: samples are texts, an end token after each. Raises InputError, at `key` for the teacher."""
+        """`packs_text`: samples are texts with an end token each. Raises InputError, at `key` for the teacher."""
         self._student, self._teacher = token_texts(student, "tokenizer"), token_texts(teacher, key)
         self._tokenizer = teacher
         self._end = student.end_id
@@ -107,16 +106,16 @@ class TokenMap:
         self._is_special = np.zeros(student.vocabulary, dtype=bool)
         self._is_special[list(self._student.special)] = True
         self.ids = _shared_ids(self._student, self._teacher, self._special)
-        """int64 (teacher's vocabulary,): the student's id of the same text; -1: there is none."""
+        """int64 (teacher's vocabulary,): the student's id of the same text; -1 for none."""
 
     @property
     def shared(self) -> float:
-        """The share of the teacher's ids that have a counterpart, 0 to 1."""
+        """Fraction of the teacher's ids that have a counterpart."""
         with_text = len(self._teacher.special) + sum(piece is not None for piece in self._teacher.pieces)
         return float((self.ids >= 0).sum()) / with_text
 
     def note(self, aligned: float) -> str:
-        """What a user should know of the share of targets that the teacher has, too. Raises InputError if it is 0."""
+        """Return a sentence about the fraction of aligned targets. Raises InputError if it is 0."""
         if not aligned:
             what = "the teacher has no token that is a target of the student: nothing can be learned from it"
             raise InputError.at("distill.tokenizer", what, "take a teacher whose vocabulary is more like the student's")
@@ -125,11 +124,10 @@ class TokenMap:
             f"others have the cross-entropy alone; {self.shared:.1%} of its ids have a counterpart"
         )
 
-    def read(self, batch: Batch, limit: int | None, *, apart: bool) -> TeacherReading:
-        """Tokenize the texts of a student's batch as the teacher does, and align its tokens.
+    def read(self, batch: Batch, limit: int | None, *, isolated_documents: bool) -> TeacherReading:
+        """Tokenize the texts of a student's batch for the teacher, and align the tokens.
 
-        A row that is longer than `limit` tokens is read in several, which overlap by half of that. With `apart` the
-        documents of a row do not see one another.
+        A row of more than `limit` tokens is read in windows that overlap by half.
         """
         sequences = rows_of(batch, packs_text=self._packs_text)
         pieces = [self._pieces(sequence) for sequence in sequences]
@@ -141,10 +139,10 @@ class TokenMap:
             for piece in of_row:
                 self._append(row, piece, sequence, next(encoded) if piece.text else None)
             rows.append(row)
-        return _reading(rows, limit, apart)
+        return _reading(rows, limit, isolated_documents)
 
     def _pieces(self, sequence: RowTokens) -> list[_Piece]:
-        """The special tokens of a row, and the texts between them; a text has one document."""
+        """Return the special tokens of a row, and the texts between them, each of one document."""
         ids, documents = sequence.ids, sequence.documents
         special = self._is_special[ids]
         cuts = special[1:] | special[:-1] | (documents[1:] != documents[:-1])
@@ -153,7 +151,7 @@ class TokenMap:
         for start, stop in pairwise(edges):
             follows = start > 0 and documents[start] == documents[start - 1]
             begins = not follows or (self._packs_text and int(ids[start - 1]) in {self._end, *self._begin})
-            if int(ids[start]) in self._begin:  # the teacher reads its own begin token instead
+            if int(ids[start]) in self._begin:  # replaced by the teacher's begin token
                 continue
             if special[start]:
                 known = int(ids[start]) in self._special
@@ -166,7 +164,7 @@ class TokenMap:
         return pieces
 
     def _text(self, ids: list[int], begins: bool) -> tuple[str, np.ndarray]:
-        """The text of the student's tokens, without characters that are cut at its edges, and their bytes in it."""
+        """Return the text of the student's tokens, without partial characters at its edges, and the tokens' bytes."""
         pieces = [self._student.pieces[number] or _UNKNOWN for number in ids]
         if begins and self._student.adds_space:
             pieces[0] = pieces[0].removeprefix(b" ")
@@ -176,12 +174,12 @@ class TokenMap:
         is_known = np.array([self._student.pieces[number] is not None for number in ids])
         spans[~is_known | (spans[:, 0] < 0) | (spans[:, 1] > tail - head)] = 0
         text = content[head:tail].decode(errors="replace")
-        if text.encode() != content[head:tail]:  # bytes that are no text, which the teacher reads otherwise
+        if text.encode() != content[head:tail]:  # invalid UTF-8, which the teacher reads differently
             spans[:] = 0
         return text, spans
 
     def _append(self, row: _Row, piece: _Piece, sequence: RowTokens, encoded: Encoded | None) -> None:
-        """Add what the teacher reads of a piece; `encoded` is its text, None for a special token that it has, too."""
+        """Add a piece to the teacher's row. `encoded`: its text; None for a special token that the teacher has."""
         document, targets = int(sequence.documents[piece.start]), sequence.targets[piece.start : piece.stop]
         ids = [self._special[int(sequence.ids[piece.start])]] if encoded is None else encoded.ids.tolist()
         if piece.begins and self._frame[:1] != ids[:1]:
@@ -191,14 +189,14 @@ class TokenMap:
             return
         content = piece.text.encode()
         is_target = np.full(len(ids), -1)
-        own, theirs = _same_spans(piece.spans, self._teacher_spans(encoded, piece.text, content))
-        # Not where one of them begins a text with a space that it does not have.
-        is_same = self.ids[encoded.ids[theirs]] == sequence.ids[piece.start + own]
-        is_target[theirs[is_same]] = targets[own[is_same]]
+        own, matching = _same_spans(piece.spans, self._teacher_spans(encoded, piece.text, content))
+        # Bytes may match and ids not: one tokenizer may add a space before a text.
+        is_same = self.ids[encoded.ids[matching]] == sequence.ids[piece.start + own]
+        is_target[matching[is_same]] = targets[own[is_same]]
         row.add(ids, document, is_target.tolist())
 
     def _teacher_spans(self, encoded: Encoded, text: str, content: bytes) -> np.ndarray:
-        """int64 (tokens, 2): the bytes of the text that each of the teacher's tokens is; empty: none of them."""
+        """Return the bytes [start, end) of each of the teacher's tokens in the text, int64 (tokens, 2)."""
         pieces = [self._teacher.pieces[number] or b"" for number in encoded.ids.tolist()]
         joined = b"".join(pieces)
         if joined == content:
@@ -209,8 +207,8 @@ class TokenMap:
 
 
 def rows_of(batch: Batch, *, packs_text: bool) -> list[RowTokens]:
-    """The rows of a batch, and the tokens that are predicted alone: those behind the last of a row or, where samples
-    stand alone (not `packs_text`), of a sample.
+    """Return the rows of a batch, with tokens that are only targets: the last of a row or, unless `packs_text`, of each
+    sample.
     """
     tensors = {name: tensor.cpu().numpy() for name, tensor in batch.tensors.items()}
     ids, targets = tensors["input_ids"], tensors["targets"]
@@ -224,22 +222,23 @@ def rows_of(batch: Batch, *, packs_text: bool) -> list[RowTokens]:
         is_last = np.append(own[1:] != own[:-1], True) if len(places) else np.zeros(0, dtype=bool)
         if packs_text:
             is_last[:-1] = False
-        alone = is_last & (targets[row, places] != IGNORED)
-        before = np.append(-1, np.where(alone, -1, numbers[row, places])[:-1])[: len(places)]
-        at = np.flatnonzero(alone) + 1
+        only_target = is_last & (targets[row, places] != IGNORED)
+        before = np.append(-1, np.where(only_target, -1, numbers[row, places])[:-1])[: len(places)]
+        at = np.flatnonzero(only_target) + 1
         sequences.append(
             RowTokens(
-                np.insert(ids[row, places], at, targets[row, places[alone]]),
-                np.insert(own, at, own[alone]),
-                np.insert(before, at, numbers[row, places[alone]]),
+                np.insert(ids[row, places], at, targets[row, places[only_target]]),
+                np.insert(own, at, own[only_target]),
+                np.insert(before, at, numbers[row, places[only_target]]),
             )
         )
     return sequences
 
 
 def _same_special(student: TokenTexts, teacher: TokenTexts, ends: tuple[int, int] | None) -> dict[int, int]:
-    """Of the student's special tokens those that the teacher writes the same; `ends` are the same, if they are given,
-    and only one another.
+    """Return the student's special tokens that the teacher has, too: id → teacher's id.
+
+    `ends`: ids of end tokens that are equal to each other, and to no other token.
     """
     taken = ends or (-1, -1)
     written = {content: number for number, content in teacher.special.items() if number != taken[1]}
@@ -256,7 +255,7 @@ def _shared_ids(student: TokenTexts, teacher: TokenTexts, special: dict[int, int
 
 
 def _whole_characters(content: bytes) -> tuple[int, int]:
-    """Where the first whole character begins, and the last ends."""
+    """Return the start of the first whole character and the end of the last."""
     head, tail = 0, len(content)
     while head < min(3, tail) and content[head] & 0xC0 == 0x80:
         head += 1
@@ -270,13 +269,13 @@ def _whole_characters(content: bytes) -> tuple[int, int]:
 
 
 def _spans(pieces: list[bytes]) -> np.ndarray:
-    """int64 (pieces, 2): the bytes [start, end) of each in all of them."""
+    """Return the bytes [start, end) of each piece in their concatenation, int64 (pieces, 2)."""
     ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
     return np.stack([np.append(0, ends[:-1])[: len(ends)], ends], axis=1)
 
 
 def _spans_by_offsets(pieces: list[bytes], encoded: Encoded, text: str, content: bytes) -> np.ndarray:
-    """Of a tokenizer that changes the text, by normalizing it or for lack of a token: spans of what it left alone."""
+    """Return spans for a tokenizer that changes text (normalization, missing tokens): empty for changed tokens."""
     at_byte = np.append(0, np.cumsum([len(character.encode()) for character in text]))
     spans = np.zeros((len(pieces), 2), dtype=np.int64)
     at = 0
@@ -293,20 +292,20 @@ def _spans_by_offsets(pieces: list[bytes], encoded: Encoded, text: str, content:
     return spans
 
 
-def _same_spans(own: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which of the tokens of two spellings of a text are the same bytes of it, int64 (count,) of each."""
-    places = [np.flatnonzero(spans[:, 0] < spans[:, 1]) for spans in (own, theirs)]
-    width = max(int(own.max(initial=0)), int(theirs.max(initial=0))) + 1
-    one, other = (spans[at, 0] * width + spans[at, 1] for spans, at in zip((own, theirs), places, strict=True))
-    _, first, second = np.intersect1d(one, other, assume_unique=True, return_indices=True)
+def _same_spans(own: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of tokens with equal spans in two tokenizations, int64 (count,) each."""
+    places = [np.flatnonzero(spans[:, 0] < spans[:, 1]) for spans in (own, other)]
+    width = max(int(own.max(initial=0)), int(other.max(initial=0))) + 1
+    keys = [spans[at, 0] * width + spans[at, 1] for spans, at in zip((own, other), places, strict=True)]
+    _, first, second = np.intersect1d(*keys, assume_unique=True, return_indices=True)
     return places[0][first], places[1][second]
 
 
-def _reading(rows: list[_Row], limit: int | None, apart: bool) -> TeacherReading:
-    """The tensors of what is read, padding on the right, where a causal model sees it from no token."""
+def _reading(rows: list[_Row], limit: int | None, isolated_documents: bool) -> TeacherReading:
+    """Return the teacher's tensors, padded on the right, where a causal mask hides padding."""
     import torch
 
-    windows: list[tuple[_Row, int, int, int]] = []  # tokens [start, stop) of a row, of which those from `new` on count
+    windows: list[tuple[_Row, int, int, int]] = []  # tokens [start, stop) of a row; those from `new` on are used
     for row in rows:
         start, stop, new = 0, min(limit or len(row.ids), len(row.ids)), 1
         windows.append((row, start, stop, new))
@@ -325,7 +324,7 @@ def _reading(rows: list[_Row], limit: int | None, apart: bool) -> TeacherReading
         places.append(number * length + at - 1 - start)
         labels.append(np.array(row.ids, dtype=np.int64)[at])
         targets.append(of_row[at])
-    tensors = {"input_ids": torch.from_numpy(ids)} | (document_tensors(documents) if apart else {})
+    tensors = {"input_ids": torch.from_numpy(ids)} | (document_tensors(documents) if isolated_documents else {})
     joined = [np.concatenate([np.zeros(0, np.int64), *each]) for each in (places, labels, targets)]
     of_places, of_labels = (torch.from_numpy(each) for each in joined[:2])
     return TeacherReading(Batch(tensors, len(joined[0]), int((documents > 0).sum())), of_places, of_labels, joined[2])

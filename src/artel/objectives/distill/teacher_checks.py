@@ -1,4 +1,4 @@
-"""Which teacher a run file names, and what of it does not fit the run: known before any text is read."""
+"""Checks of the teacher that a run file names, before any text is read."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 KEY = "distill.teacher"
-_SHOWN = 3
+_LISTED = 3
 
 
 def teacher_model(run: RunConfig) -> str:
-    """The folder or hub id of the teacher's model: of a run that is trained, its folder `model`."""
+    """Return the folder or hub id of the teacher's model; for a run, its folder `model`."""
     name = run.distill.teacher or ""
     return str(Path(name, "model")) if Path(name, "config.yaml").is_file() else name
 
 
 def teacher_problems(run: RunConfig) -> list[Problem]:
-    """What is wrong with the teacher, or does not go with it."""
+    """Return what is wrong with the teacher, or does not fit it."""
     config = run.distill
     if config.teacher is None:
         fix = "write distill: {teacher: FOLDER}, a run that is trained, a model folder or a hub id"
         return [Problem(KEY, "is not given, and a student learns from a teacher", fix)]
     if run.run and Path(run.run, "teacher.json").is_file():
-        return []  # the run has what its teacher said
+        return []  # the teacher's outputs are cached in the run
     problems = []
     model = Path(teacher_model(run))
     if Path(config.teacher, "config.yaml").is_file() and not model.is_dir():
@@ -49,7 +49,7 @@ def teacher_problems(run: RunConfig) -> list[Problem]:
 
 
 def source_problems(run: RunConfig, known: Collection[str], taught: Sequence[str]) -> list[Problem]:
-    """Sources of a kind that distillation knows (`known`), and the objective that `distill.on` names does not learn."""
+    """Return a problem if sources are of a `known` kind that the objective of `distill.on` does not learn."""
     wrong = [source.yields for source in run.data.sources if source.yields in known and source.yields not in taught]
     if run.distill.on == "auto" or not wrong:
         return []
@@ -58,7 +58,7 @@ def source_problems(run: RunConfig, known: Collection[str], taught: Sequence[str
 
 
 def layout_problems(run: RunConfig) -> list[Problem]:
-    """What needs the teacher in memory beside the student, or cannot have it there."""
+    """Return what needs the teacher in memory, or cannot have it there."""
     if run.distill.top_k is not None:
         if run.distill.hidden is None or run.distill.tokenizer == "by_text":
             return []
@@ -75,7 +75,7 @@ def layout_problems(run: RunConfig) -> list[Problem]:
 
 
 def by_text_problems(run: RunConfig) -> list[Problem]:
-    """What a teacher with another tokenizer cannot teach."""
+    """Return what a teacher with another tokenizer cannot teach."""
     config = run.distill
     if config.tokenizer == "same":
         return []
@@ -96,7 +96,7 @@ def by_text_problems(run: RunConfig) -> list[Problem]:
 
 
 def _tokenizer_problems(run: RunConfig, model: Path) -> list[Problem]:
-    """The student's own tokenizer, where the run names one that is here, held against the teacher's."""
+    """Compare the student's tokenizer, if it is in a folder here, with the teacher's."""
     key, name = ("tokenizer.from", run.tokenizer.from_) if run.tokenizer.from_ else ("model.from", run.model.from_)
     if run.distill.tokenizer == "by_text":
         places = [(KEY, str(model)), *([(key, name)] if name is not None and Path(name).is_dir() else [])]
@@ -111,7 +111,7 @@ def _tokenizer_problems(run: RunConfig, model: Path) -> list[Problem]:
 
 
 def _text_problems(key: str, name: str) -> list[Problem]:
-    """Why the tokens of a tokenizer cannot be compared by their text."""
+    """Return why the tokens of a tokenizer cannot be compared by their text."""
     try:
         token_texts(load_tokenizer(name, key), key)
     except InputError as error:
@@ -120,7 +120,7 @@ def _text_problems(key: str, name: str) -> list[Problem]:
 
 
 def tokenizer_problems(student: Tokenizer, teacher: Tokenizer, key: str) -> list[Problem]:
-    """Why a teacher cannot teach a student: their tokens differ, and how."""
+    """Return how the tokens of teacher and student differ; [] if they are the same."""
     if student.fingerprint == teacher.fingerprint:
         return []
     differs = _difference(student, teacher)
@@ -133,7 +133,7 @@ def tokenizer_problems(student: Tokenizer, teacher: Tokenizer, key: str) -> list
 
 
 def check_widths(teacher: PreTrainedConfig, student: PreTrainedConfig) -> None:
-    """Raise InputError where the hidden states of two models cannot be compared."""
+    """Raise InputError if the hidden states of two models differ in width."""
     widths = [config.get_text_config().hidden_size for config in (teacher, student)]
     if widths[0] != widths[1]:
         what = f"the teacher's hidden states have {widths[0]:,} numbers, the student's {widths[1]:,}"
@@ -141,17 +141,17 @@ def check_widths(teacher: PreTrainedConfig, student: PreTrainedConfig) -> None:
 
 
 def _difference(student: Tokenizer, teacher: Tokenizer) -> str:
-    """In words, for people."""
+    """Return the difference in words."""
     own, other = student.hf.get_vocab(), teacher.hf.get_vocab()
     moved = [token for token, number in own.items() if other.get(token, number) != number]
     missing = [(whose, sorted(set(one) - set(two), key=one.__getitem__)) for whose, one, two in
                (("the teacher lacks", own, other), ("the student lacks", other, own))]  # fmt: skip
-    said = [f"{whose} {len(tokens):,} tokens ({_some(tokens)})" for whose, tokens in missing if tokens]
+    parts = [f"{whose} {len(tokens):,} tokens ({_some(tokens)})" for whose, tokens in missing if tokens]
     if moved:
         numbers = f"{moved[0]!r} is {own[moved[0]]:,} and {other[moved[0]]:,}"
-        said.append(f"{len(moved):,} tokens have other numbers ({numbers})")
-    return "; ".join(said) or "they have the same tokens and cut texts otherwise"
+        parts.append(f"{len(moved):,} tokens have other numbers ({numbers})")
+    return "; ".join(parts) or "they have the same tokens and cut texts otherwise"
 
 
 def _some(tokens: list[str]) -> str:
-    return ", ".join(map(repr, tokens[:_SHOWN])) + (" …" if len(tokens) > _SHOWN else "")
+    return ", ".join(map(repr, tokens[:_LISTED])) + (" …" if len(tokens) > _LISTED else "")

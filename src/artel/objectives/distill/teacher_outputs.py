@@ -1,4 +1,10 @@
-"""What is kept of a teacher's outputs before training, and the classes that both distributions are summed up in."""
+"""A teacher's cached outputs, divergences between distributions, and the loss of hidden states.
+
+Cached are the k likeliest ids of the teacher. The probability of the rest is one more class ("ghost token", Anshumann
+et al. 2025, "Sparse Logit Sampling"). The student's distribution is reduced to the same k + 1 classes. Nothing is
+renormalized: a divergence of the classes never exceeds that of the full distributions, and the student learns how
+likely the rest is in total.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +28,20 @@ from artel.objectives.types import Batch
 from artel.tokens.store.shards import token_type
 
 Classes = Callable[[torch.Tensor, slice], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-"""(the student's log-probabilities of all ids, which positions) → the teacher's of each class, its first id, and the
-student's of each class."""
+"""(student's log-probabilities of all ids, positions) → (teacher's log-probabilities of the classes, its likeliest id,
+student's log-probabilities of the classes)."""
 TopClasses = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""(the teacher's logits, float32 (count, vocabulary)) → its likeliest ids as the student's, int64 (count, k), and
-log-probabilities of these and of all others together, (count, k + 1)."""
+"""(teacher's logits, float32 (count, vocabulary)) → (likeliest ids as student ids, int64 (count, k), log-probabilities
+of these and of the rest, (count, k + 1))."""
 Outputs = tuple[torch.Tensor, dict[str, np.ndarray]]
-"""The teacher's cross-entropy, targets and right guesses, float64 (3,), and what is kept: arrays (targets, …)."""
+"""The teacher's cross-entropy, targets and right guesses, float64 (3,), and the arrays to cache, (targets, …)."""
 
 _LOWEST = -60_000.0
-"""The lowest log-probability that is kept: float16 ends at 65,504."""
+"""The lowest cached log-probability: float16 ends at 65,504."""
 
 
 def targets_of(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """The targets, int64 (count,), and the positions in the flattened rows that predict them, int64 (count,)."""
+    """Return the targets and the positions in the flattened rows that predict them, int64 (count,) each."""
     targets, places = batch.tensors["targets"].flatten(), batch.tensors.get("places")
     if places is None:
         places = (targets != IGNORED).nonzero()[:, 0]
@@ -44,17 +50,17 @@ def targets_of(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class TeacherOutputs:
-    """What is kept of a teacher's outputs: `ids` (targets, k), the likeliest first, and `log_probs` float16 (targets,
-    k + 1), at the temperature, of these and of all others together.
+    """Computes the outputs to cache: `ids` (targets, k), likeliest first, and `log_probs`, float16 (targets, k + 1), of
+    these and of the rest, at the temperature.
     """
 
     top_k: int
     temperature: float
     vocabulary: int
-    """Of the student."""
+    """Size of the student's vocabulary."""
 
     def of_ids(self, model: PreTrainedModel, inputs: dict[str, Any], batch: Batch) -> Outputs:
-        """Of a teacher that reads the student's ids."""
+        """Return the outputs of a teacher that reads the student's ids."""
 
         def top_classes(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             likeliest = logits.topk(self.top_k, dim=1).indices
@@ -66,8 +72,9 @@ class TeacherOutputs:
     def by_text(
         self, model: PreTrainedModel, inputs: dict[str, Any], reading: TeacherReading, targets: int, ids: torch.Tensor
     ) -> Outputs:
-        """Of a teacher that reads the text of so many `targets`: zeros for those that it does not have, and `aligned`,
-        bool (targets,), which it has. `ids` are the student's, as `mapped_classes` takes them.
+        """Return the outputs of a teacher with another tokenizer for `targets` targets, and `aligned`, bool (targets,).
+
+        Targets that are not aligned have zeros. `ids`: see `mapped_classes`.
         """
 
         def top_classes(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,17 +82,17 @@ class TeacherOutputs:
 
         answers = PositionLogits(model, inputs, reading.places)
         sums, of_aligned = self._outputs(answers, reading.labels, len(ids), top_classes)
-        kept = {"aligned": np.zeros(targets, dtype=bool)}
-        kept["aligned"][reading.targets] = True
+        cached = {"aligned": np.zeros(targets, dtype=bool)}
+        cached["aligned"][reading.targets] = True
         for name, array in of_aligned.items():
-            kept[name] = np.zeros((targets, *array.shape[1:]), array.dtype)
-            kept[name][reading.targets] = array
-        return sums, kept
+            cached[name] = np.zeros((targets, *array.shape[1:]), array.dtype)
+            cached[name][reading.targets] = array
+        return sums, cached
 
     def _outputs(
         self, answers: PositionLogits, labels: torch.Tensor, vocabulary: int, top_classes: TopClasses
     ) -> Outputs:
-        """Of a teacher of so many ids, whose model may have more rows; `labels`, int64 (count,), are its targets."""
+        """Return outputs. `labels`: the teacher's targets, int64 (count,). `vocabulary`: number of its ids."""
         id_type = np.dtype(token_type(self.vocabulary))
         sums = torch.zeros(3, dtype=torch.float64)
         ids, log_probs = [np.zeros((0, self.top_k), id_type)], [np.zeros((0, self.top_k + 1), np.float16)]
@@ -101,7 +108,7 @@ class TeacherOutputs:
 
 
 def all_classes(answers: PositionLogits, vocabulary: int, temperature: float) -> Classes:
-    """Every id is a class."""
+    """Return classes that are all ids."""
 
     def classes(student: torch.Tensor, chunk: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         logits = answers.read(chunk)[:, :vocabulary]
@@ -110,8 +117,8 @@ def all_classes(answers: PositionLogits, vocabulary: int, temperature: float) ->
     return classes
 
 
-def kept_classes(batch: Batch) -> Classes | None:
-    """The ids that were kept, and all others together."""
+def cached_classes(batch: Batch) -> Classes | None:
+    """Return classes of the cached ids and the rest; None if nothing is cached."""
     if "teacher_ids" not in batch.tensors:
         return None
     _, places = targets_of(batch)
@@ -119,19 +126,19 @@ def kept_classes(batch: Batch) -> Classes | None:
     log_probs = batch.tensors["teacher_log_probs"].flatten(0, 1)[places]
 
     def classes(student: torch.Tensor, chunk: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        here = ids[chunk].long()
-        return log_probs[chunk].float().log_softmax(dim=1), here[:, 0], in_classes(student, here)
+        classes = ids[chunk].long()
+        return log_probs[chunk].float().log_softmax(dim=1), classes[:, 0], in_classes(student, classes)
 
     return classes
 
 
 def kl_divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """KL(P || Q) in nats, (count,), of log-probabilities (count, classes)."""
+    """Return KL(P || Q) in nats, (count,), from log-probabilities (count, classes)."""
     return (p.exp() * (p - q)).sum(dim=-1)
 
 
 def divergence(teacher: torch.Tensor, student: torch.Tensor, kind: str, beta: float) -> torch.Tensor:
-    """The divergence of each position in nats, (count,), of log-probabilities (count, classes), T and S.
+    """Return the divergence of teacher T and student S in nats, (count,), from log-probabilities (count, classes).
 
     forward_kl: KL(T || S) (Hinton et al. 2015). reverse_kl: KL(S || T) (Gu et al. 2024, "MiniLLM"). js: the generalized
     Jensen-Shannon divergence, beta KL(T || M) + (1 - beta) KL(S || M) with M = beta T + (1 - beta) S (Agarwal et al.
@@ -146,14 +153,14 @@ def divergence(teacher: torch.Tensor, student: torch.Tensor, kind: str, beta: fl
 
 
 def at_temperature(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Log-probabilities, float32 (count, vocabulary), of logits of that shape divided by the temperature."""
+    """Return log-probabilities of logits (count, vocabulary) divided by the temperature."""
     return (logits if temperature == 1 else logits / temperature).log_softmax(dim=1)
 
 
 def in_classes(log_probs: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities of some ids and of all others together, (count, k + 1), of those of all, (count, vocabulary).
+    """Reduce log-probabilities (count, vocabulary) to those of `ids` and of the rest, (count, k + 1).
 
-    `ids`, int64 (count, k), are fewer than all.
+    `ids`: int64 (count, k).
     """
     others = log_probs.scatter(1, ids, -torch.inf).logsumexp(dim=1, keepdim=True)
     return torch.cat([log_probs.gather(1, ids), others], dim=1)
@@ -162,11 +169,10 @@ def in_classes(log_probs: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 def mapped_classes(
     log_probs: torch.Tensor, ids: torch.Tensor, vocabulary: int, top_k: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A teacher's likeliest ids as a student's, int64 (count, k), and log-probabilities of these and of all others
-    together, (count, k + 1).
+    """Return a teacher's likeliest ids as student ids, int64 (count, k), and log-probabilities, (count, k + 1).
 
-    `log_probs` (count, teacher's vocabulary). `ids`, int64 (teacher's vocabulary,), are the student's that the
-    teacher's count as, of `vocabulary`; -1: as none, which is one of the others.
+    `log_probs`: (count, teacher's vocabulary). `ids`, int64 (teacher's vocabulary,): the student's id of each teacher's
+    id; -1 for none, which belongs to the rest. `vocabulary`: size of the student's.
     """
     has_id = ids >= 0
     probabilities = log_probs.exp()
@@ -175,19 +181,19 @@ def mapped_classes(
     others = shared.scatter(1, likeliest, 0).sum(dim=1, keepdim=True)
     others = others + probabilities[:, ~has_id].sum(dim=1, keepdim=True)
     classes = torch.cat([shared.gather(1, likeliest), others], dim=1)
-    return likeliest, classes.clamp(min=torch.finfo(classes.dtype).tiny).log()  # log(0) would rule reverse KL
+    return likeliest, classes.clamp(min=torch.finfo(classes.dtype).tiny).log()  # log(0) would dominate reverse KL
 
 
 @contextmanager
 def recording(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """Within the block: what the model's layers return, (rows, length, width) each, in their order."""
+    """Collect what the model's layers return inside the block, (rows, length, width) each, in order."""
     states: list[torch.Tensor] = []
 
     def record(_: torch.nn.Module, __: Any, output: Any) -> None:
-        if len(states) < len(layers):  # not again where activations are recomputed
+        if len(states) < len(layers):  # not again if activations are recomputed
             states.append(output[0] if isinstance(output, tuple) else output)
 
-    output_head(model)  # to find it the model is run, once: those states are nobody's
+    output_head(model)  # finding it runs the model once, before any hook
     layers = repeated_layers(model)
     handles = [layer.register_forward_hook(record) for layer in layers]
     try:
@@ -200,14 +206,17 @@ def recording(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
 def hidden_loss(
     teacher: list[torch.Tensor], student: list[torch.Tensor], places: torch.Tensor, config: HiddenStatesConfig
 ) -> torch.Tensor:
-    """The sum over the positions, float32 (), of the mean over the matched layers."""
+    """Return the sum over positions of the mean loss of matched layers, float32 (). Both models have the same width.
+
+    Romero et al. 2015, "FitNets"; Sanh et al. 2019, DistilBERT. States are taken before the model's last norm.
+    """
     pairs = [(len(teacher) - 1, len(student) - 1)]
     if config.layers == "even":
-        along = [round((layer + 1) * len(teacher) / len(student)) - 1 for layer in range(len(student))]
-        pairs = [(max(0, theirs), own) for own, theirs in enumerate(along)]  # -1: a student of twice the layers
+        matched = [round((layer + 1) * len(teacher) / len(student)) - 1 for layer in range(len(student))]
+        pairs = [(max(0, layer), own) for own, layer in enumerate(matched)]  # -1: the student has twice the layers
     losses = []
-    for theirs, own in pairs:
-        expected = teacher[theirs].flatten(0, 1)[places].float()
+    for layer, own in pairs:
+        expected = teacher[layer].flatten(0, 1)[places].float()
         actual = student[own].flatten(0, 1)[places].float()
         if config.loss == "cosine":
             losses.append((1 - torch.cosine_similarity(actual, expected, dim=-1)).sum())

@@ -96,7 +96,7 @@ def is_of_words(run: RunConfig) -> bool:
 def labels_of(records: Iterable[Record], *, of_words: bool) -> list[str]:
     """Return the labels of records in alphabetical order.
 
-    Raises InputError if there are none, if names have the label O, or if every word is token_labels, as with tags of words.
+    Raises InputError if there are none, if names have the label O, or if every word is marked, as with tags of words.
     """
     labels: set[str] = set()
     is_covered = True
