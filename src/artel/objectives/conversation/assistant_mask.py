@@ -1,18 +1,17 @@
-"""Where each turn of a conversation stands in the text that a chat template makes of it.
+"""Locates the assistant's turns in the text that a chat template renders.
 
-A template is a program, so a turn need not end where its content ends. The template therefore renders the conversation
-with marks in place of the contents: the text between the marks is its own. The generation prompt before an assistant's
-content belongs to the prompt; the model writes all after it, up to the mark that generation stops at. Then the real
-conversation is rendered in one piece, and must have the same frame around the real contents.
+A template is a program, so a turn need not end where its content ends. The template renders the conversation with marks
+in place of contents; the text between the marks is the template's. The generation prompt before an assistant's content
+belongs to the prompt. The model writes everything after it, up to the token that generation stops at. Then the real
+conversation is rendered as a whole, and must have the same text around its contents.
 
-Some templates write an answer in the history otherwise than it was written: without its thought, or (YandexGPT,
-DeepSeek R1) not at all where it is the last one. What the model sees when it answers decides: the common beginning of
-the generation prompt and the turn is the prompt, and what a template leaves out of the last answer is written after the
-generation prompt itself.
+Some templates change an answer once it is history: they drop its thought, or (YandexGPT, DeepSeek R1) omit the last
+answer. What the model sees in inference decides: the common prefix of the generation prompt and the turn is the prompt,
+and what a template omits of the last answer is written after the generation prompt.
 
-Calls of tools are not contents: a template writes each argument in its own way. Where a turn with calls ends is found
-with marks as arguments; then the template renders the real calls among marked contents, and what stands between the end
-of the prompt and the known text before the next mark is the turn.
+Tool calls are not contents, since a template writes arguments in its own way. The end of a turn with calls is found
+with marks as arguments. Then the template renders the real calls with marked contents: the turn is the text between the
+end of the prompt and the known text before the next mark.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from artel.objectives.conversation.frame import (
     Slot,
     Unfit,
     WrittenOut,
-    common_beginning,
+    common_prefix,
     locate,
     mark_for,
     mark_of,
@@ -52,7 +51,7 @@ from artel.tokens.tokenizer.template_tools import ToolStyle, tool_style
 _OPEN_TAG = "<think>\n"
 _A_CALL = (ToolCall("f", {"a": "b"}),)
 _FRAMES = 10_000
-"""Kept at most: calls of many tools make many shapes of conversations."""
+"""Maximum size of the cache: calls of many tools make many shapes of conversations."""
 
 
 class Turns:
@@ -79,7 +78,7 @@ class Turns:
         return (self._tool_style if has_calls or tools else None) or ToolStyle()
 
     def lacks(self, messages: Sequence[Message], tools: Tools) -> str:
-        """What of a conversation the template does not write: a clause about it; empty if it writes everything."""
+        """Return a clause about what the template does not write of a conversation; empty if it writes everything."""
         has_calls = any(message.tool_calls for message in messages)
         if not (has_calls or tools):
             return ""
@@ -91,7 +90,7 @@ class Turns:
         return "leaves out what tools return" if has_results and not self._tool_style.writes_results else ""
 
     def write(self, messages: Sequence[Message], tools: Tools = ()) -> WrittenOut:
-        """The text and the assistant's turns in it. Raises Unfit, with the reason in words."""
+        """Return the text and the assistant's turns in it. Raises Unfit."""
         style = self._style(messages, tools)
         messages = style.linked(messages)
         shape = (bool(tools), *map(_shape, messages))
@@ -120,7 +119,7 @@ class Turns:
         return text + self._answer(text, messages[-1].thought, messages[-1].content)
 
     def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> str:
-        """The prompt of the next answer: the conversation so far and the opening of its turn. Raises Unfit."""
+        """Return the prompt of the next answer: the conversation and the opening of a turn. Raises Unfit."""
         style = self._style(messages, tools)
         fields = [self._template_fields(message, style) for message in style.linked(messages)]
         return self._render(fields, tools, add_generation_prompt=True)
@@ -132,14 +131,14 @@ class Turns:
             raise Unfit(f"the chat template refuses it: {refusal}") from None
 
     def _template_fields(self, message: Message, style: ToolStyle) -> dict[str, Any]:
-        """A message as the template takes it."""
+        """Return a message as the template takes it."""
         fields = style.fields(message)
         if message.thought and self._thought_field is not None:
             fields |= _thought_fields(self._thought_field, message.thought, message.content)
         return fields
 
     def _find_thought_field(self) -> str | None:
-        """The field that the template reads a thought from: its own, or the content; None if it writes no thoughts."""
+        """Return the field from which the template reads thoughts, or None."""
         for field, calls in product(("reasoning_content", "thinking", "content"), ((), _A_CALL)):
             with suppress(Unfit):
                 if mark_for(1, "t") in self._with_thought(field, calls):
@@ -147,7 +146,7 @@ class Turns:
         return None
 
     def _with_thought(self, field: str, calls: tuple[ToolCall, ...]) -> str:
-        """A conversation of marks that ends with a thought, with or without calls after it. Raises Unfit."""
+        """Render a conversation of marks that ends with a thought, and `calls`. Raises Unfit."""
         asked, answer = Message("user", mark_for(0, "c")), Message("assistant", mark_for(1, "c"), tool_calls=calls)
         style = self._style([answer], ())
         fields = [style.fields(message) for message in style.linked([asked, answer])]
@@ -155,7 +154,7 @@ class Turns:
         return self._render(fields, ())
 
     def _answer(self, prompt: str, thought: str, content: str) -> str:
-        """What the model writes after a generation prompt. Raises Unfit where nothing tells how it writes a thought."""
+        """Return what the model writes after a generation prompt. Raises Unfit if the form of thoughts is unknown."""
         if not thought:
             return content
         if prompt.rstrip().endswith("<think>"):
@@ -167,9 +166,9 @@ class Turns:
 
     @cached_property
     def _thought_marks(self) -> tuple[str, str] | None:
-        """What the template writes before a thought and after it where a call follows; None if it leaves it out there.
+        """The text before and after a thought that a call follows; None if the template omits it.
 
-        Kimi K2 Thinking leaves out that of a last answer, which the model writes all the same.
+        Kimi K2 Thinking omits the thought of the last answer, which the model still writes.
         """
         if self._thought_field is None:
             return None
@@ -204,18 +203,18 @@ class Turns:
             follows = slots[end].before if end < len(slots) else after
             alone = text if number == len(messages) - 1 else self._alone(fields[: number + 1], text, tools)
             if after_prompt and number < len(messages) - 1 and marked[number].content not in alone:
-                # Such a template writes no last answer: what an earlier one is there for is to be read, not written.
+                # The template omits last answers: earlier ones are only read, not learned.
                 differences.append(Difference(turn, "unlearned"))
                 continue
             at_end = slots_of(alone)[1]
             tag = _OPEN_TAG if messages[number].thought and self._thought_field == "content" else ""
             header = opening.removesuffix(tag)
-            if slots[first].kind == "a":  # what stands before an argument is the call's own, but for the header
+            if slots[first].kind == "a":  # all but the header before an argument belongs to the call
                 header = self._common(header, self._plain_opening(fields[:number], header, tools))
             length = self._prompt_length(fields[:number], header, tools)
             frame.places[number] = (_count_contents(slots[:first]), _count_contents(slots[:end]))
             frame.prompts[number] = opening[:length]
-            # What closes a turn is what follows it both here and where the conversation ends with it.
+            # A turn is closed by the text that follows it both here and at the end of a conversation.
             closing = follows[: self._closing_length(follows, at_end)]
             frame.rests[number] = follows[len(closing) :]
             frame.closed[number] = self._is_end(closing)
@@ -231,13 +230,13 @@ class Turns:
         return replace(frame, open_end=open_end, difference=differences[0] if differences else None)
 
     def _is_end(self, closing: str) -> bool:
-        """Whether what closes a turn has an end of it, not only of a call or of what is said before one."""
+        """True if a closing text ends the turn, and not only a call or the content before one."""
         return closing.endswith(tuple(self._closing_marks)) or self._stop.search(closing) is not None
 
     def _prompt_length(self, before: list[dict[str, Any]], opening: str, tools: Tools) -> int:
-        """How much of the text before an assistant's content its generation prompt has already."""
+        """Return the length of the generation prompt within the text before an assistant's content."""
         if not any(message["role"] != "system" for message in before):
-            # An assistant that speaks first has no prompt before it.
+            # An assistant that speaks first has no prompt.
             length = self._header_end(opening)
             if length is None:
                 raise Unfit("the chat template has no place for an assistant that speaks first")
@@ -247,8 +246,8 @@ class Turns:
         if opening.startswith(prompt):
             length = len(prompt)
         elif prompt.startswith(opening) and opening.strip():
-            length = len(opening)  # the prompt goes on, with the beginning of a thought, and this turn has none
-        if before[-1]["role"] == "assistant":  # of which some templates ask for no answer
+            length = len(opening)  # the prompt begins a thought, and this turn has none
+        if before[-1]["role"] == "assistant":  # some templates write no generation prompt after it
             header_end = self._header_end(opening[length or 0 :])
             length = length if header_end is None else (length or 0) + header_end
         if length is None:
@@ -256,7 +255,7 @@ class Turns:
         return length
 
     def _plain_opening(self, before: list[dict[str, Any]], opening: str, tools: Tools) -> str:
-        """What the template writes before the content of an answer without calls; `opening` where it refuses one."""
+        """Return the text before the content of an answer without calls; `opening` if the template refuses it."""
         try:
             answer = {"role": "assistant", "content": mark_for(len(before), "c")}
             slots, _ = slots_of(self._render([*before, answer], tools))
@@ -265,7 +264,7 @@ class Turns:
         return slots[-1].before if slots and slots[-1].message == len(before) else opening
 
     def _header_end(self, opening: str) -> int | None:
-        """Where an answer's header ends in the text before it: what the generation prompt adds after a user's turn."""
+        """Return the end of an answer's header in `opening`, or None. The header follows a user's turn in a prompt."""
         user = [{"role": "user", "content": mark_for(0, "c")}]
         plain, prompt = (
             slots_of(self._render(user, (), add_generation_prompt=wants_prompt))[1] for wants_prompt in (False, True)
@@ -274,29 +273,29 @@ class Turns:
         if header and header in opening:
             return opening.rindex(header) + len(header)
         if not header:  # the template writes a generation prompt after every conversation
-            header = common_beginning(prompt[::-1], opening[::-1])[::-1]
+            header = common_prefix(prompt[::-1], opening[::-1])[::-1]
         if any(opening.endswith(header[:length]) for length in range(len(header), 0, -1) if header[:length].strip()):
             return len(opening)
         return None
 
     def _closing_length(self, follows: str, at_end: str) -> int:
-        """How much of the text after an assistant's content closes its turn: up to where generation stops."""
+        """Return the length of the text after an assistant's content that closes its turn."""
         common = self._common(follows, at_end)
         if stop := self._stop.search(common):
             return stop.end()
         written = self._token_end(common, len(common.rstrip()))
-        # No mark is written at the end of a conversation. Within one the next role may be what generation stops at.
+        # Without an end of turn at the end of a conversation, generation may stop at the next role.
         space = len(follows[written:]) - len(follows[written:].lstrip())
         stop = self._stop_token.match(follows, written + space)
         return stop.end() if stop else written
 
     def _token_end(self, text: str, at: int) -> int:
-        """The place itself, or the end of the token that it lies within: some end with line feeds."""
+        """Return `at`, or the end of the token around it: some end with line feeds."""
         return next((token.end() for token in self._any_token.finditer(text) if token.start() < at < token.end()), at)
 
     def _common(self, one: str, other: str) -> str:
-        """What both texts begin with; a token is common as a whole, or not at all."""
-        common = common_beginning(one, other)
+        """Return the common prefix of two texts, in whole tokens."""
+        common = common_prefix(one, other)
         for text in (one, other):
             for token in self._any_token.finditer(text):
                 if token.start() < len(common) < token.end():
@@ -304,14 +303,14 @@ class Turns:
         return common
 
     def _alone(self, fields: list[dict[str, Any]], whole: str, tools: Tools) -> str:
-        """A conversation that ends with an answer; the whole one where the template refuses it (no question yet)."""
+        """Render a conversation that ends with an answer, or return `whole` if the template refuses it."""
         try:
             return self._render(fields, tools)
         except Unfit:
             return whole
 
     def _open_end(self, fields: list[dict[str, Any]], tools: Tools) -> int:
-        """The token that ends a last turn without a mark: what begins the turn after it, or the end token."""
+        """Return the token to end an unclosed last turn: the one that begins the next turn, or the end token."""
         role = "tool" if "tool_calls" in fields[-1] else "user"
         with suppress(Unfit):
             follows = self._render([*fields, {"role": role, "content": "\ue002"}], tools).partition("\ue002")[0]
@@ -322,7 +321,7 @@ class Turns:
     def _difference(
         self, before: list[dict[str, Any]], text: str, alone: str, start: int, end: int, number: int, tools: Tools
     ) -> str | None:
-        """How the conversation differs from what the model sees, and writes, when it gives the answer `number`."""
+        """Return the kind of difference between training and inference at the answer `number`, or None."""
         thought = mark_for(number, "t")
         if alone[:start] != text[:start]:
             return "prompt"
@@ -337,14 +336,14 @@ class Turns:
 
 
 def _shape(message: Message) -> tuple[Any, ...]:
-    """What decides what the template writes around a message, names and ids of calls included."""
+    """Return all that determines the text around a message, including names and ids of calls."""
     calls = tuple((call.name, call.id) for call in message.tool_calls)
     has_words = bool(message.content) or not calls
     return message.role, bool(message.thought), has_words, calls, message.name, message.tool_call_id
 
 
 def _marked(messages: Sequence[Message]) -> list[Message]:
-    """Messages with marks as contents. One that only calls has no content, for templates ask whether there is one."""
+    """Return messages with marks as contents. Empty contents next to calls stay: templates test for them."""
     return [
         replace(
             message,
@@ -365,25 +364,25 @@ def _count_contents(slots: list[Slot]) -> int:
 
 
 def _check_order(slots: list[Slot], marked: Sequence[Message]) -> None:
-    spoken = [slot.message for slot in slots if slot.kind == "c"]
-    missing = [message.role for number, message in enumerate(marked) if message.content and number not in spoken]
+    with_content = [slot.message for slot in slots if slot.kind == "c"]
+    missing = [message.role for number, message in enumerate(marked) if message.content and number not in with_content]
     if missing:
         raise Unfit(f"the chat template leaves out what the {missing[0]} says")
     called = Counter(slot.message for slot in slots if slot.kind == "a")
     if any(len(message.tool_calls) != called[number] for number, message in enumerate(marked)):
         raise Unfit("the chat template leaves out calls of tools, or repeats them")
-    # A system message may stand anywhere (Mistral's is written into a user's turn); turns stand in their order.
+    # A system message may be anywhere (Mistral's is inside a user's turn); turns keep their order.
     turns = [slot.message for slot in slots if slot.kind != "t" and marked[slot.message].role != "system"]
-    if len(set(spoken)) < len(spoken) or turns != sorted(turns):
+    if len(set(with_content)) < len(with_content) or turns != sorted(turns):
         raise Unfit("the chat template repeats turns, or changes their order")
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that matches any of the texts, the longest first; nothing where there are none."""
+    """Return a pattern that matches any of the texts, the longest first."""
     ordered = sorted(filter(None, texts), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered)) or "(?!)")
 
 
 def _thought_fields(field: str, thought: str, content: str) -> dict[str, str]:
-    """A thought as a template reads it from `field`; within the content it stands in tags."""
+    """Return the field with a thought; within the content it is in tags."""
     return {field: thought if field != "content" else f"{_OPEN_TAG}{thought}\n</think>\n\n{content}"}

@@ -1,7 +1,7 @@
-"""What a chat template writes around the contents of a conversation, and where the contents of a real one then stand.
+"""The text that a chat template writes around contents, and the positions of contents in a rendered conversation.
 
-A template renders marks in place of contents. A `Slot` is the place of a mark; a `Frame` is all text between them, for
-conversations of one shape. `locate` walks along the text of a real conversation by these.
+A template renders marks in place of contents. A `Slot` is the position of a mark, a `Frame` all text between the marks,
+for conversations of one shape. `locate` uses them to find the contents of a real conversation.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ from dataclasses import dataclass
 
 from artel.text import Message
 
-# Marks are of Unicode's private use, which texts do not have and templates do not know.
+# Marks use Unicode's private use area, which occurs neither in texts nor in templates.
 _MARK = re.compile("\ue000([0-9]+)([cta])\ue001")
 _EMPTY_THOUGHT = re.compile(r"\s*(?:<(think|thinking|thought|reasoning)>\s*</\1>|<\|channel>thought\s*<channel\|>)\s*")
 
 
 class Unfit(Exception):
-    """A conversation in whose rendered text the turns cannot be located."""
+    """The turns of a conversation cannot be located in its rendered text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An assistant's turn: which message it is, and its characters [start, end) in the whole text."""
+    """An assistant's turn: the number of its message, and its characters [start, end) in the text."""
 
     message: int
     start: int
     end: int
     closed: bool
-    """Whether the template writes a mark after it that generation stops at, or another end of its own."""
+    """True if the template writes an end of turn after it."""
     empty_thought: int = 0
-    """Up to where it is the tags of a thought that is not there; `start` if there are none."""
+    """End of the tags of an empty thought; `start` if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first turn that the whole conversation has otherwise than the model sees and writes it when it answers."""
+    """The first turn that training has in another form than inference."""
 
     turn: int
-    """Counted over the assistant's turns, from 1."""
+    """Its number among the assistant's turns, from 1."""
     kind: str
-    """thought: its thought, or the tags of one, is left out later; prompt: what stands before it is written otherwise
-    later; opening: the generation prompt goes on where the turn does not; unlearned: it is written otherwise later;
-    tokens: it is learned with other tokens than the text has when it is encoded as a whole."""
+    """thought: its thought, or its tags, disappear once the conversation continues; prompt: the text before it changes
+    then; unlearned: the turn itself changes then; opening: the generation prompt is longer than the turn's beginning;
+    tokens: its tokens differ from those of the text encoded as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +54,17 @@ class WrittenOut:
     text: str
     turns: tuple[Turn, ...]
     open_end: int
-    """The token that ends the last turn where the template does not close it."""
+    """The token that ends the last turn if the template does not close it."""
     difference: Difference | None
     results: tuple[tuple[int, int], ...] = ()
     """Characters [start, end) of what tools returned."""
     thoughts: int = 0
-    """Thoughts that the template writes; it may leave out those of earlier turns."""
+    """Number of thoughts in the text; templates may leave out those of earlier turns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place for what a message says, thinks or passes as an argument, and the template's own text before it."""
+    """The position of a message's content, thought or argument, and the template's text before it."""
 
     before: str
     message: int
@@ -74,26 +74,26 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """All that a template writes around conversations of one shape."""
+    """All text that a template writes around conversations of one shape."""
 
     slots: tuple[Slot, ...]
-    """Of contents and thoughts."""
+    """Those of contents and thoughts."""
     after: str
     places: dict[int, tuple[int, int]]
-    """For each assistant message that is learned: its slots [first, end) among them; none if it only calls."""
+    """For each learned assistant message its slots [first, end); empty if it only calls tools."""
     prompts: dict[int, str]
-    """And the text between the slot before it and what the model writes."""
+    """For each the text between the slot before it and its turn."""
     rests: dict[int, str]
-    """And the text between the end of its turn and the next slot, or the end."""
+    """For each the text between its turn and the next slot, or the end."""
     closed: dict[int, bool]
     open_end: int
     difference: Difference | None
     after_prompt: bool = False
-    """Whether the template leaves out something of the last answer, which then follows the generation prompt."""
+    """True if the template omits part of the last answer, which is then written after the generation prompt."""
 
 
-def common_beginning(one: str, other: str) -> str:
-    """What both texts begin with."""
+def common_prefix(one: str, other: str) -> str:
+    """Return the common prefix of two texts."""
     same = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     return one[:same]
 
@@ -107,7 +107,7 @@ def mark_for(number: int, kind: str) -> str:
 
 
 def slots_of(text: str) -> tuple[list[Slot], str]:
-    """The marks of a text, each with what stands before it, and what stands after the last."""
+    """Return the slots of a text, and the text after the last."""
     slots, end = [], 0
     for mark in _MARK.finditer(text):
         slots.append(Slot(text[end : mark.start()], int(mark[1]), mark[2]))
@@ -116,9 +116,9 @@ def slots_of(text: str) -> tuple[list[Slot], str]:
 
 
 def locate(text: str, slots: list[Slot], after: str, frame: Frame, messages: Sequence[Message]) -> WrittenOut:
-    """Walk along the real text by slots; templates may take white space off the contents' ends, or write JSON."""
+    """Find the contents in a text, slot by slot. Templates may strip contents, or write them as JSON."""
     if [(slot.message, slot.kind) for slot in slots] != [(slot.message, slot.kind) for slot in frame.slots]:
-        raise _otherwise()
+        raise _unexpected()
     spans: list[tuple[int, int]] = []
     at = 0
     following = [slot.before for slot in slots[1:]] + [after]
@@ -128,12 +128,12 @@ def locate(text: str, slots: list[Slot], after: str, frame: Frame, messages: Seq
         fits = (form for form in _forms(content) if text.startswith(slot.before + form + follows, at))
         form = next(fits, None)
         if form is None:
-            raise _otherwise()
+            raise _unexpected()
         begin = at + len(slot.before)
         at = begin + len(form)
         spans.append((begin, at))
     if len(text) != at + len(after):
-        raise _otherwise()
+        raise _unexpected()
     turns = tuple(_turn(number, text, spans, frame) for number in frame.prompts)
     of_tools = (messages[slot.message].role == "tool" for slot in slots)
     results = tuple(span for span, is_result in zip(spans, of_tools, strict=True) if is_result)
@@ -148,14 +148,14 @@ def _turn(number: int, text: str, spans: list[tuple[int, int]], frame: Frame) ->
     stop = spans[end][0] if end < len(spans) else len(text)
     start, end_of_turn = begin + len(prompt), stop - len(rest)
     if not text.startswith(prompt, begin) or text[end_of_turn:stop] != rest or end_of_turn < start:
-        raise _otherwise()
+        raise _unexpected()
     tags = _EMPTY_THOUGHT.finditer(text, begin, spans[first][0] if first < end else end_of_turn)
     # The generation prompt may have the first of the tags already.
     empty = next((tag.end() for tag in tags if tag.start() <= start < tag.end()), start)
     return Turn(number, start, end_of_turn, frame.closed[number], empty)
 
 
-def _otherwise() -> Unfit:
+def _unexpected() -> Unfit:
     return Unfit("the chat template writes this conversation otherwise than others of its shape")
 
 

@@ -1,8 +1,8 @@
-"""What a chat template makes of a run's conversations, checked before the first step.
+"""Checks of what a chat template makes of a run's conversations, before the first step.
 
-A model that never learns the end of a turn writes on after its answer; one whose answers stand in training behind
-another prompt than in chat learns to answer that one. The first is refused, the second is told: many templates leave
-out the thoughts of earlier turns, and their models were trained so.
+A model that never learns the end of a turn does not stop after its answer: that is an error. A model that is trained
+with other prompts than in chat learns to answer those: that is a note, because many templates leave out the thoughts of
+earlier turns, and their models were trained that way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from artel.text import Conversation, Document, ToolCall, Tools
 from artel.tokens import StoreSplit, Tokenizer
 from artel.tokens.tokenizer.chat_template import TemplateRefuses, TurnEnd, marks_before_calls, render
 
-_SHOWN = 100
+_QUOTED = 100
 """Characters of a template's line in a message."""
 _MEANING = {
     "thought": "its thought, or the tags of one, is left out once another question follows, and it is learned without",
@@ -39,7 +39,7 @@ _MEANING = {
 
 
 def learned_turns(ids: np.ndarray, learned: np.ndarray, ends: TurnEnd, tokenizer: Tokenizer) -> list[tuple[int, str]]:
-    """The runs of learned tokens, each up to an end of a turn: (tokens, the end as text, empty where it has none).
+    """Return the runs of learned tokens, each up to an end of turn: (tokens, the end as text or empty).
 
     Args:
         ids, learned: int64 and bool, (tokens,).
@@ -63,10 +63,10 @@ def _end_of(run: list[int], ends: TurnEnd, tokenizer: Tokenizer) -> str:
 
 
 def check_targets(split: StoreSplit, ends: TurnEnd, tokenizer: Tokenizer, template: str, name: str) -> None:
-    """Raise InputError for a split in which nothing is learned, or never the end of a turn that generation stops at.
+    """Raise InputError if a split has no learned token, or no learned end of turn.
 
     Args:
-        name: the template, for people.
+        name: name of the template in messages.
     """
     shown: tuple[str, np.ndarray, np.ndarray] | None = None
     for number in range(split.samples):
@@ -93,9 +93,9 @@ def check_targets(split: StoreSplit, ends: TurnEnd, tokenizer: Tokenizer, templa
 
 
 def _line_of(tokenizer: Tokenizer, template: str, text: str, name: str) -> str:
-    """The line of a template that writes `text` after an answer, in words; empty where none can be told.
+    """Return the template's line that writes `text` after an answer, in words; empty if it is not found.
 
-    It is the line that, changed to write a mark instead, writes the mark there.
+    That is the line which writes a mark there if its text is replaced by the mark.
     """
     contents = (("user", "\ue000"), ("assistant", "\ue001"), ("user", "\ue002"))
     conversation = [{"role": role, "content": content} for role, content in contents]
@@ -108,37 +108,37 @@ def _line_of(tokenizer: Tokenizer, template: str, text: str, name: str) -> str:
             after = render(tokenizer, "".join(changed), conversation, False).partition("\ue001")[2]
             if after.lstrip().startswith("\ue003"):
                 shown = line.strip()
-                shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+                shown = shown if len(shown) <= _QUOTED else f"{shown[:_QUOTED]}…"
                 return f"; {name}:{number + 1} writes it: {shown}"
     return ""
 
 
 def difference_notes(differences: Iterable[tuple[str, Sequence[Difference]]]) -> list[str]:
-    """A sentence for each way in which conversations differ from what the model sees when it answers.
+    """Return a sentence for each kind of difference between training and inference.
 
     Args:
-        differences: (`file:line`, differences) of each conversation that was looked at.
+        differences: (`file:line`, differences) of each conversation.
     """
     first: dict[str, tuple[str, int]] = {}
     counts: dict[str, int] = {}
-    looked_at = 0
-    for origin, of_one in differences:
-        looked_at += 1
-        for difference in of_one:
+    total = 0
+    for origin, of_conversation in differences:
+        total += 1
+        for difference in of_conversation:
             first.setdefault(difference.kind, (origin, difference.turn))
             counts[difference.kind] = counts.get(difference.kind, 0) + 1
     return [
-        f"the chat template, in {counts[kind]:,} of the first {looked_at:,} conversations (first in {origin}, "
+        f"the chat template, in {counts[kind]:,} of the first {total:,} conversations (first in {origin}, "
         f"turn {turn} of the assistant): {_MEANING[kind]}"
         for kind, (origin, turn) in first.items()
     ]
 
 
 def end_notes(ends: TurnEnd, tokenizer: Tokenizer, template: str, model: str | None) -> Iterator[str]:
-    """Sentences about ends of turns that are no tokens, and ends that cut calls off.
+    """Yield sentences about ends of turns that are not tokens, and ends that cut off calls.
 
     Args:
-        model: the folder of the pretrained model, if there is one.
+        model: folder of the pretrained model, or None.
     """
     if ends.texts:
         yield (
@@ -146,9 +146,9 @@ def end_notes(ends: TurnEnd, tokenizer: Tokenizer, template: str, model: str | N
             "there, and programs that stop at tokens do not"
         )
     file = Path(model or "", "generation_config.json")
-    known = _saved_ends(file) if model is not None and file.is_file() else set()
+    saved = _saved_ends(file) if model is not None and file.is_file() else set()
     inner = {*tokenizer.hf.convert_tokens_to_ids(sorted(marks_before_calls(tokenizer, template)))}
-    if cutting := sorted(inner & (ends.ids | known)):
+    if cutting := sorted(inner & (ends.ids | saved)):
         yield (
             f"generation stops at {_named(tokenizer, cutting)}, and the chat template writes it between what an answer "
             "says and what it then calls: the call would not be written; let the tokenizer's eos_token, and "
@@ -157,7 +157,7 @@ def end_notes(ends: TurnEnd, tokenizer: Tokenizer, template: str, model: str | N
 
 
 def _saved_ends(file: Path) -> set[int]:
-    """The end tokens in a generation_config.json; none where it cannot be read, which the check of the model says."""
+    """Return the end tokens in a generation_config.json; none if it is damaged, which is reported elsewhere."""
     try:
         saved = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
     except (OSError, ValueError, AttributeError):
@@ -170,14 +170,14 @@ def _named(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 
 def call_notes(documents: Iterable[Document]) -> list[str]:
-    """A sentence about the calls of conversations that do not fit their declared parameters; none where all do.
+    """Return a sentence about learned calls that do not fit their declared parameters; [] if all fit.
 
-    Turns that are not learned may call what they like.
+    It is no error: published data sets have such calls, and the schema may be wrong.
     """
-    looked_at = calls = unfit = 0
+    total = calls = unfit = 0
     first = ""
     for document in documents:
-        looked_at += 1
+        total += 1
         conversation = document.record.fields
         assert isinstance(conversation, Conversation)
         learned = (message for message in conversation.messages if message.trained is not False)
@@ -188,22 +188,20 @@ def call_notes(documents: Iterable[Document]) -> list[str]:
                 first = first or f"{document.record.origin}: {wrong}"
     if not unfit:
         return []
-    count = f"{unfit:,} of {calls:,} calls in the first {looked_at:,} conversations"
+    count = f"{unfit:,} of {calls:,} calls in the first {total:,} conversations"
     return [f"{count} do not fit the parameters that their tool declares, the first {first}"]
 
 
 def misfit(call: ToolCall, tools: Tools) -> str:
-    """How the arguments of a call differ from its function's parameters: those that are required and lack, and those
-    that the function does not list. Empty where there is no difference, or no list of parameters.
-    """
+    """Return how a call's arguments differ from the function's parameters (missing or unknown ones), or ""."""
     declared = [tool["function"] for tool in tools if tool.get("function", {}).get("name") == call.name]
     schema: Any = declared[0].get("parameters") if declared else None
     properties = schema.get("properties") if isinstance(schema, dict) else None
     if not (isinstance(properties, dict) and properties):
         return ""
     required = schema.get("required")
-    lacking = [str(name) for name in (required if isinstance(required, list) else []) if name not in call.arguments]
+    missing = [str(name) for name in (required if isinstance(required, list) else []) if name not in call.arguments]
     unknown = [] if schema.get("additionalProperties") else [name for name in call.arguments if name not in properties]
-    differs = [f"lacks {', '.join(lacking)}"] if lacking else []
+    differs = [f"lacks {', '.join(missing)}"] if missing else []
     differs += [f"has {', '.join(unknown)}, which it does not declare"] if unknown else []
     return f"{call.name} {' and '.join(differs)}" if differs else ""

@@ -1,4 +1,4 @@
-"""Conversations to ids and flags, by one chat template: what is learned, and what is only read."""
+"""Conversations to ids, and flags of learned tokens, by a chat template."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from artel.tokens import Sample, Tokenizer
 from artel.tokens.tokenizer.tokenizer import Encoded
 
 _CONTEXT = 16
-"""Tokens of a prompt's end that are encoded alone: with a whole prompt for each turn, time would grow as turns²."""
+"""Last tokens of a prompt that are encoded again. With whole prompts, time would grow as turns²."""
 
 
 class ConversationWriter:
-    """Conversations to ids and flags by one template."""
+    """Turns conversations into ids and flags by one template."""
 
     def __init__(self, tokenizer: Tokenizer, template: str, learn_empty_thoughts: bool = False) -> None:
-        """Raises InputError if the assistant's turns cannot be located in what the template renders."""
+        """Raises InputError if the assistant's turns cannot be located in rendered text."""
         self._tokenizer = tokenizer
         self._turns = Turns(tokenizer, template)
         self._control = tokenizer.control_tokens
@@ -34,7 +34,7 @@ class ConversationWriter:
             raise InputError.at("chat.template", str(unfit), "give another: chatml, or a Jinja file") from None
 
     def check_tools(self, messages: Sequence[Message], tools: Tools, origin: str) -> None:
-        """Raise InputError if the template does not write tools, calls or results that a conversation has."""
+        """Raise InputError if the template does not write a conversation's tools, calls or results."""
         lacks = self._turns.lacks(messages, tools)
         if lacks:
             what = f"the template {lacks}, and {origin} has them"
@@ -42,30 +42,29 @@ class ConversationWriter:
             raise InputError.at("chat.template", what, fix)
 
     def has_control_token(self, messages: Sequence[Message], tools: Tools = ()) -> bool:
-        """Whether a text would be read as the template's own writing: it could end a turn, or play a role."""
+        """True if a text contains a control token, which could end a turn or fake a role."""
         texts = [text for message in messages for text in message.texts]
         texts += [json.dumps(tool, ensure_ascii=False) for tool in tools]
         return any(token in text for text in texts for token in self._control)
 
     def write(self, messages: Sequence[Message], tools: Tools = ()) -> WrittenOut:
-        """The conversation as the template writes it. Raises Unfit."""
+        """Return the conversation as the template writes it. Raises Unfit."""
         return self._turns.write(messages, tools)
 
     def prompt_ids(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """What the model reads before it gives the next answer. Raises Unfit."""
+        """Return the ids of the prompt for the next answer. Raises Unfit."""
         text = self._turns.prompt(messages, tools)
         return next(self._tokenizer.encode_with_offsets([text], control=True)).ids.tolist()
 
     def sample(self, messages: Sequence[Message], learned: set[int], tools: Tools = ()) -> Sample:
-        """A conversation of which the turns of the messages `learned` are learned. Raises Unfit."""
+        """Return a conversation with flags in the turns of the messages `learned`. Raises Unfit."""
         return self.flagged(self.write(messages, tools), learned)
 
     def flagged(self, written: WrittenOut, learned: set[int], *, everything: bool = False) -> Sample:
-        """The ids of a conversation, and flags that are 1 in the turns of the messages `learned`. Raises Unfit.
+        """Return the ids of a conversation, with flags in the turns of the messages `learned`. Raises Unfit.
 
-        With `everything` also outside the assistant's turns.
-
-        Never learned is what tools returned, and, unless the run says so, tags of a thought without a thought.
+        `everything`: also learn all text outside the assistant's turns. Results of tools are never learned, and tags of
+        empty thoughts only if the run says so.
         """
         encoded = self._encode(written)
         starts, ends = encoded.starts, encoded.ends
@@ -81,13 +80,13 @@ class ConversationWriter:
         last = written.turns[-1]
         if last.closed:
             return Sample(encoded.ids, flags)
-        # The template marks no end of a turn: that the conversation ends is learned all the same, right after it.
+        # The template writes no end of the turn: an end token is learned after it.
         kept = int(np.searchsorted(starts, last.end, side="left"))
         ids = np.append(encoded.ids[:kept], written.open_end)
         return Sample(ids, np.append(flags[:kept], np.uint8(last.message in learned)))
 
     def token_difference(self, written: WrittenOut) -> Difference | None:
-        """Return the first turn that is not learned with the tokens of the whole text, or None."""
+        """Return the first turn whose tokens differ from those of the text encoded as a whole, or None."""
         whole = self._whole(written)
         cuts = self._cuts(whole, written)
         if not cuts or np.array_equal(self._in_pieces(written, cuts).ids, whole.ids):
@@ -95,7 +94,7 @@ class ConversationWriter:
         return Difference(next(number for number, turn in enumerate(written.turns, 1) if turn.end >= cuts[0]), "tokens")
 
     def _encode(self, written: WrittenOut) -> Encoded:
-        """Encode the text as a whole, or in pieces where a turn would not have the tokens that generation gives it."""
+        """Encode the text as a whole, or in pieces if turns would differ from generated tokens."""
         whole = self._whole(written)
         cuts = self._cuts(whole, written)
         return self._in_pieces(written, cuts) if cuts else whole
@@ -105,18 +104,18 @@ class ConversationWriter:
 
     def _in_pieces(self, written: WrittenOut, cuts: list[int]) -> Encoded:
         first = self._tokenizer.encode_with_offsets([written.text[: cuts[0]]], control=True)
-        others = [written.text[start:end] for start, end in pairwise([*cuts, len(written.text)])]
-        encoded = chain(first, self._tokenizer.encode_continuations(others))
+        rest = [written.text[start:end] for start, end in pairwise([*cuts, len(written.text)])]
+        encoded = chain(first, self._tokenizer.encode_continuations(rest))
         parts = [(part.ids, part.starts + at, part.ends + at) for part, at in zip(encoded, [0, *cuts], strict=True)]
         return Encoded(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
     def _cuts(self, whole: Encoded, written: WrittenOut) -> list[int]:
-        """The borders of turns at which the text is divided before it is encoded.
+        """Return the boundaries of turns at which the text is split before it is encoded.
 
-        A model answers after the tokens of its prompt, encoded alone. The text is divided before a turn if the whole
-        has other tokens there: one that lies across the border (a prompt that ends in a space), or others before it
-        (two line feeds are one token of GPT-2 at the end of a text, and two before a word). It is divided after a turn
-        if a token lies across that border.
+        A model answers after the tokens of its prompt. The text is split before a turn if the whole text has other
+        tokens there: one across the boundary (a prompt that ends in a space), or different ones before it (in GPT-2 two
+        line feeds are one token at the end of a text, and two tokens before a word). It is split after a turn if a
+        token crosses that boundary.
         """
         cuts = {turn.end for turn in written.turns if ((whole.starts < turn.end) & (whole.ends > turn.end)).any()}
         starts = [turn.start for turn in written.turns]

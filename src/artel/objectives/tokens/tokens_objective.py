@@ -240,8 +240,9 @@ class Tokens(Objective):
     # metrics
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
-        """Return precision, recall and f1 of names over whole documents, `accuracy` of the words' tags, and that of always
-        guessing the commonest tag (for names: O), `commonest_tag`.
+        """Return precision, recall and f1 of names over whole documents, and `accuracy` of the words' tags.
+
+        `commonest_tag`: accuracy of always guessing the commonest tag, which is O for names.
 
         If every word has a tag, words are those of the data, judged by their first piece. A word without a piece of its
         own, because artel's word has two of them, is neither learned nor judged.
