@@ -32,7 +32,7 @@ _NUMBER = 4  # bytes of a port in the pipe
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
 _IMPORTED = (
     "artel.cli.main", "artel.training.loop", "artel.training.run_folder", "artel.preparing.assembly",
-    "artel.preparing.engines.run_stage", "artel.preparing.selection", "artel.launching.start_run",
+    "artel.preparing.engines", "artel.preparing.selection", "artel.launching.start_run",
     "torch.distributed.tensor.parallel", "torch.distributed.fsdp", "torch.distributed.checkpoint.hf_storage",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.convert_slow_tokenizer", "transformers.tokenization_utils_tokenizers", "tokenizers.trainers",

@@ -14,7 +14,7 @@ from artel.cli.main import main
 from artel.config import load_run
 from artel.parallel import join_world
 from artel.preparing import prepare
-from artel.preparing.known_stores import damage
+from artel.preparing.stores import damage
 from artel.training.checkpoint.format import full_weights, load_checkpoint
 from artel.training.checkpoint.items import CheckpointItems
 from artel.training.loop import train

@@ -112,7 +112,7 @@ def test_other_outputs_of_pairs_make_another_store(tmp_path):
 def test_a_file_that_takes_long_shows_a_line_of_life(tmp_path, monkeypatch):
     """Line breaks without end, packed: no document comes of them, for a minute and a half."""
     monkeypatch.setattr("artel.preparing.run_tokenizer.reporting", partial(reporting, seconds=0.02))
-    monkeypatch.setattr("artel.preparing.making.Progress", partial(Progress, seconds=0.02))
+    monkeypatch.setattr("artel.preparing.build_store.Progress", partial(Progress, seconds=0.02))
     (tmp_path / "a.txt.zst").write_bytes(zstandard.compress(b"\n" * 3_000_000 + b"the only text\n" * 3 + b"another\n"))
     messages = []
     run = run_of(

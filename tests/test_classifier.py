@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from artel.cli.main import app
 from artel.config import DataConfig, run_from
 from artel.errors import InputError
-from artel.preparing.store_key import store_key
+from artel.preparing.stores import store_key
 from artel.text import Ledger, read_documents
 from artel.text.classifier.model import Classifier, features
 from artel.text.classifier.training import train_classifier

@@ -13,8 +13,8 @@ import pytest
 from artel.config import PrepareConfig
 from artel.errors import ArtelError, InputError, WorkError
 from artel.preparing import prepare
+from artel.preparing.engines import check_engine
 from artel.preparing.engines.cluster import Work, lost_tasks, new_work, rank_command
-from artel.preparing.engines.run_stage import check_engine
 from artel.preparing.engines.slurm import job_script
 from artel.preparing.tasks import Tasks
 from artel.preparing.workspace import Workspace

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from artel.errors import InputError, Interrupted, WorkError
-from artel.preparing.claim import claim
+from artel.preparing.run_mark import claim
 from artel.reports.run_data import read_run
 from artel.reports.status import RankStatus, SignsOfLife, status_of
 from artel.training.faults.rank_status import rank_status

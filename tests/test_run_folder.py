@@ -15,7 +15,7 @@ from artel.config import load_run
 from artel.errors import WorkError
 from artel.parallel import join_world
 from artel.preparing import prepare
-from artel.preparing.claim import MARK, NAMES
+from artel.preparing.run_mark import MARK, NAMES
 from artel.training.loop import Run, train
 from artel.training.run_folder import RunFolder
 from support.runs import write_run

@@ -35,7 +35,7 @@ from artel.secrets import hide_secrets
 _LONGEST_NAME_SHOWN = 200  # characters of a name in a message
 _LARGEST = 10_000_000  # bytes of a configuration
 RUN_MARK = ".artel-run.json"
-"""The file by which a folder is known as that of a run (`preparing/claim.py`)."""
+"""The file by which a folder is known as that of a run (`preparing/run_mark.py`)."""
 _ROUNDS = 20  # each leaves out the wrong keys, so that the problems they hid are found
 
 

@@ -24,7 +24,7 @@ from artel.models.lora.adapters import read_adapter
 from artel.models.quantization import compute_in
 from artel.objectives import Objective, objective_of
 from artel.preparing import Prepared, prepare
-from artel.preparing.claim import check_own_checkpoints
+from artel.preparing.run_mark import check_own_checkpoints
 from artel.registry import OBJECTIVES
 from artel.tokens import Tokenizer, load_tokenizer
 from artel.tokens.tokenizer.chat_template import TurnEnd, template_of, turn_end

@@ -11,7 +11,7 @@ from artel.errors import InputError
 from artel.objectives import DocumentSamples, Objective, objective_of, objective_type
 from artel.planning.outline import tokenizer_here
 from artel.preparing import check_texts, has_store
-from artel.preparing.making import notes_of
+from artel.preparing.build_store import notes_of
 from artel.storage import is_remote
 from artel.text import Document, Dropped, Ledger, Rejected, check_ledger, read_documents
 from artel.text.reading.file_names import is_url

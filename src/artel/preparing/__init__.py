@@ -1,11 +1,11 @@
 """Text + tokenizer + objective to a token store, once for the same inputs."""
 
-from artel.preparing.claim import check_claim
-from artel.preparing.from_store import check_from_store
 from artel.preparing.overlap import overlap_problems, refuse_overlaps
 from artel.preparing.prepare import Prepared, check_texts, has_store, is_prepared, prepare, remember, settled
+from artel.preparing.record_decisions import as_begun
+from artel.preparing.run_mark import check_claim
 from artel.preparing.run_tokenizer import tokenizer_name, tokenizer_place
-from artel.preparing.settle import as_begun
+from artel.preparing.stores import check_from_store
 
 __all__ = [
     "Prepared",

@@ -14,7 +14,7 @@ import orjson
 from numpy.typing import NDArray
 
 from artel.objectives import Objective
-from artel.preparing.lists import LISTS
+from artel.preparing.document_lists import LISTS
 from artel.preparing.prepared_shard import PreparedShard, prepared_shards
 from artel.preparing.selection import ShardPlan, shard_plans
 from artel.preparing.workspace import Workspace

@@ -23,16 +23,22 @@ from artel.errors import InputError, Problem, WorkError
 from artel.interrupts import explained
 from artel.notebooks import html_table
 from artel.objectives import objective_type
-from artel.preparing.claim import check_claim
-from artel.preparing.from_store import check_from_store
-from artel.preparing.known_stores import damage, remember_store, remembered_store, set_aside
-from artel.preparing.lists import LISTS, copy_lists
-from artel.preparing.making import Check, make_store
+from artel.preparing.build_store import Check, make_store
+from artel.preparing.document_lists import LISTS, copy_lists
 from artel.preparing.overlap import output_problems, overlap_problems, refuse_overlaps
 from artel.preparing.progress import Tell, reporting
+from artel.preparing.record_decisions import as_begun, decided_before, settle, settled_before
+from artel.preparing.run_mark import check_claim
 from artel.preparing.run_tokenizer import check_tokenizer_folder
-from artel.preparing.settle import as_begun, decided_before, settle, settled_before
-from artel.preparing.store_key import settings_digest, store_key
+from artel.preparing.stores import (
+    check_from_store,
+    damage,
+    remember_store,
+    remembered_store,
+    set_aside,
+    settings_digest,
+    store_key,
+)
 from artel.storage import (
     cache_folder,
     exists,

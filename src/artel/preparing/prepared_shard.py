@@ -1,19 +1,234 @@
-"""An input shard that a worker has prepared, as the later stages read it."""
+"""An input shard made into samples by one worker: everything that can be done without knowing the other shards.
+
+documents        a row (DOCUMENT) for each document that passed the rules, in reading order
+notes.jsonl      notes on some of them: {"document": 3, "changed": {…}, "observed": […]}, or why no sample was made
+train.tokens …   their samples, each split by itself, in the files of a store shard
+train.sources    what they are evaluated by, a line for each document that has it
+near/            their shingles and signatures, if near-duplicates are searched
+rejected.jsonl   the records that could not be used
+contaminated.jsonl  the documents that share n-grams with benchmarks
+summary.json     counts
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, BinaryIO
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from artel.preparing.input_shards import DOCUMENT
+from artel.config import RunConfig
+from artel.errors import WorkError
+from artel.objectives import DocumentSamples, Objective, splits_by_label
+from artel.preparing.unknown_tokens import UnknownTokens
 from artel.preparing.workspace import Workspace
-from artel.text import Contaminated, Rejected
+from artel.storage import new_folder
+from artel.text import (
+    BenchmarkIndex,
+    CleanedRecord,
+    Contaminated,
+    Dropped,
+    InputShard,
+    Labeled,
+    Ledger,
+    Rejected,
+    clean_shard,
+    count_lines,
+)
+from artel.text.dedup.near import SignatureWriter
+from artel.text.dedup.repeats import RepeatedUnits
+from artel.tokens.store.manifest import SPLITS
+from artel.tokens.store.shards import ShardWriter, token_type
+
+# Documents encoded together: enough to use all cores of `tokenizers`, few enough for less than 100 MB.
+_CHUNK_DOCUMENTS = 256
+_CHUNK_CHARACTERS = 4_000_000
+_BUFFERED_ROWS = 1024
+
+DOCUMENT = np.dtype(
+    [
+        ("digest", [("high", ">u8"), ("low", ">u8")]),  # of the cleaned text
+        ("bytes", "<u8"),
+        ("characters", "<u8"),
+        ("tokens", "<u8"),
+        ("samples", "<u4"),
+        ("set", "<u4"),  # index into the sets of summary.json
+        ("split_hash", "<u8"),
+        ("split", "u1"),  # 0 train, 1 validation: by its hash alone, and where its samples are
+        ("labels", "<u4"),  # index into the labels of summary.json
+        ("has_new_text", "u1"),  # it has more than what earlier documents have
+        ("has_source", "u1"),  # it has a line in `sources`
+    ]
+)
+"""The row of a document."""
+
+
+def write_lines(run: RunConfig, shard: InputShard, folder: Path, benchmarks: BenchmarkIndex | None = None) -> None:
+    """Write the digests (16 bytes each) of a shard's distinct lines or paragraphs, in order, into `folder/digests`."""
+    assert run.data.dedup.lines != "none"
+    units = RepeatedUnits(run.data.dedup.lines)
+    with new_folder(folder) as partial:
+        for _ in clean_shard(shard, run.data, Ledger(), units, benchmarks):
+            pass
+        (partial / "digests").write_bytes(b"".join(units.seen))
+
+
+def write_prepared_shard(
+    run: RunConfig,
+    shard: InputShard,
+    objective: Objective,
+    folder: Path,
+    earlier: Path,
+    benchmarks: BenchmarkIndex | None = None,
+) -> None:
+    """Write the documents of an input shard into `folder`; the file `earlier` has digests of repeated lines, if any."""
+    units = None
+    if run.data.dedup.lines != "none":
+        digests = earlier.read_bytes()
+        units = RepeatedUnits(run.data.dedup.lines, (digests[at : at + 16] for at in range(0, len(digests), 16)))
+    tokenizer = objective.tokenizer
+    with new_folder(folder) as partial, _PreparedShardWriter(partial, run, objective) as writer:
+        for chunk in _chunks(clean_shard(shard, run.data, writer.ledger, units, benchmarks)):
+            samples = objective.samples([cleaned.document for cleaned in chunk if cleaned.has_new_text])
+            for cleaned in chunk:
+                writer.add(cleaned, next(samples) if cleaned.has_new_text else None)
+        if tokenizer.doubtful_texts:
+            fix = f"{tokenizer.encoder_remedy}, delete {folder.parents[1]}, and start again"
+            raise WorkError.at("tokenizer", tokenizer.encoder_note, fix)
+        writer.close(_count_lines(shard), tokenizer.encoder_note)
+
+
+class _PreparedShardWriter:
+    def __init__(self, folder: Path, run: RunConfig, objective: Objective) -> None:
+        vocabulary = objective.tokenizer.vocabulary
+        self._unknown = UnknownTokens(objective)
+        self._folder = folder
+        self._rejected = (folder / "rejected.jsonl").open("wb")
+        self._contaminated = (folder / "contaminated.jsonl").open("wb")
+        self.ledger = Ledger(on_reject=self._reject, on_contaminated=self._contaminate)
+        self._documents = (folder / "documents").open("wb")
+        self._notes = (folder / "notes.jsonl").open("wb")
+        self._samples = [ShardWriter(folder / split, token_type(vocabulary)) for split in SPLITS]
+        self._sources: list[BinaryIO] = [(folder / f"{split}.sources").open("wb") for split in SPLITS]
+        self._rows: list[tuple[Any, ...]] = []
+        self._sets: dict[str, int] = {}
+        self._labels: dict[tuple[str, ...], int] = {}
+        self._count = 0
+        self._by_label = splits_by_label(run)
+        near = run.data.dedup.near
+        self._signatures = SignatureWriter(folder / "near", near) if near is not None else None
+
+    def __enter__(self) -> _PreparedShardWriter:
+        if self._signatures is not None:
+            self._signatures.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._signatures is not None:
+            self._signatures.__exit__(kind, error, trace)
+
+    def add(self, cleaned: CleanedRecord, result: DocumentSamples | Rejected | Dropped | None) -> None:
+        """Write a document with what the objective made of it; None if it has no new text."""
+        record, split = cleaned.document.record, SPLITS.index(cleaned.document.split)
+        notes: dict[str, Any] = {}
+        tokens = samples = 0
+        source = None
+        if isinstance(result, DocumentSamples):
+            source = result.source
+            for sample in result.samples:
+                self._samples[split].add(sample, record.origin)
+                tokens += len(sample.ids)
+            samples = len(result.samples)
+            self._unknown.add(record, result.samples)
+            if source is not None:
+                self._sources[split].write(orjson.dumps(source) + b"\n")
+            cleaned.changed.update(result.counted)
+            if result.observed:
+                notes["observed"] = [record.origin, result.observed]
+        elif isinstance(result, Rejected):
+            notes["rejected"] = [result.origin, result.reason, result.detail]
+        elif isinstance(result, Dropped):
+            notes["dropped"] = result.reason
+        if cleaned.changed:
+            notes["changed"] = cleaned.changed
+        if notes:
+            self._notes.write(orjson.dumps({"document": self._count, **notes}) + b"\n")
+        digest = tuple(int.from_bytes(cleaned.digest[at : at + 8]) for at in (0, 8))
+        sizes = (len(record.text.encode()), len(record.text), tokens, samples)
+        set_number = self._sets.setdefault(record.set_name, len(self._sets))
+        labels = record.fields.labels if self._by_label and isinstance(record.fields, Labeled) else ()
+        labels_number = self._labels.setdefault(labels, len(self._labels))
+        flags = (split, labels_number, cleaned.has_new_text, source is not None)
+        self._rows.append((digest, *sizes, set_number, cleaned.split_hash, *flags))
+        if len(self._rows) == _BUFFERED_ROWS:
+            self._write_rows()
+        if self._signatures is not None and cleaned.has_new_text:
+            self._signatures.add(self._count, record.text)
+        self._count += 1
+
+    def _write_rows(self) -> None:
+        self._documents.write(np.array(self._rows, DOCUMENT).tobytes())
+        self._rows.clear()
+
+    def close(self, lines: int | None, encoder: str) -> None:
+        """Write the remaining rows and summary.json."""
+        self._write_rows()
+        for stream in (self._documents, self._notes, self._rejected, self._contaminated, *self._sources):
+            stream.close()
+        columns = {}
+        for split, samples in zip(SPLITS, self._samples, strict=True):
+            samples.close()
+            columns[split] = {"flags": samples.flags, "numbers": samples.columns}
+        summary = {
+            "sets": list(self._sets),
+            "labels": list(self._labels),
+            "ledger": {name: {"read": set_.read, "dropped": set_.dropped} for name, set_ in self.ledger.sets.items()},
+            "rejected": self.ledger.rejected,
+            "encodings": self.ledger.encodings,
+            **columns,
+            "unknown": self._unknown.to_json(),
+            "lines": lines,
+            "encoder": encoder,
+        }
+        (self._folder / "summary.json").write_bytes(orjson.dumps(summary))
+
+    def _contaminate(self, found: Contaminated) -> None:
+        row = [found.origin, found.set_name, found.rows, found.words]
+        self._contaminated.write(orjson.dumps(row) + b"\n")
+
+    def _reject(self, rejected: Rejected) -> None:
+        row = [rejected.origin, rejected.reason, rejected.detail, rejected.set_name]
+        self._rejected.write(orjson.dumps(row) + b"\n")
+
+
+def _chunks(records: Iterable[CleanedRecord]) -> Iterator[list[CleanedRecord]]:
+    """Group documents that are encoded together; a group with many characters ends early."""
+    records = iter(records)
+    while True:
+        chunk: list[CleanedRecord] = []
+        characters = 0
+        for record in islice(records, _CHUNK_DOCUMENTS):
+            chunk.append(record)
+            characters += len(record.document.record.text)
+            if characters >= _CHUNK_CHARACTERS:
+                break
+        if not chunk:
+            return
+        yield chunk
+
+
+def _count_lines(shard: InputShard) -> int | None:
+    """The number of lines of a span, from which the lines of later spans are numbered; None for whole files."""
+    span = shard.inputs[0].span if shard.inputs else None
+    return None if span is None else count_lines(Path(shard.inputs[0].address), span)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import orjson
 
 from artel.config import RunConfig
 from artel.errors import InputError
-from artel.preparing.lists import rejected_file_of
+from artel.preparing.document_lists import rejected_file_of
 from artel.preparing.progress import Tell, reporting
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder

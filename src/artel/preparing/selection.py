@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 from artel.config import SourceConfig
 from artel.errors import InputError, Problem
 from artel.objectives import objective_type, splits_by_label
-from artel.preparing.contamination import write_contaminated
+from artel.preparing.document_lists import CONTAMINATED, REJECTED, rejected_file_of, write_contaminated
 from artel.preparing.duplicates import DUPLICATE, REPEATED, exact_kinds, near_duplicates_by_reason
-from artel.preparing.lists import CONTAMINATED, REJECTED, rejected_file_of
 from artel.preparing.mixture import BUDGET, WEIGHT, copies_by_weight, over_budget
 from artel.preparing.prepared_shard import PreparedShard, prepared_shards
 from artel.preparing.unknown_tokens import judge_unknown

@@ -18,7 +18,7 @@ import yaml
 
 from artel.config import near_name
 from artel.errors import InputError, Problem
-from artel.preparing.claim import MARK
+from artel.preparing.run_mark import MARK
 from artel.reports.curves import CurveReader, Curves
 from artel.reports.status import RankStatus, SignsOfLife, Status, status_of
 from artel.secrets import hide_secrets

@@ -14,7 +14,7 @@ import orjson
 
 from artel.config import RunConfig, load_run, result_differences
 from artel.errors import InputError, Problem
-from artel.preparing.claim import (
+from artel.preparing.run_mark import (
     begin_new_run,
     check_claim,
     check_model_is_artels,

@@ -1,1 +1,39 @@
-"""Where the tasks of preparing text run: processes of this machine, Slurm, Ray."""
+"""Engines that run the tasks of a stage: processes of this machine, Slurm, or Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from artel.config import PrepareConfig
+from artel.preparing.engines.local import run_here
+from artel.preparing.tasks import Stage, Tasks
+
+
+def check_engine(config: PrepareConfig) -> None:
+    """Raise InputError if the engine cannot be used, before any text is read."""
+    if config.engine == "local":
+        return
+    from artel.preparing.engines import ray, slurm
+
+    (slurm.check if config.engine == "slurm" else ray.check)()
+
+
+def run_stage(tasks: Tasks, stage: Stage, config: PrepareConfig, progress: Callable[[int, int], None]) -> None:
+    """Run the unfinished tasks of a stage; `progress` is called with (number done, number of tasks).
+
+    Raises InputError, WorkError.
+    """
+    if (tasks.workspace.path / "jobs").is_dir():
+        from artel.preparing.engines.slurm import cancel_jobs
+
+        cancel_jobs(tasks.workspace)  # those of a process that was killed; its Ray tasks died with it
+    if config.engine == "slurm":
+        from artel.preparing.engines.slurm import run_by_slurm
+
+        run_by_slurm(tasks, stage, config, progress)
+    elif config.engine == "ray":
+        from artel.preparing.engines.ray import run_by_ray
+
+        run_by_ray(tasks, stage, config, progress)
+    else:
+        run_here(tasks, stage, config.workers, progress)

@@ -12,7 +12,7 @@ from pathlib import Path
 from artel.config import RunConfig, load_run
 from artel.config.schema.run import CheckpointConfig
 from artel.errors import InputError, Problem
-from artel.preparing.claim import note_former_id
+from artel.preparing.run_mark import note_former_id
 from artel.storage import discard, finished_folders, pull_folder, push_folder, remove_remote_folder
 from artel.training.checkpoint.format import RUN_FILE, SUMS, checkpoint_path, fault_of, list_checkpoints, read_progress
 from artel.training.checkpoint.retention import is_for_good

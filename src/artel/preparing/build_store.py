@@ -14,10 +14,10 @@ import orjson
 from artel.config import RunConfig
 from artel.errors import InputError, WorkError
 from artel.objectives import Objective, objective_of, objective_type
-from artel.preparing.lists import keep_list
+from artel.preparing.document_lists import keep_list
 from artel.preparing.progress import Progress, Tell, reporting
 from artel.preparing.run_tokenizer import run_tokenizer
-from artel.preparing.store_key import store_key
+from artel.preparing.stores import store_key
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
 from artel.text import Document, Ledger, describe_drops, more_documents, read_documents, write_index
@@ -39,7 +39,7 @@ def make_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check)
     # These import torch, which a store that is found does not need.
     from artel.preparing.assembly import write_store
     from artel.preparing.duplicates import find_earlier_lines, find_exact
-    from artel.preparing.engines.run_stage import check_engine, run_stage
+    from artel.preparing.engines import check_engine, run_stage
     from artel.preparing.prepared_shard import encoder_notes
     from artel.preparing.selection import Selection
     from artel.preparing.tasks import Stage, Tasks

@@ -17,7 +17,7 @@ import orjson
 from artel.config import RunConfig, load_run
 from artel.errors import InputError, Problem
 from artel.objectives import objective_type
-from artel.preparing.lists import REJECTED, keep_list, rejected_file_of
+from artel.preparing.document_lists import REJECTED, keep_list, rejected_file_of
 from artel.preparing.progress import Tell, reporting
 from artel.storage import write_file
 from artel.text import Ledger, Record, read_documents

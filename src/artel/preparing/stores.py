@@ -1,0 +1,142 @@
+"""Token stores of runs: their keys, stores made earlier, and stores that a run file names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import orjson
+import xxhash
+
+from artel.config import RunConfig
+from artel.errors import InputError, Problem
+from artel.objectives import objective_of, objective_type
+from artel.plugins import code_digest
+from artel.preparing.mixture import depends_on_seed
+from artel.preparing.run_tokenizer import tokenizer_files
+from artel.registry import FORMATS, OBJECTIVES
+from artel.secrets import hide_secrets
+from artel.storage import disk_errors, write_file
+from artel.text import source_fingerprint
+from artel.text.classifier.model import classifier_digest
+from artel.text.decontamination.index import benchmark_fingerprint
+from artel.text.dedup.shingles import SHINGLE_VERSION
+from artel.text.pipeline import TEXT_VERSION
+from artel.tokens import DamagedStore, TokenStore, load_tokenizer
+from artel.tokens.store.manifest import FORMAT
+
+
+def store_key(run: RunConfig) -> str:
+    """A digest of everything that the store's content depends on. It is cheap: no file is read."""
+    files: dict[str, Any] = {"files": source_fingerprint(run.data), "tokenizer_files": tokenizer_files(run)}
+    if run.data.decontaminate is not None:
+        files["benchmarks"] = benchmark_fingerprint(run.data)
+    if run.data.clean.classifier is not None:
+        files["classifier"] = classifier_digest(run.data.clean.classifier)
+    return _digest({**_settings(run), **files})
+
+
+def settings_digest(run: RunConfig) -> str:
+    """A digest of the settings of the run file that shape the store, whatever its texts are."""
+    return _digest(_settings(run))
+
+
+def _settings(run: RunConfig) -> dict[str, Any]:
+    """The settings of the run file that shape the store."""
+    not_in_store: dict[str, Any] = dict.fromkeys(("block", "packing", "document_mask", "store", "max_bad"), True)
+    data = run.data.model_dump(mode="json", exclude=not_in_store | {"sources": {"__all__": {"license"}}})
+    modules = [FORMATS.module_of(source.format) for source in run.data.sources]
+    plugins = {module for module in (*modules, OBJECTIVES.module_of(run.objective)) if module is not None}
+    return {
+        "format": FORMAT,
+        "text": TEXT_VERSION,
+        **({"plugins": [[module, code_digest(module)] for module in sorted(plugins)]} if plugins else {}),
+        **({"grams": SHINGLE_VERSION} if run.data.dedup.near is not None else {}),
+        "data": data,
+        "tokenizer": run.tokenizer.model_dump(mode="json", exclude={"replace"}),
+        "objective": [run.objective, objective_type(run).store_settings(run)],
+        "seed": run.seed if depends_on_seed(run) else None,
+    }
+
+
+def _digest(inputs: dict[str, Any]) -> str:
+    """A digest without secrets: another token in an address is not another text, whose digest is among the inputs."""
+    return xxhash.xxh3_128_hexdigest(orjson.dumps(hide_secrets(inputs), option=orjson.OPT_SORT_KEYS))
+
+
+def damage(folder: Path) -> Problem | None:
+    """Read a whole store; return what is wrong with it, or None.
+
+    Raises InputError if there is no permission to read it.
+    """
+    try:
+        TokenStore(folder).verify()
+    except DamagedStore as error:
+        return error.problems[0]
+    return None
+
+
+def set_aside(folder: Path) -> Path:
+    """Rename a damaged store, so that nothing opens it; return its new name."""
+    aside = folder.with_name(f"{folder.name}.damaged")
+    with disk_errors(folder.parent):
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        os.utime(aside)  # it is removed after a week
+    return aside
+
+
+def remember_store(run: RunConfig, settings: str, folder: Path) -> None:
+    """Write the store into RUN/store.json; `settings` is a digest of the settings that shape a store."""
+    content = orjson.dumps({"store": str(folder.resolve()), "settings": settings})
+    file = _note(run)
+    if not file.is_file() or file.read_bytes() != content:
+        write_file(file, content)
+
+
+def remembered_store(run: RunConfig, settings: str) -> Path | None:
+    """The store in RUN/store.json, if it still exists and was made with the same settings."""
+    try:
+        note = orjson.loads(_note(run).read_bytes())
+        folder = Path(note["store"])
+        is_same = note["settings"] == settings
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return folder if is_same and (folder / "manifest.json").is_file() else None
+
+
+def _note(run: RunConfig) -> Path:
+    return Path(run.run) / "store.json"
+
+
+def check_from_store(run: RunConfig, *, verify: bool = False) -> None:
+    """Raise InputError if it is no store, damaged, of another objective or tokenizer, or teaches nothing.
+
+    With `verify` all of it is read.
+    """
+    folder = Path(run.data.from_store or "")
+    key = "data.from_store"
+    try:
+        store = TokenStore(folder)
+        if verify:
+            store.verify(load_tokenizer(str(folder / "tokenizer")).vocabulary)
+    except InputError as error:
+        fix = "give the folder that artel data import or artel prepare printed; a damaged one must be made again"
+        raise InputError([Problem(key, f"{problem.where} {problem.what}", fix) for problem in error.problems]) from None
+    manifest = store.manifest
+    problems = []
+    if manifest["objective"] != run.objective:
+        what = f"{folder} holds samples of objective {manifest['objective']}, and the run's is {run.objective}"
+        problems.append(Problem(key, what, f"write objective: {manifest['objective']}, or give another store"))
+    name = run.tokenizer.from_
+    is_trusted = name == run.model.trust_remote_code
+    if run.tokenizer.train is not None or (
+        name and load_tokenizer(name, runs_code=is_trusted).fingerprint != manifest["tokenizer"]
+    ):
+        what = f"{folder} was made by its own tokenizer, and the run names another"
+        problems.append(Problem("tokenizer", what, "leave tokenizer out: the store has it"))
+    if problems:
+        raise InputError(problems)
+    objective_of(run, load_tokenizer(str(folder / "tokenizer"))).check_store(store)
