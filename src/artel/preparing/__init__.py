@@ -1,4 +1,4 @@
-"""Text + tokenizer + objective to a token store, once for the same inputs."""
+"""Preparing: text, tokenizer and objective become a token store, once for the same inputs."""
 
 from artel.preparing.overlap import overlap_problems, refuse_overlaps
 from artel.preparing.prepare import Prepared, check_texts, has_store, is_prepared, prepare, remember, settled

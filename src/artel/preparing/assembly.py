@@ -1,4 +1,4 @@
-"""From prepared shards to the token store: its shards, each written by itself, then the manifest."""
+"""From prepared shards to the token store: its shards, written independently, then the manifest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from artel.tokens.store.store import SOURCES
 
 
 def write_shard(workspace: Workspace, shards: list[PreparedShard], plan: ShardPlan, objective: Objective) -> None:
-    """Write the files of a store shard, and `entry.json`: its entry in the manifest."""
+    """Write the files of a store shard, and `entry.json`, its entry in the manifest."""
     document = plan.first_document
     dtype = token_type(objective.tokenizer.vocabulary)
     with new_folder(workspace.shard(plan.folder)) as folder:
@@ -71,7 +71,7 @@ def write_store(workspace: Workspace, folder: Path, about: dict[str, Any], vocab
 
 
 class _Samples:
-    """The samples that a prepared shard stores in one split, by the numbers of their documents there."""
+    """The samples of a prepared shard in one split, addressed by document number."""
 
     def __init__(self, shard: PreparedShard, split: str, dtype: str) -> None:
         rows = shard.rows[shard.rows["split"] == SPLITS.index(split)]
@@ -88,7 +88,7 @@ class _Samples:
         self._lines_end = np.flatnonzero(self._origins == ord("\n")) + 1
 
     def copy(self, writer: ShardWriter, first: int, last: int, number_column: int | None, document: int) -> None:
-        """Copy the documents from `first` to before `last`; the first is number `document` in its split."""
+        """Copy the documents [first, last). `document`: number of the first one in its split."""
         tokens = slice(_start(self._tokens_end, first), _start(self._tokens_end, last))
         samples = slice(_start(self._samples_end, first), _start(self._samples_end, last))
         numbers = None if self._numbers is None else self._numbers[samples]
@@ -102,7 +102,7 @@ class _Samples:
         writer.add_many(self._tokens[tokens], self._lengths[samples], lines, flags, numbers)
 
     def _with_file_lines(self, origins: bytes) -> bytes:
-        """Lines of origins, with line numbers counted in the whole file."""
+        """Return lines of origins with line numbers of the whole file."""
         if not self._shard.lines_before:
             return origins
         lines = origins.decode("utf-8", "surrogateescape").split("\n")[:-1]
@@ -112,7 +112,7 @@ class _Samples:
 def _chosen(
     workspace: Workspace, shards: list[PreparedShard], plan: ShardPlan
 ) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-    """Yield for each round and prepared shard: its number, and bool (its documents,) of those written."""
+    """Yield for each round and prepared shard its number, and bool (documents,): True for those to write."""
     (round_, number, document), stop = plan.start, plan.stop
     while (round_, number, 0) < stop:
         chosen = _copies(workspace, number) > round_
@@ -126,29 +126,29 @@ def _chosen(
 
 
 def _copies(workspace: Workspace, number: int) -> NDArray[np.uint16]:
-    """How often each document of a prepared shard is written."""
+    """Return how often each document of a prepared shard is written."""
     return np.fromfile(workspace.selection / "copies" / f"{number:05d}", np.uint16)
 
 
 def _splits(workspace: Workspace, number: int) -> NDArray[np.uint8]:
-    """The split of each document of a prepared shard."""
+    """Return the split of each document of a prepared shard."""
     return np.fromfile(workspace.selection / "splits" / f"{number:05d}", np.uint8)
 
 
 def _runs(chosen: NDArray[np.bool_], stored: NDArray[np.uint8]) -> list[tuple[int, int, int]]:
-    """Chosen documents, in order, in runs: (the split in which they are stored, first, last + 1 there).
+    """Return runs of chosen documents: (split in which they are stored, first, last + 1 there).
 
-    `chosen` and `stored` are (documents,). Labels may have moved documents to the other split than they are stored in.
+    `chosen` and `stored`: (documents,). Documents may be stored in another split if labels have moved them.
     """
-    places = np.where(stored == 0, np.cumsum(stored == 0), np.cumsum(stored == 1)) - 1
+    indices = np.where(stored == 0, np.cumsum(stored == 0), np.cumsum(stored == 1)) - 1
     documents = np.flatnonzero(chosen)
-    is_last = (np.diff(places[documents]) != 1) | (np.diff(stored[documents].astype(np.int8)) != 0)
+    is_last = (np.diff(indices[documents]) != 1) | (np.diff(stored[documents].astype(np.int8)) != 0)
     runs = np.split(documents, np.flatnonzero(is_last) + 1) if len(documents) else []
-    return [(int(stored[run[0]]), int(places[run[0]]), int(places[run[-1]]) + 1) for run in runs]
+    return [(int(stored[run[0]]), int(indices[run[0]]), int(indices[run[-1]]) + 1) for run in runs]
 
 
 def _write_sources(workspace: Workspace, folder: Path, split: str) -> dict[str, Any]:
-    """Write what the documents of a split are evaluated by, a line each, in the order of the store."""
+    """Write the evaluation sources of a split's documents, a line each, in the order of the store."""
     shards = prepared_shards(workspace)
     if not any(shard.rows["has_source"].any() for shard in shards):
         return {}
@@ -179,12 +179,12 @@ def _mapped(base: Path, suffix: str, dtype: str) -> NDArray:
 
 
 def _start(ends: NDArray, number: int) -> int:
-    """The start of item `number`, given the ends of all items."""
+    """Return the start of item `number`, given the ends of all items."""
     return int(ends[number - 1]) if number else 0
 
 
 def _link(file: Path, name: Path) -> None:
-    """Hard-link a file, so that nothing is copied; on another disk copy it."""
+    """Hard-link a file, or copy it if the link fails (another disk)."""
     try:
         os.link(file, name)
     except OSError:

@@ -1,4 +1,4 @@
-"""The making of a store, stage by stage, in a workspace beside it."""
+"""Builds a token store, stage by stage, in a workspace beside it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _DAY = (
 )
 
 Check = Callable[..., None]
-"""Raises an error that was found in the run so far; with `wait=True` it waits until all checks are done."""
+"""Raises an error found in the run so far; with `wait=True` after all checks are done."""
 
 
-def make_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check) -> None:
-    """Make the store of a run in `folder`, stage by stage. What an earlier start finished is not done again."""
-    # These import torch, which a store that is found does not need.
+def build_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check) -> None:
+    """Build the store of a run in `folder`, stage by stage, and reuse what an earlier start finished."""
+    # These import torch, which is not needed if the store exists.
     from artel.preparing.assembly import write_store
     from artel.preparing.duplicates import find_earlier_lines, find_exact
     from artel.preparing.engines import check_engine, run_stage
@@ -88,7 +88,7 @@ def make_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check)
 
     if not workspace.selection.exists():
         selection = read_texts()
-        wider = selection.wider_share()
+        wider = selection.larger_fraction()
         if wider is not None:
             tell("the validation split is empty: some documents are set aside for it, and the text is read again")
             workspace = workspace.hold_out(*wider)
@@ -112,16 +112,16 @@ def make_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check)
 
 
 def notes_of(objective: Objective, documents: Iterable[Document] | None = None) -> list[str]:
-    """What an objective has to say of a run's first documents; nothing of texts that cannot be read.
+    """Return an objective's notes on a run's first documents; [] if texts cannot be read.
 
-    `documents` are the first ones, where they have been read.
+    `documents`: the first ones, if they have been read.
     """
     try:
         if documents is None:
             documents = read_documents(objective.run.data, Ledger())
         return [*objective.notes(islice(documents, _NOTED_DOCUMENTS)), *([_DAY] if objective.writes_day else [])]
     except InputError:
-        return []  # said when all of them are read
+        return []  # reported when all of them are read
 
 
 def _check_unchanged(run: RunConfig, key: str, workspace: Workspace) -> None:

@@ -1,4 +1,4 @@
-"""Lists of rejected and contaminated documents: in the store, and copied into the folder of each run that uses it."""
+"""Lists of rejected and contaminated documents, in the store and in the folder of each run that uses it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LISTS = (REJECTED, CONTAMINATED)
 
 
 def rejected_file_of(run: RunConfig) -> str:
-    """Where the run's list of rejected records stands, for messages; empty if there is no run and only a text."""
+    """Return the path of the run's list of rejected records, for messages; empty if only a text is read."""
     return str(Path(run.run, REJECTED)) if run.run else ""
 
 
 def keep_list(run: RunConfig, file: Path) -> None:
-    """Copy a list into the run's folder, if there is a run and not only a text."""
+    """Copy a list into the run's folder, unless only a text is read."""
     if run.run:
         claim(Path(run.run))
         write_file(Path(run.run, file.name), file.read_bytes())
@@ -37,12 +37,12 @@ def copy_lists(run: RunConfig, store: Path) -> None:
         file = store / name
         if file.is_file() and file.stat().st_size:
             keep_list(run, file)
-        elif run.run and identity(Path(run.run)):  # before the texts were mended
+        elif run.run and identity(Path(run.run)):  # from before the texts were fixed
             Path(run.run, name).unlink(missing_ok=True)
 
 
-# Rows that the list names of a document; a text may have a whole benchmark in it.
-_MOST_ROWS = 20
+# Rows listed per document; a text may contain a whole benchmark.
+_LISTED_ROWS = 20
 
 
 def write_contaminated(file: Path, found: Iterable[Contaminated], index: BenchmarkIndex) -> tuple[dict[str, Any], str]:
@@ -58,7 +58,7 @@ def write_contaminated(file: Path, found: Iterable[Contaminated], index: Benchma
     with file.open("wb") as stream:
         for item in found:
             numbers = sorted({benchmark_of[row] for row in item.rows})
-            places = [index.places[row] for row in item.rows[:_MOST_ROWS]]
+            places = [index.places[row] for row in item.rows[:_LISTED_ROWS]]
             line = {
                 "origin": item.origin,
                 "set": item.set_name,

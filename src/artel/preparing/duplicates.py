@@ -1,4 +1,4 @@
-"""Duplicates over all input shards of a workspace: of lines, of whole documents, and nearly so."""
+"""Duplicates over all input shards of a workspace: lines, exact and near-duplicate documents."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ def find_near(workspace: Workspace, shards: list[PreparedShard], group: int) -> 
 def near_duplicates_by_reason(
     workspace: Workspace, shards: list[PreparedShard], unusable: NDArray[np.bool_]
 ) -> dict[str, NDArray[np.int64]]:
-    """The near-duplicates to drop, by reason: their numbers over all shards.
+    """Return the numbers of near-duplicates to drop, by reason.
 
-    unusable: bool (all documents,), those of which no sample can be made.
+    unusable: bool (all documents,), True if no sample can be made.
     """
     signatures = _signatures(shards, exact_kinds(workspace) == FIRST)
     pairs = (np.fromfile(workspace.near(group), np.int64).reshape(-1, 2) for group in range(BAND_GROUPS))
-    # Validation texts given by a path are kept, however similar.
+    # Validation texts given by a path are never dropped.
     is_given = np.array([shard.key == "data.validation" for shard in workspace.input_shards], np.bool_)
     always_kept = np.repeat(is_given, [len(shard.rows) for shard in shards])
     return near_duplicates(signatures, pairs, always_kept, unusable)
 
 
 def exact_kinds(workspace: Workspace) -> NDArray[np.uint8]:
-    """uint8 (all documents,): what `find_exact` wrote."""
+    """Return what `find_exact` wrote, uint8 (all documents,)."""
     return np.fromfile(workspace.exact, np.uint8)
 
 

@@ -6,7 +6,7 @@
                                         after (20240801, 7, tokens). modded-nanogpt writes the first of the two
 
 In the store every document ends with one end token, whether its file has it there, at the beginning (llm.c) or not at
-all; the ledger counts those that were added (`end_added`). Documents with no other token are dropped as `empty`. A
+all; the ledger counts added ones (`end_added`). Documents with no other token are dropped as `empty`. A
 document that continues in the next file (of llm.c's shards) becomes two documents.
 """
 
@@ -41,7 +41,7 @@ _SEED = 20_261_121
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What `import_tokens` wrote: the store's folder, its ledger, and the seconds it took."""
+    """The result of `import_tokens`: the store's folder, its ledger, and the seconds it took."""
 
     folder: Path
     ledger: dict[str, Any]
@@ -56,10 +56,10 @@ def import_tokens(
     Args:
         path: a name, Megatron's prefix, or a glob.
         tokenizer_name: the tokenizer that made the tokens, a folder or a hub id.
-        validation: the share of documents held out (by a hash of their ids, at least one), or the path of their files.
+        validation: fraction of documents to hold out (by a hash of their ids, at least one), or the path of files.
 
-    Raises InputError: no such file, one that is damaged or of another form (all of them at once), a folder that is
-    there already, a token that the tokenizer does not have; WorkError when the disk is full.
+    Raises InputError for missing, damaged or unknown files (all of them at once), an existing folder, and a token that
+    the tokenizer does not have; WorkError if the disk is full.
     """
     start = time.perf_counter()
     if os.path.lexists(folder):
@@ -90,7 +90,7 @@ def import_tokens(
 def _written(
     files: dict[str, list[TokenFile]], folder: Path, tokenizer: Tokenizer, share: float, tell: Tell
 ) -> _Writing:
-    """Write all documents, `share` of the training files into the validation split; the store is not closed yet."""
+    """Write all documents, a fraction `share` of the training files into validation. Does not close the store."""
     vocabulary = tokenizer.vocabulary
     writing = _Writing(StoreWriter(folder, vocabulary), tokenizer, vocabulary, tell)
     for split, split_files in files.items():
@@ -112,11 +112,11 @@ class _Writing:
     dropped: Counter[str] = field(default_factory=Counter)
     end_added: int = 0
     hashes: array[int] = field(default_factory=lambda: array("Q"))
-    """The hashes that choose the documents held out."""
+    """The hashes that choose documents to hold out."""
     splits: dict[str, Counter[str]] = field(default_factory=lambda: {split: Counter() for split in SPLITS})
 
     def add(self, file: TokenFile, split: str, share: float) -> None:
-        """Write the documents of one file into a split, `share` of them into the validation split."""
+        """Write the documents of a file into a split, a fraction `share` of them into validation."""
         size_of = text_size(self.tokenizer)
         end, name, is_shown = self.tokenizer.end_id, str(file.path), False
         for number, (start, stop) in enumerate(file.documents(end)):
@@ -129,7 +129,7 @@ class _Writing:
             pieces = [text[first : first + PIECE] for first in range(0, len(text), PIECE)]
             for at, piece in enumerate(pieces):
                 self._check(file, number, start + at * PIECE, piece)
-            if not is_shown:  # all ids of another tokenizer may be in range: people see that this is no text
+            if not is_shown:  # ids of another tokenizer may be in range: people will see that this is no text
                 is_shown = True
                 self.tell(f"its first document begins: {self.tokenizer.decode(text[:32].tolist())[:80]!r}")
             target = split
@@ -144,7 +144,7 @@ class _Writing:
             self.splits[target].update(documents=1, **sizes)
 
     def ledger(self) -> dict[str, Any]:
-        """What was read and written, in the form of the ledger of `artel prepare`."""
+        """Return what was read and written, in the form of the ledger of `artel prepare`."""
         sets = {name: _counted(count, self.dropped[name]) for name, count in self.read.items()}
         fields = ("documents", "characters", "bytes")
         return {
@@ -165,10 +165,10 @@ class _Writing:
         """Raise InputError at the first id that the tokenizer does not have."""
         if piece.max() < self.vocabulary and piece.min() >= 0:
             return
-        place = first + int(np.flatnonzero((piece >= self.vocabulary) | (piece < 0))[0])
-        at = file.offset + place * file.ids.dtype.itemsize
-        where = f"{file.path}: token {place:,} (byte {at:,})"
-        what = f"id {file.ids[place]:,} in document {number:,}; the tokenizer's ids are 0 to {self.vocabulary - 1:,}"
+        index = first + int(np.flatnonzero((piece >= self.vocabulary) | (piece < 0))[0])
+        at = file.offset + index * file.ids.dtype.itemsize
+        where = f"{file.path}: token {index:,} (byte {at:,})"
+        what = f"id {file.ids[index]:,} in document {number:,}; the tokenizer's ids are 0 to {self.vocabulary - 1:,}"
         raise InputError.at(where, what, "give the tokenizer that made these tokens: --tokenizer FOLDER")
 
 
@@ -177,7 +177,7 @@ def _counted(read: int, empty: int) -> dict[str, Any]:
 
 
 def _hash(pieces: list[np.ndarray]) -> int:
-    """64 bits of a document's ids, independent of the integer type of its file."""
+    """Return a 64-bit hash of a document's ids, independent of the integer type of its file."""
     digest = xxhash.xxh3_64(seed=_SEED)
     for piece in pieces:
         digest.update(piece.astype("<u4").tobytes())
@@ -185,9 +185,9 @@ def _hash(pieces: list[np.ndarray]) -> int:
 
 
 def text_size(tokenizer: Tokenizer) -> Callable[[np.ndarray], tuple[int, int]]:
-    """A function from ids (tokens,) to the number of characters and UTF-8 bytes of their text, without end tokens.
+    """Return a function from ids (tokens,) to (characters, UTF-8 bytes) of their text, without end tokens.
 
-    For byte-level vocabularies it sums a table of sizes, which is exact wherever a character is cut; for others
+    For byte-level vocabularies it sums a table of sizes, which is exact even if a character is cut; for others
     (SentencePiece, WordPiece) it decodes the ids.
     """
     backend = tokenizer.hf.backend_tokenizer
@@ -222,7 +222,7 @@ _CONTINUATION = frozenset(
 
 
 def _key(files: dict[str, list[TokenFile]], tokenizer: Tokenizer, validation: float | str) -> dict[str, Any]:
-    """The manifest's entries about the origin of the store; `key` is a digest of all of it."""
+    """Return the manifest's entries about the origin of the store; `key` is a digest of all of it."""
     facts = [
         [split, str(file.path.resolve()), file.path.stat().st_size, file.path.stat().st_mtime_ns, file.form]
         for split, split_files in files.items()

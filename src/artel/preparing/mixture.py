@@ -1,4 +1,4 @@
-"""How often each training document of a source comes in an epoch: by its weight and the source's budget."""
+"""Weights and budgets: how often each training document of a source occurs in an epoch."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def depends_on_seed(run: RunConfig) -> bool:
 def copies_by_weight(
     source: SourceConfig, set_names: list[str], sets: NDArray, digests: NDArray, seed: int
 ) -> NDArray[np.uint16]:
-    """uint16 (documents,): with weight 2.3 each document twice, and three of ten once more.
+    """Return copies of each document, uint16 (documents,): with weight 2.3 two, and three for three of ten documents.
 
-    Which three depends only on the seed and the document's digest: they stay the same when files are added.
+    Which three depends only on the seed and the documents' digests: they stay the same when files are added.
 
     Args:
         sets: (documents,) indices into `set_names`.
@@ -43,9 +43,9 @@ def copies_by_weight(
 def over_budget(
     source: SourceConfig, copies: NDArray[np.uint16], sizes: NDArray, digests: NDArray, seed: int
 ) -> NDArray[np.bool_]:
-    """bool (documents,): those beyond the source's budget, in an order that the seed draws.
+    """Return bool (documents,): True beyond the source's budget, in an order drawn by the seed.
 
-    `sizes` are in bytes. A document that comes twice counts twice.
+    `sizes`: in bytes. A document with two copies counts twice.
     """
     order = np.argsort(chances(digests, seed, "budget"), kind="stable")
     count = copies[order].astype(np.int64)
@@ -58,11 +58,11 @@ def over_budget(
 
 
 def chances(digests: NDArray, seed: int, purpose: str) -> NDArray[np.float64]:
-    """float64 (documents,), uniform in [0, 1): splitmix64 (Steele et al. 2014) of digest and seed."""
+    """Return uniform numbers in [0, 1), float64 (documents,): splitmix64 (Steele et al. 2014) of digest and seed."""
     salt = np.uint64(xxhash.xxh3_64_intdigest(f"{purpose} {seed}".encode()))
     return splitmix64(digests["low"].astype(np.uint64) ^ salt) / 2.0**64
 
 
 def _weights(source: SourceConfig) -> dict[str, float]:
-    """Weights by the names of sets; "" stands for every other set."""
+    """Return weights by names of sets; "" for all other sets."""
     return source.weight if isinstance(source.weight, dict) else {"": source.weight}

@@ -1,4 +1,4 @@
-"""Outputs and inputs must not overlap: a run would read its own output as text, or overwrite its input."""
+"""Checks that outputs and inputs do not overlap: a run would read its output as text, or overwrite its input."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from artel.storage import cache_folder, folder_problem, is_remote, rows_folder
 from artel.text import source_paths
 
 Outputs = list[tuple[str, Path]]
-"""The key (`run`, `data.store`) and the folder of each."""
+"""(run-file key such as `run` or `data.store`, folder) of each output."""
 
 
 def overlap_problems(run: RunConfig, outputs: Outputs | None = None) -> list[Problem]:
-    """Problems with outputs of a run inside its inputs, and inputs inside outputs, by real paths.
+    """Return problems with outputs inside inputs and inputs inside outputs, by real paths.
 
-    Unless given, the outputs are the run's folder, the stores and the cache. They need not exist. Text may not be in
-    any of them; models, tokenizers and finished stores that artel made before may be in the cache and the stores.
+    By default, outputs are the run's folder, the stores and the cache. They need not exist. None of them may contain
+    text; the cache and the stores may contain models, tokenizers and finished stores.
     """
     outputs = _outputs(run) if outputs is None else outputs
     problems = []
@@ -42,7 +42,7 @@ def overlap_problems(run: RunConfig, outputs: Outputs | None = None) -> list[Pro
 
 
 def output_problems(run: RunConfig) -> list[Problem]:
-    """Problems with outputs that cannot be written. An existing store or cache may hold all that is needed."""
+    """Return problems with outputs that cannot be written. Existing stores and caches may need no writing."""
     outputs = [(key, folder) for key, folder in _outputs(run) if key == "run" or not folder.is_dir()]
     return [
         Problem(key, f"{folder} {problem}", "write another folder")
@@ -67,7 +67,7 @@ def _outputs(run: RunConfig) -> Outputs:
 
 
 def _input_folders(run: RunConfig) -> dict[str, str]:
-    """Folders that are read besides the sources of text, by their keys."""
+    """Return folders that are read besides the sources of text, by key."""
     paths = {
         "model.from": run.model.from_,
         "tokenizer.from": run.tokenizer.from_,
@@ -77,11 +77,11 @@ def _input_folders(run: RunConfig) -> dict[str, str]:
 
 
 def _inside_output(input_key: str, files: Iterable[Path], outputs: Outputs) -> list[Problem]:
-    """A problem for each output that contains one of the files; it names the first of them."""
+    """Return a problem for each output that contains one of the files, about the first of them."""
     by_real_path = {_real(folder): (key, folder) for key, folder in reversed(outputs)}
     problems: dict[str, Problem] = {}
     real_parents: dict[str, str] = {}
-    rows = _real(rows_folder())  # of rows that Python gave: written before the run is read, and never cleared
+    rows = _real(rows_folder())  # rows passed from Python: written before the run is read, and never cleared
     for file in files:
         parent = os.path.dirname(file)  # noqa: PTH120
         if parent not in real_parents:

@@ -1,9 +1,9 @@
-"""The token store of a run: found by its key, or made from the sources.
+"""The token store of a run: found by its key, or built from the sources.
 
-All text work of a run is finished here, before any process group exists. Of processes that start together, the first
-to get a file lock makes the store and the others find it. A store appears atomically. It is made shard by shard in a
-folder beside it (`workspace.py`); a process that starts after a kill resumes from the finished shards. The store does
-not depend on that, nor on the number of workers.
+All text work of a run is finished here, before any process group exists. If several processes start, the first to get a
+file lock builds the store, and the others find it. A store appears atomically. It is built shard by shard in a folder
+beside it (`workspace.py`); after a kill, finished shards are reused. The result does not depend on interruptions or the
+number of workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from artel.errors import InputError, Problem, WorkError
 from artel.interrupts import explained
 from artel.notebooks import html_table
 from artel.objectives import objective_type
-from artel.preparing.build_store import Check, make_store
+from artel.preparing.build_store import Check, build_store
 from artel.preparing.document_lists import LISTS, copy_lists
 from artel.preparing.overlap import output_problems, overlap_problems, refuse_overlaps
 from artel.preparing.progress import Tell, reporting
@@ -55,7 +55,7 @@ from artel.text import check_text, count_drops
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer
 from artel.tokens.store.manifest import SPLITS, stored_files
 
-# Unfinished work is removed if nobody resumed it for so long.
+# Unfinished work is removed if nobody has resumed it for this long.
 _FORGOTTEN_SECONDS = 7 * 86400
 
 
@@ -67,7 +67,7 @@ class Prepared:
     made: bool
     """True if this call made it."""
     run: RunConfig
-    """The run, with what its records decided (`settle.py`)."""
+    """The run, with the values that its records decided (`record_decisions.py`)."""
 
     def open(self) -> TokenStore:
         return TokenStore(self.folder)
@@ -79,11 +79,11 @@ class Prepared:
         return orjson.loads((self.folder / "ledger.json").read_bytes())
 
     def notes(self) -> list[str]:
-        """Sentences for the user: what was decided about the text, and what of it could not be used."""
+        """Return sentences for the user: decisions about the text, and what could not be used."""
         return self.ledger().get("notes", [])
 
     def summary(self) -> str:
-        """One line: documents read, kept and dropped, by reason, and the tokens of both splits."""
+        """Return one line: documents read, kept and dropped by reason, and tokens of both splits."""
         ledger = self.ledger()
         documents, tokens, split = ledger["documents"], ledger["tokens"], ledger["parts"]
         return (
@@ -113,16 +113,15 @@ def prepare(
     verify: bool = False,
     while_making: Callable[[], AbstractContextManager[Check]] = lambda: nullcontext(lambda **_: None),
 ) -> Prepared:
-    """The token store of a run: found if it was made from the same inputs before, else made.
+    """Find the token store of a run, or build it from the sources.
 
     If the texts are gone, the store that the run began with is used. RUN/rejected.jsonl lists the records that could
-    not be used, also if they are too many.
+    not be used, even if there are too many.
 
     Args:
-        verify: read a store that is found (at the speed of the disk). A damaged one is reported, set aside and made
-            again, the same byte for byte.
-        while_making: a context manager around the making of a store. It yields a check, which is called from time to
-            time, and with `wait=True` before the store is written; an error that it raises ends the work.
+        verify: read an existing store in full. A damaged one is reported, set aside and built again, byte for byte.
+        while_making: a context manager around building a store. It yields a check that is called from time to time, and
+            with `wait=True` before the store is written; an error that it raises ends the work.
 
     Raises InputError, WorkError.
     """
@@ -154,12 +153,12 @@ def prepare(
             if address and not folder.exists():
                 _fetch(folder, address, tell)
             if not _is_whole(folder):
-                if address:  # a missing permission is reported now, not at the end
+                if address:  # reports a missing permission now, not at the end
                     write_bytes(f"{address}.begun", b"")
                 remove_leftovers(stores)
                 _remove_forgotten(stores)
-                with explained(lambda: _kept(folder)), while_making() as check:
-                    make_store(run, folder, key, tell, check)
+                with explained(lambda: _kept_parts(folder)), while_making() as check:
+                    build_store(run, folder, key, tell, check)
                 made = True
             if not _is_whole(folder, address):
                 tell(f"writing the store to {address}")
@@ -187,25 +186,25 @@ def check_texts(run: RunConfig) -> None:
 
 
 def settled(run: RunConfig, tell: Tell) -> RunConfig:
-    """The run with what its records decide; they are read, unless that was done before. Raises InputError."""
+    """Return the run with the values that its records decide. Reads the records once. Raises InputError."""
     if not objective_type(run).undecided(run):
         return run
     return settle(run, _settled_file(run), tell)
 
 
 def _settled_file(run: RunConfig) -> Path:
-    """What the records of the run as its file has it have decided."""
+    """Return the file of decided values for the run as written by its user."""
     return _stores(run)[0] / f"{store_key(run)}.settled.json"
 
 
 def has_store(run: RunConfig) -> bool:
-    """True if the store that a run began with still exists, so that neither texts nor a tokenizer are needed."""
+    """True if the store that the run began with still exists: then neither texts nor a tokenizer are needed."""
     run = as_begun(run)
     return remembered_store(run, settings_digest(run)) is not None
 
 
 def is_prepared(run: RunConfig) -> bool:
-    """True if `prepare` would find the run's store and make nothing."""
+    """True if `prepare` would find the run's store and build nothing."""
     run = as_begun(run)
     if run.data.from_store or has_store(run):
         return True
@@ -219,26 +218,26 @@ def is_prepared(run: RunConfig) -> bool:
 
 
 def remember(run: RunConfig, prepared: Prepared) -> None:
-    """Record in the run's folder which store it is trained on, in case its texts disappear. Raises as a disk does."""
+    """Record the run's store in its folder, in case its texts disappear. Raises on disk errors."""
     if not run.data.from_store:
         remember_store(run, settings_digest(run), prepared.folder)
 
 
-def _kept(folder: Path) -> str:
-    """Return a sentence that says what an interrupted preparation of the store `folder` keeps."""
+def _kept_parts(folder: Path) -> str:
+    """Return a sentence about what an interrupted preparation of the store `folder` keeps."""
     if not (folder.with_name(f"{folder.name}.parts") / "tokenizer").exists():
         return "the tokenizer was not finished: the same command begins with it again"
     return "finished parts of the text are kept: the same command continues with them"
 
 
 def _stores(run: RunConfig) -> tuple[Path, str]:
-    """(the folder with stores on this machine, the address of that on S3 or empty)."""
+    """Return (folder of stores on this machine, address on S3 or empty)."""
     address = run.data.store.rstrip("/") if is_remote(run.data.store) else ""
     return (Path(run.data.store) if run.data.store and not address else cache_folder() / "stores"), address
 
 
 def _without_texts(run: RunConfig, error: InputError, tell: Tell, verify: bool) -> Prepared:
-    """The store that the run began with, if its texts cannot be read. Raises `error` if there is none."""
+    """Return the store that the run began with, if its texts cannot be read. Raises `error` if there is none."""
     folder = remembered_store(run, settings_digest(run))
     if folder is None:
         raise error
@@ -252,7 +251,7 @@ def _without_texts(run: RunConfig, error: InputError, tell: Tell, verify: bool) 
 
 
 def _set_damaged_aside(folder: Path, tell: Tell) -> Path | None:
-    """Rename a damaged store; return its new name, or None if another process has made it again meanwhile."""
+    """Rename a damaged store; return its new name, or None if another process has rebuilt it in the meantime."""
     if not _is_store_folder(folder):
         what, fix = "is in the place of a store and is not a store", "move it away, or choose another data.store"
         raise InputError.at(str(folder), what, fix)
@@ -272,14 +271,14 @@ def _is_store_folder(folder: Path) -> bool:
 
 
 def _is_whole(folder: Path, address: str = "") -> bool:
-    """True if the store is finished here and, if it has an address on S3, there too."""
+    """True if the store is finished here and, if it has an address, on S3, too."""
     if not (folder / "manifest.json").is_file():
         return False
     return not address or (_copy_note(folder).is_file() and _copy_note(folder).read_text() == address)
 
 
 def _copy_note(folder: Path) -> Path:
-    """The file with the address of a store's copy on S3; with it no network is needed to start."""
+    """Return the file with the address of a store's copy on S3; with it, starting needs no network."""
     return folder.with_name(f"{folder.name}.copy")
 
 

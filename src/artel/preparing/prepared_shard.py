@@ -1,12 +1,12 @@
-"""An input shard made into samples by one worker: everything that can be done without knowing the other shards.
+"""A prepared shard: the samples of an input shard, made by one worker without knowing the other shards.
 
 documents        a row (DOCUMENT) for each document that passed the rules, in reading order
 notes.jsonl      notes on some of them: {"document": 3, "changed": {…}, "observed": […]}, or why no sample was made
-train.tokens …   their samples, each split by itself, in the files of a store shard
-train.sources    what they are evaluated by, a line for each document that has it
+train.tokens …   their samples, in the files of a store shard for each split
+train.sources    what their answers are evaluated against, a line for each document that has it
 near/            their shingles and signatures, if near-duplicates are searched
 rejected.jsonl   the records that could not be used
-contaminated.jsonl  the documents that share n-grams with benchmarks
+contaminated.jsonl  documents that share n-grams with benchmarks
 summary.json     counts
 """
 
@@ -60,9 +60,9 @@ DOCUMENT = np.dtype(
         ("samples", "<u4"),
         ("set", "<u4"),  # index into the sets of summary.json
         ("split_hash", "<u8"),
-        ("split", "u1"),  # 0 train, 1 validation: by its hash alone, and where its samples are
+        ("split", "u1"),  # 0 train, 1 validation: by its hash, and where its samples are
         ("labels", "<u4"),  # index into the labels of summary.json
-        ("has_new_text", "u1"),  # it has more than what earlier documents have
+        ("has_new_text", "u1"),  # it has text that earlier documents do not have
         ("has_source", "u1"),  # it has a line in `sources`
     ]
 )
@@ -87,7 +87,7 @@ def write_prepared_shard(
     earlier: Path,
     benchmarks: BenchmarkIndex | None = None,
 ) -> None:
-    """Write the documents of an input shard into `folder`; the file `earlier` has digests of repeated lines, if any."""
+    """Write the documents of an input shard into `folder`. `earlier`: file with digests of repeated lines, if any."""
     units = None
     if run.data.dedup.lines != "none":
         digests = earlier.read_bytes()
@@ -136,7 +136,7 @@ class _PreparedShardWriter:
             self._signatures.__exit__(kind, error, trace)
 
     def add(self, cleaned: CleanedRecord, result: DocumentSamples | Rejected | Dropped | None) -> None:
-        """Write a document with what the objective made of it; None if it has no new text."""
+        """Write a document and its `result` from the objective, None if it has no new text."""
         record, split = cleaned.document.record, SPLITS.index(cleaned.document.split)
         notes: dict[str, Any] = {}
         tokens = samples = 0
@@ -210,7 +210,7 @@ class _PreparedShardWriter:
 
 
 def _chunks(records: Iterable[CleanedRecord]) -> Iterator[list[CleanedRecord]]:
-    """Group documents that are encoded together; a group with many characters ends early."""
+    """Group documents for encoding; groups with many characters are smaller."""
     records = iter(records)
     while True:
         chunk: list[CleanedRecord] = []
@@ -226,22 +226,22 @@ def _chunks(records: Iterable[CleanedRecord]) -> Iterator[list[CleanedRecord]]:
 
 
 def _count_lines(shard: InputShard) -> int | None:
-    """The number of lines of a span, from which the lines of later spans are numbered; None for whole files."""
+    """Return the number of lines of a span, needed to number the lines of later spans; None for whole files."""
     span = shard.inputs[0].span if shard.inputs else None
     return None if span is None else count_lines(Path(shard.inputs[0].address), span)
 
 
 @dataclass(frozen=True)
 class PreparedShard:
-    """What a worker made of an input shard."""
+    """A prepared shard, as later stages read it."""
 
     folder: Path
     rows: NDArray
-    """DOCUMENT, memory-mapped."""
+    """DOCUMENT (documents,), memory-mapped."""
     summary: dict[str, Any]
-    """Its summary.json."""
+    """Content of summary.json."""
     lines_before: int
-    """Lines of its file in earlier shards; 0 for whole files."""
+    """Number of lines of its file in earlier shards; 0 for whole files."""
 
     @property
     def notes(self) -> Iterator[dict[str, Any]]:
@@ -261,13 +261,13 @@ class PreparedShard:
                 yield Contaminated(self.origin(origin), set_name, rows, words)
 
     def origin(self, origin: str) -> str:
-        """An origin `file:line` with its line counted in the whole file."""
+        """Return an origin `file:line` with the line number of the whole file."""
         place, _, line = origin.rpartition(":")
         return f"{place}:{int(line) + self.lines_before}" if self.lines_before and line.isdigit() else origin
 
 
 def prepared_shards(workspace: Workspace) -> list[PreparedShard]:
-    """The prepared shards of a workspace, in order."""
+    """Return the prepared shards of a workspace, in order."""
     shards: list[PreparedShard] = []
     lines_before = 0
     for number, input_shard in enumerate(workspace.input_shards):
@@ -284,6 +284,6 @@ def prepared_shards(workspace: Workspace) -> list[PreparedShard]:
 
 
 def encoder_notes(workspace: Workspace) -> list[str]:
-    """Sentences for the user about the encoders; none about shards too small for more than one encoder."""
+    """Return sentences for the user about encoders, except for shards too small for more than one encoder."""
     notes = {shard.summary["encoder"] for shard in prepared_shards(workspace)}
     return sorted(note for note in notes if note and not note.startswith("Tokenizing the first"))

@@ -1,4 +1,4 @@
-"""Progress while text is prepared or hosts are waited for: a line every ten seconds, also during one long call."""
+"""Progress while text is prepared or hosts are awaited: a line every ten seconds, also during one long call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECONDS = 10
 
 
 class Progress:
-    """Reports how far a stage is, at most every `seconds`."""
+    """Reports the progress of a stage, at most every `seconds`."""
 
     def __init__(self, tell: Tell, what: str, seconds: float = _SECONDS) -> None:
         self._tell, self._what, self._seconds = tell, what, seconds
@@ -29,9 +29,9 @@ class Progress:
 
 @contextmanager
 def reporting(tell: Tell, what: Callable[[], str], seconds: float = _SECONDS) -> Iterator[None]:
-    """Report `what`, with the seconds so far, every `seconds` while the block runs.
+    """Report `what` and the elapsed time every `seconds` inside the block.
 
-    The block must not fork: a thread reports.
+    The block must not fork, because a thread reports.
     """
     done = threading.Event()
     start = time.monotonic()

@@ -1,7 +1,7 @@
-"""What a run leaves to its records (the labels of a classification) is read from them before anything is tokenized.
+"""Values at `auto` that records decide, such as the labels of a classification, before anything is tokenized.
 
-What was decided is kept beside the store as KEY.settled.json, by the key of the run as its file has it, so that the
-records are read for it once.
+They are saved beside the store as KEY.settled.json, by the key of the run as its user wrote it, so that records are
+read for them once.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from artel.text import Ledger, Record, read_documents
 
 
 def settle(run: RunConfig, file: Path, tell: Tell) -> RunConfig:
-    """The run with what its records decide; the run itself where it leaves nothing to them.
+    """Return the run with the values that its records decide; the run itself if there are none.
 
-    `file` keeps what was decided. Raises InputError for records that cannot be read, or decide nothing.
+    `file` stores the values. Raises InputError for records that cannot be read, or decide nothing.
     """
     if objective_type(run).undecided(run) and _decided(run, file) is None:
         write_file(file, orjson.dumps(_decide(run, file, tell)))
@@ -34,23 +34,23 @@ def settle(run: RunConfig, file: Path, tell: Tell) -> RunConfig:
 
 
 def settled_before(run: RunConfig, file: Path) -> RunConfig:
-    """The run with what its records decided before, as `file` keeps it; the run itself where they were not read yet."""
+    """Return the run with the values stored in `file`; the run itself if its records were not read yet."""
     values = _decided(run, file) if objective_type(run).undecided(run) else None
     return run if values is None else _with_values(run, values)
 
 
 def _decided(run: RunConfig, file: Path) -> dict[str, Any] | None:
-    """Return the values that `file` keeps for the undecided keys; None if it is missing or damaged."""
+    """Return the stored values of the undecided keys; None if `file` is missing or damaged."""
     section = type(getattr(run, objective_type(run).section))
     with suppress(OSError, ValueError, TypeError):
         values = orjson.loads(file.read_bytes())
-        section.model_validate(values)  # beside defaults: what a user's own keys forbid is refused in its own words
+        section.model_validate(values)  # with defaults: conflicts with the user's keys are reported elsewhere
         return values if values.keys() >= set(objective_type(run).undecided(run)) else None
     return None
 
 
 def as_begun(run: RunConfig) -> RunConfig:
-    """The run with what was decided when it began, from RUN/config.yaml; the run itself where there is nothing."""
+    """Return the run with the values from RUN/config.yaml, decided when it began; the run itself if there are none."""
     kind, file = objective_type(run), Path(run.run, "config.yaml")
     undecided = kind.undecided(run)
     if not undecided or not run.run or not file.is_file():
@@ -62,7 +62,7 @@ def as_begun(run: RunConfig) -> RunConfig:
 
 
 def decided_before(run: RunConfig) -> RunConfig:
-    """The run as it began. Raises InputError where it leaves to its records what nobody decided yet."""
+    """Return the run as it began. Raises InputError if values are still undecided."""
     kind, run = objective_type(run), as_begun(run)
     problems = [
         Problem(f"{kind.section}.{key}", "auto reads the records, and there is only a store of them", "write it")
@@ -74,9 +74,9 @@ def decided_before(run: RunConfig) -> RunConfig:
 
 
 def _decide(run: RunConfig, file: Path, tell: Tell) -> dict[str, Any]:
-    """The values of the undecided keys. `file` stands where they will be kept."""
+    """Return the values of the undecided keys. `file`: where they will be stored."""
     kind, read = objective_type(run), 0
-    is_one_set = run.data.held_out is not None  # how a share of it is held out depends on the labels
+    is_one_set = run.data.held_out is not None  # the fraction held out depends on the labels
     file.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=file.parent) as folder:
         rejected = Path(folder, REJECTED)
@@ -99,13 +99,13 @@ def _decide(run: RunConfig, file: Path, tell: Tell) -> dict[str, Any]:
                 with reporting(tell, lambda: f"{what}: {read:,} read"):
                     return kind.decide(run, records())
         except InputError:
-            if rejected.stat().st_size:  # too many: no selection will list them
+            if rejected.stat().st_size:  # too many: the selection will not list them
                 keep_list(run, rejected)
             raise
 
 
 def _with_values(run: RunConfig, values: dict[str, Any]) -> RunConfig:
-    """The run with values in its objective's section: still not keys that its user has set."""
+    """Return the run with values in its objective's section, not counted as set by the user."""
     name = objective_type(run).section
     section = getattr(run, name).model_copy(update=values)
     section.model_fields_set.difference_update(values)

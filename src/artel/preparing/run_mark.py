@@ -4,9 +4,9 @@ RUN/.artel-run.json     {"artel": version, "id": random, "folder": absolute path
                         names in this folder, and in its model/, that belong to artel; also "weights": digests of the
                         final model's weights, and "former_ids": ids of the runs that this one is a copy of
 
-No file had these names when the mark was written, so that every file with such a name is artel's. A folder that has one
-of them and no mark is refused: it is the user's. A run that was copied without its mark, a hidden file, is recognized
-by files that artel wrote: config.yaml with every section, and a ledger or a checkpoint.
+No file had these names when the mark was written, so every file with such a name is artel's. A folder that has such a
+file but no mark is refused: it belongs to the user. A run that was copied without its mark (a hidden file) is
+recognized by files that artel wrote: config.yaml with every section, and a ledger or a checkpoint.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _FILES = (
     "choice.json teacher.json tensorboard wandb tracker_runs.json .secret"
 )
 NAMES = (*_FILES.split(), CHECKPOINTS, MODEL, *_LOCKS)
-_SAMPLES, _SAMPLE_BYTES = 64, 2**16  # of a file of weights; a file of up to 4 MiB is read in full
+_SAMPLES, _SAMPLE_BYTES = 64, 2**16  # of a weight file; files up to 4 MiB are read in full
 _ELSEWHERE = "choose another folder (run=…), or move it away"
 
 
 def check_claim(folder: Path) -> None:
-    """Raise InputError if a file in a run's folder has a name of artel's and artel did not write it. Writes nothing."""
+    """Raise InputError if a file in a run's folder has one of artel's names, but is not artel's. Writes nothing."""
     check_regular(*(folder / name for name in (*NAMES, MARK)))
     known = _known(folder)
     taken = [name for name in NAMES if name not in known and not _is_free(folder / name)]
-    if taken and set(taken) - set(_LOCKS) and _has_lost_its_mark(folder):
-        # Without a result the run wrote no model: it is the one that the run began with.
+    if taken and set(taken) - set(_LOCKS) and _lost_its_mark(folder):
+        # Without a result the run has written no model, so this one is the user's.
         taken = [MODEL] if MODEL in taken and not (folder / "result.json").is_file() else []
     known = _known(folder)  # read again: another process of the run may just have written mark and file
     what = "is there, and artel did not make it: a run in this folder would write over it"
@@ -63,18 +63,18 @@ def check_claim(folder: Path) -> None:
 def claim(folder: Path, original: Path | None = None) -> str:
     """Create a run's folder and mark it, unless it is marked; a copied folder becomes a run of its own.
 
-    Returns a note for the user about a copy, else "". `original` is that of `original_of`, for a folder whose
-    config.yaml was written since. Raises as `check_claim` and a disk do.
+    Returns a note for the user if it is a copy, else "". `original`: from `original_of`, if config.yaml was rewritten
+    since. Raises like `check_claim`, and on disk errors.
     """
     known, place = _known(folder), os.path.realpath(folder)
     if known >= set(NAMES) and _read(folder).get("folder") == place:
         return ""
     check_claim(folder)
     original = original or original_of(folder)
-    # A new folder has no model of artel's yet; where the mark was lost it is not known what artel wrote.
-    mark = _read(folder) or ({} if _has_lost_its_mark(folder) else {"model": []})
+    # A new folder has no model from artel yet. If the mark was lost, it is unknown what artel wrote.
+    mark = _read(folder) or ({} if _lost_its_mark(folder) else {"model": []})
     run_id = mark.get("id") or _id_of_checkpoints(folder) or _new_id()
-    if original is not None:  # checkpoints and model keep their id; runs of trackers and hosts are the original's
+    if original is not None:  # checkpoints and model keep their id; tracker runs and hosts belong to the original
         mark["former_ids"] = [*mark.get("former_ids", []), run_id]
         run_id = _new_id()
         for name in ("tracker_runs.json", ".secret"):
@@ -85,9 +85,9 @@ def claim(folder: Path, original: Path | None = None) -> str:
 
 
 def original_of(folder: Path) -> Path | None:
-    """The run whose folder was copied to make this one; None unless both are there.
+    """Return the run whose folder was copied to make this one; None unless both exist.
 
-    A folder that was moved, or copied from another machine, is the same run in a new place.
+    A folder that was moved, or copied from another machine, is the same run at a new path.
     """
     mark = _read(folder)
     run_id = mark.get("id") or _id_of_checkpoints(folder)
@@ -102,7 +102,7 @@ def original_of(folder: Path) -> Path | None:
 
 
 def _recorded_run(folder: Path) -> object:
-    """The key `run` in config.yaml, for a folder without a mark, or with a mark that does not record its path."""
+    """Return the key `run` in config.yaml, for a folder whose mark is missing or has no path."""
     with suppress(OSError, ValueError, yaml.YAMLError):
         line = re.search(r"^run:.*$", (folder / "config.yaml").read_text(encoding="utf-8"), re.MULTILINE)
         return yaml.safe_load(line[0])["run"] if line else None
@@ -110,7 +110,7 @@ def _recorded_run(folder: Path) -> object:
 
 
 def begin_new_run(folder: Path) -> None:
-    """Give an emptied folder a new id, so that checkpoints of the earlier run are not taken for the new run's."""
+    """Give an emptied folder a new id, so that checkpoints of the earlier run are not taken for its own."""
     mark = {key: value for key, value in _read(folder).items() if key not in ("former_ids", "weights")}
     if mark:
         _write(folder, mark | {"id": _new_id()})
@@ -124,7 +124,7 @@ def note_former_id(folder: Path, run_id: str) -> None:
 
 
 def run_ids(folder: Path) -> set[str]:
-    """The run's id, and the ids of the runs that it is a copy of; empty if there is no mark."""
+    """Return the ids of the run and of the runs it is a copy of; empty without a mark."""
     mark = _read(folder)
     return {mark["id"], *mark.get("former_ids", [])} if mark else set()
 
@@ -149,7 +149,7 @@ def note_weights(folder: Path) -> None:
 
 
 def has_weights(folder: Path) -> bool:
-    """True if all weights of the final model are there. If the mark was lost, any file will do."""
+    """True if all weights of the final model exist; if the mark was lost, any weight file."""
     recorded = _read(folder).get("weights")
     if recorded:
         return all((folder / MODEL / name).is_file() for name in recorded)
@@ -176,7 +176,7 @@ def _weight_files(folder: Path) -> list[str]:
 
 
 def _digest(file: Path) -> str:
-    """Digest of a file's size and of _SAMPLES samples of its bytes: fast also for a large model."""
+    """Return a digest of a file's size and _SAMPLES samples of its bytes, which is fast for a large model, too."""
     size = file.stat().st_size
     digest = xxhash.xxh3_128(b"%d" % size)
     with file.open("rb") as stream:
@@ -187,14 +187,14 @@ def _digest(file: Path) -> str:
 
 
 def _id_of(checkpoint: Path) -> str:
-    """The id of the run that wrote a checkpoint; empty if it is damaged."""
+    """Return the id of the run that wrote a checkpoint; empty if it is damaged."""
     with suppress(OSError, ValueError, AttributeError):
         return str(orjson.loads((checkpoint / "state.json").read_bytes()).get("run", ""))
     return ""
 
 
 def _id_of_checkpoints(folder: Path) -> str:
-    """The id in the newest checkpoint, for a folder that was copied without its mark."""
+    """Return the id in the newest checkpoint, for a folder that was copied without its mark."""
     return next(filter(None, map(_id_of, sorted((folder / CHECKPOINTS).glob("step-*"), reverse=True))), "")
 
 
@@ -203,12 +203,12 @@ def _new_id() -> str:
 
 
 def note_model(folder: Path, names: Iterable[str]) -> None:
-    """Record the files that artel wrote into a run's model/. Raises as a disk does."""
+    """Record the files that artel wrote into a run's model/. Raises on disk errors."""
     _write(folder, _read(folder) | {"model": sorted(names)})
 
 
 def foreign_in_model(folder: Path) -> list[Path]:
-    """Files in a run's model/ that artel did not write; none if the mark was lost, and with it this record."""
+    """Return files in a run's model/ that artel did not write; [] if the mark, and so their record, was lost."""
     written = _read(folder).get("model")
     model = folder / MODEL
     if written is None or not model.is_dir():
@@ -225,7 +225,7 @@ def check_model_is_artels(folder: Path) -> None:
 
 
 def identity(folder: Path) -> str:
-    """A random id that a run's folder made again in the same place does not have; empty if there is no mark."""
+    """Return the random id of a run's folder, which a folder created again does not have; empty without a mark."""
     return str(_read(folder).get("id", ""))
 
 
@@ -268,9 +268,9 @@ def _are_names(names: object) -> bool:
 
 
 def _is_free(path: Path) -> bool:
-    """True if nothing is lost when artel takes that name: it does not exist, or is an empty folder.
+    """True if the path does not exist, is an empty folder, or the lock file of a refused run.
 
-    `checkpoints` may be a link to an empty folder on another disk. A lock file of a run that was refused has no data.
+    `checkpoints` may be a link to an empty folder on another disk.
     """
     if not os.path.lexists(path):
         return True
@@ -281,7 +281,7 @@ def _is_free(path: Path) -> bool:
     return path.is_dir() and (path.name == CHECKPOINTS or not path.is_symlink()) and not any(path.iterdir())
 
 
-def _has_lost_its_mark(folder: Path) -> bool:
+def _lost_its_mark(folder: Path) -> bool:
     try:
         config = (folder / "config.yaml").read_text(encoding="utf-8", errors="replace")
     except OSError:

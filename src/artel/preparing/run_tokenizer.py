@@ -20,12 +20,12 @@ from artel.tokens.tokenizer.train import describe_vocabulary
 
 
 def tokenizer_name(run: RunConfig) -> str | None:
-    """The folder or hub id of the tokenizer; None if it is trained."""
+    """Return the folder or hub id of the tokenizer; None if it is trained."""
     return tokenizer_place(run)[1]
 
 
 def tokenizer_place(run: RunConfig) -> tuple[str, str | None]:
-    """The key that says where the tokenizer comes from, and the folder or hub id; None if it is trained."""
+    """Return the run-file key of the tokenizer, and its folder or hub id, None if it is trained."""
     if run.tokenizer.train is not None:
         return "tokenizer.train", None
     if run.tokenizer.from_:
@@ -38,16 +38,16 @@ def tokenizer_place(run: RunConfig) -> tuple[str, str | None]:
 
 
 def check_tokenizer_folder(run: RunConfig) -> None:
-    """Raise InputError where the tokenizer is to be loaded from a folder that is not there."""
+    """Raise InputError if the tokenizer's folder does not exist."""
     key, name = tokenizer_place(run)
     if name is None or Path(name).exists():
         return
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:  # no name that a hub could have
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:  # not a hub id
         raise InputError.at(key, f"{name} is not a folder", "give a folder with a tokenizer, or a hub id")
 
 
 def tokenizer_files(run: RunConfig) -> list[Any]:
-    """What identifies the tokenizer: its name, or the path, size and time of change of each of its files."""
+    """Return what identifies the tokenizer: its name, or path, size and modification time of each of its files."""
     name = tokenizer_name(run)
     if name is None or not Path(name).is_dir():
         return [name]
@@ -57,9 +57,9 @@ def tokenizer_files(run: RunConfig) -> list[Any]:
 
 
 def run_tokenizer(workspace: Workspace, tell: Tell, keep_rejected: Callable[[Path], object]) -> Tokenizer:
-    """The run's tokenizer with the objective's special tokens, loaded from the workspace, which it is saved to first.
+    """Save the run's tokenizer in the workspace, with the objective's special tokens, and load it from there.
 
-    `keep_rejected` is called with the file of rejected records if they are too many. Raises InputError.
+    `keep_rejected` is called with the file of rejected records if there are too many. Raises InputError.
     """
     from artel.objectives import objective_of, objective_type
 
@@ -70,7 +70,7 @@ def run_tokenizer(workspace: Workspace, tell: Tell, keep_rejected: Callable[[Pat
         try:
             tokenizer = _new_tokenizer(workspace, kind.encoder, kind.special_tokens(run), rejected, tell)
         except InputError:
-            if rejected.is_file() and rejected.stat().st_size:  # too many: no selection will list them
+            if rejected.is_file() and rejected.stat().st_size:  # too many: the selection will not list them
                 keep_rejected(rejected)
             raise
         objective_of(run, tokenizer)

@@ -1,7 +1,7 @@
-"""After all input shards are prepared: which documents are kept, how often each is written, and into which store shard.
+"""Selection, after all input shards are prepared: which documents are kept, their copies, and their store shards.
 
 splits/00000     uint8: the split of each document of an input shard; 0 train, 1 validation
-copies/00000     uint16: how often each document of an input shard is written; 0: it is dropped
+copies/00000     uint16: how often each document of an input shard is written; 0 if dropped
 ledger.json      every document: read, kept, dropped by reason
 rejected.jsonl   every record that could not be used
 contaminated.jsonl  every document that shares n-grams with benchmarks, if they are looked for
@@ -36,12 +36,12 @@ from artel.text.split import least_fraction
 from artel.tokens.store.manifest import SPLITS
 from artel.tokens.store.shards import SHARD_TOKENS
 
-_FEW = 10  # documents of validation
+_FEW = 10  # validation documents
 
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """The documents of a store shard, from `start` to before `stop`, each (round, input shard, document in it)."""
+    """The documents of a store shard, [start, stop), each (round, input shard, document in it)."""
 
     name: str
     split: str
@@ -56,7 +56,7 @@ class ShardPlan:
 
 
 class Selection:
-    """Decides about each document. If there are several reasons to drop it, the first one found counts."""
+    """Decides about each document. If there are several reasons to drop it, the first one counts."""
 
     def __init__(self, workspace: Workspace, shard_tokens: int = SHARD_TOKENS) -> None:
         self._workspace = workspace
@@ -65,12 +65,12 @@ class Selection:
         self._shards = prepared_shards(workspace)
         self._starts = list(accumulate((len(shard.rows) for shard in self._shards), initial=0))
         self._reasons = [""]
-        """Why a document is dropped, by its number in `_dropped`; 0: it is kept."""
+        """Reasons by their number in `_dropped`; 0 means kept."""
         self._dropped = np.zeros(self._starts[-1], np.uint8)
         self._copies = np.ones(self._starts[-1], np.uint16)
         self._splits = np.concatenate([np.empty(0, np.uint8), *(shard.rows["split"] for shard in self._shards)])
         self._unusable: list[list[Rejected]] = [[] for _ in self._shards]
-        """For each shard, the documents of which no sample can be made."""
+        """For each shard the documents of which no sample can be made."""
         self._drop_duplicates()
         self._drop_near()
         self._drop_unusable()
@@ -78,11 +78,11 @@ class Selection:
         if self._by_label:
             self._hold_out_by_label()
 
-    def wider_share(self) -> tuple[float, str] | None:
-        """The share to hold out if `data.validation` holds out no document, and a note about it; else None.
+    def larger_fraction(self) -> tuple[float, str] | None:
+        """Return a larger fraction to hold out, and a note about it, if `data.validation` holds out no document.
 
-        It holds out as many documents as `data.validation` says, at least one: those with the lowest hashes, which a
-        larger `data.validation` would hold out first.
+        It holds out as many documents as `data.validation` asks for, at least one: those with the lowest hashes, which
+        a larger `data.validation` would hold out first. None if nothing needs to change.
         """
         share = self._data.held_out
         if self._workspace.held_out is not None or not share or self._by_label:
@@ -113,10 +113,10 @@ class Selection:
     ) -> None:
         """Write the selection into `folder` atomically; `keep_rejected` is called with the file of rejected records.
 
-        `notes`, and what `review` says of the documents that are kept (`Objective.review`), go into the ledger.
+        `notes`, and those of `review` on the kept documents (`Objective.review`), go into the ledger.
 
-        Raises InputError if the rejected are too many, if nothing is left, for named sets that do not occur, and as
-        `review` does.
+        Raises InputError if too many are rejected, if nothing is left, for named sets that do not occur, and like
+        `review`.
         """
         self._mix()
         self._copies[self._dropped > 0] = 0
@@ -136,11 +136,11 @@ class Selection:
                 ledger.contamination, note = write_contaminated(partial / CONTAMINATED, found, index)
                 ledger.notes.append(note)
             if self._data.by_chapter:
-                self._tell_chapters(ledger)
+                self._note_chapters(ledger)
             if self._by_label:
-                self._tell_labels(ledger)
+                self._note_labels(ledger)
             check_ledger(self._data, ledger)
-            self._tell_few(ledger)
+            self._note_few(ledger)
             ledger.notes += review(self._observed())
             ledger.check()
             (partial / "ledger.json").write_bytes(orjson.dumps(ledger.to_json()))
@@ -152,7 +152,7 @@ class Selection:
             (partial / "shards.json").write_bytes(orjson.dumps(plans))
 
     def _drop(self, documents: NDArray, reason: str) -> None:
-        """Drop documents, given as numbers or bool (all documents,), that are not dropped yet."""
+        """Drop documents, given by number or as bool (all documents,), that are not dropped yet."""
         if reason not in self._reasons:
             self._reasons.append(reason)
         chosen = np.zeros(len(self._dropped), np.bool_)
@@ -172,7 +172,7 @@ class Selection:
             self._drop(documents, reason)
 
     def _without_samples(self) -> NDArray[np.bool_]:
-        """bool (all documents,): those of which no sample can be made."""
+        """Return bool (all documents,): True if no sample can be made."""
         found = np.zeros(self._starts[-1], np.bool_)
         for shard, start in zip(self._shards, self._starts, strict=False):
             found[[start + note["document"] for note in shard.notes if {"rejected", "dropped"} & note.keys()]] = True
@@ -196,9 +196,9 @@ class Selection:
             self._drop(np.array(documents), reason)
 
     def _hold_out_by_label(self) -> None:
-        """Hold out, of the texts of each label, those with the lowest hashes; with a text all others of its group.
+        """Hold out the texts with the lowest hashes of each label, and with a text all others of its group.
 
-        So the split depends on the texts and their labels alone. A label with one text has it in training.
+        The split then depends only on texts and labels. A label with a single text is in training only.
         """
         hashes = np.concatenate([np.empty(0, np.uint64), *(shard.rows["split_hash"] for shard in self._shards)])
         held_out = [np.empty(0, np.uint64)]
@@ -209,7 +209,7 @@ class Selection:
         self._splits = np.isin(hashes, np.concatenate(held_out)).astype(np.uint8)
 
     def _documents_by_label(self) -> dict[str, NDArray[np.int64]]:
-        """The numbers of the documents that are kept, by label; "" for those without one."""
+        """Return the numbers of kept documents by label; "" for those without one."""
         documents: dict[str, list[NDArray[np.int64]]] = defaultdict(list)
         for shard, start in zip(self._shards, self._starts, strict=False):
             kept = np.flatnonzero(self._dropped[start : start + len(shard.rows)] == 0)
@@ -252,7 +252,7 @@ class Selection:
         self._drop(document[over], BUDGET)
 
     def _shards_by_source(self) -> dict[str, list[int]]:
-        """The numbers of the shards of each source, by its key in the run file."""
+        """Return the numbers of each source's shards, by its key in the run file."""
         numbers: dict[str, list[int]] = defaultdict(list)
         for number, shard in enumerate(self._workspace.input_shards):
             numbers[shard.key].append(number)
@@ -297,7 +297,7 @@ class Selection:
                 ledger.changed.update(note["changed"])
 
     def _observed(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(origin, what the objective observed) of each document that is kept."""
+        """Yield (origin, `observed`) of each kept document."""
         for shard, start in zip(self._shards, self._starts, strict=False):
             for note in shard.notes:
                 if "observed" in note and self._copies[start + note["document"]]:
@@ -312,8 +312,8 @@ class Selection:
         if problems:
             raise InputError(problems)
 
-    def _tell_chapters(self, ledger: Ledger) -> None:
-        """Say in the ledger how many chapters are on each side of the split."""
+    def _note_chapters(self, ledger: Ledger) -> None:
+        """Note in the ledger the number of chapters in each split."""
         is_kept = self._dropped == 0
         hashes = np.concatenate([shard.rows["split_hash"] for shard in self._shards])[is_kept]
         chapters = {
@@ -325,8 +325,8 @@ class Selection:
             "text stay on one side of the split (data.validation.by: chapter)"
         )
 
-    def _tell_labels(self, ledger: Ledger) -> None:
-        """Say in the ledger how many texts of each label are on each side of the split."""
+    def _note_labels(self, ledger: Ledger) -> None:
+        """Note in the ledger the number of texts of each label in each split."""
         counts = {
             label: {name: int((self._splits[documents] == number).sum()) for number, name in enumerate(SPLITS)}
             for label, documents in sorted(self._documents_by_label().items())
@@ -338,8 +338,8 @@ class Selection:
             have = ", ".join(repr(label) for label in single[:5]) + (" …" if len(single) > 5 else "")
             ledger.notes.append(f"of {len(single):,} labels no text is held out, since each has too few: {have}")
 
-    def _tell_few(self, ledger: Ledger) -> None:
-        """Say in the ledger that validation has too few documents, where each is judged as a whole."""
+    def _note_few(self, ledger: Ledger) -> None:
+        """Note in the ledger if validation has too few documents for metrics per document."""
         count = ledger.total.splits["validation"]["documents"]
         if objective_type(self._workspace.run).packs_text or self._data.held_out == 1.0 or not 0 < count < _FEW:
             return
@@ -348,9 +348,9 @@ class Selection:
         ledger.notes.append(f"validation has {count} {documents}, too few for its figures to say anything: {fix}")
 
     def _shard_plans(self, split: str) -> Iterator[ShardPlan]:
-        """Divide the documents of a split into store shards of `shard_tokens` or slightly more.
+        """Divide the documents of a split into store shards of `shard_tokens` or slightly more tokens.
 
-        Documents are in the order of the sources; second copies follow after all first copies.
+        Documents are in the order of the sources; second copies follow all first copies.
         """
         number = document = tokens = 0
         rounds = int(self._copies.max(initial=0))

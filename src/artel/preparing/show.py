@@ -1,4 +1,4 @@
-"""Samples as text for people: as the model of a run reads them, or as a token store has them."""
+"""Samples as text for people, as a run's model reads them or as a token store has them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class TextPiece:
 
     text: str
     learned: bool
-    """Whether the tokens have targets."""
+    """True if the tokens have targets."""
     target: str = ""
-    """The targets, where they differ from the input: the word under a mask, the label of a name."""
+    """The targets if they differ from the input: the word under a mask, the label of a name."""
 
     def to_json(self) -> dict[str, Any]:
         return {"text": self.text, "learned": self.learned} | ({"target": self.target} if self.target else {})
@@ -41,14 +41,14 @@ class ShownSample:
     origin: str
     tokens: int
     learned: int
-    """The number of tokens with a target."""
+    """Number of tokens with a target."""
     pieces: list[TextPiece]
     name: str = ""
-    """The reading of the sample: chosen, rejected, the class of a question's answer."""
+    """The view of the sample: chosen, rejected, the class of an answer."""
     turns: list[tuple[int, str]] | None = None
-    """Of a conversation, the learned turns: (tokens, what ends it, empty where its end is not learned)."""
+    """The learned turns of a conversation: (tokens, its end, empty if the end is not learned)."""
     goal: str = ""
-    """What is learned of it as a whole, where no token is predicted."""
+    """What is learned from the whole sample, if no token is predicted."""
 
     def to_json(self) -> dict[str, Any]:
         about: dict[str, Any] = {"number": self.number, "origin": self.origin, "tokens": self.tokens}
@@ -59,7 +59,7 @@ class ShownSample:
         return {**about, "pieces": [piece.to_json() for piece in self.pieces]}
 
     def learned_in_words(self) -> str:
-        """How many tokens are learned; of a conversation also in how many turns, and what ends them; or its goal."""
+        """Return in words the learned tokens, with turns and their ends in a conversation; or the goal."""
         if self.goal:
             return f"{self.tokens:,} tokens, learned: {self.goal}"
         words = f"{self.tokens:,} tokens, {self.learned:,} of them learned"
@@ -75,13 +75,13 @@ class ShownSample:
 
 
 def show_stored(split: StoreSplit, number: int, tokenizer: Tokenizer) -> ShownSample:
-    """Sample `number` of a split, as it is stored."""
+    """Return sample `number` of a split, as it is stored."""
     ids = split.sample(number).ids
     return _shown(TokenView(ids, np.full(len(ids), IGNORED)), number, [split.origin(number)], tokenizer)
 
 
 class ReadSamples:
-    """The samples of a run as the model reads them in the first epoch: blocks of text, conversations, windows."""
+    """The samples of a run as the model reads them in the first epoch."""
 
     def __init__(self, run: RunConfig, store: TokenStore, split: StoreSplit, tokenizer: Tokenizer) -> None:
         self._objective = objective_of(run, tokenizer)
@@ -94,30 +94,30 @@ class ReadSamples:
         return len(self._samples)
 
     def shown(self, number: int) -> Iterator[ShownSample]:
-        """The token_views of a sample: one, or one for each answer."""
+        """Yield the views of a sample: one, or one for each answer."""
         index, epoch = np.array([number]), np.array([self._epoch])
         (rows,) = micro_batches(self._samples, index, epoch, rank=0, world=1, batch=1, size=1)
         token_views, origins = self._objective.token_views(rows), self._samples.origins(number)
-        for at, reading in enumerate(token_views):
-            own = origins[at : at + 1] if len(token_views) == len(origins) else origins  # of samples that share a block
-            shown = _shown(reading, number, own, self._tokenizer)
-            yield shown if self._ends is None else replace(shown, turns=self._turns(reading, self._ends))
+        for at, view in enumerate(token_views):
+            own = origins[at : at + 1] if len(token_views) == len(origins) else origins  # samples that share a block
+            shown = _shown(view, number, own, self._tokenizer)
+            yield shown if self._ends is None else replace(shown, turns=self._turns(view, self._ends))
 
-    def _turns(self, reading: TokenView, ends: TurnEnd) -> list[tuple[int, str]]:
-        return learned_turns(reading.ids, reading.targets != IGNORED, ends, self._tokenizer)
+    def _turns(self, view: TokenView, ends: TurnEnd) -> list[tuple[int, str]]:
+        return learned_turns(view.ids, view.targets != IGNORED, ends, self._tokenizer)
 
 
-def _shown(reading: TokenView, number: int, origins: list[str], tokenizer: Tokenizer) -> ShownSample:
+def _shown(view: TokenView, number: int, origins: list[str], tokenizer: Tokenizer) -> ShownSample:
     more = f" and {len(origins) - 1} more" if len(origins) > 1 else ""
-    ids, targets = reading.ids.tolist(), reading.targets.tolist()
+    ids, targets = view.ids.tolist(), view.targets.tolist()
     count = sum(target != IGNORED for target in targets)
-    if reading.labels is not None:
-        labeled = groupby(zip(ids, reading.labels, strict=True), key=lambda pair: pair[1])
+    if view.labels is not None:
+        labeled = groupby(zip(ids, view.labels, strict=True), key=lambda pair: pair[1])
         pieces = [
             TextPiece(tokenizer.decode([token for token, _ in group]), bool(label), label) for label, group in labeled
         ]
-        return ShownSample(number, f"{origins[0]}{more}", len(ids), count, pieces, reading.name)
-    # Decode the tokens of a kind together: a character may be several tokens.
+        return ShownSample(number, f"{origins[0]}{more}", len(ids), count, pieces, view.name)
+    # Decode tokens of a kind at once: a character may be several tokens.
     kinds = groupby(
         zip(ids, targets, strict=True), key=lambda pair: "" if pair[1] == IGNORED else ("=", ">")[pair[0] != pair[1]]
     )
@@ -125,4 +125,4 @@ def _shown(reading: TokenView, number: int, origins: list[str], tokenizer: Token
     for kind, group in kinds:
         read, learned = zip(*group, strict=True)
         pieces.append(TextPiece(tokenizer.decode(read), bool(kind), tokenizer.decode(learned) if kind == ">" else ""))
-    return ShownSample(number, f"{origins[0]}{more}", len(ids), count, pieces, reading.name, goal=reading.goal)
+    return ShownSample(number, f"{origins[0]}{more}", len(ids), count, pieces, view.name, goal=view.goal)

@@ -29,7 +29,7 @@ from artel.tokens.store.manifest import FORMAT
 
 
 def store_key(run: RunConfig) -> str:
-    """A digest of everything that the store's content depends on. It is cheap: no file is read."""
+    """Return a digest of everything that the store's content depends on. Reads no file."""
     files: dict[str, Any] = {"files": source_fingerprint(run.data), "tokenizer_files": tokenizer_files(run)}
     if run.data.decontaminate is not None:
         files["benchmarks"] = benchmark_fingerprint(run.data)
@@ -39,12 +39,12 @@ def store_key(run: RunConfig) -> str:
 
 
 def settings_digest(run: RunConfig) -> str:
-    """A digest of the settings of the run file that shape the store, whatever its texts are."""
+    """Return a digest of the settings that shape the store, without its texts."""
     return _digest(_settings(run))
 
 
 def _settings(run: RunConfig) -> dict[str, Any]:
-    """The settings of the run file that shape the store."""
+    """Return the settings that shape the store."""
     not_in_store: dict[str, Any] = dict.fromkeys(("block", "packing", "document_mask", "store", "max_bad"), True)
     data = run.data.model_dump(mode="json", exclude=not_in_store | {"sources": {"__all__": {"license"}}})
     modules = [FORMATS.module_of(source.format) for source in run.data.sources]
@@ -62,7 +62,7 @@ def _settings(run: RunConfig) -> dict[str, Any]:
 
 
 def _digest(inputs: dict[str, Any]) -> str:
-    """A digest without secrets: another token in an address is not another text, whose digest is among the inputs."""
+    """Return a digest without secrets: a new token in an address does not mean a new text."""
     return xxhash.xxh3_128_hexdigest(orjson.dumps(hide_secrets(inputs), option=orjson.OPT_SORT_KEYS))
 
 
@@ -79,7 +79,7 @@ def damage(folder: Path) -> Problem | None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Rename a damaged store, so that nothing opens it; return its new name."""
+    """Rename a damaged store to KEY.damaged, so that nothing opens it; return its new name."""
     aside = folder.with_name(f"{folder.name}.damaged")
     with disk_errors(folder.parent):
         shutil.rmtree(aside, ignore_errors=True)
@@ -89,7 +89,10 @@ def set_aside(folder: Path) -> Path:
 
 
 def remember_store(run: RunConfig, settings: str, folder: Path) -> None:
-    """Write the store into RUN/store.json; `settings` is a digest of the settings that shape a store."""
+    """Write the store into RUN/store.json, so that the run can resume when its texts are gone.
+
+    `settings`: a digest from `settings_digest`.
+    """
     content = orjson.dumps({"store": str(folder.resolve()), "settings": settings})
     file = _note(run)
     if not file.is_file() or file.read_bytes() != content:
@@ -97,7 +100,7 @@ def remember_store(run: RunConfig, settings: str, folder: Path) -> None:
 
 
 def remembered_store(run: RunConfig, settings: str) -> Path | None:
-    """The store in RUN/store.json, if it still exists and was made with the same settings."""
+    """Return the store in RUN/store.json, if it still exists and was made with the same settings."""
     try:
         note = orjson.loads(_note(run).read_bytes())
         folder = Path(note["store"])
@@ -112,9 +115,9 @@ def _note(run: RunConfig) -> Path:
 
 
 def check_from_store(run: RunConfig, *, verify: bool = False) -> None:
-    """Raise InputError if it is no store, damaged, of another objective or tokenizer, or teaches nothing.
+    """Raise InputError if data.from_store is no store, damaged, of another objective or tokenizer, or teaches nothing.
 
-    With `verify` all of it is read.
+    `verify`: read all of it.
     """
     folder = Path(run.data.from_store or "")
     key = "data.from_store"

@@ -1,4 +1,4 @@
-"""The tasks of a workspace, by stage and number: what an engine runs, here or on a cluster."""
+"""The tasks of a workspace, by stage and number, as engines run them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Tasks:
         self.workspace = workspace
 
     def unfinished(self, stage: Stage) -> list[int]:
-        """The numbers of the stage's unfinished tasks."""
+        """Return the numbers of the stage's unfinished tasks."""
         if stage == "near":
             count = BAND_GROUPS
         else:
@@ -49,7 +49,7 @@ class Tasks:
             write_shard(workspace, self._prepared, self._plans[number], self._objective)
 
     def _result(self, stage: Stage, number: int) -> Path:
-        """The file or folder that exists if the task is finished."""
+        """Return the file or folder that exists if the task is finished."""
         if stage == "shards":
             return self.workspace.shard(self._plans[number].folder)
         return {"lines": self.workspace.lines, "text": self.workspace.text, "near": self.workspace.near}[stage](number)

@@ -1,4 +1,4 @@
-"""Token files of other programs, opened and checked: Megatron-LM (.bin and .idx), nanoGPT and llm.c (.bin)."""
+"""Opens and checks token files of other programs: Megatron-LM (.bin and .idx), nanoGPT and llm.c (.bin)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MEGATRON_HEADER = 34  # magic 9, version 8, type 1, number of sequences 8, numb
 _MEGATRON_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats: no tokens
 _LLM_C_HEADER = 1024
 _LLM_C = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic number: (version, type)
-# Tokens processed at a time: 8 to 64 MB. A longer document becomes several samples, so that none is held in memory.
+# Tokens processed at a time: 8 to 64 MB. Longer documents become several samples, so that memory stays bounded.
 PIECE = 1 << 22
 
 
@@ -34,7 +34,7 @@ class TokenFile:
     offset: int
     """Bytes before the first token."""
     documents: Callable[[int], Iterable[Span]]
-    """A function of the end token's id: (first token, last token + 1) of each document, in order, without gaps."""
+    """Return tokens [start, stop) of each document for an end token's id, in order, without gaps."""
 
 
 def open_token_files(path: str, vocabulary: int, option: str) -> list[TokenFile]:
@@ -55,7 +55,7 @@ def open_token_files(path: str, vocabulary: int, option: str) -> list[TokenFile]
 
 
 def _find(path: str, option: str) -> list[Path]:
-    """The .bin files."""
+    """Return the .bin files."""
     if Path(path).is_file():
         files = [Path(path)]
     elif Path(f"{path}.idx").is_file():
@@ -103,7 +103,7 @@ def _open_llm_c(file: Path, head: np.ndarray) -> TokenFile:
 
 
 def _by_end_tokens(file: Path, form: str, kind: str, offset: int) -> TokenFile:
-    """A file in which every document ends with an end token."""
+    """Open a file in which every document ends with an end token."""
     width = np.dtype(kind).itemsize
     if file.stat().st_size % width:
         what = f"has {file.stat().st_size:,} bytes, which is no whole number of tokens of {width} bytes"

@@ -1,4 +1,4 @@
-"""Characters that the tokenizer has no token for: counted in each input shard, judged over all of them.
+"""Characters without a token: counted in each input shard, judged over all shards.
 
 A WordPiece vocabulary turns a Georgian word into [UNK], T5's a line feed into <unk>. A BPE over characters without an
 unknown token leaves such a character out. A model learns nothing from them, and texts that differ only there are equal.
@@ -22,12 +22,12 @@ from artel.text import Record
 from artel.tokens import Sample, Tokenizer
 
 _WARNED = 0.01
-"""Share of unknown tokens above which the user is warned."""
+"""Fraction of unknown tokens above which the user is warned."""
 _EQUAL = 0.5
-"""Share of the documents that may be equal to another one in ids, though not in text."""
+"""Maximum fraction of documents with the same ids as another text."""
 _COMPARED_BETWEEN = 1000
-"""Documents with unknown tokens up to which a shard's are compared with those of others; of more, among themselves."""
-_LOOKED_AT, _CHARACTERS, _SHOWN = 50, 2000, 5
+"""Shards with more such documents compare theirs only with each other."""
+_EXAMINED, _CHARACTERS, _LISTED = 50, 2000, 5
 """Documents of a shard whose unknown characters are looked up, characters of each, and characters in a message."""
 _COUNTS = ("documents", "documents_with_unknown", "equal_documents", "tokens", "unknown", "unknown_in_outputs")
 
@@ -41,7 +41,7 @@ class UnknownTokens:
         self._loses = _lost_characters(self._tokenizer)
         self._sets: dict[str, Counter[str]] = {}
         self._characters: Counter[str] = Counter()
-        self._looked_at = 0
+        self._examined = 0
         self._documents: list[tuple[int, int, str]] = []
 
     def add(self, record: Record, samples: Iterable[Sample]) -> None:
@@ -63,18 +63,18 @@ class UnknownTokens:
             return
         counts.update(unknown=unknown, unknown_in_outputs=in_outputs, documents_with_unknown=1)
         ids = xxhash.xxh3_64_intdigest(np.concatenate([sample.ids for sample in samples]).astype("<i8").tobytes())
-        # The input of a pair is its group. Labels are left out: a text that comes twice with two is one text.
+        # The input of a pair is its group. Labels are left out: a text with two labels is one text.
         digest = xxhash.xxh3_64_intdigest(f"{record.group}\n{text}".encode())
         self._documents.append((ids, digest, set_name))
-        if self._id is not None and self._looked_at < _LOOKED_AT:
-            self._looked_at += 1
+        if self._id is not None and self._examined < _EXAMINED:
+            self._examined += 1
             text = text[:_CHARACTERS]
             (encoded,) = self._tokenizer.encode_with_offsets([text])
             for at in np.flatnonzero(encoded.ids == self._id):
                 self._characters.update(text[encoded.starts[at] : encoded.ends[at]].strip(" "))
 
     def to_json(self) -> dict[str, Any]:
-        """Counts by set, the commonest of the characters that were looked at, and digests of documents to compare."""
+        """Return counts by set, the commonest unknown characters, and digests of documents to compare."""
         documents = self._documents
         if len(documents) > _COMPARED_BETWEEN:
             for set_name, count in _equal_documents(documents).items():
@@ -84,7 +84,7 @@ class UnknownTokens:
 
 
 def _equal_documents(documents: list[tuple[int, int, str]]) -> Counter[str]:
-    """Count by set the documents, (digest of the ids, digest of the text, set), with the ids of another text."""
+    """Count by set the documents, (digest of ids, digest of text, set), that have the ids of another text."""
     texts: dict[int, set[int]] = {}
     for ids, text, _ in documents:
         texts.setdefault(ids, set()).add(text)
@@ -97,7 +97,7 @@ def judge_unknown(run: RunConfig, shards: Iterable[Mapping[str, Any]]) -> tuple[
     Args:
         shards: `UnknownTokens.to_json` of each input shard.
 
-    Raises InputError if most documents become equal to another one.
+    Raises InputError if most documents get the same ids as another one.
     """
     sets: dict[str, Counter[str]] = {}
     characters: Counter[str] = Counter()
@@ -112,7 +112,7 @@ def judge_unknown(run: RunConfig, shards: Iterable[Mapping[str, Any]]) -> tuple[
     total: Counter[str] = sum(sets.values(), Counter())
     if not total["unknown"]:
         return {}, []
-    shown = ", ".join(map(repr, dict(characters.most_common(_SHOWN))))
+    shown = ", ".join(map(repr, dict(characters.most_common(_LISTED))))
     share = total["unknown"] / max(total["tokens"], 1)
     entry = {
         "sets": {name: {key: counts[key] for key in _COUNTS} for name, counts in sets.items()},
@@ -136,7 +136,7 @@ def judge_unknown(run: RunConfig, shards: Iterable[Mapping[str, Any]]) -> tuple[
 
 
 def _lost_characters(tokenizer: Tokenizer) -> Any:
-    """Return a function that is true for a character that the tokenizer leaves out; None if it leaves none out."""
+    """Return a function that is True for characters that the tokenizer drops; None if it drops none."""
     backend = tokenizer.hf.backend_tokenizer
     model, before, splits = backend.model, backend.normalizer, backend.pre_tokenizer
     if type(model).__name__ != "BPE" or model.unk_token is not None or model.byte_fallback:

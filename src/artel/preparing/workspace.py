@@ -1,8 +1,8 @@
-"""The folder in which a store is made: the plan and the results of finished tasks, so that a killed run resumes.
+"""The workspace in which a store is built: the plan and results of finished tasks, so that a killed run can resume.
 
     KEY.parts/run.yaml            the run
     KEY.parts/plan.json           the input shards of its sources, in order
-    KEY.parts/held-out.json       the share that is held out, if the run's share holds out no document
+    KEY.parts/held-out.json       the fraction held out, if the run's own holds out no document
     KEY.parts/tokenizer/          the tokenizer
     KEY.parts/benchmarks/         the index of the benchmarks' n-grams (with data.decontaminate)
     KEY.parts/lines/00000/        for each input shard, the digests of its lines or paragraphs (with dedup.lines)
@@ -34,10 +34,10 @@ from artel.secrets import hide_secrets
 from artel.storage import discard, disk_errors, remove_leftovers, write_file
 from artel.text import BenchmarkIndex, InputShard, all_inputs, cut_notes, input_shards, unread_files, unread_notes
 
-# Little text is divided into smaller shards, so that every core has a few, but none that takes less than 0.2 s.
+# Little text gets smaller shards, so that every core has a few, but none takes less than 0.2 s.
 _MIN_SHARDS, _SMALL_SHARD = 16, 4_000_000
 
-# The version of the layout above. A workspace of another version is begun anew.
+# The version of the layout above. A workspace of another version is started over.
 _FORMAT = 10
 
 
@@ -48,7 +48,7 @@ class Workspace:
 
     @classmethod
     def of(cls, path: Path, run: RunConfig) -> Workspace:
-        """The workspace at `path`, planned now unless an earlier start planned it."""
+        """Return the workspace at `path`, planned now unless an earlier start planned it."""
         if path.exists() and not _has_format(path / "plan.json"):
             shutil.rmtree(path)
         workspace = cls(path, run)
@@ -56,7 +56,9 @@ class Workspace:
         if held_out is not None:
             workspace = cls(path, _with_validation(run, held_out["fraction"]))
         run = workspace.run
-        run_file = dump_run(run, secrets=True)  # workers need the secrets; the folder is removed when the store is made
+        run_file = dump_run(
+            run, secrets=True
+        )  # workers need the secrets; the folder is removed when the store is finished
         if run_file != dump_run(run):
             _make_private(path)
         if not workspace._plan.is_file():
@@ -76,7 +78,7 @@ class Workspace:
 
     @classmethod
     def at(cls, path: Path) -> Workspace:
-        """A workspace that another process planned."""
+        """Return a workspace that another process planned."""
         return cls(path, load_run(str(path / "run.yaml")))
 
     @property
@@ -89,27 +91,27 @@ class Workspace:
 
     @property
     def held_out(self) -> dict[str, Any] | None:
-        """The `fraction` that is held out if the run's own holds out no document, and a `note` for the user."""
+        """The `fraction` to hold out if the run's own holds out no document, and a `note` for the user."""
         file = self.path / "held-out.json"
         return orjson.loads(file.read_bytes()) if file.is_file() else None
 
     @property
     def notes(self) -> list[str]:
-        """Sentences for the user: what was decided about the text before it was read, and what is held out."""
+        """Sentences for the user about decisions made before the text was read."""
         return [*orjson.loads(self._plan.read_bytes())["notes"], *([self.held_out["note"]] if self.held_out else [])]
 
     @property
     def not_read(self) -> list[str]:
-        """Files in folders of sources that no format of theirs reads."""
+        """Files in folders of sources that none of their formats reads."""
         return orjson.loads(self._plan.read_bytes())["not_read"]
 
     def hold_out(self, fraction: float, note: str) -> Workspace:
-        """The workspace with another held-out share than the run's; all texts are read again."""
+        """Return the workspace with another held-out fraction than the run's. All texts are read again."""
         self.exact.unlink(missing_ok=True)
         for name in ("tokenizer", "lines", "earlier", "text", "near"):
             if (self.path / name).exists():
-                discard(self.path / name)  # renamed first: what a kill leaves is not taken for finished
-        # Written last: a process that is killed before goes on with the run's share, and comes here again.
+                discard(self.path / name)  # renamed first, so that a kill leaves nothing that looks finished
+        # Written last: after a kill, the next start uses the run's fraction, and comes here again.
         write_file(self.path / "held-out.json", orjson.dumps({"fraction": fraction, "note": note}))
         return Workspace.of(self.path, self.run)
 
@@ -122,7 +124,7 @@ class Workspace:
         return self.path / "benchmarks"
 
     def benchmark_index(self) -> BenchmarkIndex | None:
-        """The index of the run's benchmarks, once it is written; None for a run without."""
+        """Return the index of the run's benchmarks; None for a run without them."""
         config = self.run.data.decontaminate
         return BenchmarkIndex(self.benchmarks, config.words) if config is not None else None
 
@@ -154,13 +156,13 @@ class Workspace:
         return self.path / "errors"
 
     def write_error(self, task: str, error: ArtelError) -> None:
-        """Keep the error of a task in another process for the process that waits for it."""
+        """Store the error of a task for the process that waits for it."""
         problems = [[problem.where, problem.what, problem.fix] for problem in error.problems]
         content = {"is_input": isinstance(error, InputError), "problems": problems}
         write_file(self._errors / f"{task}.json", orjson.dumps(content))
 
     def raise_errors(self) -> None:
-        """Raise the errors of tasks in other processes, all problems together."""
+        """Raise the errors of tasks in other processes, with all problems."""
         errors: list[dict[str, Any]] = [orjson.loads(file.read_bytes()) for file in sorted(self._errors.glob("*.json"))]
         if errors:
             problems = dict.fromkeys(Problem(*row) for error in errors for row in error["problems"])
@@ -176,7 +178,7 @@ def _with_validation(run: RunConfig, fraction: float) -> RunConfig:
 
 
 def _has_format(plan: Path) -> bool:
-    """True for a workspace that this version planned, or nobody yet; False also for a damaged plan."""
+    """True if the workspace has no plan, or one of this version; False for a damaged plan."""
     with suppress(ValueError, AttributeError):
         return not plan.is_file() or bool(orjson.loads(plan.read_bytes()).get("format") == _FORMAT)
     return False

@@ -26,7 +26,7 @@ def run_stage(tasks: Tasks, stage: Stage, config: PrepareConfig, progress: Calla
     if (tasks.workspace.path / "jobs").is_dir():
         from artel.preparing.engines.slurm import cancel_jobs
 
-        cancel_jobs(tasks.workspace)  # those of a process that was killed; its Ray tasks died with it
+        cancel_jobs(tasks.workspace)  # of a process that was killed; Ray tasks die with theirs
     if config.engine == "slurm":
         from artel.preparing.engines.slurm import run_by_slurm
 

@@ -1,4 +1,4 @@
-"""The work of a node of a cluster, and what the process that submits the jobs must know about it.
+"""Work on the nodes of a cluster, and what the submitting process needs to know about it.
 
     KEY.parts/jobs/text-0/work.json     the submission, which each rank reads
     KEY.parts/jobs/text-0/claims/12     a link to the name of the process that took task 12
@@ -7,8 +7,8 @@
     KEY.parts/jobs/text-0/logs/7_3.log  what rank 3 printed (7: the number of Slurm's job)
     KEY.parts/jobs/text-0/slurm-job     the number of the job
 
-Each submission has its own folder, so that the claims of an earlier one hide no work: only the results of tasks tell
-what is finished. Two processes that run the same task write the same result, and the first one stays.
+Each submission has its own folder, so that claims of an earlier one hide no work: only results tell what is finished.
+Two processes that run the same task write the same result, and the first one stays.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from artel.tokens.tokenizer.fast_encoder import encode_in_one_thread
 
 FIX_SHARED_DISK = "set data.store to a folder on a disk that all nodes see under the same path"
 FIX_RESUME = "then run the same command: it resumes from the finished parts"
-# A folder's listing over NFS may be a minute old: a result may exist so long before it is seen.
+# A folder's listing over NFS may be a minute old, so results may be seen late.
 UNSEEN_SECONDS = 60
-# Seconds between looks for results. If there are many, so that looking takes long, looking takes a tenth of the time.
+# Seconds between checks for results. Checks take at most a tenth of the time.
 _POLL_SECONDS = 2.0
 _QUOTED_LINES = 12
 _FILE = "work.json"
@@ -56,7 +56,7 @@ class Work:
     workspace: str
     stage: Stage
     numbers: list[int]
-    """The tasks that were unfinished when the job was submitted."""
+    """Tasks that were unfinished when the job was submitted."""
     folder: str
     """The folder of this submission."""
     directory: str
@@ -70,15 +70,15 @@ class Work:
 
     @classmethod
     def read(cls, folder: Path) -> Work:
-        """What `write` wrote. Raises WorkError on a node that does not see the folder."""
+        """Return what `write` wrote. Raises WorkError on a node that does not see the folder."""
         try:
             return cls(**orjson.loads((folder / _FILE).read_bytes()))
         except FileNotFoundError:
             raise _unseen(folder) from None
 
     def run(self, rank: int, ranks: int) -> None:
-        """Do the share of a rank, from 0 to `ranks` - 1. Raises WorkError; errors of tasks go to the workspace."""
-        # The folder alone proves nothing: on a disk that is not shared, it is created for the logs.
+        """Run the work of a rank, 0 to `ranks` - 1. Raises WorkError; errors of tasks go to the workspace."""
+        # The folder proves nothing: on a disk that is not shared, it is created for the logs.
         if not Path(self.workspace, "plan.json").is_file():
             raise _unseen(Path(self.workspace))
         workspace = Workspace.at(Path(self.workspace))
@@ -88,7 +88,7 @@ class Work:
             what = f"the node {socket.gethostname()} cannot go to {self.directory}: {error.strerror}"
             workspace.write_error(f"{self.stage}-rank-{rank}", WorkError.at("prepare.engine", what, FIX_SHARED_DISK))
             return
-        encode_in_one_thread()  # there are other processes
+        encode_in_one_thread()  # other processes use the other cores
         threading.Thread(target=exit_with, args=(os.getppid(),), daemon=True).start()
         # Forked even for one process, so that this one sees how it ended.
         context = multiprocessing.get_context("fork")
@@ -132,7 +132,7 @@ class Work:
                 os._exit(1)
 
     def _take(self, name: str, first: int) -> Iterator[int]:
-        """Take tasks for a process, one at a time, from `first` on; before them those it took before a requeue."""
+        """Yield tasks claimed for a process, from `first` on; first those it claimed before a requeue."""
         claims = Path(self.folder, "claims")
         yield from [int(claim.name) for claim in claims.iterdir() if str(claim.readlink()) == name]
         remaining = deque(self.numbers[first:] + self.numbers[:first])
@@ -149,7 +149,7 @@ class Work:
 
 
 def new_work(tasks: Tasks, stage: Stage, processes: int = 1) -> Work:
-    """The unfinished tasks of a stage, as a submission, written into a folder of its own."""
+    """Return the unfinished tasks of a stage as a submission, written into its own folder."""
     jobs = tasks.workspace.path.resolve() / "jobs"
     number = len(list(jobs.glob(f"{stage}-*")))
     folder = jobs / f"{stage}-{number}"
@@ -162,7 +162,7 @@ def new_work(tasks: Tasks, stage: Stage, processes: int = 1) -> Work:
 
 
 def rank_command(work: Work, python: str = sys.executable) -> list[str]:
-    """The command of a rank; its number and the number of ranks are to follow (rank.py)."""
+    """Return the command of a rank, without its number and the number of ranks (rank.py)."""
     return [python, "-P", "-m", "artel.preparing.engines.rank", work.folder]
 
 
@@ -178,7 +178,7 @@ def wait_for_results(tasks: Tasks, work: Work, progress: Callable[[int, int], No
 
 
 def lost_tasks(work: Work, missing: int, ended: str, fix: str) -> WorkError:
-    """The error for tasks without a result and without an error; it quotes the log of a rank that failed."""
+    """Return the error for tasks without result or error. It quotes the log of a failed rank."""
     what = f"{missing:,} of {len(work.numbers):,} tasks ({work.stage}) were not done: {ended}"
     if killed := [file.read_text() for file in sorted(Path(work.folder).glob("killed/*"))]:
         memory = "if memory ran out, raise prepare.slurm.memory, or start Ray with fewer CPUs on a node"
@@ -192,7 +192,7 @@ def lost_tasks(work: Work, missing: int, ended: str, fix: str) -> WorkError:
 
 
 def _failed_log(folder: Path) -> Path | None:
-    """The newest log of a rank that failed."""
+    """Return the newest log of a failed rank."""
     succeeded = {file.name for file in folder.glob("succeeded/*")}
     failed = [log for log in folder.glob("logs/*_*.log") if log.stem.rpartition("_")[2] not in succeeded]
     return max((log for log in failed if log.stat().st_size), key=lambda log: log.stat().st_mtime, default=None)

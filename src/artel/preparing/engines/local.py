@@ -1,10 +1,10 @@
 """Runs the tasks of a stage in processes of this machine.
 
 The processes are forked: nothing is imported again, the tokenizer is shared, and no text passes between them. Each
-takes the number of its next task from a file that all have open. A process whose parent died exits.
+takes the number of its next task from a file that all have open. A process exits if its parent died.
 
-One process is forked even for a single worker: rensa keeps threads that do not survive a fork, so that a process that
-has used it can never have working children (they would wait for those threads forever).
+A process is forked even for a single worker: rensa keeps threads that do not survive a fork, so the children of a
+process that has used it would wait for those threads forever.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NUMBER = struct.Struct("<i")
 
 
 def cores() -> int:
-    """The number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -66,7 +66,7 @@ def run_here(tasks: Tasks, stage: Stage, workers: int | Literal["auto"], progres
 
 
 def _start(processes: Sequence[BaseProcess]) -> None:
-    """Start the processes. Ctrl-C waits until all are started: an exception in a fork hook (of logging) is lost."""
+    """Start the processes. Ctrl-C waits until all have started: an exception in a fork hook (of logging) is lost."""
     with interrupted_after():
         for process in processes:
             process.start()
@@ -90,7 +90,7 @@ def _watch(
 def _work(tasks: Tasks, stage: Stage, queue: IO[bytes], parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and kills this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    encode_in_one_thread()  # there are other processes
+    encode_in_one_thread()  # other processes use the other cores
     threading.Thread(target=exit_with, args=(parent,), daemon=True).start()
     with hide_panics():  # once for all texts: for each text it would take too long
         status = _run_tasks(tasks, stage, queue)
@@ -103,7 +103,7 @@ def _run_tasks(tasks: Tasks, stage: Stage, queue: IO[bytes]) -> int:
         number = _NUMBER.unpack(entry)[0]
         try:
             tasks.run(stage, number)
-        except BaseException as raised:  # also unexpected errors: the parent reports them
+        except BaseException as raised:  # also unexpected errors, which the parent reports
             error = worker_error(raised, f"stage {stage}, part {number}")
             try:
                 tasks.workspace.write_error(f"{stage}-{number}", error)

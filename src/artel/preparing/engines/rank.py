@@ -10,7 +10,7 @@ from artel.preparing.engines.cluster import Work
 
 
 def main() -> int:
-    """Do the rank's share of the work that is described in the folder. Returns the exit status."""
+    """Run this rank's tasks; return the exit status."""
     folder, rank, ranks = sys.argv[1:]
     try:
         Work.read(Path(folder)).run(int(rank), int(ranks))

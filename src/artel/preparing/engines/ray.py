@@ -1,4 +1,4 @@
-"""Runs the tasks of a stage as tasks of Ray, on a running cluster."""
+"""Runs the tasks of a stage on a running Ray cluster."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def run_by_ray(tasks: Tasks, stage: Stage, config: PrepareConfig, progress: Call
         _check_nodes(ray, work)
         cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
         count = min(cpus if config.workers == "auto" else config.workers, len(work.numbers))
-        # Ray starts a rank again whose node was lost. No memory is requested: Ray guesses the memory of a node, and a
-        # task that does not fit waits forever.
+        # Ray restarts a rank if its node is lost. No memory is requested: Ray guesses the memory of a node, and a task
+        # that does not fit waits forever.
         run_rank = ray.remote(num_cpus=1)(_run_rank)
         running = [run_rank.remote(work, rank, count) for rank in range(count)]
         failures: list[str] = []
@@ -58,7 +58,7 @@ def run_by_ray(tasks: Tasks, stage: Stage, config: PrepareConfig, progress: Call
             failures += filter(None, map(partial(_failure, ray), finished))
             if not running:
                 ended = ended or time.monotonic()
-            if not (missing := wait_for_results(tasks, work, progress)):  # counted after the ranks were looked at
+            if not (missing := wait_for_results(tasks, work, progress)):  # counted after the ranks were checked
                 break
             if ended is not None and (failures or time.monotonic() > ended + UNSEEN_SECONDS):
                 reason = f": {failures[0]}" if failures else ""
@@ -66,14 +66,14 @@ def run_by_ray(tasks: Tasks, stage: Stage, config: PrepareConfig, progress: Call
 
 
 def _run_rank(work: Work, rank: int, ranks: int) -> int:
-    """A rank, as a process of its own that ends with this one; returns its exit status. Runs on a node."""
+    """Run a rank on a node, as a process that ends with this one; return its exit status."""
     with Path(work.folder, "logs", f"ray_{rank}.log").open("ab") as log:
         command = [*rank_command(work), str(rank), str(ranks)]
         return subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
 
 
 def _failure(ray: Any, task: Any) -> str | None:
-    """Why a task of Ray that has ended failed, in a line; None if it did not."""
+    """Return in one line why a finished Ray task failed; None if it did not."""
     try:
         status = ray.get(task)
     except ray.exceptions.RayError as error:
@@ -83,7 +83,7 @@ def _failure(ray: Any, task: Any) -> str | None:
 
 @contextmanager
 def _connected() -> Iterator[Any]:
-    """The module ray, connected to its cluster for the length of the block."""
+    """Connect to the Ray cluster inside the block; yield the module ray."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
     import ray
 
@@ -107,7 +107,7 @@ def _check_nodes(ray: Any, work: Work) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     def look(file: str) -> tuple[bool, bool]:
-        # Ray sends this function by value, so that it runs also where artel is not installed.
+        # Ray sends this function by value, so it also runs where artel is not installed.
         return Path(file).is_file(), find_spec("artel") is not None
 
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]

@@ -25,7 +25,7 @@ _JOB_FILE = "slurm-job"
 _ENDED = frozenset(
     "COMPLETED FAILED CANCELLED TIMEOUT NODE_FAIL OUT_OF_MEMORY BOOT_FAIL DEADLINE PREEMPTED REVOKED".split()
 )
-# Slurm's reasons for which a job waits and will never start.
+# Slurm's reasons of pending jobs that will never start.
 _HOPELESS = frozenset(
     "BadConstraints JobHeldAdmin JobHeldUser launch_failed_requeued_held PartitionTimeLimit PartitionNodeLimit "
     "InvalidAccount InvalidQOS DependencyNeverSatisfied".split()
@@ -46,7 +46,7 @@ def check() -> None:
 def run_by_slurm(tasks: Tasks, stage: Stage, config: PrepareConfig, progress: Callable[[int, int], None]) -> None:
     """Submit the unfinished tasks of a stage and wait for them. Raises InputError, WorkError.
 
-    However it ends, no job is left in the queue.
+    No job is left in the queue, however it ends.
     """
     work = new_work(tasks, stage, config.slurm.cpus)
     processes = min(_PROCESSES if config.workers == "auto" else config.workers, len(work.numbers))
@@ -60,7 +60,7 @@ def run_by_slurm(tasks: Tasks, stage: Stage, config: PrepareConfig, progress: Ca
 
 
 def cancel_jobs(workspace: Workspace) -> None:
-    """Cancel jobs that an earlier process submitted and, because it was killed, left in the queue."""
+    """Cancel jobs that a killed process left in the queue."""
     for file in workspace.path.glob(f"jobs/*/{_JOB_FILE}"):
         if shutil.which("scancel") is not None:
             _Job(file.read_text()).cancel()
@@ -68,7 +68,7 @@ def cancel_jobs(workspace: Workspace) -> None:
 
 
 def job_script(work: Work, jobs: int, config: SlurmConfig) -> str:
-    """The batch script of a job array, a rank each. Raises InputError for a path that sbatch cannot read."""
+    """Return the batch script of a job array, a rank per job. Raises InputError for a path that sbatch cannot read."""
     options: dict[str, object] = {
         "job-name": f"artel-{work.stage}",
         "array": f"0-{jobs - 1}",
@@ -85,7 +85,7 @@ def job_script(work: Work, jobs: int, config: SlurmConfig) -> str:
     except ValueError as error:  # a path for the log; everything else is checked before
         fix = "choose another folder for stores (data.store, ARTEL_CACHE)"
         raise InputError.at("data.store", str(error), fix) from None
-    # No `srun`: there is nothing to distribute, and it would inherit limits of a job in which this process runs.
+    # No `srun`: it would inherit limits of a job in which this process runs.
     lines = [
         "#!/bin/bash",
         *directives,
@@ -111,17 +111,17 @@ def _submit(work: Work, script: str) -> str:
 
 
 class _Job:
-    """A job array: what Slurm reports about its elements."""
+    """A job array, as Slurm reports it."""
 
     def __init__(self, number: str) -> None:
         self.number = number
         self.states: dict[str, str] = {}
-        """The last known state of each element, also after Slurm has forgotten it."""
+        """The last known state of each element, even if Slurm has forgotten it."""
         self._pending_reasons: set[str] = set()
         self._answered = time.monotonic()
 
     def has_ended(self) -> bool:
-        """True if no element is pending or running. Raises WorkError if Slurm does not answer for long."""
+        """True if no element is pending or running. Raises WorkError if Slurm has not answered for long."""
         result = _run("scontrol", "show", "job", "--oneliner", self.number)
         if result.returncode and "Invalid job id" not in result.stderr:
             if time.monotonic() - self._answered > _SILENT_SECONDS:
