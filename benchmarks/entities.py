@@ -159,7 +159,7 @@ def tagged_words(folder: Path, name: str) -> Iterator[tuple[list[str], list[str]
 
     run = run_file(folder, "from scratch", "", 0, 1e-3)
     prepared = artel.prepare(run, tell=lambda *_: None)
-    objective = objective_of(prepared.run or RunConfig(), prepared.tokenizer())
+    objective = objective_of(prepared.config or RunConfig(), prepared.tokenizer())
     for line in (folder / name).read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         spans = tuple((span["start"], span["end"], span["label"]) for span in row["entities"])

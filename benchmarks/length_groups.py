@@ -63,7 +63,7 @@ def _prepared(folder: str, model: str, data: Path, block: int) -> tuple[Objectiv
     settings = {"sources": [{"path": str(data), "format": "entities"}], "block": block, "store": f"{folder}/stores"}
     values = {"run": f"{folder}/run", "objective": "tokens", "data": settings, "model": {"from": model}}
     prepared = prepare(run_from(values, {}, {}))
-    objective = objective_of(prepared.run, prepared.tokenizer())
+    objective = objective_of(prepared.config, prepared.tokenizer())
     return objective, objective.dataset(prepared.open().train)
 
 
@@ -90,7 +90,7 @@ def _time(objective: Objective, samples: Samples) -> None:
 
     from artel.models.loading.build import build_model
 
-    model = build_model(objective.model_request(objective.run.model), objective.tokenizer).model.train()
+    model = build_model(objective.model_request(objective.config.model), objective.tokenizer).model.train()
     order = np.random.default_rng(0).permutation(len(samples))
     seconds = {"as a whole": 0.0, "in groups": 0.0}
     for start in range(0, BATCHES * TIMED, TIMED):
@@ -109,12 +109,12 @@ def _time(objective: Objective, samples: Samples) -> None:
 
 def _whole(objective: Objective, rows: object) -> Batch:
     """The same micro-batch in one group, as a pipeline has it."""
-    run = objective.run
-    objective.run = run.model_copy(update={"parallel": run.parallel.model_copy(update={"pipeline": 2})})
+    run = objective.config
+    objective.config = run.model_copy(update={"parallel": run.parallel.model_copy(update={"pipeline": 2})})
     try:
         return objective.batch(rows)
     finally:
-        objective.run = run
+        objective.config = run
 
 
 if __name__ == "__main__":

@@ -213,7 +213,7 @@ from artel.preparing import prepare
 from artel.training.loop import train
 prepared = prepare(load_run(sys.argv[1]))
 with join_world(2) as world:
-    train(prepared.run, prepared, world, lambda line: print(line, file=sys.stderr))
+    train(prepared.config, prepared, world, lambda line: print(line, file=sys.stderr))
 print(json.dumps({"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}))
 """
 

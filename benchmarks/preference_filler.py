@@ -28,7 +28,7 @@ def main() -> None:
         settings = {"sources": [source], "validation": 0.05, "block": 1024, "store": f"{folder}/stores"}
         values = {"run": f"{folder}/run", "objective": "preference", "data": settings, "model": {"from": model}}
         prepared = prepare(run_from(values, {}, {}))
-        samples = objective_of(prepared.run, prepared.tokenizer()).dataset(prepared.open().train)
+        samples = objective_of(prepared.config, prepared.tokenizer()).dataset(prepared.open().train)
         pairs = [_answers(samples.read(index)) for index in np.random.default_rng(0).permutation(len(samples))]
     print(
         f"{len(pairs)} pairs\n\n| micro-batch | a row an answer | a row a pair | pairs share rows |\n|---|---|---|---|"

@@ -47,7 +47,7 @@ def trained(name, **changes):
      ("number", "number", []), ("pairs", "single", ["other", "same"])],
 )  # fmt: skip
 def test_the_records_decide_kind_and_labels(tmp_path, name, kind, labels):
-    decided = prepared(tmp_path / "run.yaml", ROWS[name]()).run.classification
+    decided = prepared(tmp_path / "run.yaml", ROWS[name]()).config.classification
     assert (decided.kind, decided.labels) == (kind, labels)
 
 
@@ -62,10 +62,10 @@ def test_a_run_is_prepared_whose_labels_its_records_have_decided(tmp_path):
 @pytest.mark.parametrize("content", [b"[]", b'"x"', b'{"kin', b"", b"{}", b'{"kind": 3, "labels": "x"}'])
 def test_what_the_records_decided_is_read_again_where_it_is_damaged(tmp_path, content):
     run = load_run(str(label_run(tmp_path / "run.yaml", ROWS["single"](40), data={"store": str(tmp_path / "stores")})))
-    decided = prepare(run).run.classification
+    decided = prepare(run).config.classification
     (file,) = (tmp_path / "stores").glob("*.settled.json")
     file.write_bytes(content)
-    assert prepare(run).run.classification == decided
+    assert prepare(run).config.classification == decided
 
 
 def test_a_plan_groups_rows_as_the_device_that_it_is_made_for(tmp_path):
@@ -79,14 +79,14 @@ def test_a_plan_groups_rows_as_the_device_that_it_is_made_for(tmp_path):
 
 def test_whole_numbers_are_labels_in_their_order(tmp_path):
     rows = [{"text": row["text"], "label": number % 12} for number, row in enumerate(one_label(60))]
-    decided = prepared(tmp_path / "run.yaml", rows).run.classification
+    decided = prepared(tmp_path / "run.yaml", rows).config.classification
     assert (decided.kind, decided.labels) == ("single", [str(number) for number in range(12)])
     as_floats = [row | {"label": f"{row['label'] % 2}.0"} for row in rows]  # a column of pandas with gaps
-    assert prepared(tmp_path / "floats.yaml", as_floats).run.classification.labels == ["0.0", "1.0"]
+    assert prepared(tmp_path / "floats.yaml", as_floats).config.classification.labels == ["0.0", "1.0"]
     odd = [row | {"label": "²³"[row["label"] % 2]} for row in rows]
-    assert prepared(tmp_path / "odd.yaml", odd).run.classification.labels == ["²", "³"]
+    assert prepared(tmp_path / "odd.yaml", odd).config.classification.labels == ["²", "³"]
     as_number = prepared(tmp_path / "number.yaml", rows, classification={"kind": "number"})
-    assert as_number.run.classification.kind == "number"
+    assert as_number.config.classification.kind == "number"
     sample = as_number.open().train.sample(0)
     assert np.int64(sample.numbers[1]).view(np.float64) in range(12)
 
@@ -163,7 +163,7 @@ def test_labels_are_those_of_training_texts(tmp_path):
         file.write('{"text": "a poem", "label": "Pushkin"}\n')
     data = {"validation": str(held_out), "max_bad": 0.1}
     made = prepared(tmp_path / "run.yaml", one_label(40), data=data)
-    assert made.run.classification.labels == ["food", "law", "sport"]
+    assert made.config.classification.labels == ["food", "law", "sport"]
     (line,) = map(json.loads, (tmp_path / "run" / "rejected.jsonl").read_text().splitlines())
     assert (line["origin"], line["reason"]) == (f"{held_out}:13", "unknown_label")
     assert line["detail"].startswith("the label 'Pushkin' occurs in no training text; the run's are (food, law, sport)")

@@ -209,7 +209,7 @@ def test_the_last_command_of_names_has_a_text_of_the_data(tmp_path):
         tmp_path, objective="tokens", data={"sources": [source], "block": 80}, tokenizer={"train": {"vocab": 300}}
     )
     prepared = prepare(run)
-    objective = objective_of(prepared.run, prepared.tokenizer())
+    objective = objective_of(prepared.config, prepared.tokenizer())
     command = objective.command("runs/x", objective.dataset(prepared.open().train))
     assert shlex.split(command)[-1] in texts
 
@@ -228,7 +228,7 @@ def test_the_last_command_of_questions_has_one_of_the_data_with_its_answer(tmp_p
         tokenizer={"train": {"vocab": 300}},
     )
     prepared = prepare(run)
-    objective = objective_of(prepared.run, prepared.tokenizer())
+    objective = objective_of(prepared.config, prepared.tokenizer())
     command = shlex.split(objective.command("runs/x", objective.dataset(prepared.open().train)))
     assert command[4] in [one["question"] for one in asked]
     assert command[5] == "--context"

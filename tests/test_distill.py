@@ -34,8 +34,8 @@ def prepared_objective(folder, name, **changes):
     """(run, objective, store) of a case of `support.objectives` with its teacher, as training has them."""
     run = load_run(str(objective_run(folder / f"{name}.yaml", name)), changes)
     prepared = prepare(run)
-    objective, store = objective_of(prepared.run, prepared.tokenizer()), prepared.open()
-    set_teacher(objective, prepared.run, store, ALONE, folder / "teacher.json", False, lambda text: None)
+    objective, store = objective_of(prepared.config, prepared.tokenizer()), prepared.open()
+    set_teacher(objective, prepared.config, store, ALONE, folder / "teacher.json", False, lambda text: None)
     return run, objective, store
 
 

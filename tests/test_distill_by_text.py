@@ -190,9 +190,9 @@ def prepared_objective(folder, name, messages=None, **changes):
     sources = {"data.sources": [{"format": "dummy", "documents": 60}]}
     run = load_run(str(objective_run(folder / "run.yaml", name)), sources | changes)
     prepared = prepare(run)
-    objective, store = objective_of(prepared.run, prepared.tokenizer()), prepared.open()
+    objective, store = objective_of(prepared.config, prepared.tokenizer()), prepared.open()
     tell = (lambda text: None) if messages is None else messages.append
-    set_teacher(objective, prepared.run, store, ALONE, folder / "teacher.json", False, tell)
+    set_teacher(objective, prepared.config, store, ALONE, folder / "teacher.json", False, tell)
     return run, objective, store
 
 

@@ -342,7 +342,7 @@ def test_the_command_at_the_end_has_a_query_of_the_data(tmp_path):
 def test_a_validation_has_the_texts_of_one_match_at_least(tmp_path):
     """Of fewer not all vectors would be there, and their loss would be 0."""
     prepared = prepare(load_run(str(objective_run(tmp_path / "run.yaml", "embedding"))))
-    validation = Validation(objective_of(prepared.run, prepared.tokenizer()), prepared.open().validation)
+    validation = Validation(objective_of(prepared.config, prepared.tokenizer()), prepared.open().validation)
     documents = validation.part.numbers()[:, DOCUMENT]
     assert validation.count(1) == (documents == documents[0]).sum() > 1
     assert validation.count(None) == len(documents)

@@ -39,11 +39,11 @@ def trained(file: Path, device: torch.device = GPU, callbacks=()) -> list[str]:
     prepared = prepare(load_run(str(file)))
     said: list[str] = []
     if device.type == "cpu":
-        loop.train(prepared.run, prepared, World(0, 1, 0, device), said.append, callbacks)
+        loop.train(prepared.config, prepared, World(0, 1, 0, device), said.append, callbacks)
         return said
-    with join_world(prepared.run.train.threads) as world:
+    with join_world(prepared.config.train.threads) as world:
         assert world.device.type == "cuda"
-        loop.train(prepared.run, prepared, world, said.append, callbacks)
+        loop.train(prepared.config, prepared, world, said.append, callbacks)
     return said
 
 

@@ -117,9 +117,9 @@ def test_labels_of_the_records_have_the_order_of_the_base(tokenizer, tmp_path):
     write_rows(tmp_path / "run.jsonl", one_label(60))
     run = write_pretrained(tmp_path / "run.yaml", tmp_path / "base", "classification", {"format": "labels"})
     base_of(tmp_path / "base", tokenizer, "bert", ["Sport", "law", "food"])
-    assert prepare(load_run(str(run))).run.classification.labels == ["sport", "law", "food"]
+    assert prepare(load_run(str(run))).config.classification.labels == ["sport", "law", "food"]
     base_of(tmp_path / "base", tokenizer, "bert", ["law", "other", "sport"])  # the first store is not used again
-    assert prepare(load_run(str(run))).run.classification.labels == ["law", "sport", "food"]
+    assert prepare(load_run(str(run))).config.classification.labels == ["law", "sport", "food"]
 
 
 @pytest.mark.parametrize(
@@ -138,4 +138,4 @@ def test_tags_of_the_records_have_the_order_of_the_base(tokenizer, tmp_path, bas
     base_of(tmp_path / "base", tokenizer, "tags", base)
     word_pieces(tmp_path / "base")
     run = write_pretrained(tmp_path / "run.yaml", tmp_path / "base", "tokens", {"format": "entities"})
-    assert prepare(load_run(str(run))).run.tokens.labels == labels
+    assert prepare(load_run(str(run))).config.tokens.labels == labels

@@ -318,14 +318,14 @@ def test_of_samples_that_stand_alone_the_one_with_the_largest_batch_counts(tmp_p
         objective.loss(model, micro_batch.repeat_sample(objective, samples, index, rows))[0].backward()
         model.zero_grad()
 
-    key = cache_key(objective.run, model, 4, tokens, CPU, 1)
+    key = cache_key(objective.config, model, 4, tokens, CPU, 1)
     assert find(attempt, 4, key=key) == MicroBatchPlan(4, "none")
     never = Memory(0)
     # A key is its JSON.
     assert find(never, 4, key=json.loads(json.dumps(key, default=str))) == MicroBatchPlan(4, "none")
     wider = LlamaForCausalLM(LlamaConfig(vocab_size=tokenizer.vocabulary, **{**MODEL, "hidden_size": 64}))
     with pytest.raises(InputError):
-        find(never, 4, key=cache_key(objective.run, wider, 4, tokens, CPU, 1))
+        find(never, 4, key=cache_key(objective.config, wider, 4, tokens, CPU, 1))
 
 
 def train_with_little_memory():

@@ -28,7 +28,7 @@ def shown(folder, number=0, **sections):
     run = run_of(folder, **sections)
     prepared = prepare(run)
     store = prepared.open()
-    samples = ReadSamples(prepared.run, store, store.train, prepared.tokenizer())
+    samples = ReadSamples(prepared.config, store, store.train, prepared.tokenizer())
     readings = list(samples.shown(number))
     texts = ["".join(_written(piece) for piece in reading.pieces) for reading in readings]
     return texts, readings, len(samples)

@@ -119,7 +119,7 @@ class Model:
     @property
     def objective(self) -> str:
         """What it learned, by the name in a run file; for a model that no run trained, what its head is for."""
-        return self._opened.objective.run.objective
+        return self._opened.objective.config.objective
 
     def generate(
         self,

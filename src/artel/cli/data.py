@@ -57,7 +57,7 @@ def show(
         store = TokenStore(Path(name))
     else:
         prepared = prepare(run, tell)
-        run, store = prepared.run, prepared.open()
+        run, store = prepared.config, prepared.open()
     from artel.preparing.show import ReadSamples, show_stored
 
     tokenizer = load_tokenizer(str(store.folder / "tokenizer"))

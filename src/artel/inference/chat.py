@@ -92,7 +92,7 @@ class ChatSession:
         tools.
         """
         if not opened.objective.generates:
-            what = f"it is a model for {opened.objective.run.objective}, which answers in no words of its own"
+            what = f"it is a model for {opened.objective.config.objective}, which answers in no words of its own"
             raise InputError.at(opened.name, what, "give a causal model; this one works with artel generate")
         self.settings = settings
         self.system = system

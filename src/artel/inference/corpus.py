@@ -56,7 +56,7 @@ def evaluate_on_corpus(opened: OpenedModel, corpus: str, data: str | None, tell:
     queries = unit_vectors(opened, read.queries, "query", tell)
     figures = retrieval_metrics(queries, documents, read.judged, read.own)
     seconds = time.monotonic() - started
-    objective = opened.objective.run.objective
+    objective = opened.objective.config.objective
     return EvaluationResult(opened.name, objective, figures, len(read.queries), len(read.documents), None, seconds)
 
 

@@ -78,7 +78,7 @@ def evaluate(
     run = _evaluation_run(opened, data, overrides)
     check_positions(opened.model, run.data.block)
     prepared = _prepare(opened, run, data, tell)
-    run = prepared.run
+    run = prepared.config
     objective = objective_of(run, opened.tokenizer)
     objective.check(opened.model)
     if note := objective.calibrate(opened.objective.calibration()):
@@ -174,15 +174,15 @@ def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[st
     own_tokenizer = TokenizerConfig.model_validate({"from": opened.folder})
     if data.endswith((".yaml", ".yml")) or (Path(data) / "config.yaml").is_file():
         run = load_run(data, overrides)
-        if run.objective != opened.objective.run.objective and not _may_be_for(opened, objective_type(run)):
+        if run.objective != opened.objective.config.objective and not _may_be_for(opened, objective_type(run)):
             raise InputError.at(
                 opened.name,
-                f"learned {opened.objective.run.objective}, {data} is for {run.objective}",
+                f"learned {opened.objective.config.objective}, {data} is for {run.objective}",
                 "evaluate it on data for its own objective",
             )
         own = {"run": "", "tokenizer": own_tokenizer, "model": ModelConfig(), **_decided_in_training(opened, run)}
         return run.model_copy(update=own)
-    base = opened.objective.run
+    base = opened.objective.config
     named = overrides.get("objective")
     if opened.run is None and named in OBJECTIVES.names:
         base = base.model_copy(update={"objective": named})
@@ -198,7 +198,7 @@ def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[st
 
 def _decided_in_training(opened: OpenedModel, run: RunConfig) -> dict[str, Any]:
     """The run's section of the objective with what the model's own records decided: its labels, in its order."""
-    kind, trained = objective_type(run), opened.objective.run
+    kind, trained = objective_type(run), opened.objective.config
     if not kind.decided_by_records or run.objective != trained.objective:
         return {}
     values = {key: getattr(getattr(trained, kind.section), key) for key in kind.decided_by_records}

@@ -19,7 +19,7 @@ _TEXTS = 1024
 def check_embeds(opened: OpenedModel) -> None:
     """Raise InputError for a model that gives texts no vectors."""
     if "embed" not in opened.objective.tasks:
-        what = f"learned {opened.objective.run.objective}, which gives texts no vectors"
+        what = f"learned {opened.objective.config.objective}, which gives texts no vectors"
         raise InputError.at(opened.name, what, "give a model of objective embedding, or of sentence-transformers")
 
 

@@ -133,7 +133,7 @@ def check_was_trained(folder: RunFolder) -> None:
 def open_untrained(run: RunConfig, tell: Callable[[str], None]) -> OpenedModel:
     """The run's model before its first step, as `open_model`. Prepares the run's text where that is not done yet."""
     prepared = prepare(run, tell)
-    opened = open_fresh(prepared.run, prepared)
+    opened = open_fresh(prepared.config, prepared)
     move_to_device(opened, own_device())
     return opened
 
@@ -165,7 +165,7 @@ def _open_folder(name: str, folder: str, run: RunConfig | None) -> OpenedModel:
         # A run's model has the code of the model it began with, which the user trusted then.
         config = config.model_copy(update={"trust_remote_code": folder})
     if adapter is not None:
-        config = config.model_copy(update={"quantize": objective.run.model.quantize})
+        config = config.model_copy(update={"quantize": objective.config.model.quantize})
     model = load_model(objective.model_request(config), tokenizer)
     if adapter is not None:
         compute_in(model, pick_precision("auto", model.device))
@@ -178,7 +178,7 @@ def _open_folder(name: str, folder: str, run: RunConfig | None) -> OpenedModel:
 
 def _within_positions(objective: Objective, model: PreTrainedModel) -> Objective:
     """The objective with `data.block` no longer than the model's positions, of which no run told."""
-    run, limit = objective.run, position_limit(model)
+    run, limit = objective.config, position_limit(model)
     if limit is None or limit >= run.data.block:
         return objective
     data = run.data.model_copy(update={"block": limit})

@@ -46,7 +46,7 @@ def prepare_run(file: RunFile, overrides: Overrides, announce: Callable[[str], N
         announce(copied)
     write_file(folder.ledger, (prepared.folder / "ledger.json").read_bytes())
     if not (folder.starts.is_file() or folder.result.is_file() or written_checkpoints(folder.checkpoints)):
-        write_file(folder.config, dump_run(prepared.run))  # commands that take a run's folder can open it
+        write_file(folder.config, dump_run(prepared.config))  # commands that take a run's folder can open it
     for note in () if prepared.made else prepared.notes():
         announce(note)
     announce(prepared.summary())

@@ -125,7 +125,7 @@ def start_run(
             if leads:
                 run = _lead(run, folder, options, processes, hosts, announce)
             else:
-                run = _as_begun(prepare(run, announce).run)
+                run = _as_begun(prepare(run, announce).config)
             if not options.restart and is_done(run):  # with --restart the leader is emptying the folder
                 folder.newest_model()  # refused if these are the weights of another model
                 announce(f"{folder.path} is complete, its model is in {folder.model}; --restart starts over")
@@ -248,7 +248,7 @@ def _lead(
     if run.model.auto and not is_over:
         _check_shortest(run, world, on_host, restart, announce)
     prepared = prepare(run, announce, verify=not is_over)
-    run = prepared.run
+    run = prepared.config
     announce(prepared.summary())
     if run.train.budget is not None:
         seconds = time.monotonic() - began
@@ -392,7 +392,7 @@ def _train_in_this_process(run: RunConfig, callbacks: Sequence[Callback], announ
         own = [CALLBACKS[name]() for name in run.callbacks]
         every = [*callbacks, *own]
         prepared = prepare(as_begun(run), announce)
-        return train(prepared.run, prepared, world, announce, every, make_report=partial(_report, run.run))
+        return train(prepared.config, prepared, world, announce, every, make_report=partial(_report, run.run))
 
 
 def _report(folder: str) -> str | None:

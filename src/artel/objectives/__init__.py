@@ -40,20 +40,20 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"{__name__}.{_FILE_OF[name]}"), name)
 
 
-def objective_type(run: RunConfig) -> type[Objective]:
+def objective_type(config: RunConfig) -> type[Objective]:
     """Return the class of a run's objective."""
-    objective: type[Objective] = OBJECTIVES[run.objective].for_run(run)
+    objective: type[Objective] = OBJECTIVES[config.objective].for_run(config)
     return objective
 
 
-def splits_by_label(run: RunConfig) -> bool:
+def splits_by_label(config: RunConfig) -> bool:
     """True if validation holds out a fraction of the texts per label."""
-    return run.data.may_split_by_label and objective_type(run).has_classes(run)
+    return config.data.may_split_by_label and objective_type(config).has_classes(config)
 
 
-def objective_of(run: RunConfig, tokenizer: Tokenizer) -> Objective:
+def objective_of(config: RunConfig, tokenizer: Tokenizer) -> Objective:
     """Return the run's objective with its tokenizer. Raises InputError if they do not fit each other."""
-    return objective_type(run)(run, tokenizer)
+    return objective_type(config)(config, tokenizer)
 
 
 __all__ = [

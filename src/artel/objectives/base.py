@@ -19,7 +19,7 @@ from artel.objectives.length_groups import group_count
 from artel.objectives.types import Batch, DocumentSamples, GenerationEval, GenerationPrompt, Reply, TokenView
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Record, Rejected, frame_notes
-from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore
+from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples
 
 if TYPE_CHECKING:  # objectives prepare text too, and these take seconds to import
     import torch
@@ -92,17 +92,17 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
     """Its metrics, and the direction in which each improves."""
 
     @classmethod
-    def for_run(cls, run: RunConfig) -> type[Objective]:
+    def for_run(cls, config: RunConfig) -> type[Objective]:
         """Return the class for a run with this objective."""
         return cls
 
     @classmethod
-    def undecided(cls, run: RunConfig) -> list[str]:
+    def undecided(cls, config: RunConfig) -> list[str]:
         """Return the keys of `decided_by_records` that the run leaves at auto."""
-        return [key for key in cls.decided_by_records if getattr(getattr(run, cls.section), key) == "auto"]
+        return [key for key in cls.decided_by_records if getattr(getattr(config, cls.section), key) == "auto"]
 
     @classmethod
-    def decide(cls, run: RunConfig, records: Iterable[Record]) -> dict[str, Any]:
+    def decide(cls, config: RunConfig, records: Iterable[Record]) -> dict[str, Any]:
         """Return values for the `undecided` keys. `records`: all kept records, except those of a validation file.
 
         Raises InputError if they decide nothing.
@@ -110,7 +110,7 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
         raise NotImplementedError
 
     @classmethod
-    def has_classes(cls, run: RunConfig) -> bool:
+    def has_classes(cls, config: RunConfig) -> bool:
         """True if its records have labels, so that validation holds out a fraction per label."""
         return False
 
@@ -128,20 +128,20 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
         return {}
 
     @classmethod
-    def settings(cls, run: RunConfig) -> dict[str, Any] | None:
+    def settings(cls, config: RunConfig) -> dict[str, Any] | None:
         """Return its section of the run file as plain values."""
-        return getattr(run, cls.section).model_dump(mode="json") if cls.section else None
+        return getattr(config, cls.section).model_dump(mode="json") if cls.section else None
 
     @classmethod
-    def store_settings(cls, run: RunConfig) -> Any:
+    def store_settings(cls, config: RunConfig) -> Any:
         """Return the settings that shape its samples beside sources, tokenizer and seed: part of the store's key.
 
         By default all of its section, and the block length unless texts are cut into blocks when they are read.
         """
-        return [None if cls.packs_text else run.data.block, cls.settings(run)]
+        return [None if cls.packs_text else config.data.block, cls.settings(config)]
 
     @classmethod
-    def default_tokenizer(cls, run: RunConfig) -> tuple[str, str] | None:
+    def default_tokenizer(cls, config: RunConfig) -> tuple[str, str] | None:
         """Return (run-file key, folder or hub id) of the tokenizer if neither `tokenizer` nor `model` gives one.
 
         None: a tokenizer is trained.
@@ -149,14 +149,14 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
         return None
 
     @classmethod
-    def fills_blocks(cls, run: RunConfig) -> bool:
+    def fills_blocks(cls, config: RunConfig) -> bool:
         """True if a row is a block of `data.block` tokens; False if it is one sample of its own length."""
-        return cls.packs_text or (cls.packs_samples and run.data.packing == "best_fit")
+        return cls.packs_text or (cls.packs_samples and config.data.packing == "best_fit")
 
     @classmethod
-    def isolates_documents(cls, run: RunConfig) -> bool:
+    def isolates_documents(cls, config: RunConfig) -> bool:
         """True if a block holds several documents or samples, and tokens attend to their own only."""
-        return not cls.packs_text and cls.fills_blocks(run)
+        return not cls.packs_text and cls.fills_blocks(config)
 
     @classmethod
     def small_run(cls, block: int) -> dict[str, Any]:
@@ -166,38 +166,38 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
         """
         return {"data": {"sources": [{"format": "dummy", "documents": 300}]}}
 
-    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         """Raises InputError if run and tokenizer do not fit each other."""
-        self.run = run
+        self.config = config
         self.tokenizer = tokenizer
 
     @classmethod
-    def problems(cls, run: RunConfig) -> list[Problem]:
+    def problems(cls, config: RunConfig) -> list[Problem]:
         """Return what in the run file does not fit this objective. Called before any text is read."""
-        best, problems = run.checkpoint.best, []
-        if best is not None and best not in cls.better and not ("/" in best and run.validate_.tasks):
+        best, problems = config.checkpoint.best, []
+        if best is not None and best not in cls.better and not ("/" in best and config.validate_.tasks):
             fix = f"write one of: {', '.join(cls.better)}; TASK/METRIC of a task in validate.tasks; or null"
             problems.append(Problem("checkpoint.best", f"{best!r} is no figure of this objective", fix))
-        if best is None and run.validate_.patience is not None:
+        if best is None and config.validate_.patience is not None:
             problems.append(Problem("validate.patience", "needs a figure to go by", "write checkpoint: {best: loss}"))
-        return problems if cls.packs_text else [*problems, *cls._packing_problems(run)]
+        return problems if cls.packs_text else [*problems, *cls._packing_problems(config)]
 
     @classmethod
-    def _packing_problems(cls, run: RunConfig) -> list[Problem]:
+    def _packing_problems(cls, config: RunConfig) -> list[Problem]:
         """Return what does not fit separate samples."""
-        data, problems = run.data, []
+        data, problems = config.data, []
         alone = "has no meaning here: each sample has a row of its own"
         if data.packing == "best_fit" and not cls.packs_samples:
             problems.append(Problem("data.packing", f"best_fit {alone}", "leave it out"))
         if data.document_mask and not cls.packs_samples:
             problems.append(Problem("data.document_mask", f"true {alone}", "leave it out"))
-        if data.document_mask is False and cls.fills_blocks(run):
+        if data.document_mask is False and cls.fills_blocks(config):
             what = "false would let samples that share a block see one another, and they never do"
             problems.append(Problem("data.document_mask", what, "leave it out"))
         return problems
 
     @classmethod
-    def special_tokens(cls, run: RunConfig) -> list[str]:
+    def special_tokens(cls, config: RunConfig) -> list[str]:
         """Return special tokens that a tokenizer trained for this objective needs beside the default ones."""
         return []
 
@@ -216,11 +216,11 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
         """Values of the transformers configuration that the head needs: {"num_labels": 3}."""
         return {}
 
-    def model_request(self, config: ModelConfig, block: int = 1, seed: int = 0) -> ModelRequest:
-        """Return the request for a model for this objective. `config`: section `model` of the run file."""
+    def model_request(self, model: ModelConfig, block: int = 1, seed: int = 0) -> ModelRequest:
+        """Return the request for a model for this objective. `model`: that section of the run file."""
         from artel.models.loading.request import ModelRequest
 
-        request = ModelRequest(config, self.auto_class, self.heads, block, seed, self.head_config)
+        request = ModelRequest(model, self.auto_class, self.heads, block, seed, self.head_config)
         if not (self.generates or "generate" in self.tasks):
             return request
         turn = self.turn_end()
@@ -247,12 +247,12 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
         """
         return ""
 
-    def command(self, run: str, samples: Samples | None) -> str:
+    def command(self, folder: str, samples: Samples | None) -> str:
         """Return a command that shows what the model of a finished run does.
 
-        `run`: its folder, quoted for a shell. `samples`: its training samples; None if they must not be shown.
+        `folder`: the run's folder, quoted for a shell. `samples`: its training samples; None if they must not be shown.
         """
-        return f"artel generate {run} --prompt {shlex.quote(self.prompt(samples))}"
+        return f"artel generate {folder} --prompt {shlex.quote(self.prompt(samples))}"
 
     def usage(self) -> str:
         """Return Python for the model card that runs `model` with transformers, `tokenizer` and `torch` only."""
@@ -261,9 +261,9 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
     def prompt(self, samples: Samples | None) -> str:
         """Return a text to continue: the first of `validate.prompts`, or the first words of the training text."""
         if samples is None:
-            return next(filter(None, self.run.validate_.prompts), "Once upon a time")
-        if self.run.validate_.prompts:
-            return self.run.validate_.prompts[0]
+            return next(filter(None, self.config.validate_.prompts), "Once upon a time")
+        if self.config.validate_.prompts:
+            return self.config.validate_.prompts[0]
         ids = samples.read(0).ids[:_PROMPT_TOKENS]
         words = self.tokenizer.decode(ids[~np.isin(ids, self.tokenizer.special_ids)]).split()
         return " ".join(words[: min(_PROMPT_WORDS, max(1, len(words) - 1))])  # the last may be cut
@@ -276,9 +276,9 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
         """Return the ids (tokens,) of a stored sample that the model learns to write; None if it learns all."""
         return None
 
-    @abstractmethod
     def dataset(self, split: StoreSplit) -> Samples:
-        """Return a split of the store as this objective reads it: blocks of text, or separate samples."""
+        """Return a split of the store as this objective reads it: separate samples, or blocks of text."""
+        return WholeSamples(split)
 
     def turn_end(self) -> TurnEnd | None:
         """Return what ends an assistant's turn; None for other texts than conversations."""
@@ -308,7 +308,7 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
 
     def order(self, split: StoreSplit, samples: int) -> Order | BalancedOrder:
         """Return the order of the training samples."""
-        return Order(samples, self.run.seed)
+        return Order(samples, self.config.seed)
 
     def check(self, model: PreTrainedModel) -> None:  # most objectives fit every model of their class
         """Raise InputError if a model cannot compute this loss. Called before it is compiled or parallelized."""
@@ -326,7 +326,7 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
 
     def group_count(self, rows: int) -> int:
         """Return the number of groups of similar length for so many rows (`length_groups`)."""
-        return group_count(rows, self.run, self._planned_device)
+        return group_count(rows, self.config, self._planned_device)
 
     def fit_statistics(self, split: StoreSplit) -> None:  # most objectives need none
         """Compute what the loss needs from the training split (class frequencies). Called before the first batch."""

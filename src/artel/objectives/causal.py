@@ -39,7 +39,7 @@ class Causal(NextTokenTexts):
     }
 
     def usage(self) -> str:
-        block, words = self.run.data.block, self.prompt(None).split(" ")
+        block, words = self.config.data.block, self.prompt(None).split(" ")
         while self._length(words) > block // 2 and len(words) > 1:  # models with absolute positions take no more
             words.pop()
         inputs = f'inputs = tokenizer({in_python(" ".join(words))}, return_tensors="pt")'
@@ -49,7 +49,7 @@ class Causal(NextTokenTexts):
         return len(self.tokenizer.hf(" ".join(words))["input_ids"])
 
     def dataset(self, split: StoreSplit) -> TokenBlocks:
-        return self.blocks(split, self.run.data.block, lookahead=1)
+        return self.blocks(split, self.config.data.block, lookahead=1)
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         return balanced_token_sums(model, inputs_of(model, batch, causal=True) | {"use_cache": False}, batch)

@@ -77,33 +77,33 @@ class Chat(Objective):
     sums: ClassVar[tuple[str, ...]] = BALANCED_SUMS
     better: ClassVar[dict[str, Better]] = {"loss": "lower", "perplexity": "lower", "accuracy": "higher"}
 
-    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(run, tokenizer)
-        self.isolated_documents = self.isolates_documents(run)
-        self.template = template_of(tokenizer, run.chat.template)
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        self.isolated_documents = self.isolates_documents(config)
+        self.template = template_of(tokenizer, config.chat.template)
         tokenizer.hf.chat_template = self.template  # saved with the model
         self.writes_day = writes_day(tokenizer, self.template)
-        self._writer = ConversationWriter(tokenizer, self.template, run.chat.learn_empty_thoughts)
+        self._writer = ConversationWriter(tokenizer, self.template, config.chat.learn_empty_thoughts)
 
     @classmethod
-    def problems(cls, run: RunConfig) -> list[Problem]:
-        packed = packed_problems(run, cls.auto_class) if cls.isolates_documents(run) else []
-        return [*super().problems(run), *packed, *template_problems(run)]
+    def problems(cls, config: RunConfig) -> list[Problem]:
+        packed = packed_problems(config, cls.auto_class) if cls.isolates_documents(config) else []
+        return [*super().problems(config), *packed, *template_problems(config)]
 
     @classmethod
-    def special_tokens(cls, run: RunConfig) -> list[str]:
-        return list(CHATML_TOKENS) if run.chat.template in ("auto", "chatml") else []
+    def special_tokens(cls, config: RunConfig) -> list[str]:
+        return list(CHATML_TOKENS) if config.chat.template in ("auto", "chatml") else []
 
     @classmethod
-    def store_settings(cls, run: RunConfig) -> Any:
-        settings = run.chat.model_dump(mode="json", exclude={"generate"})
-        return [run.data.block, settings, template_version(run)]
+    def store_settings(cls, config: RunConfig) -> Any:
+        settings = config.chat.model_dump(mode="json", exclude={"generate"})
+        return [config.data.block, settings, template_version(config)]
 
-    def command(self, run: str, samples: Samples | None) -> str:
-        return f"artel chat {run}"
+    def command(self, folder: str, samples: Samples | None) -> str:
+        return f"artel chat {folder}"
 
     def usage(self) -> str:
-        prompt = next(filter(None, self.run.validate_.prompts), "Hello! Who are you?")
+        prompt = next(filter(None, self.config.validate_.prompts), "Hello! Who are you?")
         asked = prompt_ids(self.tokenizer, self.template, [{"role": "user", "content": prompt}])
         ends = turn_end(self.tokenizer, self.template).ids
         return "\n".join(
@@ -112,7 +112,7 @@ class Chat(Objective):
                 "inputs = tokenizer.apply_chat_template(",
                 '    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"',
                 ")",
-                *generation_usage(self.run.data.block - len(asked), ends),
+                *generation_usage(self.config.data.block - len(asked), ends),
             ]
         )
 
@@ -127,7 +127,7 @@ class Chat(Objective):
             try:
                 result = self._made(record.fields)
                 if isinstance(result, DocumentSamples) and document.split == "validation":
-                    kept = _with_thoughts(record.fields.messages, self.run.chat.reasoning)
+                    kept = _with_thoughts(record.fields.messages, self.config.chat.reasoning)
                     source = source_of(replace(record.fields, messages=tuple(kept)))
                     result = replace(result, source=source)
                 yield result
@@ -144,49 +144,49 @@ class Chat(Objective):
     def notes(self, documents: Iterable[Document]) -> list[str]:
         documents = list(documents)
         differences = difference_notes((document.record.origin, self._differences(document)) for document in documents)
-        ends = end_notes(self.turn_end(), self.tokenizer, self.template, self.run.model.from_)
+        ends = end_notes(self.turn_end(), self.tokenizer, self.template, self.config.model.from_)
         return [*ends, *differences, *call_notes(documents)]
 
     def _differences(self, document: Document) -> list[Difference]:
         conversation = document.record.fields
         assert isinstance(conversation, Conversation)
         with suppress(Unfit):  # reported by `samples`
-            messages = _with_thoughts(conversation.messages, self.run.chat.reasoning)
+            messages = _with_thoughts(conversation.messages, self.config.chat.reasoning)
             written = self._writer.write(messages, conversation.tools)
             both = (written.difference, self._writer.token_difference(written))
             return [difference for difference in both if difference is not None]
         return []
 
     def _template_name(self) -> str:
-        setting = self.run.chat.template
+        setting = self.config.chat.template
         return "the tokenizer's chat template" if setting == "auto" else setting
 
     def _made(self, conversation: Conversation) -> DocumentSamples | Dropped:
         messages, tools = conversation.messages, conversation.tools
         if self._writer.has_control_token(messages, tools):
             return Dropped("control_token")
-        kept = _with_thoughts(messages, self.run.chat.reasoning)
+        kept = _with_thoughts(messages, self.config.chat.reasoning)
         written = self._writer.write(kept, tools)
         thoughts = sum(bool(message.thought) for message in messages) - written.thoughts
         counted = {"thoughts_left_out": thoughts} if thoughts else {}
         sample = self._sample(kept, written)
         if not _learns(sample):
             raise Unfit("no turn of it is learned (chat.train_on, loss_weight)")
-        block = self.run.data.block
+        block = self.config.data.block
         if len(sample.ids) <= block:
             return DocumentSamples([sample], counted=counted)
-        if self.run.chat.too_long == "truncate_left":
+        if self.config.chat.too_long == "truncate_left":
             assert sample.flags is not None
             cut = Sample(sample.ids[-block:], sample.flags[-block:])
             counted["truncated"] = 1
             return DocumentSamples([cut], counted=counted) if _learns(cut) else Dropped("longer_than_block")
-        if self.run.chat.too_long == "split":
+        if self.config.chat.too_long == "split":
             return self._split(kept, tools, counted)
         return Dropped("longer_than_block")
 
     def _sample(self, messages: Sequence[Message], written: WrittenOut) -> Sample:
         """Return ids, and flags uint8 (tokens,): 1 if the token is learned."""
-        train_on = self.run.chat.train_on
+        train_on = self.config.chat.train_on
         last = max(number for number, message in enumerate(messages) if message.role == "assistant")
         learned = {
             number
@@ -208,7 +208,7 @@ class Chat(Objective):
                 if any(message.role == "assistant" for message in part):
                     messages = [*system, *part]
                     longer = self._sample(messages, self._writer.write(messages, tools))
-                    if len(longer.ids) > self.run.data.block:
+                    if len(longer.ids) > self.config.data.block:
                         break
                     fitting = longer
                 stop += 1
@@ -229,7 +229,9 @@ class Chat(Objective):
 
     def dataset(self, split: StoreSplit) -> Samples:
         return (
-            PackedSamples(split, self.run.data.block, lookahead=1) if self.isolated_documents else WholeSamples(split)
+            PackedSamples(split, self.config.data.block, lookahead=1)
+            if self.isolated_documents
+            else WholeSamples(split)
         )
 
     def check(self, model: PreTrainedModel) -> None:
@@ -237,7 +239,7 @@ class Chat(Objective):
             check_packed(model, causal=True)
 
     def batch(self, rows: Rows) -> Batch:
-        return packed_batch(rows, self.run.data.block) if self.isolated_documents else shifted(rows)
+        return packed_batch(rows, self.config.data.block) if self.isolated_documents else shifted(rows)
 
     def token_views(self, rows: Rows) -> list[TokenView]:
         if self.isolated_documents:
@@ -255,7 +257,7 @@ class Chat(Objective):
 
     def generation_eval(self, model: PreTrainedModel, split: StoreSplit) -> GenerationEval | None:
         """Return the first `chat.generate` assistant turns in conversations with tools, to compare their calls."""
-        limit = self.run.chat.generate
+        limit = self.config.chat.generate
         turns, left_out = call_turns(split.sources(), self._writer.prompt_ids, limit)
         if not turns:
             return None
@@ -294,22 +296,22 @@ class Chat(Objective):
         return TurnEnd(end.ids | end_ids(model), end.texts)
 
 
-def template_problems(run: RunConfig) -> list[Problem]:
+def template_problems(config: RunConfig) -> list[Problem]:
     """Return what is wrong with a template file. Called before any text is read."""
-    if run.chat.template in NAMED:
+    if config.chat.template in NAMED:
         return []
     try:
-        read_template(run.chat.template)
+        read_template(config.chat.template)
     except InputError as error:
         return list(error.problems)
     return []
 
 
-def template_version(run: RunConfig) -> list[Any]:
+def template_version(config: RunConfig) -> list[Any]:
     """Return a version of the template: its file's size and modification time, or a digest of the built-in ones."""
-    if run.chat.template in NAMED:
+    if config.chat.template in NAMED:
         return [_IDS_VERSION, xxhash.xxh3_64_hexdigest((CHATML + PLAIN).encode())]
-    file = user_path(run.chat.template, "chat.template")
+    file = user_path(config.chat.template, "chat.template")
     return [_IDS_VERSION, *([file.stat().st_size, file.stat().st_mtime_ns] if file.is_file() else [])]
 
 

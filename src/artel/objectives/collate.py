@@ -33,26 +33,26 @@ class Texts(Objective):
     causal: ClassVar[bool]
     """True if a token attends only to the tokens before it."""
 
-    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(run, tokenizer)
-        self.isolated_documents = self.isolates_documents(run)
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        self.isolated_documents = self.isolates_documents(config)
 
     @classmethod
-    def problems(cls, run: RunConfig) -> list[Problem]:
-        problems = super().problems(run)
-        if cls.isolates_documents(run):
+    def problems(cls, config: RunConfig) -> list[Problem]:
+        problems = super().problems(config)
+        if cls.isolates_documents(config):
             from artel.models.document_mask import document_problems
 
-            problems += document_problems(run.model, cls.auto_class)
+            problems += document_problems(config.model, cls.auto_class)
         return problems
 
     @classmethod
-    def isolates_documents(cls, run: RunConfig) -> bool:
-        mask = run.data.document_mask
-        return run.data.packing == "best_fit" if mask is None else mask
+    def isolates_documents(cls, config: RunConfig) -> bool:
+        mask = config.data.document_mask
+        return config.data.packing == "best_fit" if mask is None else mask
 
     @classmethod
-    def store_settings(cls, run: RunConfig) -> None:
+    def store_settings(cls, config: RunConfig) -> None:
         """Return None: the store holds the tokens of the texts."""
 
     def check(self, model: PreTrainedModel) -> None:
@@ -71,7 +71,7 @@ class Texts(Objective):
                 yield DocumentSamples([Sample(np.append(ids, self.tokenizer.end_id))])
 
     def blocks(self, split: StoreSplit, length: int, lookahead: int) -> TokenBlocks:
-        if self.run.data.packing == "best_fit":
+        if self.config.data.packing == "best_fit":
             return PackedBlocks(split, length, lookahead)
         return TokenBlocks(split, length, lookahead, documents=self.isolated_documents)
 
@@ -148,11 +148,11 @@ def next_token_view(ids: np.ndarray, targets: np.ndarray, name: str = "") -> Tok
 _KEY, _FIX = "data.packing", "write data.packing: concatenate, which gives each sample a row of its own"
 
 
-def packed_problems(run: RunConfig, auto_class: str) -> list[Problem]:
+def packed_problems(config: RunConfig, auto_class: str) -> list[Problem]:
     """Return why a model cannot isolate the samples of a block, as far as its configuration tells."""
     from artel.models.document_mask import document_problems
 
-    return [Problem(_KEY, problem.what, _FIX) for problem in document_problems(run.model, auto_class)]
+    return [Problem(_KEY, problem.what, _FIX) for problem in document_problems(config.model, auto_class)]
 
 
 def check_packed(model: PreTrainedModel, *, causal: bool) -> None:

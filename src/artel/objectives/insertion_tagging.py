@@ -21,7 +21,7 @@ from artel.objectives.per_token import SUMS, token_metrics
 from artel.objectives.types import Batch, DocumentSamples, TokenView
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Pair, Rejected
-from artel.tokens import Encoded, Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
+from artel.tokens import Encoded, Rows, Sample, Samples, StoreSplit, Tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -53,17 +53,17 @@ class InsertionTagging(Objective):
         "f1": "higher",
     }
 
-    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(run, tokenizer)
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
         self._frame = tokenizer.frame()
         self._single: dict[str, int | None] = {}
 
     @classmethod
-    def store_settings(cls, run: RunConfig) -> Any:
-        return [run.data.block]
+    def store_settings(cls, config: RunConfig) -> Any:
+        return [config.data.block]
 
-    def command(self, run: str, samples: Samples | None) -> str:
-        return f'artel generate {run} --prompt "{_EXAMPLE}"'
+    def command(self, folder: str, samples: Samples | None) -> str:
+        return f'artel generate {folder} --prompt "{_EXAMPLE}"'
 
     def usage(self) -> str:
         return "\n".join(
@@ -89,7 +89,7 @@ class InsertionTagging(Objective):
             if inserted is None:
                 detail = "its output is not its input with single tokens put in; mend the pair, or leave it out"
                 yield Rejected(record.origin, "not_aligned", detail, record.set_name)
-            elif len(encoded.ids) + self._frame.size > self.run.data.block:
+            elif len(encoded.ids) + self._frame.size > self.config.data.block:
                 yield Dropped("longer_than_block")
             else:
                 yield DocumentSamples([self._sample(record.fields.input, encoded, inserted)])
@@ -130,9 +130,6 @@ class InsertionTagging(Objective):
         ids += self._frame.after
         flags += [0] * len(self._frame.after)
         return Sample(np.array(ids, dtype=np.int64), np.array(flags, dtype=np.uint8))
-
-    def dataset(self, split: StoreSplit) -> WholeSamples:
-        return WholeSamples(split)
 
     def batch(self, rows: Rows) -> Batch:
         import torch

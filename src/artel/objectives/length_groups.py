@@ -64,17 +64,17 @@ class GroupedRows:
     """int64 (rows,): the offset of each original row in the flattened, concatenated groups."""
 
 
-def group_count(rows: int, run: RunConfig, device: str | None = None) -> int:
+def group_count(rows: int, config: RunConfig, device: str | None = None) -> int:
     """Return the number of groups for so many rows. A pipeline needs one shape, and so has one group.
 
     `device`: type of the planned device; by default the one of this machine.
     """
     import torch
 
-    if run.parallel.pipeline > 1:
+    if config.parallel.pipeline > 1:
         return 1
     tokens = _GROUP_TOKENS[device or ("cuda" if torch.cuda.is_available() else "cpu")]
-    return -(-rows // max(_FEWEST_ROWS, tokens // run.data.block))
+    return -(-rows // max(_FEWEST_ROWS, tokens // config.data.block))
 
 
 def group_rows(

@@ -46,32 +46,32 @@ class Masked(Texts):
     sums: ClassVar[tuple[str, ...]] = SUMS
     better: ClassVar[dict[str, Better]] = {"loss": "lower", "perplexity": "lower", "accuracy": "higher"}
 
-    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(run, tokenizer)
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
         self._frame = tokenizer.frame()
         self._mask = tokenizer.mask_id
         self._special = np.zeros(tokenizer.vocabulary, dtype=bool)
         self._special[tokenizer.special_ids] = True
         self._ordinary = np.flatnonzero(~self._special)
-        self._word_starts = tokenizer.word_starts() if run.masked.whole_words else None
+        self._word_starts = tokenizer.word_starts() if config.masked.whole_words else None
         self._commonest: dict[StoreSplit, float] = {}
 
     @classmethod
-    def for_run(cls, run: RunConfig) -> type[Objective]:
+    def for_run(cls, config: RunConfig) -> type[Objective]:
         """Return InsertionTagging for pairs: it restores what their inputs lack."""
         from artel.objectives.insertion_tagging import InsertionTagging
 
-        return InsertionTagging if any(source.yields == "pairs" for source in run.data.sources) else cls
+        return InsertionTagging if any(source.yields == "pairs" for source in config.data.sources) else cls
 
     @classmethod
     def small_run(cls, block: int) -> dict[str, Any]:
         return {"objective": "masked", **super().small_run(block)}
 
     @classmethod
-    def problems(cls, run: RunConfig) -> list[Problem]:
-        problems = super().problems(run)
-        if run.data.block < 8:
-            what = f"{run.data.block} leaves no room between the special tokens"
+    def problems(cls, config: RunConfig) -> list[Problem]:
+        problems = super().problems(config)
+        if config.data.block < 8:
+            what = f"{config.data.block} leaves no room between the special tokens"
             problems.append(Problem("data.block", what, "write 8 or more"))
         return problems
 
@@ -93,7 +93,7 @@ class Masked(Texts):
         )
 
     def dataset(self, split: StoreSplit) -> TokenBlocks:
-        return self.blocks(split, self.run.data.block - self._frame.size, lookahead=0)
+        return self.blocks(split, self.config.data.block - self._frame.size, lookahead=0)
 
     def batch(self, rows: Rows) -> Batch:
         import torch
@@ -129,22 +129,22 @@ class Masked(Texts):
         round(rate x tokens), at least one, are chosen without replacement. 80 % of them become the mask token, 10 % a
         random token, 10 % stay (Devlin et al. 2019, section 3.1). Special tokens are never chosen.
         """
-        config = self.run.masked
-        key = xxhash.xxh3_64_intdigest(f"mask:{self.run.seed}:{epoch}:{sample}".encode())
+        masked = self.config.masked
+        key = xxhash.xxh3_64_intdigest(f"mask:{self.config.seed}:{epoch}:{sample}".encode())
         random = np.random.Generator(np.random.Philox(key))
         chosen = self._choose(ids, random)
         visible, targets = ids.copy(), np.full_like(ids, IGNORED)
         targets[chosen] = ids[chosen]
         draws = random.random(len(chosen))
         others = self._ordinary[random.integers(len(self._ordinary), size=len(chosen))]
-        visible[chosen[draws < config.mask]] = self._mask
-        any_token = (draws >= config.mask) & (draws < config.mask + config.random)
+        visible[chosen[draws < masked.mask]] = self._mask
+        any_token = (draws >= masked.mask) & (draws < masked.mask + masked.random)
         visible[chosen[any_token]] = others[any_token]
         return visible, targets
 
     def _choose(self, ids: np.ndarray, random: np.random.Generator) -> np.ndarray:
         candidates = np.flatnonzero(~self._special[ids])
-        count = min(len(candidates), max(1, round(self.run.masked.rate * len(candidates))))
+        count = min(len(candidates), max(1, round(self.config.masked.rate * len(candidates))))
         if self._word_starts is None or count == 0:
             return random.permutation(candidates)[:count]
         # Whole words in random order, as many as fit into the count; the first one whatever its length.

@@ -62,38 +62,38 @@ class PreferenceOptimization(Objective):
         "rejected_reward": "lower",
     }
 
-    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(run, tokenizer)
-        self._chat = Chat(run, tokenizer)  # it generates as chat does
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        self._chat = Chat(config, tokenizer)  # it generates as chat does
         self.writes_day = self._chat.writes_day
-        self._writer = ConversationWriter(tokenizer, self._chat.template, run.chat.learn_empty_thoughts)
-        self._config = run.preference
-        self._beta = _BETA[run.preference.loss] if run.preference.beta is None else run.preference.beta
-        self.needs_reference = run.preference.loss in ("dpo", "ipo", "kto")
-        self.needs_global_statistics = run.preference.loss == "kto"
+        self._writer = ConversationWriter(tokenizer, self._chat.template, config.chat.learn_empty_thoughts)
+        self._preference = config.preference
+        self._beta = _BETA[config.preference.loss] if config.preference.beta is None else config.preference.beta
+        self.needs_reference = config.preference.loss in ("dpo", "ipo", "kto")
+        self.needs_global_statistics = config.preference.loss == "kto"
         self._reference: dict[bool, torch.Tensor] = {}
         self._kl = 0.0
         self._shares_prompts = False
 
     @classmethod
-    def problems(cls, run: RunConfig) -> list[Problem]:
-        problems = [*super().problems(run), *template_problems(run)]
-        if run.preference.loss != "dpo" and run.preference.smoothing > 0:
-            problems.append(Problem("preference.smoothing", f"{run.preference.loss} has none", "leave it out"))
+    def problems(cls, config: RunConfig) -> list[Problem]:
+        problems = [*super().problems(config), *template_problems(config)]
+        if config.preference.loss != "dpo" and config.preference.smoothing > 0:
+            problems.append(Problem("preference.smoothing", f"{config.preference.loss} has none", "leave it out"))
         return problems
 
     @classmethod
-    def special_tokens(cls, run: RunConfig) -> list[str]:
-        return Chat.special_tokens(run)
+    def special_tokens(cls, config: RunConfig) -> list[str]:
+        return Chat.special_tokens(config)
 
     @classmethod
-    def store_settings(cls, run: RunConfig) -> Any:
-        chat = [run.chat.template, run.chat.learn_empty_thoughts]
-        return [run.data.block, chat, run.preference.loss == "kto", template_version(run)]
+    def store_settings(cls, config: RunConfig) -> Any:
+        chat = [config.chat.template, config.chat.learn_empty_thoughts]
+        return [config.data.block, chat, config.preference.loss == "kto", template_version(config)]
 
     @property
     def loss_description(self) -> str:
-        return f"{self._config.loss}, beta {self._beta:g}"
+        return f"{self._preference.loss}, beta {self._beta:g}"
 
     def check(self, model: PreTrainedModel) -> None:
         """Let answers to one prompt share a row from now on, if the model supports it."""
@@ -107,8 +107,8 @@ class PreferenceOptimization(Objective):
         super().plan_for(build, device)
         self._shares_prompts = can_share_prefixes(build(), device)
 
-    def command(self, run: str, samples: Samples | None) -> str:
-        return self._chat.command(run, samples)
+    def command(self, folder: str, samples: Samples | None) -> str:
+        return self._chat.command(folder, samples)
 
     def usage(self) -> str:
         return self._chat.usage()
@@ -121,7 +121,7 @@ class PreferenceOptimization(Objective):
 
     def check_store(self, store: TokenStore) -> None:
         self._chat.check_store(store)
-        if self._config.loss != "kto" or not store.train.samples:
+        if self._preference.loss != "kto" or not store.train.samples:
             return
         for column, name in ((_CHOSEN, "good"), (_REJECTED, "bad")):
             if not store.train.numbers()[:, column].any():
@@ -152,12 +152,14 @@ class PreferenceOptimization(Objective):
 
     def _made(self, pair: Preference) -> DocumentSamples | Dropped:
         answers = [answer for answer in (pair.chosen, pair.rejected) if answer is not None]
-        if len(answers) < 2 and self._config.loss != "kto":
-            raise Unfit(f"it has one answer, and {self._config.loss} needs two (preference.loss: kto takes such rows)")
+        if len(answers) < 2 and self._preference.loss != "kto":
+            raise Unfit(
+                f"it has one answer, and {self._preference.loss} needs two (preference.loss: kto takes such rows)"
+            )
         if self._writer.has_control_token(_messages(pair), pair.tools):
             return Dropped("control_token")
         sides = [self._side(pair, answer) for answer in (pair.chosen, pair.rejected)]
-        if max(len(side.ids) for side in sides) > self.run.data.block:
+        if max(len(side.ids) for side in sides) > self.config.data.block:
             return Dropped("longer_than_block")
         ids, flags = (np.concatenate(arrays) for arrays in zip(*((s.ids, s.flags) for s in sides), strict=True))
         return DocumentSamples([Sample(ids, flags, tuple(len(side.ids) for side in sides))])
@@ -168,7 +170,9 @@ class PreferenceOptimization(Objective):
         return self._writer.sample([*pair.prompt, answer], {len(pair.prompt)}, pair.tools)
 
     def dataset(self, split: StoreSplit) -> WholeSamples:
-        return _WithOtherAnswers(split, self.run.data.block) if self._config.loss == "kto" else WholeSamples(split)
+        return (
+            _WithOtherAnswers(split, self.config.data.block) if self._preference.loss == "kto" else WholeSamples(split)
+        )
 
     def batch(self, rows: Rows) -> Batch:
         """Return `answer_tensors` of the chosen and rejected answers, and `there` (rows, answers): True if present.
@@ -191,7 +195,7 @@ class PreferenceOptimization(Objective):
         tensors["there"] = torch.from_numpy(present)
         if is_validation in self._reference:
             tensors["reference"] = self._reference[is_validation][torch.from_numpy(rows.indices)]
-        units = present[:, :_OTHER].sum() if self._config.loss == "kto" else present[:, :_OTHER].all(axis=1).sum()
+        units = present[:, :_OTHER].sum() if self._preference.loss == "kto" else present[:, :_OTHER].all(axis=1).sum()
         count = int(rows.numbers[rows.valid][:, :_OTHER].sum())
         return Batch(tensors, targets=int(units), tokens=count)
 
@@ -282,9 +286,9 @@ class PreferenceOptimization(Objective):
 
     def _rewards(self, compared: torch.Tensor, logps: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """Return the implicit reward of each answer, (rows, 2)."""
-        if self._config.loss in ("orpo", "simpo"):
+        if self._preference.loss in ("orpo", "simpo"):
             return self._beta * logps / counts.clamp(min=1)
-        if self._config.loss == "ipo":
+        if self._preference.loss == "ipo":
             return self._beta * compared / counts.clamp(min=1)
         return self._beta * compared
 
@@ -293,7 +297,7 @@ class PreferenceOptimization(Objective):
         import torch
         import torch.nn.functional as F
 
-        beta, config = self._beta, self._config
+        beta, config = self._beta, self._preference
         means = logps / counts.clamp(min=1)
         gap = compared[:, _CHOSEN] - compared[:, _REJECTED]
         if config.loss == "dpo":

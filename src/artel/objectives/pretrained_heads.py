@@ -13,13 +13,13 @@ from huggingface_hub.errors import HFValidationError
 from artel.config import RunConfig
 
 
-def base_labels(run: RunConfig, auto_class: str) -> list[str]:
+def base_labels(config: RunConfig, auto_class: str) -> list[str]:
     """Return the labels of the pretrained model's head in the order of its rows; [] if it has no such head or no names.
 
     Reads only config.json, from a folder or the hub's cache, without PyTorch or the network. A damaged file is reported
     when the model is loaded.
     """
-    file = _config_file(run.model.from_)
+    file = _config_file(config.model.from_)
     if file is None:
         return []
     try:

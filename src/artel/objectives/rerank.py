@@ -61,29 +61,29 @@ class Rerank(Objective):
     def claims(cls, architecture: str, folder: str) -> bool:
         return gives_a_score(architecture, folder) and not names_its_problem(folder) and not reads_conversations(folder)
 
-    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(run, tokenizer)
-        self._config = run.rerank
-        self._writer = PairWriter(tokenizer, run.data.block)
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        self._rerank = config.rerank
+        self._writer = PairWriter(tokenizer, config.data.block)
         self._splits: list[DrawnNegatives] = []
-        self.outputs = tuple(f"score_{number}" for number in range(run.rerank.candidates))
+        self.outputs = tuple(f"score_{number}" for number in range(config.rerank.candidates))
 
     @classmethod
-    def problems(cls, run: RunConfig) -> list[Problem]:
-        problems = super().problems(run)
-        if run.validate_.prompts:
+    def problems(cls, config: RunConfig) -> list[Problem]:
+        problems = super().problems(config)
+        if config.validate_.prompts:
             what = "a query needs its document; prompts show nothing here"
             fix = "leave them out, and ask the model afterwards: artel generate --prompt QUERY --context DOCUMENT"
             problems.append(Problem("validate.prompts", what, fix))
         return problems
 
     @classmethod
-    def store_settings(cls, run: RunConfig) -> Any:
-        return [run.data.block, run.rerank.loss == "listwise"]
+    def store_settings(cls, config: RunConfig) -> Any:
+        return [config.data.block, config.rerank.loss == "listwise"]
 
     @property
     def loss_description(self) -> str:
-        if self._config.loss == "listwise":
+        if self._rerank.loss == "listwise":
             return "cross-entropy of the document that matches, among those of its query"
         return "binary cross-entropy of each query and document"
 
@@ -99,8 +99,8 @@ class Rerank(Objective):
             "pad_token_id": self.tokenizer.pad_id,
         }
 
-    def command(self, run: str, samples: Samples | None) -> str:
-        return f'artel generate {run} --prompt "{_QUERY}" --context "{_DOCUMENT}"'
+    def command(self, folder: str, samples: Samples | None) -> str:
+        return f'artel generate {folder} --prompt "{_QUERY}" --context "{_DOCUMENT}"'
 
     def usage(self) -> str:
         return "\n".join(
@@ -117,7 +117,7 @@ class Rerank(Objective):
         for document, result in zip(documents, self._writer.samples(documents), strict=True):
             record, match = document.record, document.record.fields
             assert isinstance(match, Match)
-            if self._config.loss == "listwise" and match.score is not None and isinstance(result, DocumentSamples):
+            if self._rerank.loss == "listwise" and match.score is not None and isinstance(result, DocumentSamples):
                 detail = "it has a score, and listwise learns which document matches; write rerank.loss: pointwise"
                 yield Rejected(record.origin, "score", detail, record.set_name)
             else:
@@ -128,7 +128,7 @@ class Rerank(Objective):
         numbers = store.train.numbers()
         if not store.train.samples or numbers[:, HAS_SCORE].any():
             return
-        drawn = DrawnNegatives(store.train, self.run.seed)
+        drawn = DrawnNegatives(store.train, self.config.seed)
         samples = range(min(store.train.samples, _LISTED))
         if not any(len(self._own(store.train, sample)) or drawn.draw(sample, 0, 1) for sample in samples):
             what = "no record has negatives, and there is no other document that could be one"
@@ -142,7 +142,7 @@ class Rerank(Objective):
     # samples -> batch -> loss
 
     def dataset(self, split: StoreSplit) -> WholeSamples:
-        self._splits.append(DrawnNegatives(split, self.run.seed))
+        self._splits.append(DrawnNegatives(split, self.config.seed))
         return _OfSplit(split, len(self._splits) - 1)
 
     def batch(self, rows: Rows) -> Batch:
@@ -167,21 +167,21 @@ class Rerank(Objective):
         grouped = group_rows(ids, count, self.tokenizer.pad_id, types if self._writer.has_types else None)
         tensors = {"there": torch.from_numpy(there), "labels": torch.from_numpy(labels.astype(np.float32))}
         learned = there[:, : self._learned]
-        targets = learned.any(axis=1).sum() if self._config.loss == "listwise" else learned.sum()
+        targets = learned.any(axis=1).sum() if self._rerank.loss == "listwise" else learned.sum()
         lengths = np.array(list(map(len, ids))).reshape(there.shape)
         return Batch(grouped.tensors | tensors, int(targets), int(lengths[there].sum()), grouped.groups)
 
     @property
     def _learned(self) -> int:
         """Documents of a sample that the loss is taken on, at most."""
-        return 1 + self._config.negatives
+        return 1 + self._rerank.negatives
 
     def _columns(self, rows: Rows) -> int:
         """Documents of each sample: one where all have scores, which stand alone."""
         drawing = self._drawing(rows)
         if not (drawing.has_matches if drawing else (rows.numbers[:, HAS_SCORE] == 0).any()):
             return 1
-        return self._config.candidates if (rows.epochs < 0).any() else self._learned
+        return self._rerank.candidates if (rows.epochs < 0).any() else self._learned
 
     def _drawing(self, rows: Rows) -> DrawnNegatives | None:
         """Return the source of drawn negatives; None for the made-up rows of a plan."""
@@ -205,7 +205,7 @@ class Rerank(Objective):
         query, *documents = self._documents(rows, 0, self._columns(rows))
         score = float(np.nan_to_num(scores_in(rows.numbers[:1]), nan=1.0)[0])
         goals = [f"the probability {score:g}", "the probability 0"]
-        if self._config.loss == "listwise":
+        if self._rerank.loss == "listwise":
             goals = ["the highest score", "a lower score"]
         token_views = []
         for number, document in enumerate(documents):
@@ -230,7 +230,7 @@ class Rerank(Objective):
         scores, there, labels = (
             tensor[:, : self._learned] for tensor in (scores, batch.tensors["there"], batch.tensors["labels"])
         )
-        if self._config.loss == "listwise":
+        if self._rerank.loss == "listwise":
             used = there.any(dim=1)
             masked = scores.masked_fill(
                 ~there & used[:, None], -torch.inf

@@ -30,7 +30,7 @@ from artel.objectives.statistics import calibration_bins, calibration_error, flo
 from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Message, Preference, Rejected, Tools
-from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
+from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer
 from artel.tokens.tokenizer.chat_template import template_of, writes_day
 
 if TYPE_CHECKING:
@@ -69,27 +69,27 @@ class Reward(Objective):
     def claims(cls, architecture: str, folder: str) -> bool:
         return gives_a_score(architecture, folder) and reads_conversations(folder)
 
-    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(run, tokenizer)
-        self._reader = ConversationReader(run, tokenizer)
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        self._reader = ConversationReader(config, tokenizer)
         self.writes_day = writes_day(tokenizer, self._reader.template)
 
     @classmethod
-    def problems(cls, run: RunConfig) -> list[Problem]:
-        problems = [*super().problems(run), *template_problems(run)]
-        if run.validate_.prompts:
+    def problems(cls, config: RunConfig) -> list[Problem]:
+        problems = [*super().problems(config), *template_problems(config)]
+        if config.validate_.prompts:
             what = "a reward model judges answers and writes none; prompts show nothing here"
             fix = "leave them out, and ask the model afterwards: artel generate --prompt … --context ANSWER"
             problems.append(Problem("validate.prompts", what, fix))
         return problems
 
     @classmethod
-    def special_tokens(cls, run: RunConfig) -> list[str]:
-        return Chat.special_tokens(run)
+    def special_tokens(cls, config: RunConfig) -> list[str]:
+        return Chat.special_tokens(config)
 
     @classmethod
-    def store_settings(cls, run: RunConfig) -> Any:
-        return [run.data.block, run.chat.template, template_version(run)]
+    def store_settings(cls, config: RunConfig) -> Any:
+        return [config.data.block, config.chat.template, template_version(config)]
 
     @property
     def loss_description(self) -> str:
@@ -107,8 +107,8 @@ class Reward(Objective):
             "pad_token_id": self.tokenizer.pad_id,  # a decoder's score is taken at the last token that is not padding
         }
 
-    def command(self, run: str, samples: Samples | None) -> str:
-        return f'artel generate {run} --prompt "{_PROMPT}" --context "{_ANSWER}"'
+    def command(self, folder: str, samples: Samples | None) -> str:
+        return f'artel generate {folder} --prompt "{_PROMPT}" --context "{_ANSWER}"'
 
     def usage(self) -> str:
         lines = [
@@ -136,7 +136,7 @@ class Reward(Objective):
                 continue
             ids = [next(encoded) if text else np.empty(0, dtype=np.int64) for text in sides]
             lengths = [len(side) for side in ids]
-            if max(lengths) > self.run.data.block:
+            if max(lengths) > self.config.data.block:
                 yield Dropped("longer_than_block")
                 continue
             assert isinstance(document.record.fields, Preference)
@@ -158,9 +158,6 @@ class Reward(Objective):
             return Rejected(record.origin, "template", f"{unfit}; mend it", record.set_name)
 
     # samples -> batch -> loss
-
-    def dataset(self, split: StoreSplit) -> WholeSamples:
-        return WholeSamples(split)
 
     def batch(self, rows: Rows) -> Batch:
         """Return `group_rows` of chosen and rejected answers in turn, `there` (samples, 2), `margins` (samples,).
@@ -211,8 +208,8 @@ class Reward(Objective):
         there, margins = batch.tensors["there"], batch.tensors["margins"]
         chosen, rejected = scores.unbind(dim=1)
         pair = -F.logsigmoid(chosen - rejected - margins)
-        if self.run.reward.center:
-            pair = pair + self.run.reward.center * (chosen + rejected).square()
+        if self.config.reward.center:
+            pair = pair + self.config.reward.center * (chosen + rejected).square()
         # The score is the logit of an answer being good.
         single = -torch.where(there[:, _CHOSEN], F.logsigmoid(chosen), F.logsigmoid(-rejected))
         losses = torch.where(there.all(dim=1), pair, single)
@@ -298,9 +295,9 @@ class ConversationReader:
     An encoder's tokenizer adds its special tokens (`[CLS] … [SEP]`), unless the template writes them.
     """
 
-    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         """Raises InputError for a template that is missing or not Jinja."""
-        self.template = template_of(tokenizer, run.chat.template)
+        self.template = template_of(tokenizer, config.chat.template)
         tokenizer.hf.chat_template = self.template  # saved with the model
         self._tokenizer = tokenizer
         self._writer = ConversationWriter(tokenizer, self.template)

@@ -26,7 +26,7 @@ from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
 from artel.objectives.usage import in_python
 from artel.printable import shortened
 from artel.text import Document, Dropped, Pair, Rejected
-from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
+from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -81,41 +81,41 @@ class SequenceToSequence(Objective):
         longest = settings.max_new_tokens or settings.max_length or 0
         return {"seq2seq": {"target": longest}} if longest >= _SHORTEST_OUTPUT else {}
 
-    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(run, tokenizer)
-        self._config = run.seq2seq
-        self._framing = PairFraming(run, tokenizer)
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        self._seq2seq = config.seq2seq
+        self._framing = PairFraming(config, tokenizer)
         self._writer = Writer(tokenizer, self._framing)
-        if self._config.generate:
+        if self._seq2seq.generate:
             self.outputs = tuple(f"token_{place}" for place in range(self._framing.longest_output))
-        self.samples_with_outputs = self._config.generate
+        self.samples_with_outputs = self._seq2seq.generate
 
     @classmethod
-    def problems(cls, run: RunConfig) -> list[Problem]:
-        problems = super().problems(run)
-        best = run.checkpoint.best
-        if best in ("exact_match", "chrf") and not run.seq2seq.generate:
+    def problems(cls, config: RunConfig) -> list[Problem]:
+        problems = super().problems(config)
+        best = config.checkpoint.best
+        if best in ("exact_match", "chrf") and not config.seq2seq.generate:
             what = f"{best!r} is of texts that the model writes, and seq2seq.generate is 0"
             problems.append(Problem("checkpoint.best", what, "write seq2seq.generate: 200, or another number"))
         return problems
 
     @classmethod
-    def store_settings(cls, run: RunConfig) -> Any:
-        config = run.seq2seq
-        languages = [config.source_language, config.target_language]
-        return [run.data.block, config.target, config.prefix, config.too_long, languages]
+    def store_settings(cls, config: RunConfig) -> Any:
+        seq2seq = config.seq2seq
+        languages = [seq2seq.source_language, seq2seq.target_language]
+        return [config.data.block, seq2seq.target, seq2seq.prefix, seq2seq.too_long, languages]
 
     # the model
 
-    def model_request(self, config: ModelConfig, block: int = 1, seed: int = 0) -> ModelRequest:
+    def model_request(self, model: ModelConfig, block: int = 1, seed: int = 0) -> ModelRequest:
         """Return the request; a new model's decoder starts with the architecture's usual token, mostly padding."""
-        if config.from_ is not None:
-            return super().model_request(config, block, seed)
-        request = super().model_request(config, max(block, self._framing.longest_output), seed)
+        if model.from_ is not None:
+            return super().model_request(model, block, seed)
+        request = super().model_request(model, max(block, self._framing.longest_output), seed)
         from artel.models.loading.model_config import decoder_start_id
         from artel.models.loading.structure import config_values
 
-        values = config_values(config, self.auto_class)
+        values = config_values(model, self.auto_class)
         if "decoder_start_token_id" in values:
             return request
         start = decoder_start_id(values["model_type"], self.tokenizer)
@@ -140,14 +140,14 @@ class SequenceToSequence(Objective):
         settings.max_length, settings.max_new_tokens = None, self._framing.longest_output
         for name, value in self._writer.special_ids(model).items():
             setattr(settings, name, value)
-        if self._config.beams is not None:
-            settings.num_beams = self._config.beams
+        if self._seq2seq.beams is not None:
+            settings.num_beams = self._seq2seq.beams
         return {"generation_config.json": settings.to_json_string().encode()}
 
     def usage(self) -> str:
         return "\n".join(
             [
-                f'inputs = tokenizer({in_python(self._config.prefix + self.prompt(None))}, return_tensors="pt")',
+                f'inputs = tokenizer({in_python(self._seq2seq.prefix + self.prompt(None))}, return_tensors="pt")',
                 "outputs = model.generate(**inputs)",
                 "print(tokenizer.decode(outputs[0], skip_special_tokens=True))",
             ]
@@ -158,11 +158,11 @@ class SequenceToSequence(Objective):
 
     def prompt(self, samples: Samples | None) -> str:
         """Return the first of `validate.prompts`, or the first training input without its prefix."""
-        if samples is None or self.run.validate_.prompts:
-            return next(filter(None, self.run.validate_.prompts), _EXAMPLE)
+        if samples is None or self.config.validate_.prompts:
+            return next(filter(None, self.config.validate_.prompts), _EXAMPLE)
         sample = samples.read(0)
         text = self._writer.text(sample.ids[: sample.numbers[_INPUT]])
-        return " ".join(text.removeprefix(self._config.prefix.strip()).split()[:12])
+        return " ".join(text.removeprefix(self._seq2seq.prefix.strip()).split()[:12])
 
     # record -> samples
 
@@ -174,7 +174,7 @@ class SequenceToSequence(Objective):
             pair = document.record.fields
             assert isinstance(pair, Pair)
             cut = {"input_truncated": int(read.is_cut), "output_truncated": int(written.is_cut)}
-            if self._config.too_long == "drop" and any(cut.values()):
+            if self._seq2seq.too_long == "drop" and any(cut.values()):
                 yield Dropped("longer_than_block" if read.is_cut else "longer_than_target")
                 continue
             sample = Sample(np.concatenate([read.ids, written.ids]), None, (len(read.ids),))
@@ -183,9 +183,6 @@ class SequenceToSequence(Objective):
             yield DocumentSamples([sample], texts, counted)
 
     # samples -> batch -> loss
-
-    def dataset(self, split: StoreSplit) -> WholeSamples:
-        return WholeSamples(split)
 
     def batch(self, rows: Rows) -> Batch:
         """Return `group_rows` of the inputs, and `targets` of the same rows, int64 (rows, longest output).
@@ -210,7 +207,7 @@ class SequenceToSequence(Objective):
         )
         arrays: dict[str, np.ndarray] = {
             "targets": targets,
-            "written": rows.valid[order] & (rows.epochs[order] < 0) & (rows.indices[order] < self._config.generate),
+            "written": rows.valid[order] & (rows.epochs[order] < 0) & (rows.indices[order] < self._seq2seq.generate),
         }
         for number, group in enumerate(groups):
             part = targets[group.first : group.last, : group.target]
@@ -249,8 +246,8 @@ class SequenceToSequence(Objective):
         targets = batch.tensors["targets"][group.first : group.last, : group.target].contiguous()
         inputs = {**inputs, "decoder_input_ids": decoder_inputs(model, targets), "use_cache": False}
         expected = targets.flatten()[places]
-        if self._config.smoothing and model.training:
-            smoothed = _Smoothed(expected, self._config.smoothing)
+        if self._seq2seq.smoothing and model.training:
+            smoothed = _Smoothed(expected, self._seq2seq.smoothing)
             return loss_of_logits(model, inputs, places, smoothed, 2)
         loss, guesses = model_losses(model, inputs, targets, places)
         return torch.stack([loss, (guesses == expected).sum().float()])
@@ -264,10 +261,10 @@ class SequenceToSequence(Objective):
         sums = self.loss(model, batch)
         chosen = batch.tensors["written"]
         outputs = sums.new_full((len(chosen), len(self.outputs)), _NOT_WRITTEN)
-        if self._config.generate and any_rank(bool(chosen.any()), chosen.device):
+        if self._seq2seq.generate and any_rank(bool(chosen.any()), chosen.device):
             # A rank without such rows generates its first row: ranks that share a model must call it equally often.
             rows = chosen.nonzero()[:, 0] if chosen.any() else chosen.new_zeros(1, dtype=torch.int64)
-            sampling = replace(self.default_sampling(), seed=self.run.seed)
+            sampling = replace(self.default_sampling(), seed=self.config.seed)
             ids, mask = (batch.tensors[name][rows] for name in ("input_ids", "attention_mask"))
             special_ids = self._writer.special_ids(model)
             written = write_rows(model, ids, mask, sampling, special_ids, with_other_ranks=True)
@@ -307,7 +304,7 @@ class SequenceToSequence(Objective):
         """Return greedy sampling, or beam search if the run asks for it, of the maximum output length."""
         from artel.models.generate import Sampling
 
-        return Sampling(self._framing.longest_output, temperature=0.0, beams=self._config.beams)
+        return Sampling(self._framing.longest_output, temperature=0.0, beams=self._seq2seq.beams)
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
         """Return for each text or `Asked`: {"text", "finish_reason" (stop or length), "tokens", "truncated", …}."""

@@ -32,18 +32,18 @@ class Framed(NamedTuple):
 class PairFraming:
     """Frames inputs and outputs with the tokenizer's special tokens. Outputs always end with an end token."""
 
-    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         """Raises InputError for languages that the tokenizer does not know, and lengths without room for text."""
-        config = run.seq2seq
+        seq2seq = config.seq2seq
         self._tokenizer = tokenizer
-        self._has_language = bool(config.source_language)
-        set_languages(tokenizer, config.source_language, config.target_language)
+        self._has_language = bool(seq2seq.source_language)
+        set_languages(tokenizer, seq2seq.source_language, seq2seq.target_language)
         self._input, self._output = tokenizer.frame(needed=False), _output_frame(tokenizer)
-        self._special, self._prefix = _split_prefix(tokenizer, config.prefix)
-        self.longest_input, self.longest_output = run.data.block, config.target or run.data.block
+        self._special, self._prefix = _split_prefix(tokenizer, seq2seq.prefix)
+        self.longest_input, self.longest_output = config.data.block, seq2seq.target or config.data.block
         lengths = (
             ("data.block", self.longest_input, len(self._special) + self._input.size),
-            ("seq2seq.target" if config.target else "data.block", self.longest_output, self._output.size),
+            ("seq2seq.target" if seq2seq.target else "data.block", self.longest_output, self._output.size),
         )
         problems = [
             Problem(key, f"{length} leaves no room between {size} special tokens", f"write {size + 8} or more")

@@ -100,7 +100,7 @@ def notes_on_length(run: RunConfig) -> list[str]:
     with suppress(InputError):  # said by other checks
         if not run.model.auto and is_prepared(run):
             prepared = prepare(run, verify=False)
-            length = prepared_length(prepared.run, prepared)
+            length = prepared_length(prepared.config, prepared)
     return unreached_settings(run, length if length and length.samples else None)
 
 

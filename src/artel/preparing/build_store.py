@@ -34,7 +34,7 @@ Check = Callable[..., None]
 """Raises an error found in the run so far; with `wait=True` after all checks are done."""
 
 
-def build_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check) -> None:
+def build_store(config: RunConfig, folder: Path, key: str, tell: Tell, check: Check) -> None:
     """Build the store of a run in `folder`, stage by stage, and reuse what an earlier start finished."""
     # These import torch, which is not needed if the store exists.
     from artel.preparing.assembly import write_store
@@ -44,9 +44,9 @@ def build_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check
     from artel.preparing.selection import Selection
     from artel.preparing.tasks import Stage, Tasks
 
-    check_engine(run.prepare)
+    check_engine(config.prepare)
     with reporting(tell, lambda: "dividing the sources into parts"):
-        workspace = Workspace.of(folder.with_name(f"{key}.parts"), run)
+        workspace = Workspace.of(folder.with_name(f"{key}.parts"), config)
 
     def run_tasks(stage: Stage, what: str) -> None:
         tasks = Tasks(workspace)
@@ -58,23 +58,23 @@ def build_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check
                 check()
                 report(done, count)
 
-            run_stage(tasks, stage, run.prepare, progress)
+            run_stage(tasks, stage, config.prepare, progress)
 
-    if run.data.decontaminate is not None and not workspace.benchmarks.exists():
+    if config.data.decontaminate is not None and not workspace.benchmarks.exists():
         with reporting(tell, lambda: "reading the benchmarks"):
-            write_index(run.data, workspace.benchmarks, tell)
+            write_index(config.data, workspace.benchmarks, tell)
 
     def read_texts() -> Selection:
-        tokenizer = run_tokenizer(workspace, tell, lambda file: keep_list(run, file))
-        if tokenizer.spacing_is_lost and objective_type(run).generates:
+        tokenizer = run_tokenizer(workspace, tell, lambda file: keep_list(config, file))
+        if tokenizer.spacing_is_lost and objective_type(config).generates:
             tell("the tokenizer loses the spaces of a text, as will the model (tokenizer.train.pattern: whitespace)")
-        if tokenizer.changed_letters and objective_type(run).generates:
+        if tokenizer.changed_letters and objective_type(config).generates:
             changed = ", ".join(f"{letter} becomes {other}" for letter, other in tokenizer.changed_letters.items())
             tell(f"the tokenizer changes letters, and the model will write them so: {changed}")
         if tokenizer.odd_frame:
             odd = " and ".join(tokenizer.odd_frame)
             tell(f"the tokenizer puts {odd} around each text: no special token; see post_processor in tokenizer.json")
-        if run.data.dedup.lines != "none" and Tasks(workspace).unfinished("text"):
+        if config.data.dedup.lines != "none" and Tasks(workspace).unfinished("text"):
             run_tasks("lines", "looking for repeated lines")
             find_earlier_lines(workspace)
         run_tasks("text", "turning text into tokens")
@@ -82,7 +82,7 @@ def build_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check
             tell(note)
         with reporting(tell, lambda: "looking for duplicates"):
             find_exact(workspace)
-        if run.data.dedup.near is not None:
+        if config.data.dedup.near is not None:
             run_tasks("near", "looking for near-duplicates")
         return Selection(workspace)
 
@@ -94,20 +94,20 @@ def build_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check
             workspace = workspace.hold_out(*wider)
             selection = read_texts()
         with reporting(tell, lambda: "choosing what is kept"):
-            objective = objective_of(run, load_tokenizer(str(workspace.tokenizer)))
+            objective = objective_of(config, load_tokenizer(str(workspace.tokenizer)))
             notes = notes_of(objective)
-            selection.write(workspace.selection, lambda file: keep_list(run, file), notes, objective.review)
+            selection.write(workspace.selection, lambda file: keep_list(config, file), notes, objective.review)
     check(wait=True)
     run_tasks("shards", "writing the store")
-    _check_unchanged(run, key, workspace)
+    _check_unchanged(config, key, workspace)
     tokenizer = load_tokenizer(str(workspace.tokenizer))
     with new_folder(folder) as partial:
-        about = {"key": key, "objective": run.objective, "tokenizer": tokenizer.fingerprint}
-        if objective_of(run, tokenizer).writes_day:
+        about = {"key": key, "objective": config.objective, "tokenizer": tokenizer.fingerprint}
+        if objective_of(config, tokenizer).writes_day:
             about["day"] = date.today().isoformat()
         manifest = write_store(workspace, partial, {**about, "vocabulary": tokenizer.vocabulary}, tokenizer.vocabulary)
-        _check_splits(run, manifest, orjson.loads((partial / "ledger.json").read_bytes()))
-        objective_of(run, tokenizer).check_store(TokenStore(partial))
+        _check_splits(config, manifest, orjson.loads((partial / "ledger.json").read_bytes()))
+        objective_of(config, tokenizer).check_store(TokenStore(partial))
     shutil.rmtree(workspace.path)
 
 
@@ -118,37 +118,37 @@ def notes_of(objective: Objective, documents: Iterable[Document] | None = None) 
     """
     try:
         if documents is None:
-            documents = read_documents(objective.run.data, Ledger())
+            documents = read_documents(objective.config.data, Ledger())
         return [*objective.notes(islice(documents, _NOTED_DOCUMENTS)), *([_DAY] if objective.writes_day else [])]
     except InputError:
         return []  # reported when all of them are read
 
 
-def _check_unchanged(run: RunConfig, key: str, workspace: Workspace) -> None:
+def _check_unchanged(config: RunConfig, key: str, workspace: Workspace) -> None:
     """Raise WorkError if the files of the store's key changed while it was made."""
-    if store_key(run) != key:
+    if store_key(config) != key:
         shutil.rmtree(workspace.path)
         what, fix = "files came, went or changed while they were prepared", "start again when nothing writes there"
         raise WorkError.at("data.sources", what, fix)
 
 
-def _check_splits(run: RunConfig, manifest: dict[str, Any], ledger: dict[str, Any]) -> None:
+def _check_splits(config: RunConfig, manifest: dict[str, Any], ledger: dict[str, Any]) -> None:
     splits = manifest["parts"]
-    if run.data.held_out != 0.0 and splits["validation"]["samples"] == 0:
+    if config.data.held_out != 0.0 and splits["validation"]["samples"] == 0:
         documents = splits["train"]["documents"]
         what = f"the {documents:,} documents are all of one group, which is not divided: none can be held out"
         if documents == 1:
             what = "there is one document, and it cannot be held out"
         if splits["validation"]["documents"]:
             what = "no sample could be made of the documents that are held out"
-        elif run.data.held_out is None:  # texts of their own: their set is named so
+        elif config.data.held_out is None:  # texts of their own: their set is named so
             dropped = describe_drops(ledger["sets"].get("validation", {}).get("dropped", {}))
-            what = f"no sample could be made of {run.data.validation}: {dropped or 'it holds no document'}"
+            what = f"no sample could be made of {config.data.validation}: {dropped or 'it holds no document'}"
         elif dropped := describe_drops(ledger["documents"]["dropped"]):
             what = f"no document that can be held out is left (dropped: {dropped})"
-        fix = f"write data.validation: 0, or the path of validation texts; or {more_documents(run.data)}"
+        fix = f"write data.validation: 0, or the path of validation texts; or {more_documents(config.data)}"
         raise InputError.at("data.validation", what, fix)
-    if run.data.held_out != 1.0 and splits["train"]["samples"] == 0:
+    if config.data.held_out != 1.0 and splits["train"]["samples"] == 0:
         raise InputError.at(
             "data.sources",
             "no training sample could be made of them",

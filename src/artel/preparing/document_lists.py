@@ -19,26 +19,26 @@ REJECTED, CONTAMINATED = "rejected.jsonl", "contaminated.jsonl"
 LISTS = (REJECTED, CONTAMINATED)
 
 
-def rejected_file_of(run: RunConfig) -> str:
+def rejected_file_of(config: RunConfig) -> str:
     """Return the path of the run's list of rejected records, for messages; empty if only a text is read."""
-    return str(Path(run.run, REJECTED)) if run.run else ""
+    return str(Path(config.run, REJECTED)) if config.run else ""
 
 
-def keep_list(run: RunConfig, file: Path) -> None:
+def keep_list(config: RunConfig, file: Path) -> None:
     """Copy a list into the run's folder, unless only a text is read."""
-    if run.run:
-        claim(Path(run.run))
-        write_file(Path(run.run, file.name), file.read_bytes())
+    if config.run:
+        claim(Path(config.run))
+        write_file(Path(config.run, file.name), file.read_bytes())
 
 
-def copy_lists(run: RunConfig, store: Path) -> None:
+def copy_lists(config: RunConfig, store: Path) -> None:
     """Copy the lists of a store that are not empty into the run's folder, and remove those of an earlier start."""
     for name in LISTS:
         file = store / name
         if file.is_file() and file.stat().st_size:
-            keep_list(run, file)
-        elif run.run and identity(Path(run.run)):  # from before the texts were fixed
-            Path(run.run, name).unlink(missing_ok=True)
+            keep_list(config, file)
+        elif config.run and identity(Path(config.run)):  # from before the texts were fixed
+            Path(config.run, name).unlink(missing_ok=True)
 
 
 # Rows listed per document; a text may contain a whole benchmark.

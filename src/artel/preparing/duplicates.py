@@ -31,14 +31,14 @@ def find_exact(workspace: Workspace) -> None:
     shards = prepared_shards(workspace)
     has_new_text = np.concatenate([np.empty(0, np.uint8), *(shard.rows["has_new_text"] for shard in shards)])
     kinds = np.where(has_new_text == 1, FIRST, REPEATED).astype(np.uint8)
-    if workspace.run.data.dedup.exact:
+    if workspace.config.data.dedup.exact:
         kinds[repeated([shard.rows["digest"] for shard in shards])] = DUPLICATE
     write_file(workspace.exact, kinds.tobytes())
 
 
 def find_near(workspace: Workspace, shards: list[PreparedShard], group: int) -> None:
     """Write the pairs of near-duplicates that one group of bands finds."""
-    near = workspace.run.data.dedup.near
+    near = workspace.config.data.dedup.near
     assert near is not None
     bands, _ = bands_and_rows(near.threshold, near.permutations)
     signatures = _signatures(shards, exact_kinds(workspace) == FIRST)

@@ -13,13 +13,13 @@ WEIGHT, BUDGET = "weight", "budget"
 """Reasons in the ledger for which a document is dropped."""
 
 
-def depends_on_seed(run: RunConfig) -> bool:
+def depends_on_seed(config: RunConfig) -> bool:
     """True if the run's seed chooses documents."""
     return any(
         source.budget_bytes is not None
         or source.budget_documents is not None
         or any(not float(weight).is_integer() for weight in _weights(source).values())
-        for source in run.data.sources
+        for source in config.data.sources
     )
 
 

@@ -15,15 +15,15 @@ Outputs = list[tuple[str, Path]]
 """(run-file key such as `run` or `data.store`, folder) of each output."""
 
 
-def overlap_problems(run: RunConfig, outputs: Outputs | None = None) -> list[Problem]:
+def overlap_problems(config: RunConfig, outputs: Outputs | None = None) -> list[Problem]:
     """Return problems with outputs inside inputs and inputs inside outputs, by real paths.
 
     By default, outputs are the run's folder, the stores and the cache. They need not exist. None of them may contain
     text; the cache and the stores may contain models, tokenizers and finished stores.
     """
-    outputs = _outputs(run) if outputs is None else outputs
+    outputs = _outputs(config) if outputs is None else outputs
     problems = []
-    for source_path in source_paths(run.data):
+    for source_path in source_paths(config.data):
         problems += [
             _would_be_read(key, folder, source_path.key, source_path.path)
             for key, folder in outputs
@@ -31,7 +31,7 @@ def overlap_problems(run: RunConfig, outputs: Outputs | None = None) -> list[Pro
         ]
         problems += _inside_output(source_path.key, source_path.files, outputs)
     run_outputs = [(key, folder) for key, folder in outputs if key not in ("data.store", "ARTEL_CACHE")]
-    for input_key, path in _input_folders(run).items():
+    for input_key, path in _input_folders(config).items():
         problems += [
             _would_be_read(key, folder, input_key, path)
             for key, folder in outputs
@@ -41,9 +41,9 @@ def overlap_problems(run: RunConfig, outputs: Outputs | None = None) -> list[Pro
     return problems
 
 
-def output_problems(run: RunConfig) -> list[Problem]:
+def output_problems(config: RunConfig) -> list[Problem]:
     """Return problems with outputs that cannot be written. Existing stores and caches may need no writing."""
-    outputs = [(key, folder) for key, folder in _outputs(run) if key == "run" or not folder.is_dir()]
+    outputs = [(key, folder) for key, folder in _outputs(config) if key == "run" or not folder.is_dir()]
     return [
         Problem(key, f"{folder} {problem}", "write another folder")
         for key, folder in outputs
@@ -51,27 +51,27 @@ def output_problems(run: RunConfig) -> list[Problem]:
     ]
 
 
-def refuse_overlaps(run: RunConfig, outputs: Outputs | None = None) -> None:
+def refuse_overlaps(config: RunConfig, outputs: Outputs | None = None) -> None:
     """Raise InputError with all `overlap_problems`."""
-    if problems := overlap_problems(run, outputs):
+    if problems := overlap_problems(config, outputs):
         raise InputError(problems)
 
 
-def _outputs(run: RunConfig) -> Outputs:
+def _outputs(config: RunConfig) -> Outputs:
     outputs = [("ARTEL_CACHE", cache_folder())]
-    if run.run:  # empty if only a text is read, as by artel evaluate
-        outputs.insert(0, ("run", Path(run.run)))
-    if run.data.store and not is_remote(run.data.store):
-        outputs.append(("data.store", Path(run.data.store)))
+    if config.run:  # empty if only a text is read, as by artel evaluate
+        outputs.insert(0, ("run", Path(config.run)))
+    if config.data.store and not is_remote(config.data.store):
+        outputs.append(("data.store", Path(config.data.store)))
     return outputs
 
 
-def _input_folders(run: RunConfig) -> dict[str, str]:
+def _input_folders(config: RunConfig) -> dict[str, str]:
     """Return folders that are read besides the sources of text, by key."""
     paths = {
-        "model.from": run.model.from_,
-        "tokenizer.from": run.tokenizer.from_,
-        "data.from_store": run.data.from_store,
+        "model.from": config.model.from_,
+        "tokenizer.from": config.tokenizer.from_,
+        "data.from_store": config.data.from_store,
     }
     return {key: path for key, path in paths.items() if path and Path(path).is_dir()}
 

@@ -66,7 +66,7 @@ class Prepared:
     folder: Path
     made: bool
     """True if this call made it."""
-    run: RunConfig
+    config: RunConfig
     """The run, with the values that its records decided (`record_decisions.py`)."""
 
     def open(self) -> TokenStore:
@@ -107,7 +107,7 @@ class Prepared:
 
 
 def prepare(
-    run: RunConfig,
+    config: RunConfig,
     tell: Tell = lambda _: None,
     *,
     verify: bool = False,
@@ -125,23 +125,23 @@ def prepare(
 
     Raises InputError, WorkError.
     """
-    refuse_overlaps(run)
-    if run.run:
-        check_claim(Path(run.run))
-    if run.data.from_store:
-        check_from_store(run, verify=verify)
-        return Prepared(Path(run.data.from_store), made=False, run=decided_before(run))
+    refuse_overlaps(config)
+    if config.run:
+        check_claim(Path(config.run))
+    if config.data.from_store:
+        check_from_store(config, verify=verify)
+        return Prepared(Path(config.data.from_store), made=False, config=decided_before(config))
     try:
         with reporting(tell, lambda: "looking at the sources"):
-            check_text(run.data, tell)
-            check_tokenizer_folder(run)
-            key = store_key(run)
+            check_text(config.data, tell)
+            check_tokenizer_folder(config)
+            key = store_key(config)
     except InputError as error:
-        return _without_texts(as_begun(run), error, tell, verify)
-    stores, remote_stores = _stores(run)
-    settled = settle(run, stores / f"{key}.settled.json", tell)
-    if settled is not run:
-        run, key = settled, store_key(settled)
+        return _without_texts(as_begun(config), error, tell, verify)
+    stores, remote_stores = _stores(config)
+    settled = settle(config, stores / f"{key}.settled.json", tell)
+    if settled is not config:
+        config, key = settled, store_key(settled)
     folder, made = stores / key, False
     address = remote_stores and f"{remote_stores}/{key}"
     is_damaged = verify and _is_whole(folder) and damage(folder) is not None
@@ -158,7 +158,7 @@ def prepare(
                 remove_leftovers(stores)
                 _remove_forgotten(stores)
                 with explained(lambda: _kept_parts(folder)), while_making() as check:
-                    build_store(run, folder, key, tell, check)
+                    build_store(config, folder, key, tell, check)
                 made = True
             if not _is_whole(folder, address):
                 tell(f"writing the store to {address}")
@@ -166,61 +166,61 @@ def prepare(
                 write_file(_copy_note(folder), address)
             if aside is not None:
                 shutil.rmtree(aside, ignore_errors=True)
-    copy_lists(run, folder)
-    prepared = Prepared(folder, made, run)
+    copy_lists(config, folder)
+    prepared = Prepared(folder, made, config)
     for note in prepared.notes() if made else ():
         tell(note)
     return prepared
 
 
-def check_texts(run: RunConfig) -> None:
+def check_texts(config: RunConfig) -> None:
     """Raise InputError for outputs that cannot be written or overlap inputs, and for wrong sources if needed."""
-    problems = [*output_problems(run), *overlap_problems(run)]
+    problems = [*output_problems(config), *overlap_problems(config)]
     try:
-        check_text(run.data)
+        check_text(config.data)
     except InputError as error:
-        if not has_store(run):
+        if not has_store(config):
             problems += error.problems
     if problems:
         raise InputError(problems)
 
 
-def settled(run: RunConfig, tell: Tell) -> RunConfig:
+def settled(config: RunConfig, tell: Tell) -> RunConfig:
     """Return the run with the values that its records decide. Reads the records once. Raises InputError."""
-    if not objective_type(run).undecided(run):
-        return run
-    return settle(run, _settled_file(run), tell)
+    if not objective_type(config).undecided(config):
+        return config
+    return settle(config, _settled_file(config), tell)
 
 
-def _settled_file(run: RunConfig) -> Path:
+def _settled_file(config: RunConfig) -> Path:
     """Return the file of decided values for the run as written by its user."""
-    return _stores(run)[0] / f"{store_key(run)}.settled.json"
+    return _stores(config)[0] / f"{store_key(config)}.settled.json"
 
 
-def has_store(run: RunConfig) -> bool:
+def has_store(config: RunConfig) -> bool:
     """True if the store that the run began with still exists: then neither texts nor a tokenizer are needed."""
-    run = as_begun(run)
-    return remembered_store(run, settings_digest(run)) is not None
+    config = as_begun(config)
+    return remembered_store(config, settings_digest(config)) is not None
 
 
-def is_prepared(run: RunConfig) -> bool:
+def is_prepared(config: RunConfig) -> bool:
     """True if `prepare` would find the run's store and build nothing."""
-    run = as_begun(run)
-    if run.data.from_store or has_store(run):
+    config = as_begun(config)
+    if config.data.from_store or has_store(config):
         return True
     try:
-        run = settled_before(run, _settled_file(run))
-        key = store_key(run)
+        config = settled_before(config, _settled_file(config))
+        key = store_key(config)
     except InputError:  # of the texts
         return False
-    stores, remote_stores = _stores(run)
+    stores, remote_stores = _stores(config)
     return _is_whole(stores / key, remote_stores and f"{remote_stores}/{key}")
 
 
-def remember(run: RunConfig, prepared: Prepared) -> None:
+def remember(config: RunConfig, prepared: Prepared) -> None:
     """Record the run's store in its folder, in case its texts disappear. Raises on disk errors."""
-    if not run.data.from_store:
-        remember_store(run, settings_digest(run), prepared.folder)
+    if not config.data.from_store:
+        remember_store(config, settings_digest(config), prepared.folder)
 
 
 def _kept_parts(folder: Path) -> str:
@@ -230,15 +230,15 @@ def _kept_parts(folder: Path) -> str:
     return "finished parts of the text are kept: the same command continues with them"
 
 
-def _stores(run: RunConfig) -> tuple[Path, str]:
+def _stores(config: RunConfig) -> tuple[Path, str]:
     """Return (folder of stores on this machine, address on S3 or empty)."""
-    address = run.data.store.rstrip("/") if is_remote(run.data.store) else ""
-    return (Path(run.data.store) if run.data.store and not address else cache_folder() / "stores"), address
+    address = config.data.store.rstrip("/") if is_remote(config.data.store) else ""
+    return (Path(config.data.store) if config.data.store and not address else cache_folder() / "stores"), address
 
 
-def _without_texts(run: RunConfig, error: InputError, tell: Tell, verify: bool) -> Prepared:
+def _without_texts(config: RunConfig, error: InputError, tell: Tell, verify: bool) -> Prepared:
     """Return the store that the run began with, if its texts cannot be read. Raises `error` if there is none."""
-    folder = remembered_store(run, settings_digest(run))
+    folder = remembered_store(config, settings_digest(config))
     if folder is None:
         raise error
     problem = error.problems[0]
@@ -247,7 +247,7 @@ def _without_texts(run: RunConfig, error: InputError, tell: Tell, verify: bool) 
         fix = "the store cannot be made again without its texts: put them back, or a copy of the store"
         raise InputError([problem, Problem(fault.where, fault.what, fix)])
     tell(f"{problem.where}: {problem.what}; the run continues with the store that was made of its texts: {folder}")
-    return Prepared(folder, made=False, run=run)
+    return Prepared(folder, made=False, config=config)
 
 
 def _set_damaged_aside(folder: Path, tell: Tell) -> Path | None:

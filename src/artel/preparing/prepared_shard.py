@@ -69,18 +69,18 @@ DOCUMENT = np.dtype(
 """The row of a document."""
 
 
-def write_lines(run: RunConfig, shard: InputShard, folder: Path, benchmarks: BenchmarkIndex | None = None) -> None:
+def write_lines(config: RunConfig, shard: InputShard, folder: Path, benchmarks: BenchmarkIndex | None = None) -> None:
     """Write the digests (16 bytes each) of a shard's distinct lines or paragraphs, in order, into `folder/digests`."""
-    assert run.data.dedup.lines != "none"
-    units = RepeatedUnits(run.data.dedup.lines)
+    assert config.data.dedup.lines != "none"
+    units = RepeatedUnits(config.data.dedup.lines)
     with new_folder(folder) as partial:
-        for _ in clean_shard(shard, run.data, Ledger(), units, benchmarks):
+        for _ in clean_shard(shard, config.data, Ledger(), units, benchmarks):
             pass
         (partial / "digests").write_bytes(b"".join(units.seen))
 
 
 def write_prepared_shard(
-    run: RunConfig,
+    config: RunConfig,
     shard: InputShard,
     objective: Objective,
     folder: Path,
@@ -89,12 +89,12 @@ def write_prepared_shard(
 ) -> None:
     """Write the documents of an input shard into `folder`. `earlier`: file with digests of repeated lines, if any."""
     units = None
-    if run.data.dedup.lines != "none":
+    if config.data.dedup.lines != "none":
         digests = earlier.read_bytes()
-        units = RepeatedUnits(run.data.dedup.lines, (digests[at : at + 16] for at in range(0, len(digests), 16)))
+        units = RepeatedUnits(config.data.dedup.lines, (digests[at : at + 16] for at in range(0, len(digests), 16)))
     tokenizer = objective.tokenizer
-    with new_folder(folder) as partial, _PreparedShardWriter(partial, run, objective) as writer:
-        for chunk in _chunks(clean_shard(shard, run.data, writer.ledger, units, benchmarks)):
+    with new_folder(folder) as partial, _PreparedShardWriter(partial, config, objective) as writer:
+        for chunk in _chunks(clean_shard(shard, config.data, writer.ledger, units, benchmarks)):
             samples = objective.samples([cleaned.document for cleaned in chunk if cleaned.has_new_text])
             for cleaned in chunk:
                 writer.add(cleaned, next(samples) if cleaned.has_new_text else None)
@@ -105,7 +105,7 @@ def write_prepared_shard(
 
 
 class _PreparedShardWriter:
-    def __init__(self, folder: Path, run: RunConfig, objective: Objective) -> None:
+    def __init__(self, folder: Path, config: RunConfig, objective: Objective) -> None:
         vocabulary = objective.tokenizer.vocabulary
         self._unknown = UnknownTokens(objective)
         self._folder = folder
@@ -120,8 +120,8 @@ class _PreparedShardWriter:
         self._sets: dict[str, int] = {}
         self._labels: dict[tuple[str, ...], int] = {}
         self._count = 0
-        self._by_label = splits_by_label(run)
-        near = run.data.dedup.near
+        self._by_label = splits_by_label(config)
+        near = config.data.dedup.near
         self._signatures = SignatureWriter(folder / "near", near) if near is not None else None
 
     def __enter__(self) -> _PreparedShardWriter:

@@ -23,67 +23,67 @@ from artel.storage import write_file
 from artel.text import Ledger, Record, read_documents
 
 
-def settle(run: RunConfig, file: Path, tell: Tell) -> RunConfig:
+def settle(config: RunConfig, file: Path, tell: Tell) -> RunConfig:
     """Return the run with the values that its records decide; the run itself if there are none.
 
     `file` stores the values. Raises InputError for records that cannot be read, or decide nothing.
     """
-    if objective_type(run).undecided(run) and _decided(run, file) is None:
-        write_file(file, orjson.dumps(_decide(run, file, tell)))
-    return settled_before(run, file)
+    if objective_type(config).undecided(config) and _decided(config, file) is None:
+        write_file(file, orjson.dumps(_decide(config, file, tell)))
+    return settled_before(config, file)
 
 
-def settled_before(run: RunConfig, file: Path) -> RunConfig:
+def settled_before(config: RunConfig, file: Path) -> RunConfig:
     """Return the run with the values stored in `file`; the run itself if its records were not read yet."""
-    values = _decided(run, file) if objective_type(run).undecided(run) else None
-    return run if values is None else _with_values(run, values)
+    values = _decided(config, file) if objective_type(config).undecided(config) else None
+    return config if values is None else _with_values(config, values)
 
 
-def _decided(run: RunConfig, file: Path) -> dict[str, Any] | None:
+def _decided(config: RunConfig, file: Path) -> dict[str, Any] | None:
     """Return the stored values of the undecided keys; None if `file` is missing or damaged."""
-    section = type(getattr(run, objective_type(run).section))
+    section = type(getattr(config, objective_type(config).section))
     with suppress(OSError, ValueError, TypeError):
         values = orjson.loads(file.read_bytes())
         section.model_validate(values)  # with defaults: conflicts with the user's keys are reported elsewhere
-        return values if values.keys() >= set(objective_type(run).undecided(run)) else None
+        return values if values.keys() >= set(objective_type(config).undecided(config)) else None
     return None
 
 
-def as_begun(run: RunConfig) -> RunConfig:
+def as_begun(config: RunConfig) -> RunConfig:
     """Return the run with the values from RUN/config.yaml, decided when it began; the run itself if there are none."""
-    kind, file = objective_type(run), Path(run.run, "config.yaml")
-    undecided = kind.undecided(run)
-    if not undecided or not run.run or not file.is_file():
-        return run
+    kind, file = objective_type(config), Path(config.run, "config.yaml")
+    undecided = kind.undecided(config)
+    if not undecided or not config.run or not file.is_file():
+        return config
     before = load_run(str(file))
-    if before.objective != run.objective or kind.undecided(before):
-        return run
-    return _with_values(run, {key: getattr(getattr(before, kind.section), key) for key in undecided})
+    if before.objective != config.objective or kind.undecided(before):
+        return config
+    return _with_values(config, {key: getattr(getattr(before, kind.section), key) for key in undecided})
 
 
-def decided_before(run: RunConfig) -> RunConfig:
+def decided_before(config: RunConfig) -> RunConfig:
     """Return the run as it began. Raises InputError if values are still undecided."""
-    kind, run = objective_type(run), as_begun(run)
+    kind, config = objective_type(config), as_begun(config)
     problems = [
         Problem(f"{kind.section}.{key}", "auto reads the records, and there is only a store of them", "write it")
-        for key in kind.undecided(run)
+        for key in kind.undecided(config)
     ]
     if problems:
         raise InputError(problems)
-    return run
+    return config
 
 
-def _decide(run: RunConfig, file: Path, tell: Tell) -> dict[str, Any]:
+def _decide(config: RunConfig, file: Path, tell: Tell) -> dict[str, Any]:
     """Return the values of the undecided keys. `file`: where they will be stored."""
-    kind, read = objective_type(run), 0
-    is_one_set = run.data.held_out is not None  # the fraction held out depends on the labels
+    kind, read = objective_type(config), 0
+    is_one_set = config.data.held_out is not None  # the fraction held out depends on the labels
     file.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=file.parent) as folder:
         rejected = Path(folder, REJECTED)
 
         def records() -> Iterator[Record]:
             nonlocal read
-            for document in read_documents(run.data, ledger):
+            for document in read_documents(config.data, ledger):
                 read += 1
                 if is_one_set or document.split == "train":
                     yield document.record
@@ -92,21 +92,21 @@ def _decide(run: RunConfig, file: Path, tell: Tell) -> dict[str, Any]:
             with rejected.open("wb") as stream:
                 ledger = Ledger(
                     on_reject=lambda item: stream.write(orjson.dumps(item.to_json()) + b"\n"),
-                    rejected_file=rejected_file_of(run),
+                    rejected_file=rejected_file_of(config),
                 )
-                what = f"reading the records for {kind.section}.{kind.undecided(run)[0]}"
+                what = f"reading the records for {kind.section}.{kind.undecided(config)[0]}"
                 tell(what)
                 with reporting(tell, lambda: f"{what}: {read:,} read"):
-                    return kind.decide(run, records())
+                    return kind.decide(config, records())
         except InputError:
             if rejected.stat().st_size:  # too many: the selection will not list them
-                keep_list(run, rejected)
+                keep_list(config, rejected)
             raise
 
 
-def _with_values(run: RunConfig, values: dict[str, Any]) -> RunConfig:
+def _with_values(config: RunConfig, values: dict[str, Any]) -> RunConfig:
     """Return the run with values in its objective's section, not counted as set by the user."""
-    name = objective_type(run).section
-    section = getattr(run, name).model_copy(update=values)
+    name = objective_type(config).section
+    section = getattr(config, name).model_copy(update=values)
     section.model_fields_set.difference_update(values)
-    return run.model_copy(update={name: section})
+    return config.model_copy(update={name: section})

@@ -19,36 +19,36 @@ from artel.tokens import Tokenizer, load_tokenizer, train_tokenizer
 from artel.tokens.tokenizer.train import describe_vocabulary
 
 
-def tokenizer_name(run: RunConfig) -> str | None:
+def tokenizer_name(config: RunConfig) -> str | None:
     """Return the folder or hub id of the tokenizer; None if it is trained."""
-    return tokenizer_place(run)[1]
+    return tokenizer_place(config)[1]
 
 
-def tokenizer_place(run: RunConfig) -> tuple[str, str | None]:
+def tokenizer_place(config: RunConfig) -> tuple[str, str | None]:
     """Return the run-file key of the tokenizer, and its folder or hub id, None if it is trained."""
-    if run.tokenizer.train is not None:
+    if config.tokenizer.train is not None:
         return "tokenizer.train", None
-    if run.tokenizer.from_:
-        return "tokenizer.from", run.tokenizer.from_
-    if run.model.from_:
-        return "model.from", run.model.from_
+    if config.tokenizer.from_:
+        return "tokenizer.from", config.tokenizer.from_
+    if config.model.from_:
+        return "model.from", config.model.from_
     from artel.objectives import objective_type
 
-    return objective_type(run).default_tokenizer(run) or ("tokenizer.train", None)
+    return objective_type(config).default_tokenizer(config) or ("tokenizer.train", None)
 
 
-def check_tokenizer_folder(run: RunConfig) -> None:
+def check_tokenizer_folder(config: RunConfig) -> None:
     """Raise InputError if the tokenizer's folder does not exist."""
-    key, name = tokenizer_place(run)
+    key, name = tokenizer_place(config)
     if name is None or Path(name).exists():
         return
     if name.startswith((".", "/", "~")) or name.count("/") > 1:  # not a hub id
         raise InputError.at(key, f"{name} is not a folder", "give a folder with a tokenizer, or a hub id")
 
 
-def tokenizer_files(run: RunConfig) -> list[Any]:
+def tokenizer_files(config: RunConfig) -> list[Any]:
     """Return what identifies the tokenizer: its name, or path, size and modification time of each of its files."""
-    name = tokenizer_name(run)
+    name = tokenizer_name(config)
     if name is None or not Path(name).is_dir():
         return [name]
     prefixes = ("tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "spiece", "chat_template")
@@ -63,49 +63,49 @@ def run_tokenizer(workspace: Workspace, tell: Tell, keep_rejected: Callable[[Pat
     """
     from artel.objectives import objective_of, objective_type
 
-    run = workspace.run
+    config = workspace.config
     if not workspace.tokenizer.exists():
-        kind = objective_type(run)
+        kind = objective_type(config)
         rejected = workspace.path / "rejected.jsonl"
         try:
-            tokenizer = _new_tokenizer(workspace, kind.encoder, kind.special_tokens(run), rejected, tell)
+            tokenizer = _new_tokenizer(workspace, kind.encoder, kind.special_tokens(config), rejected, tell)
         except InputError:
             if rejected.is_file() and rejected.stat().st_size:  # too many: the selection will not list them
                 keep_rejected(rejected)
             raise
-        objective_of(run, tokenizer)
+        objective_of(config, tokenizer)
         with new_folder(workspace.tokenizer) as partial:
             tokenizer.save(partial)
     return load_tokenizer(str(workspace.tokenizer))
 
 
 def _new_tokenizer(workspace: Workspace, encoder: bool, special: list[str], rejected: Path, tell: Tell) -> Tokenizer:
-    run = workspace.run
-    key, name = tokenizer_place(run)
+    config = workspace.config
+    key, name = tokenizer_place(config)
     if name is not None:
-        return load_tokenizer(name, key, runs_code=name == run.model.trust_remote_code)
+        return load_tokenizer(name, key, runs_code=name == config.model.trust_remote_code)
     from artel.config import TokenizerTraining
 
     tell("training the tokenizer")
-    config = run.tokenizer.train or TokenizerTraining()
-    config = config.model_copy(update={"special": list(dict.fromkeys([*special, *config.special]))})
+    training = config.tokenizer.train or TokenizerTraining()
+    training = training.model_copy(update={"special": list(dict.fromkeys([*special, *training.special]))})
     with rejected.open("wb") as stream:
         ledger = Ledger(
             on_reject=lambda rejected: stream.write(orjson.dumps(rejected.to_json()) + b"\n"),
-            rejected_file=rejected_file_of(run),
+            rejected_file=rejected_file_of(config),
         )
         read = 0
 
         def texts() -> Iterator[str]:
             nonlocal read
             benchmarks = workspace.benchmark_index()
-            for document in read_documents(run.data, ledger, config.sample, benchmarks):
+            for document in read_documents(config.data, ledger, training.sample, benchmarks):
                 read += 1
                 if document.split == "train":
                     yield document.record.text
 
         with reporting(tell, lambda: f"training the tokenizer: {read:,} documents read"):
-            tokenizer = train_tokenizer(texts(), config, encoder=encoder)
-    if note := describe_vocabulary(config.vocab, tokenizer.vocabulary, config.pattern):
+            tokenizer = train_tokenizer(texts(), training, encoder=encoder)
+    if note := describe_vocabulary(training.vocab, tokenizer.vocabulary, training.pattern):
         tell(note)
     return tokenizer

@@ -61,7 +61,7 @@ class Selection:
     def __init__(self, workspace: Workspace, shard_tokens: int = SHARD_TOKENS) -> None:
         self._workspace = workspace
         self._shard_tokens = shard_tokens
-        self._data, self._seed = workspace.run.data, workspace.run.seed
+        self._data, self._seed = workspace.config.data, workspace.config.seed
         self._shards = prepared_shards(workspace)
         self._starts = list(accumulate((len(shard.rows) for shard in self._shards), initial=0))
         self._reasons = [""]
@@ -74,7 +74,7 @@ class Selection:
         self._drop_duplicates()
         self._drop_near()
         self._drop_unusable()
-        self._by_label = splits_by_label(workspace.run)
+        self._by_label = splits_by_label(workspace.config)
         if self._by_label:
             self._hold_out_by_label()
 
@@ -128,7 +128,7 @@ class Selection:
             ledger.notes += [*self._workspace.notes, *notes]
             ledger.not_read = self._workspace.not_read
             counts = (shard.summary["unknown"] for shard in self._shards)
-            ledger.unknown, unknown_notes = judge_unknown(self._workspace.run, counts)
+            ledger.unknown, unknown_notes = judge_unknown(self._workspace.config, counts)
             ledger.notes += unknown_notes
             index = self._workspace.benchmark_index()
             if index is not None:
@@ -262,7 +262,7 @@ class Selection:
         with rejected_file.open("wb") as stream:
             ledger = Ledger(
                 on_reject=lambda rejected: stream.write(orjson.dumps(rejected.to_json()) + b"\n"),
-                rejected_file=rejected_file_of(self._workspace.run),
+                rejected_file=rejected_file_of(self._workspace.config),
             )
             for number, shard in enumerate(self._shards):
                 self._count(ledger, shard, slice(self._starts[number], self._starts[number + 1]))
@@ -341,7 +341,7 @@ class Selection:
     def _note_few(self, ledger: Ledger) -> None:
         """Note in the ledger if validation has too few documents for metrics per document."""
         count = ledger.total.splits["validation"]["documents"]
-        if objective_type(self._workspace.run).packs_text or self._data.held_out == 1.0 or not 0 < count < _FEW:
+        if objective_type(self._workspace.config).packs_text or self._data.held_out == 1.0 or not 0 < count < _FEW:
             return
         fix = "write a larger data.validation" if self._data.held_out else "give data.validation more of them"
         documents = "document" if count == 1 else "documents"

@@ -83,8 +83,8 @@ def show_stored(split: StoreSplit, number: int, tokenizer: Tokenizer) -> ShownSa
 class ReadSamples:
     """The samples of a run as the model reads them in the first epoch."""
 
-    def __init__(self, run: RunConfig, store: TokenStore, split: StoreSplit, tokenizer: Tokenizer) -> None:
-        self._objective = objective_of(run, tokenizer)
+    def __init__(self, config: RunConfig, store: TokenStore, split: StoreSplit, tokenizer: Tokenizer) -> None:
+        self._objective = objective_of(config, tokenizer)
         self._samples = self._objective.dataset(split)
         self._tokenizer = tokenizer
         self._ends = self._objective.turn_end()

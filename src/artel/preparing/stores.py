@@ -28,36 +28,36 @@ from artel.tokens import DamagedStore, TokenStore, load_tokenizer
 from artel.tokens.store.manifest import FORMAT
 
 
-def store_key(run: RunConfig) -> str:
+def store_key(config: RunConfig) -> str:
     """Return a digest of everything that the store's content depends on. Reads no file."""
-    files: dict[str, Any] = {"files": source_fingerprint(run.data), "tokenizer_files": tokenizer_files(run)}
-    if run.data.decontaminate is not None:
-        files["benchmarks"] = benchmark_fingerprint(run.data)
-    if run.data.clean.classifier is not None:
-        files["classifier"] = classifier_digest(run.data.clean.classifier)
-    return _digest({**_settings(run), **files})
+    files: dict[str, Any] = {"files": source_fingerprint(config.data), "tokenizer_files": tokenizer_files(config)}
+    if config.data.decontaminate is not None:
+        files["benchmarks"] = benchmark_fingerprint(config.data)
+    if config.data.clean.classifier is not None:
+        files["classifier"] = classifier_digest(config.data.clean.classifier)
+    return _digest({**_settings(config), **files})
 
 
-def settings_digest(run: RunConfig) -> str:
+def settings_digest(config: RunConfig) -> str:
     """Return a digest of the settings that shape the store, without its texts."""
-    return _digest(_settings(run))
+    return _digest(_settings(config))
 
 
-def _settings(run: RunConfig) -> dict[str, Any]:
+def _settings(config: RunConfig) -> dict[str, Any]:
     """Return the settings that shape the store."""
     not_in_store: dict[str, Any] = dict.fromkeys(("block", "packing", "document_mask", "store", "max_bad"), True)
-    data = run.data.model_dump(mode="json", exclude=not_in_store | {"sources": {"__all__": {"license"}}})
-    modules = [FORMATS.module_of(source.format) for source in run.data.sources]
-    plugins = {module for module in (*modules, OBJECTIVES.module_of(run.objective)) if module is not None}
+    data = config.data.model_dump(mode="json", exclude=not_in_store | {"sources": {"__all__": {"license"}}})
+    modules = [FORMATS.module_of(source.format) for source in config.data.sources]
+    plugins = {module for module in (*modules, OBJECTIVES.module_of(config.objective)) if module is not None}
     return {
         "format": FORMAT,
         "text": TEXT_VERSION,
         **({"plugins": [[module, code_digest(module)] for module in sorted(plugins)]} if plugins else {}),
-        **({"grams": SHINGLE_VERSION} if run.data.dedup.near is not None else {}),
+        **({"grams": SHINGLE_VERSION} if config.data.dedup.near is not None else {}),
         "data": data,
-        "tokenizer": run.tokenizer.model_dump(mode="json", exclude={"replace"}),
-        "objective": [run.objective, objective_type(run).store_settings(run)],
-        "seed": run.seed if depends_on_seed(run) else None,
+        "tokenizer": config.tokenizer.model_dump(mode="json", exclude={"replace"}),
+        "objective": [config.objective, objective_type(config).store_settings(config)],
+        "seed": config.seed if depends_on_seed(config) else None,
     }
 
 
@@ -88,21 +88,21 @@ def set_aside(folder: Path) -> Path:
     return aside
 
 
-def remember_store(run: RunConfig, settings: str, folder: Path) -> None:
+def remember_store(config: RunConfig, settings: str, folder: Path) -> None:
     """Write the store into RUN/store.json, so that the run can resume when its texts are gone.
 
     `settings`: a digest from `settings_digest`.
     """
     content = orjson.dumps({"store": str(folder.resolve()), "settings": settings})
-    file = _note(run)
+    file = _note(config)
     if not file.is_file() or file.read_bytes() != content:
         write_file(file, content)
 
 
-def remembered_store(run: RunConfig, settings: str) -> Path | None:
+def remembered_store(config: RunConfig, settings: str) -> Path | None:
     """Return the store in RUN/store.json, if it still exists and was made with the same settings."""
     try:
-        note = orjson.loads(_note(run).read_bytes())
+        note = orjson.loads(_note(config).read_bytes())
         folder = Path(note["store"])
         is_same = note["settings"] == settings
     except (OSError, ValueError, KeyError, TypeError):
@@ -110,16 +110,16 @@ def remembered_store(run: RunConfig, settings: str) -> Path | None:
     return folder if is_same and (folder / "manifest.json").is_file() else None
 
 
-def _note(run: RunConfig) -> Path:
-    return Path(run.run) / "store.json"
+def _note(config: RunConfig) -> Path:
+    return Path(config.run) / "store.json"
 
 
-def check_from_store(run: RunConfig, *, verify: bool = False) -> None:
+def check_from_store(config: RunConfig, *, verify: bool = False) -> None:
     """Raise InputError if data.from_store is no store, damaged, of another objective or tokenizer, or teaches nothing.
 
     `verify`: read all of it.
     """
-    folder = Path(run.data.from_store or "")
+    folder = Path(config.data.from_store or "")
     key = "data.from_store"
     try:
         store = TokenStore(folder)
@@ -130,16 +130,16 @@ def check_from_store(run: RunConfig, *, verify: bool = False) -> None:
         raise InputError([Problem(key, f"{problem.where} {problem.what}", fix) for problem in error.problems]) from None
     manifest = store.manifest
     problems = []
-    if manifest["objective"] != run.objective:
-        what = f"{folder} holds samples of objective {manifest['objective']}, and the run's is {run.objective}"
+    if manifest["objective"] != config.objective:
+        what = f"{folder} holds samples of objective {manifest['objective']}, and the run's is {config.objective}"
         problems.append(Problem(key, what, f"write objective: {manifest['objective']}, or give another store"))
-    name = run.tokenizer.from_
-    is_trusted = name == run.model.trust_remote_code
-    if run.tokenizer.train is not None or (
+    name = config.tokenizer.from_
+    is_trusted = name == config.model.trust_remote_code
+    if config.tokenizer.train is not None or (
         name and load_tokenizer(name, runs_code=is_trusted).fingerprint != manifest["tokenizer"]
     ):
         what = f"{folder} was made by its own tokenizer, and the run names another"
         problems.append(Problem("tokenizer", what, "leave tokenizer out: the store has it"))
     if problems:
         raise InputError(problems)
-    objective_of(run, load_tokenizer(str(folder / "tokenizer"))).check_store(store)
+    objective_of(config, load_tokenizer(str(folder / "tokenizer"))).check_store(store)

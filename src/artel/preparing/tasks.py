@@ -39,10 +39,10 @@ class Tasks:
         if result.exists():
             return
         if stage == "lines":
-            write_lines(workspace.run, workspace.input_shards[number], result, self._benchmarks)
+            write_lines(workspace.config, workspace.input_shards[number], result, self._benchmarks)
         elif stage == "text":
             shard, earlier = workspace.input_shards[number], workspace.earlier(number)
-            write_prepared_shard(workspace.run, shard, self._objective, result, earlier, self._benchmarks)
+            write_prepared_shard(workspace.config, shard, self._objective, result, earlier, self._benchmarks)
         elif stage == "near":
             find_near(workspace, self._prepared, number)
         else:
@@ -68,4 +68,4 @@ class Tasks:
 
     @cached_property
     def _objective(self) -> Objective:
-        return objective_of(self.workspace.run, load_tokenizer(str(self.workspace.tokenizer)))
+        return objective_of(self.workspace.config, load_tokenizer(str(self.workspace.tokenizer)))

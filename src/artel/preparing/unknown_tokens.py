@@ -91,7 +91,7 @@ def _equal_documents(documents: list[tuple[int, int, str]]) -> Counter[str]:
     return Counter(set_name for ids, _, set_name in documents if len(texts[ids]) > 1)
 
 
-def judge_unknown(run: RunConfig, shards: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+def judge_unknown(config: RunConfig, shards: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
     """Return the ledger's entry about unknown tokens, and notes for the user. Both are empty if there are none.
 
     Args:
@@ -126,7 +126,7 @@ def judge_unknown(run: RunConfig, shards: Iterable[Mapping[str, Any]]) -> tuple[
             "become the same ids as another one, and nothing can be learned from them"
         )
         fix = "take a tokenizer for this alphabet: a byte-level or multilingual one, or train one on the text"
-        raise InputError.at(tokenizer_place(run)[0], what, fix)
+        raise InputError.at(tokenizer_place(config)[0], what, fix)
     if total["unknown_in_outputs"]:
         outputs = f"{total['unknown_in_outputs']:,} tokens of the outputs are unknown ({shown})"
         return entry, [f"{outputs}, {where}: the model learns to write the unknown token there"]

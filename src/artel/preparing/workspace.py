@@ -44,29 +44,29 @@ _FORMAT = 10
 @dataclass(frozen=True)
 class Workspace:
     path: Path
-    run: RunConfig
+    config: RunConfig
 
     @classmethod
-    def of(cls, path: Path, run: RunConfig) -> Workspace:
+    def of(cls, path: Path, config: RunConfig) -> Workspace:
         """Return the workspace at `path`, planned now unless an earlier start planned it."""
         if path.exists() and not _has_format(path / "plan.json"):
             shutil.rmtree(path)
-        workspace = cls(path, run)
+        workspace = cls(path, config)
         held_out = workspace.held_out
         if held_out is not None:
-            workspace = cls(path, _with_validation(run, held_out["fraction"]))
-        run = workspace.run
+            workspace = cls(path, _with_validation(config, held_out["fraction"]))
+        config = workspace.config
         run_file = dump_run(
-            run, secrets=True
+            config, secrets=True
         )  # workers need the secrets; the folder is removed when the store is finished
-        if run_file != dump_run(run):
+        if run_file != dump_run(config):
             _make_private(path)
         if not workspace._plan.is_file():
-            inputs = [entry for _, _, inputs in all_inputs(run.data) for entry in inputs]
-            size = min(run.prepare.part, max(_SMALL_SHARD, sum(entry.size for entry in inputs) // _MIN_SHARDS))
-            shards = [shard.to_json() for shard in input_shards(run.data, size)]
-            unread = list(unread_files(run.data))
-            notes = [*unread_notes(unread), *cut_notes(inputs, run.data.held_out)]
+            inputs = [entry for _, _, inputs in all_inputs(config.data) for entry in inputs]
+            size = min(config.prepare.part, max(_SMALL_SHARD, sum(entry.size for entry in inputs) // _MIN_SHARDS))
+            shards = [shard.to_json() for shard in input_shards(config.data, size)]
+            unread = list(unread_files(config.data))
+            notes = [*unread_notes(unread), *cut_notes(inputs, config.data.held_out)]
             not_read = [hide_secrets(str(file)) for *_, files in unread for file in files]
             plan = {"format": _FORMAT, "input_shards": shards, "notes": notes, "not_read": not_read}
             write_file(workspace._plan, orjson.dumps(plan))
@@ -113,7 +113,7 @@ class Workspace:
                 discard(self.path / name)  # renamed first, so that a kill leaves nothing that looks finished
         # Written last: after a kill, the next start uses the run's fraction, and comes here again.
         write_file(self.path / "held-out.json", orjson.dumps({"fraction": fraction, "note": note}))
-        return Workspace.of(self.path, self.run)
+        return Workspace.of(self.path, self.config)
 
     @property
     def tokenizer(self) -> Path:
@@ -125,7 +125,7 @@ class Workspace:
 
     def benchmark_index(self) -> BenchmarkIndex | None:
         """Return the index of the run's benchmarks; None for a run without them."""
-        config = self.run.data.decontaminate
+        config = self.config.data.decontaminate
         return BenchmarkIndex(self.benchmarks, config.words) if config is not None else None
 
     def lines(self, shard: int) -> Path:
@@ -173,8 +173,8 @@ class Workspace:
             file.unlink()
 
 
-def _with_validation(run: RunConfig, fraction: float) -> RunConfig:
-    return run.model_copy(update={"data": run.data.holding_out(fraction)})
+def _with_validation(config: RunConfig, fraction: float) -> RunConfig:
+    return config.model_copy(update={"data": config.data.holding_out(fraction)})
 
 
 def _has_format(plan: Path) -> bool:

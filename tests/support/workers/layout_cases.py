@@ -28,7 +28,7 @@ def run_files(rank: int, world: int) -> list[str | None]:
         start = time.monotonic()
         try:
             prepared = prepare(run, lambda _: None)
-            train(prepared.run, prepared, processes, said.append)
+            train(prepared.config, prepared, processes, said.append)
             messages.append(None)
         except ArtelError as error:
             messages.append(str(error))

@@ -26,7 +26,7 @@ def check_reward(opened: OpenedModel, reward: OpenedModel) -> None:
     if not opened.objective.generates:
         raise InputError.at("--best-of", f"{opened.name} writes no answers to choose from", "leave it out")
     if _TASK not in reward.objective.tasks:
-        learned = reward.objective.run.objective
+        learned = reward.objective.config.objective
         what = f"{reward.name} is a model for {learned}, which gives answers no score"
         raise InputError.at("--reward", what, "give a model of objective reward")
 

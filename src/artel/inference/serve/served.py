@@ -174,7 +174,7 @@ class ServedModel:
             "object": "model",
             "created": 0,
             "owned_by": "artel",
-            "objective": self.opened.objective.run.objective,
+            "objective": self.opened.objective.config.objective,
             "context_length": self.context,
             "endpoints": self.endpoints,
         }

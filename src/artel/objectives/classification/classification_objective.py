@@ -27,7 +27,7 @@ from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
 from artel.objectives.usage import first_words, in_python
 from artel.printable import shortened
 from artel.text import Document, Dropped, Labeled, Record, Rejected
-from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
+from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -58,24 +58,24 @@ class Classification(Objective):
     tasks = ("classify",)
     better: ClassVar[dict[str, Better]] = {name: way for kind in KINDS.values() for name, way in kind.better.items()}
 
-    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(run, tokenizer)
-        self._config = run.classification
-        self._kind = _kind_of(run)
-        self._framing = Framing(tokenizer, run.data.block)
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        self._classification = config.classification
+        self._kind = _kind_of(config)
+        self._framing = Framing(tokenizer, config.data.block)
         self.outputs = self._kind.outputs
-        best = run.checkpoint.best
-        if best is not None and best not in self._kind.better and not self.undecided(run):
+        best = config.checkpoint.best
+        if best is not None and best not in self._kind.better and not self.undecided(config):
             fix = f"write one of: {', '.join(self._kind.better)}; or null"
             raise InputError.at("checkpoint.best", f"{best!r} is no figure of what these texts have", fix)
 
     @classmethod
-    def undecided(cls, run: RunConfig) -> list[str]:
-        keys = super().undecided(run)
-        return [] if run.classification.kind == "number" else keys
+    def undecided(cls, config: RunConfig) -> list[str]:
+        keys = super().undecided(config)
+        return [] if config.classification.kind == "number" else keys
 
     @classmethod
-    def decide(cls, run: RunConfig, records: Iterable[Record]) -> dict[str, Any]:
+    def decide(cls, config: RunConfig, records: Iterable[Record]) -> dict[str, Any]:
         counts: Counter[str] = Counter()
         texts, text_lengths, all_one, all_numbers, has_fraction = 0, 0, True, True, False
         for record in records:
@@ -87,23 +87,23 @@ class Classification(Objective):
             all_one &= len(fields.labels) == 1
             all_numbers &= fields.number is not None
             has_fraction |= fields.number is not None and not fields.number.is_integer()
-        kind, labels = run.classification.kind, run.classification.labels
+        kind, labels = config.classification.kind, config.classification.labels
         if kind == "auto":
-            several = not all_one or any(source.separator or len(source.label) > 1 for source in run.data.sources)
+            several = not all_one or any(source.separator or len(source.label) > 1 for source in config.data.sources)
             kind = "multi" if several else "number" if all_numbers and has_fraction and labels == "auto" else "single"
         if labels == "auto":
             labels = [] if kind == "number" else _checked_labels(counts, texts, text_lengths, kind)
-            labels = in_order_of(labels, base_labels(run, cls.auto_class))
+            labels = in_order_of(labels, base_labels(config, cls.auto_class))
         values = {"kind": kind, "labels": labels}
-        return {key: values[key] for key in cls.undecided(run)}
+        return {key: values[key] for key in cls.undecided(config)}
 
     def notes(self, documents: Iterable[Document]) -> list[str]:
-        labels = self.run.classification.labels
+        labels = self.config.classification.labels
         return [*super().notes(documents), *([] if labels == "auto" else _doubtful_labels(labels))]
 
     @classmethod
-    def has_classes(cls, run: RunConfig) -> bool:
-        kind = KINDS.get(run.classification.kind)
+    def has_classes(cls, config: RunConfig) -> bool:
+        kind = KINDS.get(config.classification.kind)
         return kind is not None and kind.has_classes
 
     @classmethod
@@ -114,26 +114,30 @@ class Classification(Objective):
         return {"classification": {"kind": kind, "labels": [] if kind == "number" else labels}}
 
     @classmethod
-    def problems(cls, run: RunConfig) -> list[Problem]:
-        problems, config = super().problems(run), run.classification
-        if run.data.block < _SHORTEST_BLOCK:
-            what = f"{run.data.block} leaves no room between the special tokens"
+    def problems(cls, config: RunConfig) -> list[Problem]:
+        problems, classification = super().problems(config), config.classification
+        if config.data.block < _SHORTEST_BLOCK:
+            what = f"{config.data.block} leaves no room between the special tokens"
             problems.append(Problem("data.block", what, f"write {_SHORTEST_BLOCK} or more"))
-        if config.kind == "multi" and not config.labels:
+        if classification.kind == "multi" and not classification.labels:
             problems.append(Problem("classification.labels", "is empty", "write the labels, or auto"))
-        if config.kind == "number" and config.labels not in ("auto", []):
-            what = f"has {len(config.labels)} labels, and kind: number gives each text a number"
+        if classification.kind == "number" and classification.labels not in ("auto", []):
+            what = f"has {len(classification.labels)} labels, and kind: number gives each text a number"
             fix = "leave them out; or write kind: single, or multi"
             problems.append(Problem("classification.labels", what, fix))
-        if config.kind in ("single", "auto") and config.labels != "auto" and len(config.labels) < 2:
+        if (
+            classification.kind in ("single", "auto")
+            and classification.labels != "auto"
+            and len(classification.labels) < 2
+        ):
             problems.append(Problem("classification.labels", "has fewer than two labels", "write all of them, or auto"))
         return problems
 
     @classmethod
-    def store_settings(cls, run: RunConfig) -> Any:
-        config = run.classification
-        base = base_labels(run, cls.auto_class) if config.labels == "auto" else []
-        return [run.data.block, config.kind, base or config.labels, config.too_long]
+    def store_settings(cls, config: RunConfig) -> Any:
+        classification = config.classification
+        base = base_labels(config, cls.auto_class) if classification.labels == "auto" else []
+        return [config.data.block, classification.kind, base or classification.labels, classification.too_long]
 
     # the model
 
@@ -179,7 +183,7 @@ class Classification(Objective):
             except Unfit as error:
                 yield Rejected(record.origin, error.reason, error.detail, record.set_name)
                 continue
-            if row.cut and self._config.too_long == "drop":
+            if row.cut and self._classification.too_long == "drop":
                 yield Dropped("longer_than_block")
             else:
                 counted = {"truncated": 1} if row.cut else {}
@@ -187,16 +191,13 @@ class Classification(Objective):
 
     # samples -> batch -> loss
 
-    def dataset(self, split: StoreSplit) -> WholeSamples:
-        return WholeSamples(split)
-
     def order(self, split: StoreSplit, samples: int) -> Order | BalancedOrder:
-        if not self._config.balanced_sampling:
+        if not self._classification.balanced_sampling:
             return super().order(split, samples)
-        return BalancedOrder(self._kind.classes(np.asarray(split.numbers()[:, _TARGET:])), self.run.seed)
+        return BalancedOrder(self._kind.classes(np.asarray(split.numbers()[:, _TARGET:])), self.config.seed)
 
     def fit_statistics(self, split: StoreSplit) -> None:
-        if self._config.class_weights == "balanced":
+        if self._classification.class_weights == "balanced":
             self._kind.balance(np.asarray(split.numbers()[:, _TARGET:]))
 
     def batch(self, rows: Rows) -> Batch:
@@ -283,14 +284,14 @@ class Classification(Objective):
         ordered = sorted(answer.get("probabilities", {}).items(), key=lambda item: -item[1])
         notes = [f"{label} {probability:.3f}" for label, probability in ordered[:_LISTED]]
         if answer.get("truncated"):
-            notes.append(f"the text was cut to {self.run.data.block} tokens")
+            notes.append(f"the text was cut to {self.config.data.block} tokens")
         asked = {"prompt": prompt, **({"context": context} if context else {})}
         return Reply([_in_words(answer)], tuple(notes), {**asked, **answer})
 
     def prompt(self, samples: Samples | None) -> str:
         """Return the first of `validate.prompts`, or the first words of the training text."""
-        if samples is None or self.run.validate_.prompts:
-            return next(filter(None, self.run.validate_.prompts), _EXAMPLE)
+        if samples is None or self.config.validate_.prompts:
+            return next(filter(None, self.config.validate_.prompts), _EXAMPLE)
         sample, frame = samples.read(0), self._framing.single
         inside = sample.ids[len(frame.before) : len(sample.ids) - len(frame.after)]
         return first_words(self.tokenizer, inside)
@@ -303,7 +304,7 @@ class Classification(Objective):
             f'classify = pipeline("text-classification", model=model, tokenizer=tokenizer{several})',
             f"print(classify({in_python(self.prompt(None))}))",
         ]
-        if any(source.second for source in self.run.data.sources):
+        if any(source.second for source in self.config.data.sources):
             example = f'{{"text": {in_python(self.prompt(None))}, "text_pair": {in_python(_EXAMPLE)}}}'
             lines[-1] = f"print(classify({example}))"
         return "\n".join(lines)
@@ -319,10 +320,10 @@ class Classification(Objective):
         return model
 
 
-def _kind_of(run: RunConfig) -> Kind:
-    config = run.classification
-    kind = (Undecided if Classification.undecided(run) else KINDS[config.kind])(config)
-    if not kind.has_classes and (config.class_weights == "balanced" or config.balanced_sampling):
+def _kind_of(config: RunConfig) -> Kind:
+    classification = config.classification
+    kind = (Undecided if Classification.undecided(config) else KINDS[classification.kind])(classification)
+    if not kind.has_classes and (classification.class_weights == "balanced" or classification.balanced_sampling):
         what = "weighs and balances labels, and these texts have a number each"
         raise InputError.at("classification", what, "leave class_weights and balanced_sampling out")
     return kind

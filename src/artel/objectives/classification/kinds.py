@@ -52,9 +52,9 @@ class Kind(ABC):
     answers_several: ClassVar[bool] = False
     """True if a text may have several labels."""
 
-    def __init__(self, config: ClassificationConfig) -> None:
-        self.config = config
-        self.labels = list(config.labels) if isinstance(config.labels, list) else []
+    def __init__(self, classification: ClassificationConfig) -> None:
+        self.classification = classification
+        self.labels = list(classification.labels) if isinstance(classification.labels, list) else []
         self._numbers = {label: number for number, label in enumerate(self.labels)}
         self._weights: torch.Tensor | None = None
 
@@ -116,7 +116,7 @@ class Kind(ABC):
     def _number_of(self, label: str) -> int:
         if label not in self._numbers:
             known = ", ".join(map(shortened, self.labels[:20])) + (" …" if len(self.labels) > 20 else "")
-            is_written = "labels" in self.config.model_fields_set
+            is_written = "labels" in self.classification.model_fields_set
             what = "is none of the run's" if is_written else "occurs in no training text; the run's are"
             fix = "mend it, add it to classification.labels, or leave the row out"
             raise Unfit("unknown_label", f"the label {shortened(label)!r} {what} ({known}); {fix}")
@@ -145,11 +145,11 @@ class SingleLabel(Kind):
         return numbers[:, 0]
 
     def loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return label_loss(logits, target, self.config, self._weights)
+        return label_loss(logits, target, self.classification, self._weights)
 
     @property
     def loss_description(self) -> str:
-        return loss_of_labels("cross-entropy of the label", self.config)
+        return loss_of_labels("cross-entropy of the label", self.classification)
 
     def metrics(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]:
         return single_label_metrics(logits, target)
@@ -203,8 +203,8 @@ class SeveralLabels(Kind):
         "auc": "higher",
     }
 
-    def __init__(self, config: ClassificationConfig) -> None:
-        super().__init__(config)
+    def __init__(self, classification: ClassificationConfig) -> None:
+        super().__init__(classification)
         self._thresholds = np.full(len(self.labels), HALF)
         self._are_chosen, self._may_choose = False, True
 
@@ -216,11 +216,11 @@ class SeveralLabels(Kind):
         return numbers.astype(np.float32)
 
     def loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return labels_loss(logits, target, self.config, self._weights)
+        return labels_loss(logits, target, self.classification, self._weights)
 
     @property
     def loss_description(self) -> str:
-        return loss_of_labels("binary cross-entropy of each label", self.config)
+        return loss_of_labels("binary cross-entropy of each label", self.classification)
 
     def metrics(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]:
         thresholds = self._thresholds if self._are_chosen else None
@@ -350,38 +350,38 @@ def _area(probabilities: np.ndarray, positive: np.ndarray) -> dict[str, float]:
     return {} if area is None else {"auc": area}
 
 
-def loss_of_labels(plain: str, config: ClassificationConfig) -> str:
+def loss_of_labels(plain: str, classification: ClassificationConfig) -> str:
     """Return the loss in words. `plain`: the loss without options."""
-    more = [f"focal, gamma {config.focal_gamma:g}"] if config.loss == "focal" else []
-    more += [f"smoothing {config.smoothing:g}"] if config.smoothing else []
-    more += ["weighed by label"] if config.class_weights == "balanced" else []
+    more = [f"focal, gamma {classification.focal_gamma:g}"] if classification.loss == "focal" else []
+    more += [f"smoothing {classification.smoothing:g}"] if classification.smoothing else []
+    more += ["weighed by label"] if classification.class_weights == "balanced" else []
     return f"{plain} ({', '.join(more)})" if more else plain
 
 
 def label_loss(
-    logits: torch.Tensor, target: torch.Tensor, config: ClassificationConfig, weights: torch.Tensor | None
+    logits: torch.Tensor, target: torch.Tensor, classification: ClassificationConfig, weights: torch.Tensor | None
 ) -> torch.Tensor:
     """Return the loss of `logits` (rows, labels) for label indices (rows,), float32 (rows,). `weights`: per label."""
     import torch
     import torch.nn.functional as F
 
-    loss = F.cross_entropy(logits, target, reduction="none", label_smoothing=config.smoothing)
-    if config.loss == "focal":  # Lin et al. 2017, "Focal Loss for Dense Object Detection", equation 4
-        loss = (1 - torch.exp(-loss)) ** config.focal_gamma * loss
+    loss = F.cross_entropy(logits, target, reduction="none", label_smoothing=classification.smoothing)
+    if classification.loss == "focal":  # Lin et al. 2017, "Focal Loss for Dense Object Detection", equation 4
+        loss = (1 - torch.exp(-loss)) ** classification.focal_gamma * loss
     return loss if weights is None else loss * weights.to(loss.device)[target]
 
 
 def labels_loss(
-    logits: torch.Tensor, target: torch.Tensor, config: ClassificationConfig, weights: torch.Tensor | None
+    logits: torch.Tensor, target: torch.Tensor, classification: ClassificationConfig, weights: torch.Tensor | None
 ) -> torch.Tensor:
     """Return the mean loss over labels, float32 (rows,). `target` (rows, labels): 0 or 1. `weights`: of positives."""
     import torch
     import torch.nn.functional as F
 
-    smooth = target * (1 - config.smoothing) + config.smoothing / 2
+    smooth = target * (1 - classification.smoothing) + classification.smoothing / 2
     loss = F.binary_cross_entropy_with_logits(logits, smooth, reduction="none")
-    if config.loss == "focal":
-        loss = (1 - torch.exp(-loss)) ** config.focal_gamma * loss
+    if classification.loss == "focal":
+        loss = (1 - torch.exp(-loss)) ** classification.focal_gamma * loss
     if weights is not None:
         loss = loss * torch.where(target > 0, weights.to(loss.device), 1.0)
     return loss.mean(dim=1)

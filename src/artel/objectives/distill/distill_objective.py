@@ -76,16 +76,16 @@ class Distillation(Objective):
     sees_ahead: ClassVar[bool] = False
     """True if tokens attend to later tokens."""
 
-    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(run, tokenizer)
-        self._config = run.distill
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        self._distill = config.distill
         self._vocabulary = tokenizer.vocabulary
         self._id_type = np.dtype(token_type(self._vocabulary))
         self._cached: dict[bool, CachedOutputs] = {}
         self._token_map: TokenMap | None = None
         self._call_teacher: TeacherCall | None = None
         self._teacher_config: PreTrainedConfig | None = None
-        top_k = run.distill.top_k
+        top_k = config.distill.top_k
         if top_k is not None and top_k >= self._vocabulary:
             what = f"{top_k:,} are no part of the {self._vocabulary:,} ids"
             raise InputError.at(
@@ -94,18 +94,18 @@ class Distillation(Objective):
 
     @property
     def loss_description(self) -> str:
-        config = self._config
-        of = "all ids" if config.top_k is None else f"the teacher's {config.top_k} likeliest ids"
-        of += " by their text" if config.tokenizer == "by_text" else ""
-        hidden = ", hidden states" if config.hidden is not None else ""
-        return f"{config.loss} of {of} at temperature {config.temperature:g}, {config.alpha:g} cross-entropy{hidden}"
+        distill = self._distill
+        of = "all ids" if distill.top_k is None else f"the teacher's {distill.top_k} likeliest ids"
+        of += " by their text" if distill.tokenizer == "by_text" else ""
+        hidden = ", hidden states" if distill.hidden is not None else ""
+        return f"{distill.loss} of {of} at temperature {distill.temperature:g}, {distill.alpha:g} cross-entropy{hidden}"
 
     @classmethod
-    def for_run(cls, run: RunConfig) -> type[Objective]:
-        return next((kind for kind in _KINDS if kind._is_meant(run)), cls)
+    def for_run(cls, config: RunConfig) -> type[Objective]:
+        return next((kind for kind in _KINDS if kind._is_meant(config)), cls)
 
     @classmethod
-    def _is_meant(cls, run: RunConfig) -> bool:
+    def _is_meant(cls, config: RunConfig) -> bool:
         raise NotImplementedError
 
     @classmethod
@@ -113,42 +113,48 @@ class Distillation(Objective):
         return cls.taught.small_run(block)
 
     @classmethod
-    def store_settings(cls, run: RunConfig) -> Any:
+    def store_settings(cls, config: RunConfig) -> Any:
         """Return the settings of `taught`: the store does not depend on the teacher."""
-        return cls.taught.store_settings(run)
+        return cls.taught.store_settings(config)
 
     @classmethod
-    def default_tokenizer(cls, run: RunConfig) -> tuple[str, str] | None:
-        return (KEY, teacher_model(run)) if run.distill.teacher is not None else None
+    def default_tokenizer(cls, config: RunConfig) -> tuple[str, str] | None:
+        return (KEY, teacher_model(config)) if config.distill.teacher is not None else None
 
     @classmethod
-    def problems(cls, run: RunConfig) -> list[Problem]:
-        sources = source_problems(run, Distill.learns_from, cls.taught.learns_from)
-        return [*super().problems(run), *sources, *teacher_problems(run), *layout_problems(run), *by_text_problems(run)]
+    def problems(cls, config: RunConfig) -> list[Problem]:
+        sources = source_problems(config, Distill.learns_from, cls.taught.learns_from)
+        return [
+            *super().problems(config),
+            *sources,
+            *teacher_problems(config),
+            *layout_problems(config),
+            *by_text_problems(config),
+        ]
 
     # The teacher
 
     @property
     def teacher(self) -> Teacher:
-        config, run = self._config, self.run
-        if config.top_k is None:
-            return Teacher(teacher_model(run), None)
-        blocks = [run.data.block, self.fills_blocks(run), self.isolated_documents]
+        distill, config = self._distill, self.config
+        if distill.top_k is None:
+            return Teacher(teacher_model(config), None)
+        blocks = [config.data.block, self.fills_blocks(config), self.isolated_documents]
         settings = {
             "on": self.taught.__name__,
             "blocks": blocks,
-            "packing": run.data.packing,
-            "top_k": config.top_k,
-            "temperature": config.temperature,
+            "packing": config.data.packing,
+            "top_k": distill.top_k,
+            "temperature": distill.temperature,
         }
-        bytes_per_target = config.top_k * self._id_type.itemsize + 2 * (config.top_k + 1)
-        if config.tokenizer == "same":
-            return Teacher(teacher_model(run), settings, bytes_per_target)
+        bytes_per_target = distill.top_k * self._id_type.itemsize + 2 * (distill.top_k + 1)
+        if distill.tokenizer == "same":
+            return Teacher(teacher_model(config), settings, bytes_per_target)
         settings |= {"student_tokenizer": self.tokenizer.fingerprint}
-        return Teacher(teacher_model(run), settings, bytes_per_target + 1, reads_text=True)
+        return Teacher(teacher_model(config), settings, bytes_per_target + 1, reads_text=True)
 
     def check_teacher(self, tokenizer: Tokenizer) -> None:
-        if self._config.tokenizer == "same":
+        if self._distill.tokenizer == "same":
             problems = tokenizer_problems(self.tokenizer, tokenizer, KEY)
             if problems:
                 raise InputError(problems)
@@ -156,7 +162,7 @@ class Distillation(Objective):
             self._token_map = TokenMap(self.tokenizer, tokenizer, packs_text=self.packs_text, key=KEY)
 
     def alignment_note(self, aligned: float) -> str:
-        if self._config.tokenizer == "same":
+        if self._distill.tokenizer == "same":
             return ""
         if self._token_map is None:
             return "distill.tokenizer: by_text changes nothing, since teacher and student have one tokenizer"
@@ -167,7 +173,7 @@ class Distillation(Objective):
 
     def check(self, model: PreTrainedModel) -> None:
         super().check(model)
-        if self._config.hidden is not None and self._teacher_config is not None:
+        if self._distill.hidden is not None and self._teacher_config is not None:
             check_widths(self._teacher_config, model.config)
 
     def set_cached_outputs(self, kept: CachedOutputs, *, validation: bool) -> None:
@@ -186,8 +192,8 @@ class Distillation(Objective):
         from artel.models.loading.structure import position_limit
         from artel.objectives.distill.teacher_outputs import TeacherOutputs
 
-        assert self._config.top_k is not None
-        outputs = TeacherOutputs(self._config.top_k, self._config.temperature, self._vocabulary)
+        assert self._distill.top_k is not None
+        outputs = TeacherOutputs(self._distill.top_k, self._distill.temperature, self._vocabulary)
         counts = (batch.tensors["targets"] != IGNORED).sum(dim=1).cpu().numpy()
         if self._token_map is None:
             sums, cached = outputs.of_ids(model, self._inputs(model, batch), batch)
@@ -215,7 +221,7 @@ class Distillation(Objective):
         if cached is None:
             return batch
         targets = batch.tensors["targets"].numpy()
-        top_k = self._config.top_k or 0
+        top_k = self._distill.top_k or 0
         ids = np.zeros((*targets.shape, top_k), dtype=np.int32)
         log_probs = np.zeros((*targets.shape, top_k + 1), dtype=np.float16)
         aligned = np.zeros(targets.shape, dtype=bool)
@@ -228,7 +234,7 @@ class Distillation(Objective):
             ids[row, positions], log_probs[row, positions] = of_sample["ids"], of_sample["log_probs"]
             aligned[row, positions] = of_sample.get("aligned", True)
         more = {"teacher_ids": torch.from_numpy(ids), "teacher_log_probs": torch.from_numpy(log_probs)}
-        if self._config.tokenizer == "by_text":
+        if self._distill.tokenizer == "by_text":
             more["teacher_aligned"] = torch.from_numpy(aligned)
         return Batch(batch.tensors | more, batch.targets, batch.tokens)
 
@@ -249,7 +255,7 @@ class Distillation(Objective):
         from artel.objectives.distill.teacher_outputs import all_classes, hidden_loss, recording, targets_of
 
         _, places = targets_of(batch)
-        hidden, temperature = self._config.hidden, self._config.temperature
+        hidden, temperature = self._distill.hidden, self._distill.temperature
         if hidden is None:
             answers = PositionLogits(teacher, self._inputs(teacher, batch), places)
             classes = all_classes(answers, self._vocabulary, temperature)
@@ -271,7 +277,7 @@ class Distillation(Objective):
         from artel.models.logits_loss import loss_of_logits
         from artel.objectives.distill.teacher_outputs import at_temperature, divergence, targets_of
 
-        config = self._config
+        distill = self._distill
         labels, places = targets_of(batch)
         aligned = batch.tensors.get("teacher_aligned")
         is_aligned = None if aligned is None else aligned.flatten()[places]
@@ -283,10 +289,10 @@ class Distillation(Objective):
             zero = plain.new_zeros(())
             if classes is None:
                 return torch.stack([plain.sum(), right.float(), plain.detach().sum(), zero, zero, zero])
-            student = at_temperature(logits[:, : self._vocabulary], config.temperature)
+            student = at_temperature(logits[:, : self._vocabulary], distill.temperature)
             teacher, first, student = classes(student, chunk)
-            distance = divergence(teacher, student, config.loss, config.beta)
-            loss = config.alpha * plain + (1 - config.alpha) * config.temperature**2 * distance
+            distance = divergence(teacher, student, distill.loss, distill.beta)
+            loss = distill.alpha * plain + (1 - distill.alpha) * distill.temperature**2 * distance
             agreed = guesses == first
             if is_aligned is not None:
                 loss = torch.where(is_aligned[chunk], loss, plain)
@@ -321,7 +327,7 @@ class Distillation(Objective):
         if totals["aligned"]:
             metrics |= {"divergence": totals["divergence"] / totals["aligned"]}
             metrics |= {"agreement": totals["agreed"] / totals["aligned"]}
-        if self._config.hidden is not None:
+        if self._distill.hidden is not None:
             metrics |= {"hidden_loss": totals["hidden"] / totals["targets"]}
         return metrics
 
@@ -334,8 +340,8 @@ class Distill(Distillation, Causal):
     taught = Causal
 
     @classmethod
-    def _is_meant(cls, run: RunConfig) -> bool:
-        return _means(run, "causal", Causal)
+    def _is_meant(cls, config: RunConfig) -> bool:
+        return _means(config, "causal", Causal)
 
 
 class DistillChat(Distillation, Chat):
@@ -345,8 +351,8 @@ class DistillChat(Distillation, Chat):
     taught = Chat
 
     @classmethod
-    def _is_meant(cls, run: RunConfig) -> bool:
-        return _means(run, "chat", Chat)
+    def _is_meant(cls, config: RunConfig) -> bool:
+        return _means(config, "chat", Chat)
 
 
 class DistillMasked(Distillation, Masked):
@@ -357,13 +363,13 @@ class DistillMasked(Distillation, Masked):
     sees_ahead = True
 
     @classmethod
-    def _is_meant(cls, run: RunConfig) -> bool:
-        return run.distill.on == "masked"
+    def _is_meant(cls, config: RunConfig) -> bool:
+        return config.distill.on == "masked"
 
     @classmethod
-    def problems(cls, run: RunConfig) -> list[Problem]:
-        problems = super().problems(run)
-        if run.distill.top_k is not None:
+    def problems(cls, config: RunConfig) -> list[Problem]:
+        problems = super().problems(config)
+        if config.distill.top_k is not None:
             what = "other tokens are hidden in each epoch, so what the teacher says of them is not kept"
             problems.append(Problem("distill.top_k", what, "write null: the teacher answers while the student trains"))
         return problems
@@ -372,7 +378,7 @@ class DistillMasked(Distillation, Masked):
 _KINDS: tuple[type[Distillation], ...] = (Distill, DistillChat, DistillMasked)
 
 
-def _means(run: RunConfig, name: str, taught: type[Objective]) -> bool:
+def _means(config: RunConfig, name: str, taught: type[Objective]) -> bool:
     """True if a run distills an objective, by `distill.on` or by the kind of its sources."""
-    kinds = {source.yields for source in run.data.sources}
-    return run.distill.on == name or (run.distill.on == "auto" and bool(kinds & set(taught.learns_from)))
+    kinds = {source.yields for source in config.data.sources}
+    return config.distill.on == name or (config.distill.on == "auto" and bool(kinds & set(taught.learns_from)))

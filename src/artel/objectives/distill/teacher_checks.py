@@ -18,90 +18,92 @@ KEY = "distill.teacher"
 _LISTED = 3
 
 
-def teacher_model(run: RunConfig) -> str:
+def teacher_model(config: RunConfig) -> str:
     """Return the folder or hub id of the teacher's model; for a run, its folder `model`."""
-    name = run.distill.teacher or ""
+    name = config.distill.teacher or ""
     return str(Path(name, "model")) if Path(name, "config.yaml").is_file() else name
 
 
-def teacher_problems(run: RunConfig) -> list[Problem]:
+def teacher_problems(config: RunConfig) -> list[Problem]:
     """Return what is wrong with the teacher, or does not fit it."""
-    config = run.distill
-    if config.teacher is None:
+    distill = config.distill
+    if distill.teacher is None:
         fix = "write distill: {teacher: FOLDER}, a run that is trained, a model folder or a hub id"
         return [Problem(KEY, "is not given, and a student learns from a teacher", fix)]
-    if run.run and Path(run.run, "teacher.json").is_file():
+    if config.run and Path(config.run, "teacher.json").is_file():
         return []  # the teacher's outputs are cached in the run
     problems = []
-    model = Path(teacher_model(run))
-    if Path(config.teacher, "config.yaml").is_file() and not model.is_dir():
-        what = f"{config.teacher} is a run whose model is not finished"
-        problems.append(Problem(KEY, what, f"train it first: artel train {config.teacher}"))
-    elif config.teacher.startswith((".", "/", "~")) and not model.is_dir():
-        problems.append(Problem(KEY, f"there is no folder {config.teacher}", "give a run, a model folder or a hub id"))
-    elif run.tokenizer.train is not None and config.tokenizer == "same":
+    model = Path(teacher_model(config))
+    if Path(distill.teacher, "config.yaml").is_file() and not model.is_dir():
+        what = f"{distill.teacher} is a run whose model is not finished"
+        problems.append(Problem(KEY, what, f"train it first: artel train {distill.teacher}"))
+    elif distill.teacher.startswith((".", "/", "~")) and not model.is_dir():
+        problems.append(Problem(KEY, f"there is no folder {distill.teacher}", "give a run, a model folder or a hub id"))
+    elif config.tokenizer.train is not None and distill.tokenizer == "same":
         what = "a tokenizer trained anew has other tokens than the teacher, whose distributions are over its own"
         fix = "leave tokenizer out: the teacher's own is taken; or write distill.tokenizer: by_text"
         problems.append(Problem("tokenizer.train", what, fix))
     elif model.is_dir():
-        problems += _tokenizer_problems(run, model)
+        problems += _tokenizer_problems(config, model)
     return problems
 
 
-def source_problems(run: RunConfig, known: Collection[str], taught: Sequence[str]) -> list[Problem]:
+def source_problems(config: RunConfig, known: Collection[str], taught: Sequence[str]) -> list[Problem]:
     """Return a problem if sources are of a `known` kind that the objective of `distill.on` does not learn."""
-    wrong = [source.yields for source in run.data.sources if source.yields in known and source.yields not in taught]
-    if run.distill.on == "auto" or not wrong:
+    wrong = [source.yields for source in config.data.sources if source.yields in known and source.yields not in taught]
+    if config.distill.on == "auto" or not wrong:
         return []
-    what = f"{run.distill.on} learns from {taught[0]}, and the sources yield {wrong[0]}"
+    what = f"{config.distill.on} learns from {taught[0]}, and the sources yield {wrong[0]}"
     return [Problem("distill.on", what, "write auto, which goes by the sources; or give other sources")]
 
 
-def layout_problems(run: RunConfig) -> list[Problem]:
+def layout_problems(config: RunConfig) -> list[Problem]:
     """Return what needs the teacher in memory, or cannot have it there."""
-    if run.distill.top_k is not None:
-        if run.distill.hidden is None or run.distill.tokenizer == "by_text":
+    if config.distill.top_k is not None:
+        if config.distill.hidden is None or config.distill.tokenizer == "by_text":
             return []
         what = "hidden states are not kept: the teacher must be in memory beside the student"
         return [Problem("distill.hidden", what, "write distill.top_k: null with it")]
     return [
         Problem(key, f"{what}, and with distill.top_k null the teacher needs it whole", "write 1, or a top_k")
         for key, size, what in (
-            ("parallel.pipeline", run.parallel.pipeline, "no stage has the model"),
-            ("parallel.context", run.parallel.context, "no process has the sequence"),
+            ("parallel.pipeline", config.parallel.pipeline, "no stage has the model"),
+            ("parallel.context", config.parallel.context, "no process has the sequence"),
         )
         if size > 1
     ]
 
 
-def by_text_problems(run: RunConfig) -> list[Problem]:
+def by_text_problems(config: RunConfig) -> list[Problem]:
     """Return what a teacher with another tokenizer cannot teach."""
-    config = run.distill
-    if config.tokenizer == "same":
+    distill = config.distill
+    if distill.tokenizer == "same":
         return []
     problems = []
-    if config.on == "masked":
+    if distill.on == "masked":
         what = "masked hides the student's tokens, which a teacher with another tokenizer does not have"
         problems.append(Problem("distill.on", what, "write distill.tokenizer: same, or teach causal or chat"))
-    elif config.top_k is None:
+    elif distill.top_k is None:
         what = "null asks the teacher while the student trains, and one with another tokenizer is asked before"
         problems.append(Problem("distill.top_k", what, "write 64, or distill.tokenizer: same"))
-    if config.hidden is not None:
+    if distill.hidden is not None:
         what = "hidden states of other tokens cannot be compared"
         problems.append(Problem("distill.hidden", what, "leave it out, or write distill.tokenizer: same"))
-    if run.tokenizer.train is not None and run.tokenizer.train.pattern == "whitespace":
+    if config.tokenizer.train is not None and config.tokenizer.train.pattern == "whitespace":
         what = "whitespace makes tokens that do not join to their text, by which distill.tokenizer: by_text goes"
         problems.append(Problem("tokenizer.train.pattern", what, "write gpt2 or gpt4"))
     return problems
 
 
-def _tokenizer_problems(run: RunConfig, model: Path) -> list[Problem]:
+def _tokenizer_problems(config: RunConfig, model: Path) -> list[Problem]:
     """Compare the student's tokenizer, if it is in a folder here, with the teacher's."""
-    key, name = ("tokenizer.from", run.tokenizer.from_) if run.tokenizer.from_ else ("model.from", run.model.from_)
-    if run.distill.tokenizer == "by_text":
+    key, name = (
+        ("tokenizer.from", config.tokenizer.from_) if config.tokenizer.from_ else ("model.from", config.model.from_)
+    )
+    if config.distill.tokenizer == "by_text":
         places = [(KEY, str(model)), *([(key, name)] if name is not None and Path(name).is_dir() else [])]
         return [problem for place in places for problem in _text_problems(*place)]
-    if name is None or run.data.from_store or not Path(name).is_dir() or Path(name).resolve() == model.resolve():
+    if name is None or config.data.from_store or not Path(name).is_dir() or Path(name).resolve() == model.resolve():
         return []
     try:
         student, teacher = load_tokenizer(name, key), load_tokenizer(str(model), KEY)

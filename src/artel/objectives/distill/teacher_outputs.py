@@ -204,21 +204,21 @@ def recording(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
 
 
 def hidden_loss(
-    teacher: list[torch.Tensor], student: list[torch.Tensor], places: torch.Tensor, config: HiddenStatesConfig
+    teacher: list[torch.Tensor], student: list[torch.Tensor], places: torch.Tensor, hidden: HiddenStatesConfig
 ) -> torch.Tensor:
     """Return the sum over positions of the mean loss of matched layers, float32 (). Both models have the same width.
 
     Romero et al. 2015, "FitNets"; Sanh et al. 2019, DistilBERT. States are taken before the model's last norm.
     """
     pairs = [(len(teacher) - 1, len(student) - 1)]
-    if config.layers == "even":
+    if hidden.layers == "even":
         matched = [round((layer + 1) * len(teacher) / len(student)) - 1 for layer in range(len(student))]
         pairs = [(max(0, layer), own) for own, layer in enumerate(matched)]  # -1: the student has twice the layers
     losses = []
     for layer, own in pairs:
         expected = teacher[layer].flatten(0, 1)[places].float()
         actual = student[own].flatten(0, 1)[places].float()
-        if config.loss == "cosine":
+        if hidden.loss == "cosine":
             losses.append((1 - torch.cosine_similarity(actual, expected, dim=-1)).sum())
         else:
             losses.append((actual - expected).square().mean(dim=-1).sum())

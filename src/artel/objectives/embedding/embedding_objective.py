@@ -56,7 +56,7 @@ from artel.objectives.length_groups import group_rows
 from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
 from artel.objectives.usage import in_python
 from artel.text import Document, Rejected
-from artel.tokens import Rows, Samples, StoreSplit, Tokenizer, WholeSamples
+from artel.tokens import Rows, Samples, StoreSplit, Tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -98,35 +98,35 @@ class Embedding(Objective):
         "spearman": "higher",
     }
 
-    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(run, tokenizer)
-        self._config = run.embedding
-        self._reader = MatchReader(tokenizer, run.embedding, run.data.block)
-        self._encoder = TextEncoder(tokenizer, self._reader, run.embedding, run.data.block)
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        self._embedding = config.embedding
+        self._reader = MatchReader(tokenizer, config.embedding, config.data.block)
+        self._encoder = TextEncoder(tokenizer, self._reader, config.embedding, config.data.block)
         self._packs = False
         self._causal = False
-        self.needs_global_outputs = run.embedding.loss in ("in_batch_negatives", "cosent")
+        self.needs_global_outputs = config.embedding.loss in ("in_batch_negatives", "cosent")
 
     @classmethod
-    def problems(cls, run: RunConfig) -> list[Problem]:
-        problems, config = super().problems(run), run.embedding
-        if config.symmetric and config.loss != "in_batch_negatives":
-            problems.append(Problem("embedding.symmetric", f"has no meaning for loss {config.loss}", "leave it out"))
-        if config.loss == "in_batch_negatives" and run.train.batch == 1:
+    def problems(cls, config: RunConfig) -> list[Problem]:
+        problems, embedding = super().problems(config), config.embedding
+        if embedding.symmetric and embedding.loss != "in_batch_negatives":
+            problems.append(Problem("embedding.symmetric", f"has no meaning for loss {embedding.loss}", "leave it out"))
+        if embedding.loss == "in_batch_negatives" and config.train.batch == 1:
             what = "1: no other query's document is in the batch to tell the right one from"
             problems.append(Problem("train.batch", what, "write 32 or more"))
-        if config.loss == "triplet" and config.negatives == 0:
+        if embedding.loss == "triplet" and embedding.negatives == 0:
             what = "0: a triplet is a query, what matches it, and what does not"
             problems.append(Problem("embedding.negatives", what, "write 1 or more"))
-        if run.validate_.prompts:
+        if config.validate_.prompts:
             what = "a vector shows nothing to a reader"
             problems.append(Problem("validate.prompts", what, "leave them out; validation says what is found"))
-        if run.model.from_ is not None and pools_texts(run.model.from_):
-            pooling = read_folder(run.model.from_)["embedding"]["pooling"]
-            if pooling != config.pooling:
-                what = f"{config.pooling}, and {run.model.from_} was trained with {pooling}"
+        if config.model.from_ is not None and pools_texts(config.model.from_):
+            pooling = read_folder(config.model.from_)["embedding"]["pooling"]
+            if pooling != embedding.pooling:
+                what = f"{embedding.pooling}, and {config.model.from_} was trained with {pooling}"
                 problems.append(Problem("embedding.pooling", what, f"write pooling: {pooling}"))
-        return problems + _longer_than(_size_in_folder(run.model), config.matryoshka)
+        return problems + _longer_than(_size_in_folder(config.model), embedding.matryoshka)
 
     @classmethod
     def claims(cls, architecture: str, folder: str) -> bool:
@@ -139,18 +139,18 @@ class Embedding(Objective):
         return read_folder(folder) if pools_texts(folder) else {}
 
     @classmethod
-    def store_settings(cls, run: RunConfig) -> Any:
-        config = run.embedding
-        return [run.data.block, config.prompts.model_dump(), config.loss, config.largest_score]
+    def store_settings(cls, config: RunConfig) -> Any:
+        embedding = config.embedding
+        return [config.data.block, embedding.prompts.model_dump(), embedding.loss, embedding.largest_score]
 
     @property
     def loss_description(self) -> str:
-        return loss_description(self._config)
+        return loss_description(self._embedding)
 
     def check(self, model: PreTrainedModel) -> None:
         """Let texts share rows from now on, if the model isolates them."""
         size = model.config.get_text_config().hidden_size
-        if problems := _longer_than(size, self._config.matryoshka):
+        if problems := _longer_than(size, self._embedding.matryoshka):
             raise InputError(problems)
         self.outputs = tuple(map(str, range(size)))
         self._causal = is_causal(model)
@@ -160,9 +160,6 @@ class Embedding(Objective):
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected]:
         return self._reader.samples(documents)
-
-    def dataset(self, split: StoreSplit) -> WholeSamples:
-        return WholeSamples(split)
 
     def min_evaluated(self, split: StoreSplit) -> int:
         numbers = split.numbers()
@@ -206,8 +203,8 @@ class Embedding(Objective):
         chosen = []
         for row in keep:
             length = rows.lengths[row]
-            key = f"match:{self.run.seed}:{rows.epochs[row]}:{rows.indices[row]}"
-            chosen.append(choose(rows.ids[row, :length], rows.flags[row, :length], self._config.most_negatives, key))
+            key = f"match:{self.config.seed}:{rows.epochs[row]}:{rows.indices[row]}"
+            chosen.append(choose(rows.ids[row, :length], rows.flags[row, :length], self._embedding.most_negatives, key))
         keys = match_keys(
             [
                 MatchKeys(
@@ -231,10 +228,10 @@ class Embedding(Objective):
             starts = np.flatnonzero(rows.flags[0, : rows.lengths[0]])
             roles, texts = rows.flags[0, starts], np.split(ids, starts[1:])
         goals = dict(_GOALS)
-        if self._config.learns_scores:
+        if self._embedding.learns_scores:
             share = rows.numbers[0, SCORE] / MILLION
             goals[POSITIVE] = f"a cosine with its query in the order of {share:g}"
-            if self._config.loss == "cosine":
+            if self._embedding.loss == "cosine":
                 goals[POSITIVE] = f"the cosine {share:g} with its query"
         return [
             TokenView(text, np.full(len(text), IGNORED), _NAMES[int(role)], goal=goals[int(role)])
@@ -248,8 +245,8 @@ class Embedding(Objective):
 
     def batch_outputs(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         if batch.groups:
-            return group_vectors(model, batch.tensors, batch.groups, self._config.pooling)
-        return packed_vectors(model, batch.tensors, self._config.pooling, causal=self._causal)
+            return group_vectors(model, batch.tensors, batch.groups, self._embedding.pooling)
+        return packed_vectors(model, batch.tensors, self._embedding.pooling, causal=self._causal)
 
     def output_keys(self, batch: Batch) -> torch.Tensor:
         return batch.tensors["keys"]
@@ -258,12 +255,12 @@ class Embedding(Objective):
         import torch
 
         texts = Texts.of(outputs, keys)
-        loss = loss_sum(texts, self._config, part)
+        loss = loss_sum(texts, self._embedding, part)
         return torch.stack([loss, loss.new_tensor(float(len(texts.indices(QUERY, part=part))))])
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the vector of each text; `metrics` compares them."""
-        outputs = finished(self.batch_outputs(model, batch), self._config)
+        outputs = finished(self.batch_outputs(model, batch), self._embedding)
         return outputs.new_tensor([0.0, float(batch.targets)]), outputs
 
     # metrics
@@ -274,13 +271,13 @@ class Embedding(Objective):
         Queries of the split are looked up among all its documents; scored pairs are ranked by cosine.
         """
         found = ValidatedTexts.of(outputs, split)
-        loss = mean_loss(found, self._config, self.run.train.batch)
-        return {"loss": loss} | lookup_metrics(found, found.vectors, self._config)
+        loss = mean_loss(found, self._embedding, self.config.train.batch)
+        return {"loss": loss} | lookup_metrics(found, found.vectors, self._embedding)
 
     def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
         """Return the size of the corpus, and the metrics of truncated vectors (`embedding.matryoshka`)."""
         found = ValidatedTexts.of(outputs, split)
-        shorter = truncated_metrics(found, self._config)
+        shorter = truncated_metrics(found, self._embedding)
         return {"tables": {"Corpus": [corpus_counts(found)], **({"Shorter vectors": shorter} if shorter else {})}}
 
     # use
@@ -314,15 +311,15 @@ class Embedding(Objective):
     def model_files(self, model: PreTrainedModel) -> dict[str, bytes]:
         from artel.models.loading.structure import position_limit
 
-        block = min(self.run.data.block, position_limit(model) or self.run.data.block)
-        return folder_files(self._config, model.config.get_text_config().hidden_size, block)
+        block = min(self.config.data.block, position_limit(model) or self.config.data.block)
+        return folder_files(self._embedding, model.config.get_text_config().hidden_size, block)
 
-    def command(self, run: str, samples: Samples | None) -> str:
+    def command(self, folder: str, samples: Samples | None) -> str:
         prompt = _EXAMPLE if samples is None else self._reader.query_words(samples.read(0))
-        return f"artel generate {run} --prompt {shlex.quote(prompt)} --json"
+        return f"artel generate {folder} --prompt {shlex.quote(prompt)} --json"
 
     def usage(self) -> str:
-        return usage(self._config, [_EXAMPLE, "Anna is in the forest."])
+        return usage(self._embedding, [_EXAMPLE, "Anna is in the forest."])
 
 
 def _size_in_folder(model: ModelConfig) -> int | None:
@@ -354,12 +351,12 @@ _POOLED = {
 }
 
 
-def usage(config: EmbeddingConfig, texts: Sequence[str]) -> str:
+def usage(embedding: EmbeddingConfig, texts: Sequence[str]) -> str:
     """Return Python that computes the vectors of a query and a document, and their cosine, with transformers."""
     query, document = texts
-    framed = [config.prompts.query + query, config.prompts.document + document]
+    framed = [embedding.prompts.query + query, embedding.prompts.document + document]
     nearness = "(vectors[0] @ vectors[1]).item())  # the cosine"
-    if not config.normalize:
+    if not embedding.normalize:
         nearness = "torch.cosine_similarity(vectors[0], vectors[1], dim=0).item())"
     return "\n".join(
         [
@@ -368,8 +365,8 @@ def usage(config: EmbeddingConfig, texts: Sequence[str]) -> str:
             "with torch.no_grad():",
             "    states = model(**inputs).last_hidden_state",
             'mask = inputs["attention_mask"]',
-            _POOLED[config.pooling],
-            *(["vectors = torch.nn.functional.normalize(vectors, dim=1)"] if config.normalize else []),
+            _POOLED[embedding.pooling],
+            *(["vectors = torch.nn.functional.normalize(vectors, dim=1)"] if embedding.normalize else []),
             f"print({nearness}",
         ]
     )

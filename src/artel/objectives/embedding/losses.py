@@ -86,43 +86,43 @@ def _pair(queries: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
     return queries * _ODD + documents  # wraps around
 
 
-def loss_description(config: EmbeddingConfig) -> str:
+def loss_description(embedding: EmbeddingConfig) -> str:
     """Return the loss in words."""
     words = {
         "in_batch_negatives": "in-batch negatives of the whole global batch",
-        "triplet": f"triplets, margin {config.margin:g}",
+        "triplet": f"triplets, margin {embedding.margin:g}",
         "cosine": "squared error of cosines",
         "cosent": "CoSENT of the whole global batch",
-    }[config.loss]
-    sizes = f", at {', '.join(map(str, config.matryoshka))} numbers" if config.matryoshka else ""
-    return f"{words}{', both ways' if config.symmetric else ''}{sizes}"
+    }[embedding.loss]
+    sizes = f", at {', '.join(map(str, embedding.matryoshka))} numbers" if embedding.matryoshka else ""
+    return f"{words}{', both ways' if embedding.symmetric else ''}{sizes}"
 
 
-def loss_sum(texts: Texts, config: EmbeddingConfig, part: slice) -> torch.Tensor:
+def loss_sum(texts: Texts, embedding: EmbeddingConfig, part: slice) -> torch.Tensor:
     """Return the loss of the queries within `part`, float32; with `matryoshka` the mean over its sizes.
 
     Queries and positives of a part are both in the order of its matches.
     """
     import torch
 
-    loss = {"in_batch_negatives": _in_batch, "triplet": _triplet, "cosine": _cosine, "cosent": _cosent}[config.loss]
+    loss = {"in_batch_negatives": _in_batch, "triplet": _triplet, "cosine": _cosine, "cosent": _cosent}[embedding.loss]
     with torch.autocast(texts.vectors.device.type, enabled=False):
         losses = [
-            loss(texts, torch.nn.functional.normalize(texts.vectors[:, :size].float(), dim=1), config, part)
-            for size in config.matryoshka or [texts.vectors.shape[1]]
+            loss(texts, torch.nn.functional.normalize(texts.vectors[:, :size].float(), dim=1), embedding, part)
+            for size in embedding.matryoshka or [texts.vectors.shape[1]]
         ]
         return torch.stack(losses).mean()
 
 
-def _in_batch(texts: Texts, vectors: torch.Tensor, config: EmbeddingConfig, part: slice) -> torch.Tensor:
+def _in_batch(texts: Texts, vectors: torch.Tensor, embedding: EmbeddingConfig, part: slice) -> torch.Tensor:
     queries, positives = texts.indices(QUERY, part=part), texts.indices(POSITIVE, part=part)
     documents = texts.indices(POSITIVE, NEGATIVE)
     cosines = vectors[queries] @ vectors[documents].T
-    loss = _choice(cosines / config.temperature, documents, positives, texts.matches(queries, documents))
-    if config.symmetric:
+    loss = _choice(cosines / embedding.temperature, documents, positives, texts.matches(queries, documents))
+    if embedding.symmetric:
         others = texts.indices(QUERY)
         cosines = vectors[positives] @ vectors[others].T
-        loss = loss + _choice(cosines / config.temperature, others, queries, texts.matches(others, positives).T)
+        loss = loss + _choice(cosines / embedding.temperature, others, queries, texts.matches(others, positives).T)
         loss = loss / 2
     return loss
 
@@ -139,7 +139,7 @@ def _choice(logits: torch.Tensor, candidates: torch.Tensor, targets: torch.Tenso
     return torch.nn.functional.cross_entropy(logits.masked_fill(others, -torch.inf), own, reduction="sum")
 
 
-def _triplet(texts: Texts, vectors: torch.Tensor, config: EmbeddingConfig, part: slice) -> torch.Tensor:
+def _triplet(texts: Texts, vectors: torch.Tensor, embedding: EmbeddingConfig, part: slice) -> torch.Tensor:
     """Return the triplet loss; a query's loss is the mean over its negatives."""
     import torch
 
@@ -149,20 +149,20 @@ def _triplet(texts: Texts, vectors: torch.Tensor, config: EmbeddingConfig, part:
     order = torch.searchsorted(texts.keys[queries, _MATCH].contiguous(), texts.keys[negatives, _MATCH].contiguous())
     far = (vectors[queries][order] * vectors[negatives]).sum(dim=1)
     counts = torch.zeros_like(near).index_add(0, order, torch.ones_like(far))
-    return ((config.margin + far - near[order]).clamp(min=0) / counts[order]).sum()
+    return ((embedding.margin + far - near[order]).clamp(min=0) / counts[order]).sum()
 
 
-def _cosine(texts: Texts, vectors: torch.Tensor, config: EmbeddingConfig, part: slice) -> torch.Tensor:
+def _cosine(texts: Texts, vectors: torch.Tensor, embedding: EmbeddingConfig, part: slice) -> torch.Tensor:
     cosines, scores = _scored(texts, vectors, part)
     return ((cosines - scores) ** 2).sum()
 
 
-def _cosent(texts: Texts, vectors: torch.Tensor, config: EmbeddingConfig, part: slice) -> torch.Tensor:
+def _cosent(texts: Texts, vectors: torch.Tensor, embedding: EmbeddingConfig, part: slice) -> torch.Tensor:
     """Return the loss of the global batch times the number of queries in the part."""
     import torch
 
     cosines, scores = _scored(texts, vectors, slice(None))
-    worse = (cosines[:, None] - cosines[None, :]) / config.temperature
+    worse = (cosines[:, None] - cosines[None, :]) / embedding.temperature
     worse = worse[scores[:, None] < scores[None, :]]
     loss = torch.logsumexp(torch.cat([worse.new_zeros(1), worse]), dim=0)
     return loss * len(texts.indices(QUERY, part=part))

@@ -35,17 +35,17 @@ MILLION = 1_000_000
 class MatchReader:
     """Turns matches into samples."""
 
-    def __init__(self, tokenizer: Tokenizer, config: EmbeddingConfig, block: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, embedding: EmbeddingConfig, block: int) -> None:
         self.frame = tokenizer.frame(needed=False)
         self._tokenizer = tokenizer
-        self._config = config
+        self._embedding = embedding
         self._room = block - self.frame.size
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected]:
         """Yield the samples of each match. Texts are cut to `block` tokens, which the ledger counts."""
         matches = [document.record.fields for document in documents]
         texts = [text for match in matches if isinstance(match, Match) for text in self._with_prompts(match)]
-        prompts = self._config.prompts
+        prompts = self._embedding.prompts
         as_documents = [prompts.document + match.query for match in matches if isinstance(match, Match)]
         ids = self._tokenizer.encode(texts)
         queries = self._tokenizer.encode(as_documents if prompts.query != prompts.document else [])
@@ -67,17 +67,17 @@ class MatchReader:
         """Return the first words of a training sample's query, without its prompt."""
         assert sample.flags is not None
         query = np.split(sample.ids, np.flatnonzero(sample.flags)[1:])[0]
-        (prompt,) = self._tokenizer.encode([self._config.prompts.query.rstrip()])
+        (prompt,) = self._tokenizer.encode([self._embedding.prompts.query.rstrip()])
         inside = query[len(self.frame.before) : len(query) - len(self.frame.after)]
         return first_words(self._tokenizer, inside[len(prompt) :])
 
     def _with_prompts(self, match: Match) -> list[str]:
-        prompts = self._config.prompts
+        prompts = self._embedding.prompts
         return [prompts.query + match.query, *(prompts.document + text for text in match.texts[1:])]
 
     def _problem(self, match: Match, encoded: list[np.ndarray]) -> tuple[str, str] | None:
         """Return (reason, what to do) for a match that the loss cannot learn from."""
-        loss, scored = self._config.loss, self._config.learns_scores
+        loss, scored = self._embedding.loss, self._embedding.learns_scores
         if any(len(ids) == 0 for ids in encoded):
             return "empty", "one of its texts has no token"
         if scored and match.score is None:
@@ -86,7 +86,7 @@ class MatchReader:
             return "score", f"it has a score, and loss {loss} knows only texts that match; write loss: cosine"
         if loss == "triplet" and not match.negatives:
             return "no_negative", "it has no negative, which loss triplet needs; write loss: in_batch_negatives"
-        largest = self._config.largest_score
+        largest = self._embedding.largest_score
         if loss == "cosine" and match.score is not None and abs(match.score) > largest:
             what = f"its score is {match.score:g}, over embedding.largest_score ({largest:g})"
             return "score", f"{what}: write the score of two texts that mean the same there"
@@ -95,7 +95,7 @@ class MatchReader:
     def _made(self, match: Match, encoded: list[np.ndarray], query: int, *, is_validation: bool) -> DocumentSamples:
         """Return the samples. `query`: hash of the query."""
         roles = [QUERY, *(POSITIVE for _ in match.positives), *(NEGATIVE for _ in match.negatives)]
-        score = round((match.score or 0.0) / self._config.largest_score * MILLION)
+        score = round((match.score or 0.0) / self._embedding.largest_score * MILLION)
         texts = [self.framed(ids) for ids in encoded]
         counted = {"truncated": cut} if (cut := sum(len(ids) > self._room for ids in encoded)) else {}
         if is_validation:

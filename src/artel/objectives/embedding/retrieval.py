@@ -77,7 +77,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
-def lookup_metrics(found: ValidatedTexts, vectors: np.ndarray, config: EmbeddingConfig) -> dict[str, float]:
+def lookup_metrics(found: ValidatedTexts, vectors: np.ndarray, embedding: EmbeddingConfig) -> dict[str, float]:
     """Return retrieval metrics of the split's queries among all its documents, or `spearman` of scored pairs.
 
     `vectors`: (texts, size).
@@ -85,7 +85,7 @@ def lookup_metrics(found: ValidatedTexts, vectors: np.ndarray, config: Embedding
     if not len(vectors):
         return {}
     directions = unit(vectors)
-    if config.learns_scores:
+    if embedding.learns_scores:
         pairs = [(match[0], match[1]) for match in found.matches]
         cosines = np.array([directions[query] @ directions[document] for query, document in pairs])
         return {"spearman": spearman(cosines, np.array([found.scores[query] for query, _ in pairs]))}
@@ -94,25 +94,25 @@ def lookup_metrics(found: ValidatedTexts, vectors: np.ndarray, config: Embedding
     return retrieval_metrics(directions[queries], directions[found.documents], judged, left_out)
 
 
-def truncated_metrics(found: ValidatedTexts, config: EmbeddingConfig) -> list[dict[str, Any]]:
+def truncated_metrics(found: ValidatedTexts, embedding: EmbeddingConfig) -> list[dict[str, Any]]:
     """Return a row of `lookup_metrics` for each truncated size (`embedding.matryoshka`)."""
-    sizes = [size for size in config.matryoshka if size < found.vectors.shape[1]]
-    return [{"dimensions": str(size), **lookup_metrics(found, found.vectors[:, :size], config)} for size in sizes]
+    sizes = [size for size in embedding.matryoshka if size < found.vectors.shape[1]]
+    return [{"dimensions": str(size), **lookup_metrics(found, found.vectors[:, :size], embedding)} for size in sizes]
 
 
-def mean_loss(found: ValidatedTexts, config: EmbeddingConfig, batch: int) -> float:
+def mean_loss(found: ValidatedTexts, embedding: EmbeddingConfig, batch: int) -> float:
     """Return the mean loss per query over batches of `batch` matches, in order."""
     import torch
 
     total = 0.0
     for start in range(0, len(found.matches), batch):
-        matches = [_match(found, match, config.most_negatives) for match in found.matches[start : start + batch]]
+        matches = [_match(found, match, embedding.most_negatives) for match in found.matches[start : start + batch]]
         keys = torch.from_numpy(match_keys([keys for keys, _ in matches]))
         order = [texts[0] for _, texts in matches] + [texts[1] for _, texts in matches]
         order += [text for _, texts in matches for text in texts[2:]]
         texts = Texts.of(torch.from_numpy(found.vectors[order]), keys)
         with torch.no_grad():
-            total += float(loss_sum(texts, config, slice(None)))
+            total += float(loss_sum(texts, embedding, slice(None)))
     return total / max(1, len(found.matches))
 
 

@@ -24,25 +24,25 @@ _NO_LIMIT = 10**8  # tokenizers without a limit write 10**30
 _KINDS = ("Transformer", "Pooling", "Normalize")
 
 
-def folder_files(config: EmbeddingConfig, size: int, block: int) -> dict[str, bytes]:
+def folder_files(embedding: EmbeddingConfig, size: int, block: int) -> dict[str, bytes]:
     """Return the files, by their paths in the folder, of a model with vectors of `size` numbers.
 
     In the form of versions before 6, which newer ones read, too.
     """
-    paths = ("", _POOLING, "2_Normalize")[: 3 if config.normalize else 2]
+    paths = ("", _POOLING, "2_Normalize")[: 3 if embedding.normalize else 2]
     modules = [
         {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for index, (path, kind) in enumerate(zip(paths, _KINDS, strict=False))
     ]
     pooling = {
         "word_embedding_dimension": size,
-        **{f"pooling_mode_{name}": mode == config.pooling for mode, name in _MODES.items()},
+        **{f"pooling_mode_{name}": mode == embedding.pooling for mode, name in _MODES.items()},
         **{f"pooling_mode_{name}": False for name in _OTHER_MODES},
         "include_prompt": True,
     }
     about: dict[str, Any] = {
         "model_type": "SentenceTransformer",
-        "prompts": config.prompts.model_dump(),
+        "prompts": embedding.prompts.model_dump(),
         "default_prompt_name": None,
         "similarity_fn_name": "cosine",
     }

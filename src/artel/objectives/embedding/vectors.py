@@ -128,11 +128,11 @@ def _pooled(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch
         return (mask[:, None].float() @ hidden)[:, 0] / counts[:, None]
 
 
-def finished(vectors: torch.Tensor, config: EmbeddingConfig) -> torch.Tensor:
+def finished(vectors: torch.Tensor, embedding: EmbeddingConfig) -> torch.Tensor:
     """Return vectors (texts, size) as users get them: normalized if the run says so."""
     import torch
 
-    return torch.nn.functional.normalize(vectors, dim=1) if config.normalize else vectors
+    return torch.nn.functional.normalize(vectors, dim=1) if embedding.normalize else vectors
 
 
 def is_causal(model: PreTrainedModel) -> bool:
@@ -188,8 +188,8 @@ def _states(model: PreTrainedModel, inputs: dict[str, Any]) -> torch.Tensor:
 class TextEncoder:
     """Turns texts into vectors. Texts are cut to `block` tokens."""
 
-    def __init__(self, tokenizer: Tokenizer, reader: MatchReader, config: EmbeddingConfig, block: int) -> None:
-        self._tokenizer, self._reader, self._config, self._block = tokenizer, reader, config, block
+    def __init__(self, tokenizer: Tokenizer, reader: MatchReader, embedding: EmbeddingConfig, block: int) -> None:
+        self._tokenizer, self._reader, self._embedding, self._block = tokenizer, reader, embedding, block
 
     def rows(self, texts: Sequence[Any], kind: str) -> list[tuple[np.ndarray, bool]]:
         """Return the ids of each text, int64 (tokens,), and True if it was cut. Raises InputError.
@@ -209,7 +209,7 @@ class TextEncoder:
 
     def _encoded(self, texts: Sequence[str], kind: str) -> list[np.ndarray]:
         """Return the ids of each text after the prompt of its kind, without special tokens. Raises InputError."""
-        prompts = self._config.prompts
+        prompts = self._embedding.prompts
         prompt = {"query": prompts.query, "document": prompts.document, "": ""}.get(kind)
         if prompt is None:
             what = f"{kind!r} is no kind of text"
@@ -233,6 +233,6 @@ class TextEncoder:
             for chosen in batches_by_length([len(row) for row in rows]):
                 grouped = group_rows([rows[row] for row in chosen], 1, self._tokenizer.pad_id)
                 tensors = {name: tensor.to(model.device) for name, tensor in grouped.tensors.items()}
-                outputs = group_vectors(model, tensors, grouped.groups, self._config.pooling)[:, :dimensions]
-                result[chosen] = finished(outputs, self._config).cpu().numpy()
+                outputs = group_vectors(model, tensors, grouped.groups, self._embedding.pooling)[:, :dimensions]
+                result[chosen] = finished(outputs, self._embedding).cpu().numpy()
         return result

@@ -69,8 +69,8 @@ def best_spans(
 class WindowLoss:
     """The weighted losses of the heads."""
 
-    def __init__(self, config: SpanQAConfig) -> None:
-        self._config = config
+    def __init__(self, span_qa: SpanQAConfig) -> None:
+        self._span_qa = span_qa
         self._class_weights: torch.Tensor | None = None
 
     def balance_classes(self, counts: np.ndarray) -> None:
@@ -87,11 +87,11 @@ class WindowLoss:
         import torch
         import torch.nn.functional as F
 
-        weights, tensors = self._config.weights, batch.tensors
+        weights, tensors = self._span_qa.weights, batch.tensors
         start, end, valid = tensors["start"], tensors["end"], tensors["valid"]
         loss = weights.start * F.cross_entropy(outputs["start"], start, reduction="none")
         loss = loss + weights.end * F.cross_entropy(outputs["end"], end, reduction="none")
-        if self._config.heads == "five":
+        if self._span_qa.heads == "five":
             # Squared error of relative positions, if there is an answer.
             answered = (tensors["class"] != UNKNOWN).float()
             length = tensors["attention_mask"].sum(dim=1).float()
@@ -106,10 +106,10 @@ class WindowLoss:
         import torch
         import torch.nn.functional as F
 
-        config = self._config
-        smoothing = config.smoothing if config.class_loss == "smooth" else 0.0
+        span_qa = self._span_qa
+        smoothing = span_qa.smoothing if span_qa.class_loss == "smooth" else 0.0
         loss = F.cross_entropy(logits, target, reduction="none", label_smoothing=smoothing)
-        if config.class_loss == "focal":  # Lin et al. 2017, "Focal Loss for Dense Object Detection", equation 5
-            loss = config.focal_alpha * (1 - torch.exp(-loss)) ** config.focal_gamma * loss
+        if span_qa.class_loss == "focal":  # Lin et al. 2017, "Focal Loss for Dense Object Detection", equation 5
+            loss = span_qa.focal_alpha * (1 - torch.exp(-loss)) ** span_qa.focal_gamma * loss
         weights = self._class_weights
         return loss if weights is None else loss * weights.to(loss.device)[target]

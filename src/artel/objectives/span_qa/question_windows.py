@@ -28,10 +28,10 @@ UNKNOWN = CLASSES.index("unknown")
 class Windows:
     """Turns questions into windows."""
 
-    def __init__(self, tokenizer: Tokenizer, config: SpanQAConfig, block: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, span_qa: SpanQAConfig, block: int) -> None:
         self.frame = tokenizer.frame(pair=True)
         self._tokenizer = tokenizer
-        self._config = config
+        self._span_qa = span_qa
         self._block = block
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
@@ -48,9 +48,9 @@ class Windows:
     ) -> DocumentSamples | Rejected | Dropped:
         record, fields = document.record, document.record.fields
         assert isinstance(fields, Question)
-        if len(question) > self._config.question:
+        if len(question) > self._span_qa.question:
             detail = (
-                f"its question has {len(question)} tokens, more than span_qa.question ({self._config.question}): "
+                f"its question has {len(question)} tokens, more than span_qa.question ({self._span_qa.question}): "
                 "raise it, or shorten the question"
             )
             return Rejected(record.origin, "question_too_long", detail, record.set_name)
@@ -67,7 +67,7 @@ class Windows:
             return Dropped("answer_longer_than_window")
         is_validation = document.split == "validation"
         samples = []
-        for first in window_starts(len(context.ids), length, self._config.stride):
+        for first in window_starts(len(context.ids), length, self._span_qa.stride):
             sample = self._window(document, question, context, first, length, answer)
             if is_validation or sample.numbers[CLASS] != UNKNOWN or self._keeps_unknown(fields, first):
                 samples.append(sample)
@@ -123,7 +123,7 @@ class Windows:
 
     def _keeps_unknown(self, question: Question, first: int) -> bool:
         digest = xxhash.xxh3_64_intdigest(f"{question.id}:{question.question}:{first}".encode())
-        return digest < self._config.unknown_windows * 2**64
+        return digest < self._span_qa.unknown_windows * 2**64
 
 
 def window_starts(tokens: int, length: int, stride: int) -> range:

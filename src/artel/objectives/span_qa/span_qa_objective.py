@@ -20,7 +20,7 @@ from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
 from artel.objectives.usage import in_python
 from artel.registry import FORMATS
 from artel.text import Document, Dropped, Question, Record, Rejected
-from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples, one_row
+from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, one_row
 
 if TYPE_CHECKING:
     import torch
@@ -57,32 +57,32 @@ class SpanQA(Objective):
         "mean_average_precision": "higher",
     }
 
-    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(run, tokenizer)
-        self._config = run.span_qa
-        self._five = run.span_qa.heads == "five"
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        self._span_qa = config.span_qa
+        self._five = config.span_qa.heads == "five"
         tokenizer.isolate_punctuation()
-        self._windows = Windows(tokenizer, run.span_qa, run.data.block)
-        self._window_loss = WindowLoss(run.span_qa)
+        self._windows = Windows(tokenizer, config.span_qa, config.data.block)
+        self._window_loss = WindowLoss(config.span_qa)
 
     @classmethod
-    def problems(cls, run: RunConfig) -> list[Problem]:
-        problems = super().problems(run)
-        config, block = run.span_qa, run.data.block
-        room = block - config.question - 4  # [CLS] and up to three [SEP]
+    def problems(cls, config: RunConfig) -> list[Problem]:
+        problems = super().problems(config)
+        span_qa, block = config.span_qa, config.data.block
+        room = block - span_qa.question - 4  # [CLS] and up to three [SEP]
         if room < _SHORTEST_WINDOW:
-            what = f"{block} tokens leave no room beside a question of {config.question} (span_qa.question)"
-            problems.append(Problem("data.block", what, f"write {config.question + 4 + _SHORTEST_WINDOW} or more"))
-        elif config.stride > room:
+            what = f"{block} tokens leave no room beside a question of {span_qa.question} (span_qa.question)"
+            problems.append(Problem("data.block", what, f"write {span_qa.question + 4 + _SHORTEST_WINDOW} or more"))
+        elif span_qa.stride > room:
             what = (
-                f"{config.stride} is more than the {room} tokens of a window beside the longest question: text between "
-                "windows would never be seen"
+                f"{span_qa.stride} is more than the {room} tokens of a window beside the longest question: text "
+                "between windows would never be seen"
             )
             problems.append(Problem("span_qa.stride", what, f"write {room // 2}"))
-        if run.checkpoint.best in ("class_accuracy", "mean_average_precision") and config.heads == "span":
-            what = f"{run.checkpoint.best} needs the class head"
+        if config.checkpoint.best in ("class_accuracy", "mean_average_precision") and span_qa.heads == "span":
+            what = f"{config.checkpoint.best} needs the class head"
             problems.append(Problem("checkpoint.best", what, "write span_qa: {heads: five}, or best: f1"))
-        if run.validate_.prompts:
+        if config.validate_.prompts:
             what = "a question needs its document; prompts show nothing here"
             fix = "leave them out, and ask the model afterwards: artel generate --context"
             problems.append(Problem("validate.prompts", what, fix))
@@ -98,9 +98,9 @@ class SpanQA(Objective):
         return {"answer_class": len(CLASSES), "answer_position": 2} if self._five else {}
 
     @classmethod
-    def store_settings(cls, run: RunConfig) -> Any:
-        config = run.span_qa
-        return [run.data.block, config.question, config.stride, config.unknown_windows]
+    def store_settings(cls, config: RunConfig) -> Any:
+        span_qa = config.span_qa
+        return [config.data.block, span_qa.question, span_qa.stride, span_qa.unknown_windows]
 
     @classmethod
     def small_run(cls, block: int) -> dict[str, Any]:
@@ -108,9 +108,9 @@ class SpanQA(Objective):
         section = {"question": block // 4, "stride": block // 4}
         return {"objective": "span_qa", "span_qa": section, "data": {"sources": [source]}}
 
-    def command(self, run: str, samples: Samples | None) -> str:
+    def command(self, folder: str, samples: Samples | None) -> str:
         question, context = (_QUESTION, _CONTEXT) if samples is None else self._windows.words(samples.read(0))
-        return f"artel generate {run} --prompt {shlex.quote(question)} --context {shlex.quote(context)}"
+        return f"artel generate {folder} --prompt {shlex.quote(question)} --context {shlex.quote(context)}"
 
     def usage(self) -> str:
         return "\n".join(
@@ -131,16 +131,13 @@ class SpanQA(Objective):
 
     # samples -> batch -> loss
 
-    def dataset(self, split: StoreSplit) -> WholeSamples:
-        return WholeSamples(split)
-
     def order(self, split: StoreSplit, samples: int) -> Order | BalancedOrder:
-        if not self._config.balanced_sampling:
+        if not self._span_qa.balanced_sampling:
             return super().order(split, samples)
-        return BalancedOrder(np.asarray(split.numbers()[:, CLASS]), self.run.seed)
+        return BalancedOrder(np.asarray(split.numbers()[:, CLASS]), self.config.seed)
 
     def fit_statistics(self, split: StoreSplit) -> None:
-        if self._config.class_weights == "balanced":
+        if self._span_qa.class_weights == "balanced":
             self._window_loss.balance_classes(np.bincount(split.numbers()[:, CLASS], minlength=len(CLASSES)))
 
     def batch(self, rows: Rows) -> Batch:
@@ -183,7 +180,7 @@ class SpanQA(Objective):
 
         outputs = run_heads(model, batch, five=self._five)
         start, end = outputs["start"], outputs["end"]
-        longest = min(self._config.longest_answer, start.shape[1])
+        longest = min(self._span_qa.longest_answer, start.shape[1])
         span, first, last = best_spans(start, end, batch.tensors["document"], longest)
         columns = [first.float(), last.float(), span, start[:, 0] + end[:, 0]]
         classes = outputs["class"].softmax(dim=-1) if self._five else start.new_zeros(len(start), len(CLASSES))
@@ -196,7 +193,7 @@ class SpanQA(Objective):
         return loss | score(self.predictions(outputs, split), classes=self._five)
 
     def predictions_file(self, outputs: np.ndarray, split: StoreSplit) -> Any:
-        counts_words = any(FORMATS[source.format].counts_words for source in self.run.data.sources)
+        counts_words = any(FORMATS[source.format].counts_words for source in self.config.data.sources)
         return (nq_predictions if counts_words else squad_predictions)(self.predictions(outputs, split))
 
     def predictions(self, outputs: np.ndarray, split: StoreSplit) -> list[Prediction]:
@@ -245,7 +242,7 @@ class SpanQA(Objective):
         sources: Iterable[dict[str, Any]],
         offsets: Callable[[int], np.ndarray],
     ) -> list[Prediction]:
-        return predict(outputs, owners, sources, offsets, classes=self._five, no_answer=self._config.no_answer)
+        return predict(outputs, owners, sources, offsets, classes=self._five, no_answer=self._span_qa.no_answer)
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         raise InputError.at("--prompt", "a question needs a document to be answered from", "give --context")

@@ -25,14 +25,14 @@ class TagSet:
     """True if every word has a tag; False if tags mark names, and O all other words."""
 
     @classmethod
-    def of_run(cls, run: RunConfig) -> TagSet:
+    def of_run(cls, config: RunConfig) -> TagSet:
         """Return a run's tags. Before records have decided the labels only O: `artel plan` needs no more."""
-        labels, of_words = run.tokens.labels, is_of_words(run)
+        labels, of_words = config.tokens.labels, is_of_words(config)
         if labels == "auto":
             return cls((OUTSIDE,), of_words=False)
         if of_words or OUTSIDE in labels:
             return cls(tuple(labels), of_words)
-        return cls(tuple(_tags_of(labels, run.tokens.scheme)), of_words)
+        return cls(tuple(_tags_of(labels, config.tokens.scheme)), of_words)
 
     @cached_property
     def labels(self) -> list[str]:
@@ -72,15 +72,15 @@ class TagSet:
         return [self.tags[number] for number in ids]
 
 
-def labels_or_tags(labels: Sequence[str], run: RunConfig, base: Sequence[str]) -> list[str]:
+def labels_or_tags(labels: Sequence[str], config: RunConfig, base: Sequence[str]) -> list[str]:
     """Return the labels of records in the order of a pretrained head with the tags `base`.
 
     Return the tags `base` themselves if the run has the same tags, but `tokens.scheme` would order them differently.
     """
-    if is_of_words(run):
+    if is_of_words(config):
         return in_order_of(labels, base)
     ordered = in_order_of(labels, list(dict.fromkeys(split_tag(tag)[1] for tag in base)))
-    tags = _tags_of(ordered, run.tokens.scheme)
+    tags = _tags_of(ordered, config.tokens.scheme)
     return list(base) if set(tags) == set(base) and tags != list(base) else ordered
 
 
@@ -88,9 +88,9 @@ def _tags_of(labels: Sequence[str], scheme: str) -> list[str]:
     return [OUTSIDE, *(f"{letter}-{label}" for label in labels for letter in _LETTERS[scheme])]
 
 
-def is_of_words(run: RunConfig) -> bool:
+def is_of_words(config: RunConfig) -> bool:
     """True if every word has a tag, as the sources or `tokens.scheme` tell."""
-    return run.tokens.scheme == "words" or any(source.yields == WORDS for source in run.data.sources)
+    return config.tokens.scheme == "words" or any(source.yields == WORDS for source in config.data.sources)
 
 
 def labels_of(records: Iterable[Record], *, of_words: bool) -> list[str]:

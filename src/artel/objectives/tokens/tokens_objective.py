@@ -30,7 +30,7 @@ from artel.objectives.usage import first_words, in_python
 from artel.text import Document, Dropped, Record, Rejected, Tagged
 from artel.text.formats.tagged.spans import ENTITIES, WORDS
 from artel.text.tags import OUTSIDE, split_tag
-from artel.tokens import Rows, Samples, StoreSplit, Tokenizer, WholeSamples
+from artel.tokens import Rows, Samples, StoreSplit, Tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -65,50 +65,50 @@ class Tokens(Objective):
         "accuracy": "higher",
     }
 
-    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(run, tokenizer)
-        if run.tokens.isolate_punctuation:
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        if config.tokens.isolate_punctuation:
             tokenizer.isolate_punctuation()
-        self.tags = TagSet.of_run(run)
-        self._windows = self._windows_of(run.data.block)
-        self.outputs = tuple(f"tag_{place}" for place in range(run.data.block))
+        self.tags = TagSet.of_run(config)
+        self._windows = self._windows_of(config.data.block)
+        self.outputs = tuple(f"tag_{place}" for place in range(config.data.block))
 
     def _windows_of(self, block: int) -> Windows:
-        config = self.run.tokens
-        return Windows(self.tokenizer, self.tags, block, config.stride, config.nested)
+        tokens = self.config.tokens
+        return Windows(self.tokenizer, self.tags, block, tokens.stride, tokens.nested)
 
     @classmethod
-    def decide(cls, run: RunConfig, records: Iterable[Record]) -> dict[str, Any]:
-        labels = labels_of(records, of_words=is_of_words(run))
-        return {"labels": labels_or_tags(labels, run, base_labels(run, cls.auto_class))}
+    def decide(cls, config: RunConfig, records: Iterable[Record]) -> dict[str, Any]:
+        labels = labels_of(records, of_words=is_of_words(config))
+        return {"labels": labels_or_tags(labels, config, base_labels(config, cls.auto_class))}
 
     @classmethod
-    def problems(cls, run: RunConfig) -> list[Problem]:
-        problems = super().problems(run)
-        config, block = run.tokens, run.data.block
+    def problems(cls, config: RunConfig) -> list[Problem]:
+        problems = super().problems(config)
+        tokens, block = config.tokens, config.data.block
         room = block - 2  # [CLS] and [SEP]
         if room < _SHORTEST_WINDOW:
             what = f"{block} tokens leave no room for a text"
             problems.append(Problem("data.block", what, f"write {_SHORTEST_WINDOW + 2} or more"))
-        elif config.stride is not None and config.stride > room:
-            what = f"{config.stride} is more than the {room} tokens of a window: text between windows would not be seen"
+        elif tokens.stride is not None and tokens.stride > room:
+            what = f"{tokens.stride} is more than the {room} tokens of a window: text between windows would not be seen"
             problems.append(Problem("tokens.stride", what, f"write {room // 2}, or leave it out"))
-        kinds = {source.yields for source in run.data.sources}
-        if config.scheme == "words" and ENTITIES in kinds:
+        kinds = {source.yields for source in config.data.sources}
+        if tokens.scheme == "words" and ENTITIES in kinds:
             what = "words gives each word a label, and the sources have names"
             problems.append(Problem("tokens.scheme", what, "write kind: words in the source, or scheme: bio"))
-        if config.scheme == "bilou" and WORDS in kinds:
+        if tokens.scheme == "bilou" and WORDS in kinds:
             what = "bilou is for names of several words, and the sources have a tag for each word"
             problems.append(Problem("tokens.scheme", what, "leave it out"))
-        if run.checkpoint.best in ("precision", "recall", "f1") and is_of_words(run):
-            what = f"{run.checkpoint.best} is of names, and here each word has a tag"
+        if config.checkpoint.best in ("precision", "recall", "f1") and is_of_words(config):
+            what = f"{config.checkpoint.best} is of names, and here each word has a tag"
             problems.append(Problem("checkpoint.best", what, "write accuracy or macro_f1"))
         return problems
 
     @classmethod
-    def store_settings(cls, run: RunConfig) -> Any:
-        base = base_labels(run, cls.auto_class) if run.tokens.labels == "auto" else []
-        return [run.data.block, cls.settings(run), is_of_words(run), *([base] if base else [])]
+    def store_settings(cls, config: RunConfig) -> Any:
+        base = base_labels(config, cls.auto_class) if config.tokens.labels == "auto" else []
+        return [config.data.block, cls.settings(config), is_of_words(config), *([base] if base else [])]
 
     @classmethod
     def small_run(cls, block: int) -> dict[str, Any]:
@@ -132,12 +132,12 @@ class Tokens(Objective):
         names = dict(enumerate(self.tags.tags))
         return {"num_labels": len(names), "id2label": names, "label2id": {name: at for at, name in names.items()}}
 
-    def command(self, run: str, samples: Samples | None) -> str:
+    def command(self, folder: str, samples: Samples | None) -> str:
         if samples is None:
-            return f'artel generate {run} --prompt "{_EXAMPLE}"'
+            return f'artel generate {folder} --prompt "{_EXAMPLE}"'
         sample, frame = samples.read(0), self._windows.frame
         text = sample.ids[len(frame.before) : len(sample.ids) - len(frame.after)]
-        return f"artel generate {run} --prompt {shlex.quote(first_words(self.tokenizer, text))}"
+        return f"artel generate {folder} --prompt {shlex.quote(first_words(self.tokenizer, text))}"
 
     def usage(self) -> str:
         if self.tags.of_words:
@@ -164,7 +164,7 @@ class Tokens(Objective):
             raise InputError.at("tokens", what, "write tokens.labels and tokens.scheme as the model has them")
 
     def review(self, observed: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
-        return review_spans(observed, self.run.tokens.nested)
+        return review_spans(observed, self.config.tokens.nested)
 
     def mismatch(self, records: Iterable[Record]) -> str:
         known = self.tags.labels
@@ -174,9 +174,6 @@ class Tokens(Objective):
         return f"this model knows {', '.join(known)}; the data have {', '.join(sorted(labels))}"
 
     # samples -> batch -> loss
-
-    def dataset(self, split: StoreSplit) -> WholeSamples:
-        return WholeSamples(split)
 
     def batch(self, rows: Rows) -> Batch:
         """Return `group_rows`, and `places`, `words` and `targets` of the judged words, int64 (words,) each.
@@ -295,7 +292,7 @@ class Tokens(Objective):
         """
         from artel.models.loading.structure import position_limit
 
-        block = min(self.run.data.block, position_limit(model) or self.run.data.block)
+        block = min(self.config.data.block, position_limit(model) or self.config.data.block)
         return entities_in(self, model, self._windows_of(block), inputs)
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:

@@ -57,7 +57,7 @@ def planned_data(run: RunConfig) -> PlannedData:
     if is_prepared(run):
         prepared = prepare(run)
         store = prepared.open()
-        objective = objective_of(prepared.run, prepared.tokenizer())
+        objective = objective_of(prepared.config, prepared.tokenizer())
         samples = objective.dataset(store.train)
         index, tokens = longest_sample(objective, samples)
         return PlannedData(objective, objective.tokenizer, samples, index, tokens, "its token store", store)

@@ -9,16 +9,16 @@ from artel.preparing.engines.local import run_here
 from artel.preparing.tasks import Stage, Tasks
 
 
-def check_engine(config: PrepareConfig) -> None:
+def check_engine(prepare: PrepareConfig) -> None:
     """Raise InputError if the engine cannot be used, before any text is read."""
-    if config.engine == "local":
+    if prepare.engine == "local":
         return
     from artel.preparing.engines import ray, slurm
 
-    (slurm.check if config.engine == "slurm" else ray.check)()
+    (slurm.check if prepare.engine == "slurm" else ray.check)()
 
 
-def run_stage(tasks: Tasks, stage: Stage, config: PrepareConfig, progress: Callable[[int, int], None]) -> None:
+def run_stage(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Callable[[int, int], None]) -> None:
     """Run the unfinished tasks of a stage; `progress` is called with (number done, number of tasks).
 
     Raises InputError, WorkError.
@@ -27,13 +27,13 @@ def run_stage(tasks: Tasks, stage: Stage, config: PrepareConfig, progress: Calla
         from artel.preparing.engines.slurm import cancel_jobs
 
         cancel_jobs(tasks.workspace)  # of a process that was killed; Ray tasks die with theirs
-    if config.engine == "slurm":
+    if prepare.engine == "slurm":
         from artel.preparing.engines.slurm import run_by_slurm
 
-        run_by_slurm(tasks, stage, config, progress)
-    elif config.engine == "ray":
+        run_by_slurm(tasks, stage, prepare, progress)
+    elif prepare.engine == "ray":
         from artel.preparing.engines.ray import run_by_ray
 
-        run_by_ray(tasks, stage, config, progress)
+        run_by_ray(tasks, stage, prepare, progress)
     else:
-        run_here(tasks, stage, config.workers, progress)
+        run_here(tasks, stage, prepare.workers, progress)

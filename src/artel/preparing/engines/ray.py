@@ -37,7 +37,7 @@ def check() -> None:
         pass
 
 
-def run_by_ray(tasks: Tasks, stage: Stage, config: PrepareConfig, progress: Callable[[int, int], None]) -> None:
+def run_by_ray(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Callable[[int, int], None]) -> None:
     """Run the unfinished tasks of a stage, each on one CPU. Raises InputError, WorkError.
 
     Ray ends the tasks when this process ends, for whatever reason.
@@ -46,7 +46,7 @@ def run_by_ray(tasks: Tasks, stage: Stage, config: PrepareConfig, progress: Call
     with _connected() as ray:
         _check_nodes(ray, work)
         cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
-        count = min(cpus if config.workers == "auto" else config.workers, len(work.numbers))
+        count = min(cpus if prepare.workers == "auto" else prepare.workers, len(work.numbers))
         # Ray restarts a rank if its node is lost. No memory is requested: Ray guesses the memory of a node, and a task
         # that does not fit waits forever.
         run_rank = ray.remote(num_cpus=1)(_run_rank)

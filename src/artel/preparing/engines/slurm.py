@@ -43,14 +43,14 @@ def check() -> None:
         raise InputError.at("prepare.engine", what, fix)
 
 
-def run_by_slurm(tasks: Tasks, stage: Stage, config: PrepareConfig, progress: Callable[[int, int], None]) -> None:
+def run_by_slurm(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Callable[[int, int], None]) -> None:
     """Submit the unfinished tasks of a stage and wait for them. Raises InputError, WorkError.
 
     No job is left in the queue, however it ends.
     """
-    work = new_work(tasks, stage, config.slurm.cpus)
-    processes = min(_PROCESSES if config.workers == "auto" else config.workers, len(work.numbers))
-    job = _Job(_submit(work, job_script(work, -(-processes // config.slurm.cpus), config.slurm)))
+    work = new_work(tasks, stage, prepare.slurm.cpus)
+    processes = min(_PROCESSES if prepare.workers == "auto" else prepare.workers, len(work.numbers))
+    job = _Job(_submit(work, job_script(work, -(-processes // prepare.slurm.cpus), prepare.slurm)))
     try:
         write_file(Path(work.folder, _JOB_FILE), job.number)
         _wait(tasks, work, job, progress)
@@ -67,18 +67,18 @@ def cancel_jobs(workspace: Workspace) -> None:
         file.unlink()
 
 
-def job_script(work: Work, jobs: int, config: SlurmConfig) -> str:
+def job_script(work: Work, jobs: int, slurm: SlurmConfig) -> str:
     """Return the batch script of a job array, a rank per job. Raises InputError for a path that sbatch cannot read."""
     options: dict[str, object] = {
         "job-name": f"artel-{work.stage}",
         "array": f"0-{jobs - 1}",
         "nodes": 1,
-        "cpus-per-task": config.cpus,
-        "mem-per-cpu": f"{-(-config.memory // 2**20)}M",
-        "time": config.time,
+        "cpus-per-task": slurm.cpus,
+        "mem-per-cpu": f"{-(-slurm.memory // 2**20)}M",
+        "time": slurm.time,
         "output": f"{work.folder}/logs/%A_%a.log",
-        **({"partition": config.partition} if config.partition else {}),
-        **config.options,
+        **({"partition": slurm.partition} if slurm.partition else {}),
+        **slurm.options,
     }
     try:
         directives = [f"#SBATCH --{directive(name, value)}" for name, value in options.items()]
@@ -91,7 +91,7 @@ def job_script(work: Work, jobs: int, config: SlurmConfig) -> str:
         *directives,
         "#SBATCH --requeue",
         f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH",
-        *config.setup,
+        *slurm.setup,
         "set -xe",
         f'{shlex.join(rank_command(work, python="python"))} "$SLURM_ARRAY_TASK_ID" {jobs}',
     ]
