@@ -235,7 +235,7 @@ def test_bad_rows_are_told_by_line_and_the_ledger_adds_up(tmp_path):
     assert {(line["origin"].rpartition(":")[2], line["reason"]) for line in lines} == {
         ("101", "unknown_label"), ("102", "empty"), ("103", "several_labels"), ("105", "no_label")}  # fmt: skip
     (unknown,) = (line["detail"] for line in lines if line["reason"] == "unknown_label")
-    assert unknown.startswith("the label 'unheard' is none of the run's (sport, food, law); mend it")
+    assert unknown.startswith("the label 'unheard' is none of the run's (sport, food, law); fix it")
     section["too_long"] = "truncate"
     cut = prepared(tmp_path / "cut.yaml", rows, classification=section, data=data)
     assert cut.ledger()["changed"] == {"trailing_space_removed": 1, "truncated": 1}

@@ -314,7 +314,7 @@ def test_another_tokenizer_is_refused_with_what_differs(tmp_path):
     ("changes", "said"),
     [(["distill.teacher=null"], "distill.teacher: is not given, and a student learns from a teacher"),
      (["distill.teacher=./nowhere"], "distill.teacher: there is no folder ./nowhere"),
-     (["distill.hidden.loss=mse"], "distill.hidden: hidden states are not kept"),
+     (["distill.hidden.loss=mse"], "distill.hidden: hidden states are not cached"),
      (["distill.top_k=null", "parallel.pipeline=2"], "parallel.pipeline: no stage has the model"),
      (["distill.top_k=null", "parallel.context=2"], "parallel.context: no process has the sequence"),
      (["distill.top_k=5000"], "distill.top_k: 5,000 are no part of the"),

@@ -68,11 +68,11 @@ def test_a_store_without_a_target_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("family", "conversation", "turn", "says"),
     [
-        ("qwen3", THOUGHT, 1, "its thought, or the tags of one, is left out"),
-        ("gpt_oss", THOUGHT, 1, "its thought, or the tags of one, is left out"),
-        ("mistral_nemo", SYSTEM, 1, "what stands before it is written otherwise"),
-        ("deepseek_r1", ONE, 1, "the generation prompt goes on"),
-        ("gemma4", TWO, 1, "the generation prompt goes on"),
+        ("qwen3", THOUGHT, 1, "its thought, or its tags, are dropped"),
+        ("gpt_oss", THOUGHT, 1, "its thought, or its tags, are dropped"),
+        ("mistral_nemo", SYSTEM, 1, "the text before it changes"),
+        ("deepseek_r1", ONE, 1, "the generation prompt begins a thought"),
+        ("gemma4", TWO, 1, "the generation prompt begins a thought"),
         ("yandexgpt5", TWO, 1, "only the last turn of each conversation is learned"),
     ],
 )

@@ -132,7 +132,7 @@ class Chat(Objective):
                     result = replace(result, source=source)
                 yield result
             except Unfit as unfit:
-                detail = f"{unfit}; mend it, or give another chat.template"
+                detail = f"{unfit}; fix it, or give another chat.template"
                 yield Rejected(record.origin, "template", detail, record.set_name)
 
     def turn_end(self) -> TurnEnd:

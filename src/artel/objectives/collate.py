@@ -101,9 +101,9 @@ class NextTokenTexts(Texts):
         return Batch(tensors, targets=int((targets != IGNORED).sum()), tokens=tokens)
 
     def token_views(self, rows: Rows) -> list[TokenView]:
-        reading = next_token_view(rows.ids[0], _next_tokens(rows)[0])
-        kept = slice(None) if rows.flags is None else document_numbers(rows.flags[0]) > 0
-        return [TokenView(reading.ids[kept], reading.targets[kept])]
+        view = next_token_view(rows.ids[0], _next_tokens(rows)[0])
+        real = slice(None) if rows.flags is None else document_numbers(rows.flags[0]) > 0
+        return [TokenView(view.ids[real], view.targets[real])]
 
 
 def _next_tokens(rows: Rows) -> np.ndarray:

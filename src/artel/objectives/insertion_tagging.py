@@ -87,7 +87,7 @@ class InsertionTagging(Objective):
             assert isinstance(record.fields, Pair)
             inserted = self._align(record.fields, encoded)
             if inserted is None:
-                detail = "its output is not its input with single tokens put in; mend the pair, or leave it out"
+                detail = "its output is not its input with single tokens inserted; fix the pair, or leave it out"
                 yield Rejected(record.origin, "not_aligned", detail, record.set_name)
             elif len(encoded.ids) + self._frame.size > self.config.data.block:
                 yield Dropped("longer_than_block")

@@ -148,7 +148,7 @@ class PreferenceOptimization(Objective):
             try:
                 yield self._made(record.fields)
             except Unfit as unfit:
-                yield Rejected(record.origin, "template", f"{unfit}; mend it", record.set_name)
+                yield Rejected(record.origin, "template", f"{unfit}; fix it", record.set_name)
 
     def _made(self, pair: Preference) -> DocumentSamples | Dropped:
         answers = [answer for answer in (pair.chosen, pair.rejected) if answer is not None]

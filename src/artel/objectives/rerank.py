@@ -146,10 +146,10 @@ class Rerank(Objective):
         return _OfSplit(split, len(self._splits) - 1)
 
     def batch(self, rows: Rows) -> Batch:
-        """What `group_rows` gives of each query with its documents, the one that matches first, and of the same
-        samples `there` bool, `labels` float32 (samples, documents).
+        """Return `group_rows` of each query with its documents, the matching one first, and `there` bool and `labels`
+        float32 (samples, documents).
 
-        What lacks, and the documents of a row of padding, are rows of one token.
+        Missing documents, and those of rows that fill the batch, have one token.
         """
         import torch
 
@@ -173,11 +173,11 @@ class Rerank(Objective):
 
     @property
     def _learned(self) -> int:
-        """Documents of a sample that the loss is taken on, at most."""
+        """Maximum number of documents per sample in the loss."""
         return 1 + self._rerank.negatives
 
     def _columns(self, rows: Rows) -> int:
-        """Documents of each sample: one where all have scores, which stand alone."""
+        """Return the number of documents per sample: one if all records have scores."""
         drawing = self._drawing(rows)
         if not (drawing.has_matches if drawing else (rows.numbers[:, HAS_SCORE] == 0).any()):
             return 1

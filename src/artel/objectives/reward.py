@@ -155,7 +155,7 @@ class Reward(Objective):
         try:
             return [self._reader.text(side, pair.tools) if side else "" for side in sides]
         except Unfit as unfit:
-            return Rejected(record.origin, "template", f"{unfit}; mend it", record.set_name)
+            return Rejected(record.origin, "template", f"{unfit}; fix it", record.set_name)
 
     # samples -> batch -> loss
 
@@ -333,7 +333,7 @@ class ConversationReader:
         try:
             return self.encode([self.text(messages)])[0]
         except Unfit as unfit:
-            raise InputError.at("--prompt", str(unfit), "mend it") from None
+            raise InputError.at("--prompt", str(unfit), "fix it") from None
 
     def _framed(self, ids: np.ndarray) -> np.ndarray:
         before, after = self._before, self._after

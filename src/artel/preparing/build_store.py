@@ -152,5 +152,5 @@ def _check_splits(config: RunConfig, manifest: dict[str, Any], ledger: dict[str,
         raise InputError.at(
             "data.sources",
             "no training sample could be made of them",
-            "see what was dropped, and raise data.max_bad or mend it",
+            "see what was dropped, and raise data.max_bad or fix it",
         )

@@ -251,7 +251,7 @@ class Turns:
             header_end = self._header_end(opening[length or 0 :])
             length = length if header_end is None else (length or 0) + header_end
         if length is None:
-            raise Unfit("the chat template opens an answer otherwise than its generation prompt does")
+            raise Unfit("the chat template begins an answer differently than its generation prompt")
         return length
 
     def _plain_opening(self, before: list[dict[str, Any]], opening: str, tools: Tools) -> str:

@@ -25,13 +25,13 @@ from artel.tokens.tokenizer.chat_template import TemplateRefuses, TurnEnd, marks
 _QUOTED = 100
 """Characters of a template's line in a message."""
 _MEANING = {
-    "thought": "its thought, or the tags of one, is left out once another question follows, and it is learned without",
-    "prompt": "what stands before it is written otherwise once the conversation goes on: in chat the model sees "
-    "another prompt than in training",
-    "opening": "the generation prompt goes on (with the beginning of a thought) where the turn does not; the turn is "
-    "learned from its content on, behind a shorter prompt than in chat",
-    "unlearned": "an answer that is not the last is written otherwise than the model writes it: only the last turn of "
-    "each conversation is learned",
+    "thought": "its thought, or its tags, are dropped once another question follows, so it is learned without them",
+    "prompt": "the text before it changes once the conversation continues: in chat the model sees another prompt than "
+    "in training",
+    "opening": "the generation prompt begins a thought that the turn does not have: the turn is learned after a "
+    "shorter prompt than in chat",
+    "unlearned": "an answer changes once the conversation continues: only the last turn of each conversation is "
+    "learned",
     "tokens": "the tokenizer joins the end of a prompt and the beginning of its answer, or an answer and what follows, "
     "so apply_chat_template gives other tokens for the whole conversation. Each answer is learned as chat writes it, "
     "after the tokens of its prompt. A generation prompt that ends in a space is the usual cause",

@@ -176,8 +176,8 @@ class Distillation(Objective):
         if self._distill.hidden is not None and self._teacher_config is not None:
             check_widths(self._teacher_config, model.config)
 
-    def set_cached_outputs(self, kept: CachedOutputs, *, validation: bool) -> None:
-        self._cached[validation] = kept
+    def set_cached_outputs(self, outputs: CachedOutputs, *, validation: bool) -> None:
+        self._cached[validation] = outputs
 
     def outputs_to_cache(
         self, model: PreTrainedModel, batch: Batch
@@ -370,7 +370,7 @@ class DistillMasked(Distillation, Masked):
     def problems(cls, config: RunConfig) -> list[Problem]:
         problems = super().problems(config)
         if config.distill.top_k is not None:
-            what = "other tokens are hidden in each epoch, so what the teacher says of them is not kept"
+            what = "other tokens are hidden in each epoch, so the teacher's outputs cannot be cached"
             problems.append(Problem("distill.top_k", what, "write null: the teacher answers while the student trains"))
         return problems
 

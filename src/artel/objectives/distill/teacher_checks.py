@@ -62,7 +62,7 @@ def layout_problems(config: RunConfig) -> list[Problem]:
     if config.distill.top_k is not None:
         if config.distill.hidden is None or config.distill.tokenizer == "by_text":
             return []
-        what = "hidden states are not kept: the teacher must be in memory beside the student"
+        what = "hidden states are not cached: the teacher must be in memory beside the student"
         return [Problem("distill.hidden", what, "write distill.top_k: null with it")]
     return [
         Problem(key, f"{what}, and with distill.top_k null the teacher needs it whole", "write 1, or a top_k")

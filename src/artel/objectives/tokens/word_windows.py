@@ -123,7 +123,7 @@ class Windows:
         unknown = next((span for span in spans if span[2] not in self._tags.labels), None)
         if unknown is not None:
             what = f"the span {unknown[0]} to {unknown[1]} is of {unknown[2]!r}, which is not in tokens.labels"
-            detail = f"{what}; mend it, or write it there"
+            detail = f"{what}; fix it, or write it there"
             return Rejected(record.origin, "unknown_label", detail, record.set_name)
         flat = without_overlaps(spans, innermost=self._innermost)
         flags, cut = self._flags(words, flat, len(encoded.ids))
