@@ -15,7 +15,7 @@ from artel.models.output_head import output_head
 from artel.objectives import DocumentSamples
 from artel.text import Document, Message, Preference, Record, Rejected, read_documents
 from artel.text.ledger import Ledger
-from artel.tokens import TokenStore, WholeSamples, evaluation_rows, train_tokenizer
+from artel.tokens import TokenStore, WholeSamples, evaluation_rows, micro_batches, train_tokenizer
 from support.preferences import CONTROL, MODEL, PAIRS, preferring, stored
 from support.runs import artel, metrics, write_run
 from support.templates import LLAMA_3
@@ -315,3 +315,13 @@ def test_an_answer_counts_as_many_tokens_after_another_prompt(tokenizer, tmp_pat
     sample = data.read(0)
     other = slice(len(sample.ids) - sample.numbers[-1], None)
     assert sample.ids[other][sample.flags[other] > 0].tolist() == own.ids[own.flags > 0].tolist()
+
+
+def test_positions_that_kto_computes_include_the_rows_of_other_answers(tokenizer, tmp_path):
+    objective = preferring(tokenizer, tmp_path, "kto")
+    data = objective.dataset(stored(objective, tmp_path / "store"))
+    (rows,) = micro_batches(data, np.arange(2), np.zeros(2, dtype=np.int64), rank=0, world=1, batch=2, size=2)
+    batch = objective.batch(rows)
+    sizes = [batch.tensors[name].numel() for name in ("input_ids", "other_input_ids")]
+    assert min(sizes) > 0
+    assert batch.computed_positions == sum(sizes)

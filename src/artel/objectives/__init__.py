@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from artel.config import RunConfig
 from artel.objectives.base import Objective
-from artel.objectives.types import Batch, DocumentSamples
+from artel.objectives.types import Batch, DocumentSamples, Reply
 from artel.registry import OBJECTIVES
 from artel.tokens import Tokenizer
 
@@ -66,6 +66,7 @@ __all__ = [
     "Masked",
     "Objective",
     "PreferenceOptimization",
+    "Reply",
     "SpanQA",
     "Tokens",
     "fill_masks",

@@ -194,7 +194,7 @@ def packed_batch(rows: Rows, length: int) -> Batch:
     return Batch(tensors, int((targets != IGNORED).sum()), int(np.count_nonzero(numbers[rows.valid])))
 
 
-def packed_readings(rows: Rows) -> list[TokenView]:
+def packed_views(rows: Rows) -> list[TokenView]:
     """Return what is read and learned in each sample of the first row."""
     assert rows.flags is not None
     numbers, learned = sample_numbers(rows.flags[0]), own_flags(rows.flags[0]) > 0
