@@ -140,7 +140,7 @@ def test_the_script_for_slurm(tmp_path):
     assert not any("--partition" in line for line in lines)  # none was named: the cluster's own
     setup = [f"export PATH={Path(sys.executable).parent}:$PATH", "module load python", "echo ready", "set -xe"]
     assert lines[-5:-1] == setup
-    assert lines[-1] == f'python -P -m artel.preparing.engines.rank {tmp_path} "$SLURM_ARRAY_TASK_ID" 5'
+    assert lines[-1] == f'python -P -m artel.preparing.engines.cluster {tmp_path} "$SLURM_ARRAY_TASK_ID" 5'
     script = job_script(work, 1, config.slurm.model_copy(update={"partition": "cpu"}))
     assert "#SBATCH --partition=cpu" in script
 

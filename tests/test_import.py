@@ -11,8 +11,7 @@ import yaml
 from artel.config import Overrides, TokenizerTraining, load_run
 from artel.errors import InputError
 from artel.preparing import prepare
-from artel.preparing.import_tokens import import_tokens, text_size
-from artel.preparing.token_files import open_token_files
+from artel.preparing.import_tokens import import_tokens, open_token_files, text_size
 from artel.tokens import TokenStore, load_tokenizer, train_tokenizer
 from support.runs import TINY, artel
 

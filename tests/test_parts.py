@@ -12,8 +12,8 @@ import zstandard
 
 from artel.errors import InputError, WorkError
 from artel.preparing import prepare
-from artel.preparing.mixture import chances
 from artel.preparing.selection import Selection
+from artel.preparing.selection_rules import chances
 from artel.text.dedup.exact import DIGEST, repeated
 from support.runs import kill, start
 from support.servers import Relay

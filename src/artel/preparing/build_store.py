@@ -38,10 +38,10 @@ def build_store(config: RunConfig, folder: Path, key: str, tell: Tell, check: Ch
     """Build the store of a run in `folder`, stage by stage, and reuse what an earlier start finished."""
     # These import torch, which is not needed if the store exists.
     from artel.preparing.assembly import write_store
-    from artel.preparing.duplicates import find_earlier_lines, find_exact
     from artel.preparing.engines import check_engine, run_stage
     from artel.preparing.prepared_shard import encoder_notes
     from artel.preparing.selection import Selection
+    from artel.preparing.selection_rules import find_earlier_lines, find_exact
     from artel.preparing.tasks import Stage, Tasks
 
     check_engine(config.prepare)

@@ -25,9 +25,17 @@ from artel.config import SourceConfig
 from artel.errors import InputError, Problem
 from artel.objectives import objective_type, splits_by_label
 from artel.preparing.document_lists import CONTAMINATED, REJECTED, rejected_file_of, write_contaminated
-from artel.preparing.duplicates import DUPLICATE, REPEATED, exact_kinds, near_duplicates_by_reason
-from artel.preparing.mixture import BUDGET, WEIGHT, copies_by_weight, over_budget
 from artel.preparing.prepared_shard import PreparedShard, prepared_shards
+from artel.preparing.selection_rules import (
+    BUDGET,
+    DUPLICATE,
+    REPEATED,
+    WEIGHT,
+    copies_by_weight,
+    exact_kinds,
+    near_duplicates_by_reason,
+    over_budget,
+)
 from artel.preparing.unknown_tokens import judge_unknown
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder

@@ -14,8 +14,8 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.objectives import objective_of, objective_type
 from artel.plugins import code_digest
-from artel.preparing.mixture import depends_on_seed
 from artel.preparing.run_tokenizer import tokenizer_files
+from artel.preparing.selection_rules import depends_on_seed
 from artel.registry import FORMATS, OBJECTIVES
 from artel.secrets import hide_secrets
 from artel.storage import disk_errors, write_file

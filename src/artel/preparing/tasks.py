@@ -8,9 +8,9 @@ from typing import Literal
 
 from artel.objectives import Objective, objective_of
 from artel.preparing.assembly import write_shard
-from artel.preparing.duplicates import find_near
 from artel.preparing.prepared_shard import PreparedShard, prepared_shards, write_lines, write_prepared_shard
 from artel.preparing.selection import ShardPlan, shard_plans
+from artel.preparing.selection_rules import find_near
 from artel.preparing.workspace import Workspace
 from artel.text import BenchmarkIndex
 from artel.text.dedup.near import BAND_GROUPS

@@ -162,8 +162,8 @@ def new_work(tasks: Tasks, stage: Stage, processes: int = 1) -> Work:
 
 
 def rank_command(work: Work, python: str = sys.executable) -> list[str]:
-    """Return the command of a rank, without its number and the number of ranks (rank.py)."""
-    return [python, "-P", "-m", "artel.preparing.engines.rank", work.folder]
+    """Return the command of a rank, without its number and the number of ranks (see `main`)."""
+    return [python, "-P", "-m", "artel.preparing.engines.cluster", work.folder]
 
 
 def wait_for_results(tasks: Tasks, work: Work, progress: Callable[[int, int], None]) -> int:
@@ -200,3 +200,18 @@ def _failed_log(folder: Path) -> Path | None:
 
 def _unseen(path: Path) -> WorkError:
     return WorkError.at("data.store", f"the node {socket.gethostname()} does not see {path}", FIX_SHARED_DISK)
+
+
+def main() -> int:
+    """Run a rank: python -m artel.preparing.engines.cluster FOLDER RANK RANKS. Return the exit status."""
+    folder, rank, ranks = sys.argv[1:]
+    try:
+        Work.read(Path(folder)).run(int(rank), int(ranks))
+    except ArtelError as error:
+        print(f"artel: {error.in_a_line}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
