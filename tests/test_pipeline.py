@@ -179,7 +179,7 @@ def difference(layout, reference, batches, judged, whole=None):
             differences["gradient"] = max(differences["gradient"], float(off))
     differences["norm"] = float((layout.norm() - reference.norm()).abs() / reference.norm())
     if judged:
-        rows = [np.arange(len(batch.tensors.get("there", batch.tensors["input_ids"]))) for batch in batches]
+        rows = [np.arange(len(batch.tensors.get("present", batch.tensors["input_ids"]))) for batch in batches]
         indexed = [(batch, 3 * number + rows[number]) for number, batch in enumerate(batches)]
         (here, outputs), (there, wanted_outputs) = layout.evaluate(indexed, 99), reference.evaluate(indexed, 99)
         differences["judged"] = max(abs(here[name] - there[name]) / max(1.0, abs(there[name])) for name in there)

@@ -139,7 +139,7 @@ def test_a_batch_of_padding_has_the_shape_of_the_others(tokenizer, tmp_path):
     """Each rank of a validation runs as many rows, also one that has no sample left: else the others wait for it."""
     objective = ranking(tokenizer, negatives=1, candidates=3)
     samples = objective.dataset(stored(objective, tmp_path / "store"))
-    full, none = (objective.batch(evaluation_rows(samples, np.arange(count), 2)).tensors["there"] for count in (2, 0))
+    full, none = (objective.batch(evaluation_rows(samples, np.arange(count), 2)).tensors["present"] for count in (2, 0))
     assert full.shape == none.shape == (2, 3)
     assert full.any()
     assert not none.any()
@@ -181,7 +181,7 @@ def test_scores_of_records_are_learned_as_probabilities(tokenizer, tmp_path):
         sums, outputs = objective.evaluate_batch(model, batch)
     logits = torch.tensor([logit(model, tokenizer, match.query, match.positives[0]) for match in scored])
     expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor([0.9, 0.0]), reduction="sum")
-    assert batch.tensors["there"].shape == (3, 1)
+    assert batch.tensors["present"].shape == (3, 1)
     assert sums.tolist() == pytest.approx([expected.item(), 2.0], rel=1e-5)
     figures = objective.metrics({"loss": 1.0, "targets": 2.0}, outputs[:2].double().numpy(), part)
     assert set(figures) == {"loss", "correlation"}

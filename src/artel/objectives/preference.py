@@ -175,7 +175,7 @@ class PreferenceOptimization(Objective):
         )
 
     def batch(self, rows: Rows) -> Batch:
-        """Return `answer_tensors` of the chosen and rejected answers, and `there` (rows, answers): True if present.
+        """Return `answer_tensors` of the chosen and rejected answers, and `present` bool (rows, answers).
 
         With KTO, the answer to another prompt is a third one, in separate rows (`other_input_ids`, …) in training.
         `reference` (rows, 3): the log-probabilities before training, if known.
@@ -192,7 +192,7 @@ class PreferenceOptimization(Objective):
             tensors |= self._tensors([sample[:_OTHER] for sample in samples], others["input_ids"].shape[1])
         else:
             tensors = self._tensors(samples)
-        tensors["there"] = torch.from_numpy(present)
+        tensors["present"] = torch.from_numpy(present)
         if is_validation in self._reference:
             tensors["reference"] = self._reference[is_validation][torch.from_numpy(rows.indices)]
         units = present[:, :_OTHER].sum() if self._preference.loss == "kto" else present[:, :_OTHER].all(axis=1).sum()
@@ -222,11 +222,11 @@ class PreferenceOptimization(Objective):
         """Return the sum of log(policy / reference) of the answers to other prompts, and their count, (2,)."""
         import torch
 
-        there = batch.tensors["there"][:, _OTHER]
+        present = batch.tensors["present"][:, _OTHER]
         has_other_rows = f"{_OTHER_ROWS}input_ids" in batch.tensors
         logps = self._logps(model, batch, _OTHER_ROWS if has_other_rows else "").log_probs[:, -1]
-        ratios = (logps - batch.tensors["reference"][:, _OTHER])[there]
-        return torch.stack([ratios.sum(), there.sum().float()])
+        ratios = (logps - batch.tensors["reference"][:, _OTHER])[present]
+        return torch.stack([ratios.sum(), present.sum().float()])
 
     def set_global_statistics(self, totals: list[float]) -> None:
         """Set KTO's reference point: how far the model has moved, at least 0 (Ethayarajh et al. 2024, section 4.1)."""
@@ -261,13 +261,13 @@ class PreferenceOptimization(Objective):
         import torch
 
         logps, counts, entropies = (each[:, :_OTHER] for each in answers)
-        there = batch.tensors["there"][:, :_OTHER]
+        present = batch.tensors["present"][:, :_OTHER]
         reference = batch.tensors.get("reference")
         compared = logps if reference is None or not self.needs_reference else logps - reference[:, :_OTHER]
         rewards = self._rewards(compared, logps, counts)
         losses = self._losses(compared, logps, counts, self._kl)
-        both = there.all(dim=1)
-        used = there if losses.ndim == 2 else both
+        both = present.all(dim=1)
+        used = present if losses.ndim == 2 else both
         right = (rewards[:, _CHOSEN] > rewards[:, _REJECTED]) & both
         detached = rewards.detach()
         sums = [
@@ -275,12 +275,12 @@ class PreferenceOptimization(Objective):
             used.sum(),
             both.sum(),
             right.sum(),
-            there[:, _CHOSEN].sum(),
-            detached[:, _CHOSEN][there[:, _CHOSEN]].sum(),
-            there[:, _REJECTED].sum(),
-            detached[:, _REJECTED][there[:, _REJECTED]].sum(),
-            counts[there].sum(),
-            entropies[there].sum(),
+            present[:, _CHOSEN].sum(),
+            detached[:, _CHOSEN][present[:, _CHOSEN]].sum(),
+            present[:, _REJECTED].sum(),
+            detached[:, _REJECTED][present[:, _REJECTED]].sum(),
+            counts[present].sum(),
+            entropies[present].sum(),
         ]
         return torch.stack([number.float() for number in sums])
 
@@ -348,12 +348,12 @@ class PreferenceOptimization(Objective):
         """Return KTO's mean loss with the reference point of this split, not of the last training batch."""
         import torch
 
-        there = torch.from_numpy(split.numbers()[: len(logps), :_OTHER] > 0)
+        present = torch.from_numpy(split.numbers()[: len(logps), :_OTHER] > 0)
         reference = self._reference.get(True)
         compared = logps if reference is None else logps - reference[: len(logps)]
         kl = max(0.0, float(compared[:, _OTHER].mean()))
         answers = compared[:, :_OTHER]
-        return float(self._losses(answers, answers, torch.ones_like(answers), kl)[there].mean())
+        return float(self._losses(answers, answers, torch.ones_like(answers), kl)[present].mean())
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         return self._chat.show(model, prompt, sampling)

@@ -146,7 +146,7 @@ class Rerank(Objective):
         return _OfSplit(split, len(self._splits) - 1)
 
     def batch(self, rows: Rows) -> Batch:
-        """Return `group_rows` of each query with its documents, the matching one first, and `there` bool and `labels`
+        """Return `group_rows` of each query with its documents, the matching one first, and `present` bool and `labels`
         float32 (samples, documents).
 
         Missing documents, and those of rows that fill the batch, have one token.
@@ -154,22 +154,22 @@ class Rerank(Objective):
         import torch
 
         columns = self._columns(rows)
-        there, labels = np.zeros((len(rows.ids), columns), dtype=bool), np.zeros((len(rows.ids), columns))
+        present, labels = np.zeros((len(rows.ids), columns), dtype=bool), np.zeros((len(rows.ids), columns))
         labels[:, 0] = np.nan_to_num(scores_in(rows.numbers), nan=1.0)
         pairs = []
         for row in range(len(rows.ids)):
             query, *documents = self._documents(rows, row, columns) if rows.valid[row] else [rows.ids[row, :1]]
-            there[row, : len(documents)] = True
+            present[row, : len(documents)] = True
             pairs += [self._writer.row(query, document) for document in documents]
             pairs += [(rows.ids[row, :1], np.zeros(1, dtype=np.int64))] * (columns - len(documents))
         ids, types = zip(*pairs, strict=True)
         count = self.group_count(len(ids))
         grouped = group_rows(ids, count, self.tokenizer.pad_id, types if self._writer.has_types else None)
-        tensors = {"there": torch.from_numpy(there), "labels": torch.from_numpy(labels.astype(np.float32))}
-        learned = there[:, : self._learned]
+        tensors = {"present": torch.from_numpy(present), "labels": torch.from_numpy(labels.astype(np.float32))}
+        learned = present[:, : self._learned]
         targets = learned.any(axis=1).sum() if self._rerank.loss == "listwise" else learned.sum()
-        lengths = np.array(list(map(len, ids))).reshape(there.shape)
-        return Batch(grouped.tensors | tensors, int(targets), int(lengths[there].sum()), grouped.groups)
+        lengths = np.array(list(map(len, ids))).reshape(present.shape)
+        return Batch(grouped.tensors | tensors, int(targets), int(lengths[present].sum()), grouped.groups)
 
     @property
     def _learned(self) -> int:
@@ -221,23 +221,23 @@ class Rerank(Objective):
 
     def _scores(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """Return the scores, float32 (samples, documents)."""
-        return row_logits(model, batch.tensors, batch.groups)[:, 0].view(batch.tensors["there"].shape)
+        return row_logits(model, batch.tensors, batch.groups)[:, 0].view(batch.tensors["present"].shape)
 
     def _sums(self, scores: torch.Tensor, batch: Batch) -> torch.Tensor:
         import torch
         import torch.nn.functional as F
 
-        scores, there, labels = (
-            tensor[:, : self._learned] for tensor in (scores, batch.tensors["there"], batch.tensors["labels"])
+        scores, present, labels = (
+            tensor[:, : self._learned] for tensor in (scores, batch.tensors["present"], batch.tensors["labels"])
         )
         if self._rerank.loss == "listwise":
-            used = there.any(dim=1)
+            used = present.any(dim=1)
             masked = scores.masked_fill(
-                ~there & used[:, None], -torch.inf
+                ~present & used[:, None], -torch.inf
             )  # rows that fill the batch need finite numbers, too
             losses = -masked.log_softmax(dim=1)[:, 0]
         else:
-            losses, used = F.binary_cross_entropy_with_logits(scores, labels, reduction="none"), there
+            losses, used = F.binary_cross_entropy_with_logits(scores, labels, reduction="none"), present
         return torch.stack([torch.where(used, losses, 0.0).sum(), used.sum().float()])
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -246,7 +246,7 @@ class Rerank(Objective):
         import torch.nn.functional as F
 
         scores = self._scores(model, batch)
-        outputs = scores.masked_fill(~batch.tensors["there"], torch.nan)
+        outputs = scores.masked_fill(~batch.tensors["present"], torch.nan)
         return self._sums(scores, batch), F.pad(outputs, (0, len(self.outputs) - outputs.shape[1]), value=torch.nan)
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
@@ -254,9 +254,8 @@ class Rerank(Objective):
         `correlation` with the scores of records that have one.
         """
         metrics = {"loss": totals["loss"] / max(1.0, totals["targets"])}
-        found = _ranks(outputs, split)
-        if found:
-            metrics |= ranking_metrics(found)
+        if ranked := _ranks(outputs, split):
+            metrics |= ranking_metrics(ranked)
         true = scores_in(split.numbers()[: len(outputs)])
         scored = ~np.isnan(true)
         if scored.sum() > 1:
@@ -264,12 +263,12 @@ class Rerank(Objective):
         return metrics
 
     def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
-        found = [int(ranked[0]) for ranked in _ranks(outputs, split)]
-        if not found:
+        firsts = [int(ranked[0]) for ranked in _ranks(outputs, split)]
+        if not firsts:
             return {}
-        counts = [sum(rank == place for rank in found) for place in range(1, _LISTED + 1)]
-        table = [{"rank": str(place), "queries": count} for place, count in enumerate(counts, 1)]
-        table.append({"rank": f"over {_LISTED}", "queries": len(found) - sum(counts)})
+        counts = [firsts.count(rank) for rank in range(1, _LISTED + 1)]
+        table = [{"rank": str(rank), "queries": count} for rank, count in enumerate(counts, 1)]
+        table.append({"rank": f"over {_LISTED}", "queries": len(firsts) - sum(counts)})
         return {"tables": {"Rank of the first document that matches": table}}
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
@@ -322,15 +321,15 @@ def _ranks(outputs: np.ndarray, split: StoreSplit) -> list[np.ndarray]:
     numbers = split.numbers()[: len(outputs)]
     samples = np.flatnonzero(numbers[:, HAS_SCORE] == 0)
     queries, owners = np.unique(numbers[samples, QUERY], return_inverse=True)
-    found = []
+    ranked = []
     for number in range(len(queries)):
         scores = outputs[samples[owners == number]]
         matches = np.zeros(scores.shape, dtype=bool)
         matches[:, 0] = True
-        there = ~np.isnan(scores)
-        there[1:, 1:] = False
-        found.append(ranks(scores[there], matches[there]))
-    return found
+        present = ~np.isnan(scores)
+        present[1:, 1:] = False
+        ranked.append(ranks(scores[present], matches[present]))
+    return ranked
 
 
 _CUT = 10
@@ -345,10 +344,10 @@ def ranks(scores: np.ndarray, matches: np.ndarray) -> np.ndarray:
     return np.flatnonzero(matches[order]) + 1
 
 
-def ndcg(found: np.ndarray) -> float:
+def ndcg(ranked: np.ndarray) -> float:
     """Return nDCG at 10 of `ranks`, with binary relevance (Järvelin and Kekäläinen 2002)."""
-    gain = (1 / np.log2(found[found <= _CUT] + 1)).sum()
-    best = (1 / np.log2(np.arange(1, min(len(found), _CUT) + 1) + 1)).sum()
+    gain = (1 / np.log2(ranked[ranked <= _CUT] + 1)).sum()
+    best = (1 / np.log2(np.arange(1, min(len(ranked), _CUT) + 1) + 1)).sum()
     return float(gain / best)
 
 
@@ -356,9 +355,9 @@ def ranking_metrics(all_ranks: list[np.ndarray]) -> dict[str, float]:
     """Return means over queries, each given by its `ranks`: `mrr` of the first match, `ndcg` at 10, and `accuracy`, the
     fraction of queries whose first document matches.
     """
-    first = np.array([found[0] for found in all_ranks])
+    first = np.array([ranked[0] for ranked in all_ranks])
     return {
         "mrr": float((1 / first).mean()),
-        "ndcg": float(np.mean([ndcg(found) for found in all_ranks])),
+        "ndcg": float(np.mean([ndcg(ranked) for ranked in all_ranks])),
         "accuracy": float((first == 1).mean()),
     }

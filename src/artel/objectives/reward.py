@@ -160,23 +160,23 @@ class Reward(Objective):
     # samples -> batch -> loss
 
     def batch(self, rows: Rows) -> Batch:
-        """Return `group_rows` of chosen and rejected answers in turn, `there` (samples, 2), `margins` (samples,).
+        """Return `group_rows` of chosen and rejected answers in turn, `present` (samples, 2), `margins` (samples,).
 
-        `there` is True for answers that exist. Missing answers, and rows that fill the batch, have one token.
+        `present` is True for answers that exist. Missing answers, and rows that fill the batch, have one token.
         """
         import torch
 
-        there = (rows.numbers[:, :_MARGIN] > 0) & rows.valid[:, None]
+        present = (rows.numbers[:, :_MARGIN] > 0) & rows.valid[:, None]
         sides = [side for row in range(len(rows.ids)) for side in _sides(rows, row)]
         sides = [
-            side if is_there else rows.ids[number // 2, :1]
-            for number, (side, is_there) in enumerate(zip(sides, there.flat, strict=True))
+            side if is_present else rows.ids[number // 2, :1]
+            for number, (side, is_present) in enumerate(zip(sides, present.flat, strict=True))
         ]
         grouped = group_rows(sides, self.group_count(len(sides)), self.tokenizer.pad_id)
         margins = floats_of_bits(rows.numbers[:, _MARGIN]).astype(np.float32)
         return Batch(
-            grouped.tensors | {"there": torch.from_numpy(there), "margins": torch.from_numpy(margins)},
-            targets=int(there.any(axis=1).sum()),
+            grouped.tensors | {"present": torch.from_numpy(present), "margins": torch.from_numpy(margins)},
+            targets=int(present.any(axis=1).sum()),
             tokens=int(rows.lengths[rows.valid].sum()),
             groups=grouped.groups,
         )
@@ -205,15 +205,15 @@ class Reward(Objective):
         import torch
         import torch.nn.functional as F
 
-        there, margins = batch.tensors["there"], batch.tensors["margins"]
+        present, margins = batch.tensors["present"], batch.tensors["margins"]
         chosen, rejected = scores.unbind(dim=1)
         pair = -F.logsigmoid(chosen - rejected - margins)
         if self.config.reward.center:
             pair = pair + self.config.reward.center * (chosen + rejected).square()
         # The score is the logit of an answer being good.
-        single = -torch.where(there[:, _CHOSEN], F.logsigmoid(chosen), F.logsigmoid(-rejected))
-        losses = torch.where(there.all(dim=1), pair, single)
-        used = there.any(dim=1)
+        single = -torch.where(present[:, _CHOSEN], F.logsigmoid(chosen), F.logsigmoid(-rejected))
+        losses = torch.where(present.all(dim=1), pair, single)
+        used = present.any(dim=1)
         return torch.stack([torch.where(used, losses, 0.0).sum(), used.sum().float()])
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -272,9 +272,9 @@ def _sides(rows: Rows, row: int) -> list[np.ndarray]:
 
 def _judged(outputs: np.ndarray, split: StoreSplit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (margins of pairs, scores of answers with a label, their labels) of the first samples of a split."""
-    there = np.asarray(split.numbers()[: len(outputs), :_MARGIN] > 0)
-    pairs = there.all(axis=1)
-    chosen = there[~pairs, _CHOSEN]
+    present = np.asarray(split.numbers()[: len(outputs), :_MARGIN] > 0)
+    pairs = present.all(axis=1)
+    chosen = present[~pairs, _CHOSEN]
     single = np.where(chosen, outputs[~pairs, _CHOSEN], outputs[~pairs, _REJECTED])
     return outputs[pairs, _CHOSEN] - outputs[pairs, _REJECTED], single, chosen
 

@@ -21,7 +21,7 @@ from artel.models.targets import IGNORED
 from artel.objectives.base import Better, Objective
 from artel.objectives.length_groups import group_inputs, group_rows
 from artel.objectives.per_token import SUMS, token_metrics
-from artel.objectives.seq2seq_text import MULTIPLE, Asked, PairFraming, Writer, stacked
+from artel.objectives.seq2seq_text import MULTIPLE, GenerationInput, PairFraming, TextGenerator, stacked
 from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
 from artel.objectives.usage import in_python
 from artel.printable import shortened
@@ -85,7 +85,7 @@ class SequenceToSequence(Objective):
         super().__init__(config, tokenizer)
         self._seq2seq = config.seq2seq
         self._framing = PairFraming(config, tokenizer)
-        self._writer = Writer(tokenizer, self._framing)
+        self._generator = TextGenerator(tokenizer, self._framing)
         if self._seq2seq.generate:
             self.outputs = tuple(f"token_{place}" for place in range(self._framing.longest_output))
         self.samples_with_outputs = self._seq2seq.generate
@@ -138,7 +138,7 @@ class SequenceToSequence(Objective):
         settings = copy.deepcopy(model.generation_config)
         settings._from_model_config = False
         settings.max_length, settings.max_new_tokens = None, self._framing.longest_output
-        for name, value in self._writer.special_ids(model).items():
+        for name, value in self._generator.special_ids(model).items():
             setattr(settings, name, value)
         if self._seq2seq.beams is not None:
             settings.num_beams = self._seq2seq.beams
@@ -161,7 +161,7 @@ class SequenceToSequence(Objective):
         if samples is None or self.config.validate_.prompts:
             return next(filter(None, self.config.validate_.prompts), _EXAMPLE)
         sample = samples.read(0)
-        text = self._writer.text(sample.ids[: sample.numbers[_INPUT]])
+        text = self._generator.text(sample.ids[: sample.numbers[_INPUT]])
         return " ".join(text.removeprefix(self._seq2seq.prefix.strip()).split()[:12])
 
     # record -> samples
@@ -266,7 +266,7 @@ class SequenceToSequence(Objective):
             rows = chosen.nonzero()[:, 0] if chosen.any() else chosen.new_zeros(1, dtype=torch.int64)
             sampling = replace(self.default_sampling(), seed=self.config.seed)
             ids, mask = (batch.tensors[name][rows] for name in ("input_ids", "attention_mask"))
-            special_ids = self._writer.special_ids(model)
+            special_ids = self._generator.special_ids(model)
             written = write_rows(model, ids, mask, sampling, special_ids, with_other_ranks=True)
             outputs[rows, : written.shape[1]] = written.to(outputs.dtype)
             outputs[~chosen] = _NOT_WRITTEN
@@ -296,7 +296,7 @@ class SequenceToSequence(Objective):
         for ids, source in zip(outputs, split.sources(), strict=False):
             if not len(ids) or ids[0] == _NOT_WRITTEN:
                 return
-            yield self._writer.text(ids[ids != _NOT_WRITTEN].astype(np.int64)), source
+            yield self._generator.text(ids[ids != _NOT_WRITTEN].astype(np.int64)), source
 
     # use
 
@@ -307,20 +307,22 @@ class SequenceToSequence(Objective):
         return Sampling(self._framing.longest_output, temperature=0.0, beams=self._seq2seq.beams)
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
-        """Return for each text or `Asked`: {"text", "finish_reason" (stop or length), "tokens", "truncated", …}."""
+        """Return for each text or keys of `GenerationInput`: {"text", "finish_reason" (stop or length), "tokens", …}."""
         default = {"sampling": self.default_sampling()}
-        asked = [Asked(**(default | (each if isinstance(each, dict) else {"text": each}))) for each in inputs]
+        requests = [
+            GenerationInput(**(default | (each if isinstance(each, dict) else {"text": each}))) for each in inputs
+        ]
         return [
             {"text": each.text, "finish_reason": "stop" if each.is_finished else "length", "tokens": each.tokens}
             | {"prompt_tokens": each.read, "truncated": each.is_cut}
-            for each in self._writer.write(model, asked)
+            for each in self._generator.generate(model, requests)
         ]
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        yield self._writer.write(model, [Asked(prompt, sampling)])[0].text
+        yield self._generator.generate(model, [GenerationInput(prompt, sampling)])[0].text
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
-        (written,) = self._writer.write(model, [Asked(prompt, sampling)])
+        (written,) = self._generator.generate(model, [GenerationInput(prompt, sampling)])
         notes = []
         if written.is_cut:
             notes.append(f"the text was cut to {self._framing.longest_input} tokens (data.block)")

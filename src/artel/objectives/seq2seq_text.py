@@ -134,7 +134,7 @@ _ROWS = 16  # texts that are generated at once
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GenerationInput:
     """An input to generate for."""
 
     text: str
@@ -147,7 +147,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class GeneratedText:
     """The output of a model for an input."""
 
     text: str
@@ -160,22 +160,22 @@ class Written:
     """True if the input was cut."""
 
 
-class Writer:
+class TextGenerator:
     """Generates outputs for texts."""
 
     def __init__(self, tokenizer: Tokenizer, framing: PairFraming) -> None:
         self._tokenizer, self._framing = tokenizer, framing
 
-    def write(self, model: PreTrainedModel, asked: Sequence[Asked]) -> list[Written]:
+    def generate(self, model: PreTrainedModel, inputs: Sequence[GenerationInput]) -> list[GeneratedText]:
         """Return the output for each text. Sampled outputs are generated one at a time, each with its own seed."""
-        framed = self._framing.inputs([each.text for each in asked])
-        results: dict[int, Written] = {}
-        for indices in _batches([len(each.ids) for each in framed], asked):
+        framed = self._framing.inputs([each.text for each in inputs])
+        results: dict[int, GeneratedText] = {}
+        for indices in _batches([len(each.ids) for each in framed], inputs):
             is_cut = any(framed[index].is_cut for index in indices)
-            outputs = self._generate(model, [framed[index].ids for index in indices], asked[indices[0]], is_cut)
+            outputs = self._generate(model, [framed[index].ids for index in indices], inputs[indices[0]], is_cut)
             for index, ids in zip(indices, outputs, strict=True):
                 results[index] = self._written(model, framed[index], ids)
-        return [results[index] for index in range(len(asked))]
+        return [results[index] for index in range(len(inputs))]
 
     def text(self, ids: np.ndarray) -> str:
         """Return the text of ids, without special tokens, stripped."""
@@ -195,7 +195,9 @@ class Writer:
         language = self._framing.language
         return ids | ({"forced_bos_token_id": language} if language is not None else {})
 
-    def _generate(self, model: PreTrainedModel, rows: list[np.ndarray], asked: Asked, is_cut: bool) -> list[np.ndarray]:
+    def _generate(
+        self, model: PreTrainedModel, rows: list[np.ndarray], request: GenerationInput, is_cut: bool
+    ) -> list[np.ndarray]:
         import torch
 
         from artel.models.encoder_decoder import write_rows
@@ -207,9 +209,9 @@ class Writer:
         ids = torch.from_numpy(stacked(rows, self._tokenizer.pad_id)).to(device)
         lengths = torch.tensor([len(row) for row in rows], device=device)[:, None]
         mask = (torch.arange(ids.shape[1], device=device)[None] < lengths).long()
-        on_row = None if asked.on_text is None or is_cut else self._reporter(asked.on_text)
+        on_row = None if request.on_text is None or is_cut else self._reporter(request.on_text)
         special_ids = self.special_ids(model)
-        written = write_rows(model, ids, mask, asked.sampling, special_ids, is_over=asked.is_over, on_row=on_row)
+        written = write_rows(model, ids, mask, request.sampling, special_ids, is_over=request.is_over, on_row=on_row)
         return list(written.cpu().numpy())
 
     def _reporter(self, on_text: Callable[[str], None]) -> Callable[[torch.Tensor], None]:
@@ -227,15 +229,15 @@ class Writer:
 
         return report
 
-    def _written(self, model: PreTrainedModel, framed: Framed, ids: np.ndarray) -> Written:
+    def _written(self, model: PreTrainedModel, framed: Framed, ids: np.ndarray) -> GeneratedText:
         ends = np.flatnonzero(np.isin(ids, self.special_ids(model)["eos_token_id"]))
         tokens = int(ends[0]) + 1 if len(ends) else len(ids)
-        return Written(self.text(ids[:tokens]), len(ends) > 0, tokens, len(framed.ids), framed.is_cut)
+        return GeneratedText(self.text(ids[:tokens]), len(ends) > 0, tokens, len(framed.ids), framed.is_cut)
 
 
-def _batches(lengths: Sequence[int], asked: Sequence[Asked]) -> Iterator[list[int]]:
+def _batches(lengths: Sequence[int], inputs: Sequence[GenerationInput]) -> Iterator[list[int]]:
     """Yield indices of texts to generate at once: similar lengths, equal settings, and one at a time with `on_text`."""
-    settings = [(each.sampling, each.is_over, each.on_text) for each in asked]
+    settings = [(each.sampling, each.is_over, each.on_text) for each in inputs]
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     while order:
         first = settings[order[0]]

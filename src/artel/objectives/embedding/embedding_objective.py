@@ -270,15 +270,15 @@ class Embedding(Objective):
 
         Queries of the split are looked up among all its documents; scored pairs are ranked by cosine.
         """
-        found = ValidatedTexts.of(outputs, split)
-        loss = mean_loss(found, self._embedding, self.config.train.batch)
-        return {"loss": loss} | lookup_metrics(found, found.vectors, self._embedding)
+        validated = ValidatedTexts.of(outputs, split)
+        loss = mean_loss(validated, self._embedding, self.config.train.batch)
+        return {"loss": loss} | lookup_metrics(validated, validated.vectors, self._embedding)
 
     def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
         """Return the size of the corpus, and the metrics of truncated vectors (`embedding.matryoshka`)."""
-        found = ValidatedTexts.of(outputs, split)
-        shorter = truncated_metrics(found, self._embedding)
-        return {"tables": {"Corpus": [corpus_counts(found)], **({"Shorter vectors": shorter} if shorter else {})}}
+        validated = ValidatedTexts.of(outputs, split)
+        shorter = truncated_metrics(validated, self._embedding)
+        return {"tables": {"Corpus": [corpus_counts(validated)], **({"Shorter vectors": shorter} if shorter else {})}}
 
     # use
 
@@ -291,10 +291,10 @@ class Embedding(Objective):
         result = []
         for (kind, dimensions), group in groupby(asked, lambda each: (each.get("input_type"), each.get("dimensions"))):
             rows = self._encoder.rows([each["text"] for each in group], kind or "")
-            found = self._encoder.vectors(model, [row for row, _ in rows], dimensions=dimensions)
+            vectors = self._encoder.vectors(model, [row for row, _ in rows], dimensions=dimensions)
             result += [
                 {"embedding": vector.tolist(), "tokens": len(row), "truncated": is_cut}
-                for vector, (row, is_cut) in zip(found, rows, strict=True)
+                for vector, (row, is_cut) in zip(vectors, rows, strict=True)
             ]
         return result
 

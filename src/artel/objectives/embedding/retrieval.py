@@ -36,11 +36,11 @@ def retrieval_metrics(
         judged: relevant documents of each query, at least one.
         left_out: query -> a document to ignore, because it is the query's own text.
     """
-    found = nearest(queries, corpus, DEPTH, left_out)
+    ranked = nearest(queries, corpus, DEPTH, left_out)
     gains = np.array(
         [
             [judgements.get(document, 0.0) for document in row]
-            for row, judgements in zip(found.tolist(), judged, strict=True)
+            for row, judgements in zip(ranked.tolist(), judged, strict=True)
         ]
     )
     counts = np.array([len(judgements) for judgements in judged])
@@ -59,7 +59,7 @@ def retrieval_metrics(
 def nearest(queries: np.ndarray, corpus: np.ndarray, count: int, left_out: Mapping[int, int]) -> np.ndarray:
     """Return the indices of up to `count` nearest documents of each query, nearest first; -1 for none."""
     count = min(count, len(corpus))
-    found = np.empty((len(queries), count), dtype=np.int64)
+    indices = np.empty((len(queries), count), dtype=np.int64)
     at_once = max(1, _AT_ONCE // max(1, len(corpus)))
     for start in range(0, len(queries), at_once):
         cosines = queries[start : start + at_once] @ corpus.T
@@ -68,8 +68,8 @@ def nearest(queries: np.ndarray, corpus: np.ndarray, count: int, left_out: Mappi
                 cosines[row, document] = -np.inf
         best = np.argsort(-cosines, axis=1, kind="stable")[:, :count]
         best[np.take_along_axis(cosines, best, axis=1) == -np.inf] = -1
-        found[start : start + at_once] = best
-    return found
+        indices[start : start + at_once] = best
+    return indices
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -77,7 +77,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
-def lookup_metrics(found: ValidatedTexts, vectors: np.ndarray, embedding: EmbeddingConfig) -> dict[str, float]:
+def lookup_metrics(validated: ValidatedTexts, vectors: np.ndarray, embedding: EmbeddingConfig) -> dict[str, float]:
     """Return retrieval metrics of the split's queries among all its documents, or `spearman` of scored pairs.
 
     `vectors`: (texts, size).
@@ -86,39 +86,43 @@ def lookup_metrics(found: ValidatedTexts, vectors: np.ndarray, embedding: Embedd
         return {}
     directions = unit(vectors)
     if embedding.learns_scores:
-        pairs = [(match[0], match[1]) for match in found.matches]
+        pairs = [(match[0], match[1]) for match in validated.matches]
         cosines = np.array([directions[query] @ directions[document] for query, document in pairs])
-        return {"spearman": spearman(cosines, np.array([found.scores[query] for query, _ in pairs]))}
-    queries, relevant, left_out = found.questions()
+        return {"spearman": spearman(cosines, np.array([validated.scores[query] for query, _ in pairs]))}
+    queries, relevant, left_out = validated.questions()
     judged = [dict.fromkeys(each.tolist(), 1.0) for each in relevant]
-    return retrieval_metrics(directions[queries], directions[found.documents], judged, left_out)
+    return retrieval_metrics(directions[queries], directions[validated.documents], judged, left_out)
 
 
-def truncated_metrics(found: ValidatedTexts, embedding: EmbeddingConfig) -> list[dict[str, Any]]:
+def truncated_metrics(validated: ValidatedTexts, embedding: EmbeddingConfig) -> list[dict[str, Any]]:
     """Return a row of `lookup_metrics` for each truncated size (`embedding.matryoshka`)."""
-    sizes = [size for size in embedding.matryoshka if size < found.vectors.shape[1]]
-    return [{"dimensions": str(size), **lookup_metrics(found, found.vectors[:, :size], embedding)} for size in sizes]
+    sizes = [size for size in embedding.matryoshka if size < validated.vectors.shape[1]]
+    return [
+        {"dimensions": str(size), **lookup_metrics(validated, validated.vectors[:, :size], embedding)} for size in sizes
+    ]
 
 
-def mean_loss(found: ValidatedTexts, embedding: EmbeddingConfig, batch: int) -> float:
+def mean_loss(validated: ValidatedTexts, embedding: EmbeddingConfig, batch: int) -> float:
     """Return the mean loss per query over batches of `batch` matches, in order."""
     import torch
 
     total = 0.0
-    for start in range(0, len(found.matches), batch):
-        matches = [_match(found, match, embedding.most_negatives) for match in found.matches[start : start + batch]]
+    for start in range(0, len(validated.matches), batch):
+        matches = [
+            _match(validated, match, embedding.most_negatives) for match in validated.matches[start : start + batch]
+        ]
         keys = torch.from_numpy(match_keys([keys for keys, _ in matches]))
         order = [texts[0] for _, texts in matches] + [texts[1] for _, texts in matches]
         order += [text for _, texts in matches for text in texts[2:]]
-        texts = Texts.of(torch.from_numpy(found.vectors[order]), keys)
+        texts = Texts.of(torch.from_numpy(validated.vectors[order]), keys)
         with torch.no_grad():
             total += float(loss_sum(texts, embedding, slice(None)))
-    return total / max(1, len(found.matches))
+    return total / max(1, len(validated.matches))
 
 
-def _match(found: ValidatedTexts, match: list[int], most_negatives: int) -> tuple[MatchKeys, list[int]]:
+def _match(validated: ValidatedTexts, match: list[int], most_negatives: int) -> tuple[MatchKeys, list[int]]:
     """Return the keys of a match, and the indices of its query, first positive and first negatives."""
-    hashes, roles = found.hashes, found.roles
+    hashes, roles = validated.hashes, validated.roles
     positives = [text for text in match if roles[text] == POSITIVE]
     negatives = [text for text in match if roles[text] == NEGATIVE][:most_negatives]
     keys = MatchKeys(
@@ -126,14 +130,14 @@ def _match(found: ValidatedTexts, match: list[int], most_negatives: int) -> tupl
         int(hashes[positives[0]]),
         [int(hashes[text]) for text in negatives],
         [int(hashes[text]) for text in positives[1:]],
-        int(found.scores[match[0]]),
+        int(validated.scores[match[0]]),
     )
     return keys, [match[0], positives[0], *negatives]
 
 
-def corpus_counts(found: ValidatedTexts) -> dict[str, int]:
+def corpus_counts(validated: ValidatedTexts) -> dict[str, int]:
     """Return the numbers of queries and documents."""
-    return {"queries": int((found.roles == QUERY).sum()), "documents": len(found.documents)}
+    return {"queries": int((validated.roles == QUERY).sum()), "documents": len(validated.documents)}
 
 
 @dataclass(frozen=True, slots=True)

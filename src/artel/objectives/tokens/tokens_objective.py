@@ -276,10 +276,10 @@ class Tokens(Objective):
                 pairs = [(label, names[first]) for (*_, label), (first, stop) in words if first < stop]
                 scores.add_tags([gold for gold, _ in pairs], [found for _, found in pairs])
             else:
-                found = entity_words(names, starts, ends, of_words=False)
+                entities = entity_words(names, starts, ends, of_words=False)
                 scores.add(
                     ((start, end, label) for start, end, label in spans),
-                    [(starts[first], ends[end - 1], label) for first, end, label in found],
+                    [(starts[first], ends[end - 1], label) for first, end, label in entities],
                 )
         return scores
 

@@ -144,8 +144,8 @@ class Windows:
         outside = self._tags.outside
         tags = np.full(len(words.tokens), self._unlabeled if outside is None else outside + 1, self._flag_type)
         cut = 0
-        found = words_of_spans(words.starts, words.ends, spans)
-        for (start, end, label), (first, stop) in zip(spans, found, strict=True):
+        ranges = words_of_spans(words.starts, words.ends, spans)
+        for (start, end, label), (first, stop) in zip(spans, ranges, strict=True):
             is_whole = first < stop and words.starts[first] == start and words.ends[stop - 1] == end
             cut += not is_whole
             if first < stop:
