@@ -104,7 +104,7 @@ class Chat(Objective):
 
     def usage(self) -> str:
         prompt = next(filter(None, self.config.validate_.prompts), "Hello! Who are you?")
-        asked = prompt_ids(self.tokenizer, self.template, [{"role": "user", "content": prompt}])
+        prompt_tokens = prompt_ids(self.tokenizer, self.template, [{"role": "user", "content": prompt}])
         ends = turn_end(self.tokenizer, self.template).ids
         return "\n".join(
             [
@@ -112,7 +112,7 @@ class Chat(Objective):
                 "inputs = tokenizer.apply_chat_template(",
                 '    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"',
                 ")",
-                *generation_usage(self.config.data.block - len(asked), ends),
+                *generation_usage(self.config.data.block - len(prompt_tokens), ends),
             ]
         )
 
@@ -125,7 +125,7 @@ class Chat(Objective):
             record = document.record
             assert isinstance(record.fields, Conversation)
             try:
-                result = self._made(record.fields)
+                result = self._convert(record.fields)
                 if isinstance(result, DocumentSamples) and document.split == "validation":
                     kept = _with_thoughts(record.fields.messages, self.config.chat.reasoning)
                     source = source_of(replace(record.fields, messages=tuple(kept)))
@@ -161,7 +161,7 @@ class Chat(Objective):
         setting = self.config.chat.template
         return "the tokenizer's chat template" if setting == "auto" else setting
 
-    def _made(self, conversation: Conversation) -> DocumentSamples | Dropped:
+    def _convert(self, conversation: Conversation) -> DocumentSamples | Dropped:
         messages, tools = conversation.messages, conversation.tools
         if self._writer.has_control_token(messages, tools):
             return Dropped("control_token")

@@ -146,11 +146,11 @@ class PreferenceOptimization(Objective):
             assert isinstance(record.fields, Preference)
             self._writer.check_tools(_messages(record.fields), record.fields.tools, record.origin)
             try:
-                yield self._made(record.fields)
+                yield self._convert(record.fields)
             except Unfit as unfit:
                 yield Rejected(record.origin, "template", f"{unfit}; fix it", record.set_name)
 
-    def _made(self, pair: Preference) -> DocumentSamples | Dropped:
+    def _convert(self, pair: Preference) -> DocumentSamples | Dropped:
         answers = [answer for answer in (pair.chosen, pair.rejected) if answer is not None]
         if len(answers) < 2 and self._preference.loss != "kto":
             raise Unfit(

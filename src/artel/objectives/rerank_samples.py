@@ -46,9 +46,9 @@ class PairWriter:
         for document, match in zip(documents, fields, strict=True):
             assert isinstance(match, Match)
             ids = [next(encoded) for _ in match.texts]
-            yield self._made(document, match, ids)
+            yield self._convert(document, match, ids)
 
-    def _made(self, document: Document, match: Match, ids: list[np.ndarray]) -> DocumentSamples | Rejected:
+    def _convert(self, document: Document, match: Match, ids: list[np.ndarray]) -> DocumentSamples | Rejected:
         record = document.record
         query, count = ids[0], 1 + len(match.positives)
         positives, negatives = ids[1:count], [each for each in ids[count:] if len(each)]

@@ -307,7 +307,7 @@ class SequenceToSequence(Objective):
         return Sampling(self._framing.longest_output, temperature=0.0, beams=self._seq2seq.beams)
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
-        """Return for each text or keys of `GenerationInput`: {"text", "finish_reason" (stop or length), "tokens", …}."""
+        """Return {"text", "finish_reason" (stop or length), "tokens", …} for each text or keys of `GenerationInput`."""
         default = {"sampling": self.default_sampling()}
         requests = [
             GenerationInput(**(default | (each if isinstance(each, dict) else {"text": each}))) for each in inputs

@@ -285,8 +285,8 @@ class Classification(Objective):
         notes = [f"{label} {probability:.3f}" for label, probability in ordered[:_LISTED]]
         if answer.get("truncated"):
             notes.append(f"the text was cut to {self.config.data.block} tokens")
-        asked = {"prompt": prompt, **({"context": context} if context else {})}
-        return Reply([_in_words(answer)], tuple(notes), {**asked, **answer})
+        request = {"prompt": prompt, **({"context": context} if context else {})}
+        return Reply([_in_words(answer)], tuple(notes), {**request, **answer})
 
     def prompt(self, samples: Samples | None) -> str:
         """Return the first of `validate.prompts`, or the first words of the training text."""

@@ -147,9 +147,9 @@ class Turns:
 
     def _with_thought(self, field: str, calls: tuple[ToolCall, ...]) -> str:
         """Render a conversation of marks that ends with a thought, and `calls`. Raises Unfit."""
-        asked, answer = Message("user", mark_for(0, "c")), Message("assistant", mark_for(1, "c"), tool_calls=calls)
+        question, answer = Message("user", mark_for(0, "c")), Message("assistant", mark_for(1, "c"), tool_calls=calls)
         style = self._style([answer], ())
-        fields = [style.fields(message) for message in style.linked([asked, answer])]
+        fields = [style.fields(message) for message in style.linked([question, answer])]
         fields[1] |= _thought_fields(field, mark_for(1, "t"), answer.content)
         return self._render(fields, ())
 

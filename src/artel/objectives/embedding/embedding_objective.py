@@ -287,9 +287,11 @@ class Embedding(Objective):
 
         A text may be ids, with special tokens. Raises InputError.
         """
-        asked: list[dict[str, Any]] = [each if isinstance(each, dict) else {"text": each} for each in inputs]
+        requests: list[dict[str, Any]] = [each if isinstance(each, dict) else {"text": each} for each in inputs]
         result = []
-        for (kind, dimensions), group in groupby(asked, lambda each: (each.get("input_type"), each.get("dimensions"))):
+        for (kind, dimensions), group in groupby(
+            requests, lambda each: (each.get("input_type"), each.get("dimensions"))
+        ):
             rows = self._encoder.rows([each["text"] for each in group], kind or "")
             vectors = self._encoder.vectors(model, [row for row, _ in rows], dimensions=dimensions)
             result += [

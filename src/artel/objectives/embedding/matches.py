@@ -57,7 +57,7 @@ class MatchReader:
             if problem is not None:
                 yield Rejected(document.record.origin, *problem, document.record.set_name)
             else:
-                yield self._made(match, encoded, text_hash(query), is_validation=document.split == "validation")
+                yield self._convert(match, encoded, text_hash(query), is_validation=document.split == "validation")
 
     def framed(self, ids: np.ndarray) -> np.ndarray:
         """Return a text's ids with special tokens, cut to the block, int64."""
@@ -92,7 +92,7 @@ class MatchReader:
             return "score", f"{what}: write the score of two texts that mean the same there"
         return None
 
-    def _made(self, match: Match, encoded: list[np.ndarray], query: int, *, is_validation: bool) -> DocumentSamples:
+    def _convert(self, match: Match, encoded: list[np.ndarray], query: int, *, is_validation: bool) -> DocumentSamples:
         """Return the samples. `query`: hash of the query."""
         roles = [QUERY, *(POSITIVE for _ in match.positives), *(NEGATIVE for _ in match.negatives)]
         score = round((match.score or 0.0) / self._embedding.largest_score * MILLION)

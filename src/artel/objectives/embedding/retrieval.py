@@ -175,14 +175,14 @@ class ValidatedTexts:
         Documents are numbered in the corpus.
         """
         corpus = {int(self.hashes[text]): number for number, text in enumerate(self.documents)}
-        asked: dict[int, int] = {}
+        distinct: dict[int, int] = {}
         matching: dict[int, set[int]] = {}
         for match in self.matches:
             query = int(self.hashes[match[0]])
-            asked.setdefault(query, match[0])
+            distinct.setdefault(query, match[0])
             positives = (int(self.hashes[text]) for text in match if self.roles[text] == POSITIVE)
             matching.setdefault(query, set()).update(corpus[each] for each in positives)
-        relevant = [np.array(sorted(matching[query])) for query in asked]
-        own = {number: corpus[query] for number, query in enumerate(asked) if query in corpus}
+        relevant = [np.array(sorted(matching[query])) for query in distinct]
+        own = {number: corpus[query] for number, query in enumerate(distinct) if query in corpus}
         own = {number: document for number, document in own.items() if document not in relevant[number]}
-        return np.array(list(asked.values()), dtype=np.int64), relevant, own
+        return np.array(list(distinct.values()), dtype=np.int64), relevant, own

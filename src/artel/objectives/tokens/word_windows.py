@@ -110,9 +110,9 @@ class Windows:
         fields = [document.record.fields for document in documents]
         texts = [tagged.text for tagged in fields if isinstance(tagged, Tagged)]
         for document, encoded in zip(documents, self._tokenizer.encode_with_offsets(texts), strict=True):
-            yield self._made(document, encoded)
+            yield self._convert(document, encoded)
 
-    def _made(self, document: Document, encoded: Encoded) -> DocumentSamples | Rejected:
+    def _convert(self, document: Document, encoded: Encoded) -> DocumentSamples | Rejected:
         record = document.record
         assert isinstance(record.fields, Tagged)
         text = record.fields.text
