@@ -123,7 +123,7 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
         return architecture.endswith(cls.auto_class.removeprefix("AutoModel")) and not pools_texts(folder)
 
     @classmethod
-    def run_values(cls, config: PreTrainedConfig, folder: str) -> dict[str, Any]:
+    def run_values(cls, model_config: PreTrainedConfig, folder: str) -> dict[str, Any]:
         """Return keys of the run file that fit a model from elsewhere: {"classification": {…}}."""
         return {}
 

@@ -108,7 +108,7 @@ class TeacherHooks:
         """
         return ""
 
-    def set_teacher(self, call: TeacherCall, config: PreTrainedConfig) -> None:  # if it stays in memory
+    def set_teacher(self, call: TeacherCall, model_config: PreTrainedConfig) -> None:  # if it stays in memory
         """Take the function that calls the teacher, and the teacher's configuration."""
 
     def outputs_to_cache(

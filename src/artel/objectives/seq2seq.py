@@ -70,7 +70,7 @@ class SequenceToSequence(Objective):
         return architecture in NAMES.values() and read_config(folder)[0].is_encoder_decoder
 
     @classmethod
-    def run_values(cls, config: PreTrainedConfig, folder: str) -> dict[str, Any]:
+    def run_values(cls, model_config: PreTrainedConfig, folder: str) -> dict[str, Any]:
         """Return the maximum output length in its generation settings."""
         from transformers import GenerationConfig
 

@@ -107,10 +107,10 @@ class Classification(Objective):
         return kind is not None and kind.has_classes
 
     @classmethod
-    def run_values(cls, config: PreTrainedConfig, folder: str) -> dict[str, Any]:
-        labels = [str(config.id2label[number]) for number in sorted(config.id2label)]
+    def run_values(cls, model_config: PreTrainedConfig, folder: str) -> dict[str, Any]:
+        labels = [str(model_config.id2label[number]) for number in sorted(model_config.id2label)]
         by_type = {KINDS[name].problem_type: name for name in KINDS}
-        kind = by_type.get(config.problem_type or "", "number" if len(labels) == 1 else "single")
+        kind = by_type.get(model_config.problem_type or "", "number" if len(labels) == 1 else "single")
         return {"classification": {"kind": kind, "labels": [] if kind == "number" else labels}}
 
     @classmethod

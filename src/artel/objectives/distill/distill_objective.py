@@ -168,8 +168,8 @@ class Distillation(Objective):
             return "distill.tokenizer: by_text changes nothing, since teacher and student have one tokenizer"
         return self._token_map.note(aligned)
 
-    def set_teacher(self, call: TeacherCall, config: PreTrainedConfig) -> None:
-        self._call_teacher, self._teacher_config = call, config
+    def set_teacher(self, call: TeacherCall, model_config: PreTrainedConfig) -> None:
+        self._call_teacher, self._teacher_config = call, model_config
 
     def check(self, model: PreTrainedModel) -> None:
         super().check(model)

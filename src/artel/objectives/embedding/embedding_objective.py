@@ -135,7 +135,7 @@ class Embedding(Objective):
         return bare or pools_texts(folder)
 
     @classmethod
-    def run_values(cls, config: PreTrainedConfig, folder: str) -> dict[str, Any]:
+    def run_values(cls, model_config: PreTrainedConfig, folder: str) -> dict[str, Any]:
         return read_folder(folder) if pools_texts(folder) else {}
 
     @classmethod

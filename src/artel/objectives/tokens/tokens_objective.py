@@ -115,11 +115,11 @@ class Tokens(Objective):
         return {"objective": "tokens", "data": {"sources": [{"format": "dummy", "documents": 300, "kind": "entities"}]}}
 
     @classmethod
-    def run_values(cls, config: PreTrainedConfig, folder: str) -> dict[str, Any]:
+    def run_values(cls, model_config: PreTrainedConfig, folder: str) -> dict[str, Any]:
         """Return its tags from id2label, and settings that keep its tokenizer unchanged."""
-        tags = [str(config.id2label[number]) for number in range(config.num_labels)]
+        tags = [str(model_config.id2label[number]) for number in range(model_config.num_labels)]
         scheme = "bio" if OUTSIDE in tags else "words"
-        block = min(512, int(getattr(config, "max_position_embeddings", None) or 512))
+        block = min(512, int(getattr(model_config, "max_position_embeddings", None) or 512))
         section = {"labels": tags, "scheme": scheme, "isolate_punctuation": False}
         return {"tokens": section, "data": {"block": block}}
 
