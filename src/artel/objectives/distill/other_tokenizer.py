@@ -296,8 +296,8 @@ def _same_spans(own: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndar
     """Return the indices of tokens with equal spans in two tokenizations, int64 (count,) each."""
     places = [np.flatnonzero(spans[:, 0] < spans[:, 1]) for spans in (own, other)]
     width = max(int(own.max(initial=0)), int(other.max(initial=0))) + 1
-    keys = [spans[at, 0] * width + spans[at, 1] for spans, at in zip((own, other), places, strict=True)]
-    _, first, second = np.intersect1d(*keys, assume_unique=True, return_indices=True)
+    one, two = (spans[at, 0] * width + spans[at, 1] for spans, at in zip((own, other), places, strict=True))
+    _, first, second = np.intersect1d(one, two, assume_unique=True, return_indices=True)
     return places[0][first], places[1][second]
 
 
