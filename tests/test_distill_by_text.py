@@ -50,7 +50,7 @@ def aligned(student, teacher, texts, **more):
     """The targets that are aligned, by their number in a row of `texts`; what the teacher reads is checked."""
     batch = batch_of(student, texts, more.pop("drop", 0))
     token_map = TokenMap(student, teacher, packs_text=True, key="distill.teacher")
-    reading = token_map.read(batch, more.pop("limit", None), apart=False)
+    reading = token_map.read(batch, more.pop("limit", None), isolated_documents=False)
     assert (reading.batch.tensors["input_ids"].flatten()[reading.places + 1] == reading.labels).all()
     targets = batch.tensors["targets"].flatten()[reading.targets]
     assert (token_map.ids[reading.labels.numpy()] == targets.numpy()).all()
@@ -91,7 +91,7 @@ def test_a_row_that_begins_and_ends_within_a_character():
     student, teacher = byte_level(ENGLISH), byte_level(OTHER)  # a token for each byte of Cyrillic
     batch = batch_of(student, ["жар и мороз"], drop=1)
     cut = Batch({name: tensor[:, :-2] for name, tensor in batch.tensors.items()}, batch.targets - 2, batch.tokens - 2)
-    reading = TokenMap(student, teacher, packs_text=True, key="key").read(cut, None, apart=False)
+    reading = TokenMap(student, teacher, packs_text=True, key="key").read(cut, None, isolated_documents=False)
     read = bytes(teacher.decode(reading.batch.tensors["input_ids"][0].tolist()), "utf-8")
     assert read == "ар и моро".encode()
     assert reading.targets.tolist() == list(range(1, cut.targets - 1))  # but the first byte of а, and of з
