@@ -15,7 +15,7 @@ from typing import Any
 
 from artel.config import DataConfig
 from artel.text import BenchmarkIndex, Ledger, clean_shard, input_shards, write_index
-from artel.text.classifier.training import train_classifier
+from artel.text.classifier import train_classifier
 
 ROUNDS = 3
 

@@ -13,8 +13,7 @@ from artel.config import DataConfig, run_from
 from artel.errors import InputError
 from artel.preparing.stores import store_key
 from artel.text import Ledger, read_documents
-from artel.text.classifier.model import Classifier, features
-from artel.text.classifier.training import train_classifier
+from artel.text.classifier import Classifier, features, train_classifier
 
 pytest.importorskip("sklearn")
 CALM = "the river ran slowly past the old house where my father used to read until the evening".split()

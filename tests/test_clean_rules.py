@@ -18,8 +18,8 @@ from artel.text import Ledger, read_documents
 from artel.text.cleaning import language
 from artel.text.cleaning.quality import ngram_shares, repeated_share, symbol_and_digit_share, why_dropped
 from artel.text.cleaning.rules import clean, without_lines
-from artel.text.dedup.repeats import RepeatedUnits
-from artel.text.formats.conversations import record_of
+from artel.text.dedup.exact import RepeatedUnits
+from artel.text.formats.chat import record_of
 from artel.text.records import Conversation, Message, Pair, Question, Record
 
 GOPHER = {2: 0.2, 3: 0.18, 4: 0.16, 5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.1}

@@ -11,7 +11,7 @@ from artel.errors import InputError
 from artel.preparing import prepare
 from artel.preparing.prepare import store_key
 from artel.text import BenchmarkIndex, Ledger, read_documents, write_index
-from artel.text.decontamination.ngrams import Ngrams, simplified, simplified_words
+from artel.text.decontamination import Ngrams, simplified, simplified_words
 from support.runs import artel, write_run
 from support.stores import lines_with_repeats, run_of, stored, tree
 

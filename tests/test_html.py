@@ -10,9 +10,8 @@ from selectolax.lexbor import LexborHTMLParser
 from artel.config import DataConfig, SourceConfig
 from artel.text import html_to_text
 from artel.text.cleaning import html
-from artel.text.cleaning.html import _BLOCKS, _HIDDEN, _flat, page_source
-from artel.text.cleaning.main_text import main_text
-from artel.text.formats.html import read_html
+from artel.text.cleaning.html import _BLOCKS, _HIDDEN, _flat, main_text, page_source
+from artel.text.formats.pages import read_html
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import Dropped, Record
 from support.reading import written

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from artel.text.formats.json_fields import line_parser
+from artel.text.formats.jsonl import line_parser
 
 with_simdjson = pytest.mark.skipif(
     sys.version_info >= (3, 14) and importlib.util.find_spec("simdjson") is None, reason="no wheel for this Python"

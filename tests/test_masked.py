@@ -17,7 +17,7 @@ from artel.models.targets import IGNORED
 from artel.objectives import InsertionTagging, Masked
 from artel.objectives.insertion_tagging import comma_positions, missing_after
 from artel.text import Document, Dropped, Pair, Record, Rejected
-from artel.text.pairs import without_commas
+from artel.text.pipeline import without_commas
 from artel.tokens import Rows, train_tokenizer
 from support.runs import artel, losses, metrics, roberta_of_2019, write_run
 

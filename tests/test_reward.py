@@ -26,7 +26,7 @@ from artel.objectives.reward import Reward
 from artel.objectives.statistics import calibration_bins, calibration_error
 from artel.printable import in_lines
 from artel.text import Document, Message, Preference, Record
-from artel.text.formats.chat import read_preferences
+from artel.text.formats.preferences import read_preferences
 from artel.tokens import StoreWriter, TokenStore, evaluation_rows, train_tokenizer
 from support.objectives import judgements, objective_run
 from support.preferences import MODEL, PAIRS

@@ -2,7 +2,8 @@
 
 import orjson
 
-from artel.text.formats.chat import read_chat, read_preferences
+from artel.text.formats.chat import read_chat
+from artel.text.formats.preferences import read_preferences
 from support.reading import documents, read, sides, turns
 
 

@@ -7,7 +7,8 @@ import pytest
 from artel.config import DataConfig
 from artel.errors import InputError
 from artel.text import check_sources, source_fingerprint
-from artel.text.formats.chat import read_chat, read_preferences
+from artel.text.formats.chat import read_chat
+from artel.text.formats.preferences import read_preferences
 from support.reading import PROMPT, read, rows_of, sides, turns
 
 

@@ -8,7 +8,7 @@ from artel.text import (
     Record,
     Rejected,
 )
-from artel.text.formats.chat import read_preferences
+from artel.text.formats.preferences import read_preferences
 from support.reading import PROMPT, SHAREGPT, message, read, rows_of, sides
 
 ASKED = [("user", "who?"), ("assistant", "me")]

@@ -12,7 +12,7 @@ import zstandard
 from artel.config import SourceConfig
 from artel.errors import InputError
 from artel.text import Question, Rejected
-from artel.text.formats.dummy_questions import read_dummy_questions
+from artel.text.formats.dummy import read_dummy_questions
 from artel.text.formats.questions import read_nq, read_squad
 from support.reading import read, written
 

@@ -10,7 +10,7 @@ from artel.text import (
     check_sources,
 )
 from artel.text.formats.chat import read_chat
-from artel.text.reading.rows import check_rows
+from artel.text.reading.subsets import check_rows
 from support.reading import MESSAGES, documents, read, rows_of
 
 

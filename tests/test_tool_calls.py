@@ -14,7 +14,8 @@ from artel.inference.serve.calls.read import ToolCalls, whole_calls
 from artel.objectives import Chat, DocumentSamples
 from artel.text import Document, Record, Rejected, ToolCall
 from artel.text.calls.reader import CallReader, read_calls
-from artel.text.formats.chat import read_chat, read_preferences
+from artel.text.formats.chat import read_chat
+from artel.text.formats.preferences import read_preferences
 from artel.tokens import train_tokenizer
 from support.chat_models import learned_texts
 from support.reading import read, rows_of

@@ -8,7 +8,7 @@ import pytest
 from artel.config import DataConfig
 from artel.errors import InputError
 from artel.preparing import prepare
-from artel.text.reading.chapters import Chapters, is_heading
+from artel.text.split import Chapters, is_heading
 from support.stores import run_of, stored, tree
 
 BY_CHAPTER = {"fraction": 0.1, "by": "chapter"}

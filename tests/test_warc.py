@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artel.text import html_to_text
-from artel.text.formats.warc import read_warc
+from artel.text.formats.pages import read_warc
 from artel.text.records import Record, Rejected
 from support.reading import read as read_with_reader
 from support.reading import written

@@ -193,7 +193,7 @@ def classifier(
 
     from artel.config import DataConfig
     from artel.text import Ledger, read_documents
-    from artel.text.classifier.training import train_classifier
+    from artel.text.classifier import train_classifier
 
     def texts(path: str) -> Iterator[str]:
         source = {"path": [path], "document": document, "field": field}

@@ -14,7 +14,7 @@ from artel.preparing import check_texts, has_store
 from artel.preparing.build_store import notes_of
 from artel.storage import is_remote
 from artel.text import Document, Dropped, Ledger, Rejected, check_ledger, read_documents
-from artel.text.reading.file_names import is_url
+from artel.text.reading.files import is_url
 from artel.text.sources.find import all_sources
 from artel.text.sources.inputs import input_shards
 

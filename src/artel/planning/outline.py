@@ -21,7 +21,7 @@ from artel.models.lora.adapters import freeze
 from artel.objectives import objective_type
 from artel.preparing import has_store, tokenizer_name, tokenizer_place
 from artel.storage import is_remote
-from artel.text.reading.file_names import is_url
+from artel.text.reading.files import is_url
 from artel.text.sources.find import all_sources
 from artel.text.sources.inputs import input_shards
 from artel.tokens import Tokenizer, load_tokenizer

@@ -42,7 +42,7 @@ from artel.text import (
     count_lines,
 )
 from artel.text.dedup.near import SignatureWriter
-from artel.text.dedup.repeats import RepeatedUnits
+from artel.text.dedup.exact import RepeatedUnits
 from artel.tokens.store.manifest import SPLITS
 from artel.tokens.store.shards import ShardWriter, token_type
 

@@ -20,8 +20,8 @@ from artel.registry import FORMATS, OBJECTIVES
 from artel.secrets import hide_secrets
 from artel.storage import disk_errors, write_file
 from artel.text import source_fingerprint
-from artel.text.classifier.model import classifier_digest
-from artel.text.decontamination.index import benchmark_fingerprint
+from artel.text.classifier import classifier_digest
+from artel.text.decontamination import benchmark_fingerprint
 from artel.text.dedup.shingles import SHINGLE_VERSION
 from artel.text.pipeline import TEXT_VERSION
 from artel.tokens import DamagedStore, TokenStore, load_tokenizer

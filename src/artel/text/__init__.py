@@ -1,12 +1,12 @@
 """Sources, cleaning, duplicates, split: raw text to documents, each accounted for. Knows no tokens."""
 
 from artel.text.cleaning.html import html_to_text
-from artel.text.decontamination.index import BenchmarkIndex, write_index
+from artel.text.decontamination import BenchmarkIndex, write_index
 from artel.text.formats.text import frame_notes
 from artel.text.ledger import Counts, Ledger, count_drops, describe_drops
 from artel.text.pipeline import CleanedRecord, check_ledger, check_text, clean_shard, more_documents, read_documents
 from artel.text.reading.lines import count_lines
-from artel.text.reading.sets import check_sets
+from artel.text.reading.subsets import check_sets
 from artel.text.records import (
     AnswerClass,
     Contaminated,
@@ -26,8 +26,16 @@ from artel.text.records import (
     Tools,
 )
 from artel.text.sources.find import check_sources, unread_files, unread_notes
-from artel.text.sources.inputs import InputShard, all_inputs, cut_notes, input_shards, source_at, source_fingerprint
-from artel.text.sources.local_paths import SourcePath, source_paths
+from artel.text.sources.inputs import (
+    InputShard,
+    SourcePath,
+    all_inputs,
+    cut_notes,
+    input_shards,
+    source_at,
+    source_fingerprint,
+    source_paths,
+)
 
 __all__ = [
     "AnswerClass",

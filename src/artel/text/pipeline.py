@@ -7,6 +7,7 @@ keeps digests of everything before it; a token store is made shard by shard, and
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -18,18 +19,16 @@ import xxhash
 from artel.config import ClassifierConfig, CleanConfig, DataConfig, PiiConfig, SourceConfig
 from artel.errors import InputError, Problem
 from artel.registry import FORMATS
-from artel.text.classifier.model import are_good, check_classifier
+from artel.text.classifier import are_good, check_classifier
 from artel.text.cleaning.pii import find_pii, mask_pii
 from artel.text.cleaning.quality import why_dropped
 from artel.text.cleaning.rules import check_packages, clean, without_lines
-from artel.text.decontamination.index import BenchmarkIndex, check_benchmarks
-from artel.text.dedup.exact import SeenDigests
+from artel.text.decontamination import BenchmarkIndex, check_benchmarks
+from artel.text.dedup.exact import RepeatedUnits, SeenDigests
 from artel.text.dedup.near import check_near
-from artel.text.dedup.repeats import RepeatedUnits
-from artel.text.formats.conversations import record_of
+from artel.text.formats.chat import record_of
 from artel.text.ledger import Ledger, describe_drops
-from artel.text.pairs import without_commas
-from artel.text.reading.sets import check_sets
+from artel.text.reading.subsets import check_sets
 from artel.text.records import (
     Conversation,
     Document,
@@ -49,6 +48,9 @@ from artel.text.sources.inputs import InputShard, input_shards, source_at
 from artel.text.sources.read import read_shard
 from artel.text.split import is_held_out, split_hash
 
+# A comma at the end of a word; one inside a number or a name (3,5) is not punctuation that readers would restore. White
+# space before it goes too: a double space would give away its position.
+_COMMA = re.compile(r"[^\S\n]*,(?=\s|$)")
 TEXT_VERSION = 2
 """Increased when the same files and settings give other documents. 2: white space inside a text stays (before: lines
 without trailing spaces, at most two blank ones), encodings are judged by all of a file, tables without quoting, form
@@ -375,3 +377,8 @@ def _cleaned_messages(
     if any(message.is_empty for message in messages):
         return record._replace(text="")
     return record_of(fields, record.origin, record.set_name)
+
+
+def without_commas(text: str) -> str:
+    """The text without the commas before white space and at its end."""
+    return _COMMA.sub("", text)

@@ -1,6 +1,12 @@
-"""The validation split: chosen by a hash of the text, so that it stays the same when files are added."""
+"""The validation split: chosen by a hash of the text, so that it stays the same when files are added.
+
+With `validation.by: chapter`, all documents of a chapter are on the same side. A chapter begins at a heading. In a text
+without headings it is a number of neighbouring documents.
+"""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 import xxhash
@@ -11,7 +17,7 @@ _SEED = 20_261_121
 
 
 def split_hash(text: str) -> int:
-    """64 bits of a cleaned text. A document is held out if they are below `data.validation` * 2**64."""
+    """Return 64 bits for a cleaned text. A document is held out if they are below `data.validation` * 2**64."""
     return xxhash.xxh3_64_intdigest(text.encode(), seed=_SEED)
 
 
@@ -21,12 +27,12 @@ def is_held_out(hashed: int, fraction: float) -> bool:
 
 
 def least_fraction(hashes: NDArray[np.uint64], fraction: float) -> float | None:
-    """The least fraction that holds out `fraction` of the documents, at least one and never all of them.
+    """Return the least fraction that holds out `fraction` of the documents: at least one document, and never all.
 
     Args:
-        hashes: (documents,) `split_hash` of each.
+        hashes: (documents,), the `split_hash` of each document.
 
-    Returns None if there are fewer than two documents or all hashes are equal.
+    None if there are fewer than two documents or all hashes are equal.
     """
     hashes = np.sort(hashes)
     if len(hashes) < 2 or hashes[0] == hashes[-1]:
@@ -35,3 +41,49 @@ def least_fraction(hashes: NDArray[np.uint64], fraction: float) -> float | None:
     below_the_last = hashes[hashes < hashes[-1]]
     highest = int(hashes[min(count, len(below_the_last)) - 1])
     return float(np.nextafter(highest / 2**64, 1.0))
+
+
+_LONGEST_HEADING = 80
+# Longer chapters are divided into runs of this many characters: ten documents of a text that is cut.
+_MAX_CHARACTERS = 40_000
+# Without headings a chapter is at most this fraction of the held-out text, so that about the right amount is held out.
+_MAX_FRACTION = 0.25
+
+_ORDINALS = (
+    "перв|втор|трет|четв[её]рт|пят|шест|седьм|восьм|девят|десят|одиннадцат|двенадцат|последн|"
+    "one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|the|first|second|third|fourth|last"
+)
+_HEADING = re.compile(
+    rf"#{{1,6}}\s+\S"
+    rf"|(?i:глава|часть|книга|том|раздел|песнь|действие|chapter|part|book|volume|section|canto|act)\s+"
+    rf"(?:[IVXLCDM]+\b|\d+|(?i:{_ORDINALS}))"
+    rf"|(?i:пролог|эпилог|предисловие|послесловие|prologue|epilogue|preface|foreword)[.:]?\s*$"
+    rf"|[IVXLC]{{1,8}}\.?\s*$"
+)
+
+
+def is_heading(line: str) -> bool:
+    """True for a line that begins a chapter: Глава I, ЧАСТЬ ПЕРВАЯ, Chapter 2. A title, IV, # Title."""
+    line = line.strip()
+    return 0 < len(line) <= _LONGEST_HEADING and _HEADING.match(line) is not None
+
+
+class Chapters:
+    """Assigns the documents of one text, in order, to chapters."""
+
+    def __init__(self, size: int, fraction: float) -> None:
+        """`size`: bytes of the text. `fraction`: fraction of the documents that is held out."""
+        self._limit_without_headings = min(_MAX_CHARACTERS, int(_MAX_FRACTION * fraction * size))
+        self._limit = self._limit_without_headings
+        self._chapter = ""
+        self._characters = 0
+
+    def chapter_of(self, text: str) -> str:
+        """Return the first text of the chapter of the next document `text`: it identifies the chapter."""
+        begins = is_heading(text.lstrip().partition("\n")[0])
+        if begins:
+            self._limit = _MAX_CHARACTERS
+        if begins or not self._chapter or self._characters >= self._limit:
+            self._chapter, self._characters = text, 0
+        self._characters += len(text)
+        return self._chapter

@@ -1,8 +1,14 @@
-"""Tags of words (B-PER, I-PER, O) and the entities that they stand for, as conlleval and seqeval read them."""
+"""Tags of words (B-PER, I-PER, O), spans of characters with labels, and the records made of either.
+
+Tags are read like conlleval and seqeval read them. Impossible spans raise BadRecord.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+from artel.text.records import BadRecord, Record, Tagged
 
 OUTSIDE = "O"
 BEGIN, INSIDE, END, SINGLE = "B", "I", "E", "S"
@@ -10,7 +16,7 @@ _PREFIXES = {"B": BEGIN, "I": INSIDE, "M": INSIDE, "E": END, "L": END, "S": SING
 
 
 def split_tag(tag: str) -> tuple[str, str]:
-    """(prefix, type) of a tag: the prefix is one of BIOES, whichever letters the scheme has for it.
+    """Return (prefix, type) of a tag. The prefix is one of BIOES, whatever letters the scheme uses.
 
     A tag without a prefix continues its type; `O` has the type "".
     """
@@ -26,23 +32,93 @@ def has_prefix(tag: str) -> bool:
 
 
 def entities_of(tags: Sequence[str]) -> list[tuple[int, int, str]]:
-    """(first word, word after the last, type) of each entity that the tags of a sequence stand for.
+    """Return (first word, end word exclusive, type) of each entity in the tags of a sequence.
 
-    Every scheme is read by one rule, that of conlleval (Tjong Kim Sang and Buchholz 2000) and of seqeval's default: an
-    entity begins at B and S, and at I and E where none of its type is open. So IOB1, IOB2 (BIO), BIOES and BILOU all
-    give what they mean, and a sequence that is not well formed gives the nearest thing.
+    One rule reads every scheme, that of conlleval (Tjong Kim Sang and Buchholz 2000) and of the default of seqeval: an
+    entity begins at B and S, and at I and E if no entity of its type is open. So IOB1, IOB2 (BIO), BIOES and BILOU are
+    all read correctly, and a malformed sequence gives the most plausible entities.
     """
     entities = []
     start, open_kind = 0, ""
-    for place, tag in enumerate([*tags, OUTSIDE]):
+    for index, tag in enumerate([*tags, OUTSIDE]):
         prefix, kind = split_tag(tag)
         begins = kind != "" and (prefix in (BEGIN, SINGLE) or kind != open_kind)
         if open_kind and (begins or not kind):
-            entities.append((start, place, open_kind))
+            entities.append((start, index, open_kind))
             open_kind = ""
         if begins:
-            start, open_kind = place, kind
+            start, open_kind = index, kind
         if open_kind and prefix in (END, SINGLE):
-            entities.append((start, place + 1, open_kind))
+            entities.append((start, index + 1, open_kind))
             open_kind = ""
     return entities
+
+
+Span = tuple[int, int, str]
+ENTITIES, WORDS = "entities", "words"
+"""Kinds of records: entities in a text, or a tag for each word."""
+
+_JOINERS = "\u200d\ufe0e\ufe0f"  # join or follow the parts of one emoji
+
+
+def tagged_record(text: str, spans: Iterable[Span], origin: str, set_name: str, group: str = "") -> Record:
+    """Return the record of a text with its spans, sorted and without white space at their ends. Raises BadRecord."""
+    if not text.strip():
+        raise BadRecord("empty", "its text is empty; fill it in, or leave it out")
+    checked = sorted(dict.fromkeys(_checked(text, span) for span in spans))
+    return Record(text, origin, set_name, Tagged(text, tuple(checked)), group)
+
+
+def tagged_words(
+    words: Sequence[str], tags: Sequence[str], kind: str, spaces: Sequence[bool] | None = None
+) -> tuple[str, list[Span]]:
+    """Join words by spaces. Return the text and its spans: entities, or for kind `words` each word with its tag.
+
+    `spaces`: for each word, True if a space follows; None if a space follows every word. Raises BadRecord.
+    """
+    plain = next((tag for tag in tags if tag != OUTSIDE and not has_prefix(tag)), None)
+    if kind != WORDS and plain is not None and OUTSIDE not in tags:
+        what = f"the tag {plain!r} has no B- or I-, and no word is O"
+        raise BadRecord("no_prefix", f"{what}; write kind: words in the source if each word has a tag of its own")
+    starts, chunks, end = [], [], 0
+    for number, word in enumerate(words):
+        if not word.strip():
+            raise BadRecord("empty_word", f"word {number} is empty; write what stands there, or leave it out")
+        starts.append(end)
+        chunks.append(word)
+        if number + 1 < len(words) and (spaces is None or spaces[number]):
+            chunks.append(" ")
+            end += 1
+        end += len(word)
+    if kind == WORDS:
+        spans = [(start, start + len(word), tag) for start, word, tag in zip(starts, words, tags, strict=True)]
+    else:
+        spans = [
+            (starts[first], starts[stop - 1] + len(words[stop - 1]), name) for first, stop, name in entities_of(tags)
+        ]
+    return "".join(chunks), spans
+
+
+def _checked(text: str, span: Span) -> Span:
+    start, end, label = span
+    if not label.strip():
+        raise BadRecord("no_label", f"the span {start} to {end} has no label; write one, or leave the span out")
+    if not 0 <= start <= end <= len(text):
+        what = f"the span {start} to {end} ({label}) is no part of the text, which has {len(text):,} characters"
+        raise BadRecord("span_outside", f"{what}; mend it: characters are counted from 0, the end is not included")
+    covered = text[start:end]
+    if not covered.strip():
+        what = f"the span {start} to {end} ({label}) is {'white space' if covered else 'empty'}"
+        raise BadRecord("span_empty", f"{what}; mend it, or leave it out")
+    for offset in (start, end):
+        if 0 < offset < len(text) and _is_continued(text, offset):
+            what = (
+                f"the span {start} to {end} ({label}) cuts the character {text[offset - 1 : offset + 1]!r} at {offset}"
+            )
+            raise BadRecord("span_cuts_character", f"{what}; mend it: what is one character to a reader stays whole")
+    return start + len(covered) - len(covered.lstrip()), end - len(covered) + len(covered.rstrip()), label
+
+
+def _is_continued(text: str, offset: int) -> bool:
+    """True if the character at `offset` belongs to the one before it: an accent, a part of an emoji."""
+    return unicodedata.category(text[offset])[0] == "M" or text[offset] in _JOINERS or text[offset - 1] == _JOINERS[0]

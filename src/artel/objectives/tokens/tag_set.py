@@ -10,8 +10,7 @@ from artel.config import RunConfig
 from artel.errors import InputError
 from artel.objectives.pretrained_heads import in_order_of
 from artel.text import Record, Tagged
-from artel.text.formats.tagged.spans import WORDS
-from artel.text.tags import BEGIN, END, INSIDE, OUTSIDE, SINGLE, split_tag
+from artel.text.tags import BEGIN, END, INSIDE, OUTSIDE, SINGLE, WORDS, split_tag
 
 _LETTERS = {"bio": ("B", "I"), "bilou": ("B", "I", "L", "U")}
 

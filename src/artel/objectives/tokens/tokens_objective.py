@@ -28,8 +28,7 @@ from artel.objectives.tokens.word_windows import DOCUMENT, NO_WORD, Windows, rev
 from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
 from artel.objectives.usage import first_words, in_python
 from artel.text import Document, Dropped, Record, Rejected, Tagged
-from artel.text.formats.tagged.spans import ENTITIES, WORDS
-from artel.text.tags import OUTSIDE, split_tag
+from artel.text.tags import ENTITIES, OUTSIDE, WORDS, split_tag
 from artel.tokens import Rows, Samples, StoreSplit, Tokenizer
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from artel.errors import InputError
 from artel.printable import in_bytes
 from artel.registry import FORMATS
 from artel.text import Ledger, Rejected, all_inputs, check_sources, read_documents
-from artel.text.formats.auto import format_of
+from artel.text.formats.format import format_of
 from artel.text.sources.find import is_table_name
 from artel.text.sources.inputs import Input
 

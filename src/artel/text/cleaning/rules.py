@@ -8,8 +8,8 @@ from collections import Counter
 
 from artel.config import CleanConfig
 from artel.errors import missing_extra
-from artel.text.cleaning.language import share_of_languages
 from artel.text.cleaning.pii import check_pii
+from artel.text.cleaning.quality import share_of_languages
 
 # Everything below space except line feed and tab, delete, the C1 block, and a byte order mark anywhere.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff]")

@@ -1,22 +1,32 @@
-"""Conversations and preferences from rows of JSON lines, of a JSON array or of parquet; a row may hold several."""
+"""Rows of chat data to conversations: by the fields of the row, which tell its form, or by a function of the user's.
+
+Rules, besides those of `turns`:
+- Messages after the assistant's last one are left out and counted: nothing answers them. A row without an answer is
+  rejected.
+- The assistant may speak first (the greeting of a role-play).
+- Of a tree of replies the main branch is taken: at each message the reply of the lowest rank, or the first if none has
+  a rank; deleted replies are skipped. All branches of a tree would repeat its beginning.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from artel.config import DataConfig, SourceConfig
-from artel.errors import Problem
-from artel.text.formats.conversations import FORMS, PREFERENCE_CONVERTERS, Converter, record_of
+from artel.errors import InputError, Problem
+from artel.plugins import import_own_module, raised
+from artel.registry import FORMATS
 from artel.text.formats.format import Format
 from artel.text.formats.jsonl import SUFFIXES, has_lines, read_rows
 from artel.text.formats.parquet import SUFFIX, check_parquet_rows
-from artel.text.formats.preferences import PreferenceReader
-from artel.text.formats.tool_rows import is_padded, without_nulls
-from artel.text.reading.file_names import file_name
+from artel.text.formats.tool_rows import check_names, check_results, is_padded, tools_field, with_tools, without_nulls
+from artel.text.formats.turns import THOUGHT_FIELDS, RowReader, Turn, names_of
+from artel.text.reading.files import file_name
 from artel.text.reading.source_file import SourceFile
-from artel.text.records import BadRecord, Conversation, Preference, Record, Rejected
+from artel.text.records import BadRecord, Conversation, Message, Preference, Record, Rejected, Tools
 
 Fields = Iterable[tuple[str, Conversation | Preference | BadRecord]]
 """(path inside the row, the conversation or preference there or why it is bad)."""
@@ -24,16 +34,10 @@ Fields = Iterable[tuple[str, Conversation | Preference | BadRecord]]
 
 def read_chat(file: SourceFile) -> Iterator[Record | Rejected]:
     """Yield a record per conversation. If a row holds several, the origin has the path: `file:line (instances[1])`."""
-    return _records(file, Converter(file.source).conversations)
+    return records_of_rows(file, Converter(file.source).conversations)
 
 
-def read_preferences(file: SourceFile) -> Iterator[Record | Rejected]:
-    """Yield a record per row."""
-    reader = PreferenceReader(file.source)
-    return _records(file, lambda row: [("", reader.preference(row))])
-
-
-def _records(file: SourceFile, fields_of: Callable[[Any], Fields]) -> Iterator[Record | Rejected]:
+def records_of_rows(file: SourceFile, fields_of: Callable[[Any], Fields]) -> Iterator[Record | Rejected]:
     is_table = not has_lines(file)
     for place, row in read_rows(file):
         try:
@@ -47,8 +51,263 @@ def _records(file: SourceFile, fields_of: Callable[[Any], Fields]) -> Iterator[R
             yield file.reject(place, error)
 
 
-def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
+def check_file(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
     return check_parquet_rows(path, key) if file_name(str(path)).endswith(SUFFIX) else []
+
+
+PathTurns = tuple[str, "list[Turn] | BadRecord"]
+"""(path inside the row, empty if the row is one conversation; its turns, or what is wrong with them)."""
+
+UserFunction = Callable[[dict[str, Any]], Any]
+
+PREFERENCE_CONVERTERS = ("messages", "alpaca", "sharegpt")
+
+
+def record_of(fields: Conversation | Preference, origin: str, set_name: str) -> Record:
+    """The record of a conversation or preference; its text is all that is said in it.
+
+    Conversations that begin with the same question, and preferences with the same prompt, go into the same split: a
+    model must not have learned the answers that it is evaluated on.
+    """
+    if isinstance(fields, Conversation):
+        question = next(message.content for message in fields.messages if message.role == "user")
+        return Record(_text_of(fields.messages), origin, set_name, fields, group=question)
+    answers = [answer for answer in (fields.chosen, fields.rejected) if answer is not None]
+    return Record(_text_of((*fields.prompt, *answers)), origin, set_name, fields, group=_text_of(fields.prompt))
+
+
+def _text_of(messages: Iterable[Message]) -> str:
+    return "\n\n".join(text for message in messages for text in message.texts)
+
+
+def check_converter(source: SourceConfig, key: str) -> list[Problem]:
+    """What is wrong with `converter` of the source at `key` of the run file. A user's function is imported."""
+    known = FORMATS[source.format].converters
+    if not known or source.converter == "auto":
+        return []
+    if ":" in source.converter:
+        try:
+            import_function(source.converter, f"{key}.converter")
+        except InputError as error:
+            return list(error.problems)
+        return []
+    if source.converter in known:
+        return []
+    what = f"there is no converter {source.converter!r} of format {source.format}"
+    return [Problem(f"{key}.converter", what, f"write auto, {', '.join(known)}, or module:function")]
+
+
+def import_function(converter: str, key: str) -> UserFunction:
+    """The user's function `module:function`; modules in the working folder are found too. Raises InputError."""
+    module, _, name = converter.partition(":")
+    function = getattr(import_own_module(module, key, "write module:function"), name, None)
+    if not callable(function):
+        fix = f"define {name}(row) there; it is given a row and returns a list of {{role, content}}"
+        raise InputError.at(key, f"{module!r} has no function {name!r}", fix)
+    return function
+
+
+def converter_file(source: SourceConfig, key: str) -> list[Path]:
+    """The file of the user's function, if the source has one; it is part of the store's key."""
+    if not FORMATS[source.format].converters or ":" not in source.converter:
+        return []
+    import_function(source.converter, f"{key}.converter")
+    file = sys.modules[source.converter.partition(":")[0]].__file__
+    return [Path(file)] if file else []
+
+
+def call_function(function: UserFunction, converter: str, row: dict[str, Any]) -> Any:
+    """What the user's function returns for a row. Raises BadRecord for whatever it raises: it costs the row only."""
+    try:
+        return function(row)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        what = f"{converter} failed on it: {raised(error)}"
+        raise BadRecord("converter_failed", f"{what}; fix the function, or leave the row out") from None
+
+
+class Converter:
+    """Rows of one source to conversations, by its `converter`."""
+
+    def __init__(self, source: SourceConfig) -> None:
+        self._name = source.converter
+        self._function = import_function(source.converter, "converter") if ":" in source.converter else None
+        self._reader = RowReader(source)
+
+    def conversations(self, row: Any) -> Iterator[tuple[str, Conversation | BadRecord]]:
+        """Yield (path inside the row, conversation) for each that the row holds. Raises BadRecord for a useless row."""
+        row = self._reader.rename_fields(row)
+        if self._function is not None:
+            result = call_function(self._function, self._name, row)
+            row = result if isinstance(result, dict) else row | {"messages": result}
+        tools = self._reader.tools(row)
+        lists_all = bool(tools) and tools_field(row) is not None  # a system message may describe more in words
+        for path, turns in self._turns(row):
+            try:
+                if isinstance(turns, BadRecord):
+                    raise turns
+                yield path, _conversation(self._reader.messages(turns), tools, lists_all)
+            except BadRecord as error:
+                yield path, error
+
+    def _turns(self, row: dict[str, Any]) -> Iterable[PathTurns]:
+        if self._function is not None:
+            return [("", self._reader.turns(row.get("messages"), f"what {self._name} returned"))]
+        return FORMS[_form_of(row) if self._name == "auto" else self._name](self._reader, row)
+
+
+def _conversation(messages: list[Message], tools: Tools, lists_all: bool) -> Conversation:
+    messages, tools, counted = with_tools(messages, tools)
+    if not messages:
+        raise BadRecord("empty_conversation", "has no messages; leave it out")
+    if all(message.role != "user" for message in messages):
+        raise BadRecord("no_question", "has no message of the user; an answer needs a question, write one before it")
+    last = max((number for number, message in enumerate(messages) if message.role == "assistant"), default=-1)
+    answered = tuple(messages[: last + 1])
+    if not any(message.role == "user" for message in answered):
+        raise BadRecord("no_answer", "has no answer of the assistant to the user; write one, or leave it out")
+    if lists_all:
+        check_names(answered, tools)
+    check_results(answered)
+    left_out = len(messages) - len(answered)
+    return Conversation(answered, tools, counted | ({"turns_left_out": left_out} if left_out else {}))
+
+
+# The forms of rows
+
+
+def _form_of(row: dict[str, Any]) -> str:
+    """The converter of a row, by the fields it has."""
+    for form, names in (
+        ("messages", ("messages",)),
+        ("sharegpt", ("conversations", "conversation")),
+        ("character", ("dialogues", "example_dialogue")),
+    ):
+        if any(row.get(name) is not None for name in names):
+            return form
+    if isinstance(row.get("prompt"), dict):
+        return "oasst"
+    if isinstance(row.get("role"), list) and isinstance(row.get("content"), list):
+        return "dialog"
+    if "instruction" in row:
+        return "alpaca"
+    if "query" in row and "answers" in row:
+        return "xlam"
+    if "prompt" in row and "completion" in row:
+        return "completion"
+    fix = "name its fields (mapping: {instruction: question, output: answer}), or write converter: module:function"
+    raise BadRecord("unknown_form", f"is no conversation of a known form (it has: {names_of(row)}); {fix}")
+
+
+def _dialog(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
+    if isinstance(row.get("role"), list):
+        columns = {name: row[name] for name in ("role", "content") if name in row}
+        return [("", [*reader.system(row), *reader.turns(columns, "the row")])]
+    return _listed(reader, row, "messages", "conversation", "conversations")
+
+
+def _listed(reader: RowReader, row: dict[str, Any], *names: str) -> Iterable[PathTurns]:
+    """The turns in the first field that the row has."""
+    name = next((name for name in names if row.get(name) is not None), None)
+    if name is None:
+        mapped = reader.mapping.get(names[0], names[0])
+        fix = f"write mapping: {{{names[0]}: NAME}}, or another converter"
+        raise BadRecord("no_field", f"has no field {mapped!r} (it has: {names_of(row)}); {fix}")
+    return [("", [*reader.system(row), *reader.turns(row[name], name)])]
+
+
+def _alpaca(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
+    def answer(fields: dict[str, Any], path: str = "") -> Turn:
+        thought = {name: fields[name] for name in THOUGHT_FIELDS if name in fields}
+        return {"role": "assistant", "content": reader.text(fields, "output", path), **thought}
+
+    if "instances" in row:  # self-instruct: one instruction with several inputs and outputs
+        return _each(row, "instances", lambda item, path: [*reader.question(row, item), answer(item, path)])
+    return [("", [*reader.question(row), answer(row)])]
+
+
+def _xlam(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
+    """A question and the calls that answer it (Salesforce's xLAM)."""
+    question: Turn = {"role": "user", "content": reader.text(row, "query")}
+    return [("", [*reader.system(row), question, {"role": "function_call", "content": row.get("answers")}])]
+
+
+def _completion(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
+    """A prompt and its completion, each a text or messages (TRL). Answers in the prompt are not learned."""
+
+    def turns(name: str, role: str) -> list[Turn]:
+        value = row.get(name)
+        is_text = value is None or (isinstance(value, str) and not value.lstrip().startswith("[{"))
+        return [{"role": role, "content": reader.text(row, name)}] if is_text else reader.turns(value, name)
+
+    prompt = [{**turn, "loss_weight": 0} for turn in turns("prompt", "user")]
+    return [("", [*reader.system(row), *prompt, *turns("completion", "assistant")])]
+
+
+def _character(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
+    """Role-play, a conversation per dialogue. The system message is the name (if the context lacks it) and context."""
+    name, context = reader.optional(row, "name"), reader.optional(row, "context")
+    text = "\n\n".join(text for text in ("" if name in context else name, context) if text.strip())
+    system = [{"role": "system", "content": text}]
+    if row.get("dialogues"):
+        return _each(row, "dialogues", lambda item, path: [*system, *reader.turns(item.get("chat"), f"{path}.chat")])
+    if not row.get("example_dialogue"):
+        fix = "give it dialogues, or leave it out"
+        raise BadRecord("empty_conversation", f"has neither dialogues nor an example_dialogue; {fix}")
+    return [("", [*system, *reader.turns(row["example_dialogue"], "example_dialogue")])]
+
+
+def _oasst(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
+    message: Any = row.get("prompt")
+    if not isinstance(message, dict):
+        fix = "write the tree of replies under it"
+        raise BadRecord("no_field", f"has no object 'prompt' (it has: {names_of(row)}); {fix}")
+    if message.get("deleted"):
+        raise BadRecord("deleted", "the prompt of the tree is deleted; leave the tree out")
+    turns: list[Turn] = []
+    while message is not None:
+        place = f"message {len(turns) + 1} of the main branch"
+        turns.append({"role": reader.text(message, "role", place), "content": reader.text(message, "text", place)})
+        replies = message.get("replies")
+        replies = replies if isinstance(replies, list) else []
+        replies = [reply for reply in replies if isinstance(reply, dict) and not reply.get("deleted")]
+        message = min(replies, key=_rank, default=None)
+    return [("", turns)]
+
+
+def _rank(reply: dict[str, Any]) -> float:
+    rank = reply.get("rank")
+    return float(rank) if isinstance(rank, int | float) else float("inf")
+
+
+def _each(row: dict[str, Any], name: str, turns: Callable[[dict[str, Any], str], list[Turn]]) -> Iterator[PathTurns]:
+    """The conversations of a list in a row. What is wrong with one costs that one only."""
+    items = row[name]
+    if not isinstance(items, list) or not items:
+        what = "empty" if items == [] else type(items).__name__
+        fix = "write a list of objects, or leave the row out"
+        raise BadRecord("empty_conversation", f"field {name!r} is {what}; {fix}")
+    for number, item in enumerate(items):
+        path = f"{name}[{number}]"
+        try:
+            if not isinstance(item, dict):
+                raise BadRecord("no_field", f"{path} is {type(item).__name__}; write an object")
+            yield path, turns(item, path)
+        except BadRecord as error:
+            yield path, error
+
+
+FORMS: dict[str, Callable[[RowReader, dict[str, Any]], Iterable[PathTurns]]] = {
+    "messages": lambda reader, row: _listed(reader, row, "messages"),
+    "alpaca": _alpaca,
+    "sharegpt": lambda reader, row: _listed(reader, row, "conversations", "conversation"),
+    "dialog": _dialog,
+    "character": _character,
+    "oasst": _oasst,
+    "xlam": _xlam,
+    "completion": _completion,
+}
 
 
 CHAT = Format(
@@ -57,13 +316,5 @@ CHAT = Format(
     suffixes=(*SUFFIXES, SUFFIX),
     converters=tuple(FORMS),
     has_lines=has_lines,
-    check=_check,
-)
-PREFERENCE = Format(
-    read=read_preferences,
-    yields=("preferences",),
-    suffixes=(*SUFFIXES, SUFFIX),
-    converters=PREFERENCE_CONVERTERS,
-    has_lines=has_lines,
-    check=_check,
+    check=check_file,
 )

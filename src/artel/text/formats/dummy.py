@@ -1,4 +1,4 @@
-"""Synthetic documents from a seed, with structure that a small model can learn: agreement, counting, copying."""
+"""Synthetic records from a seed: documents, questions, and texts with names. A small model can learn them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,106 @@ import random
 from collections.abc import Iterator
 
 from artel.config import SourceConfig
-from artel.text.formats.dummy_entities import read_dummy_entities
-from artel.text.formats.dummy_questions import read_dummy_questions
 from artel.text.formats.format import Format
 from artel.text.reading.source_file import Items, SourceFile
-from artel.text.records import Record
+from artel.text.records import AnswerClass, Question, Record
+from artel.text.tags import tagged_record
+
+_FIRST = ["Anna", "Boris", "Clara", "David", "Emma", "Felix", "Greta", "Henry", "Ivan", "Laura"]
+_LAST = ["Berg", "Stone", "Fisher", "Wood", "Hill", "Lake"]
+_PLACES = ["Paris", "New York", "Moscow", "Rome", "Lake Garda", "Oslo"]
+_FIRMS = ["Steel", "Paper", "Bread", "Glass"]
+_PATTERNS = [
+    ("PER", " lives in ", "LOC", "."),
+    ("PER", " works for ", "ORG", " in ", "LOC", "."),
+    ("ORG", " was sold to ", "ORG", "."),
+    ("The train to ", "LOC", " is late."),
+    ("PER", ", ", "PER", " and the others wait."),
+]
+
+
+def read_dummy_entities(source: SourceConfig) -> Iterator[Record]:
+    """Document i depends only on (seed, i)."""
+    for number in range(source.documents):
+        chance = random.Random(f"{source.seed}:{number}")
+        text, spans = "", []
+        for sentence in (chance.choice(_PATTERNS) for _ in range(chance.randint(1, 5))):
+            text += " " if text else ""
+            for part in sentence:
+                name = _name(part, chance)
+                if name != part:
+                    spans.append((len(text), len(text) + len(name), part))
+                text += name
+        yield tagged_record(text, spans, f"dummy:{number}", source.name or "dummy")
+
+
+def _name(part: str, chance: random.Random) -> str:
+    """A name of the kind that a part of a pattern stands for, or the part itself."""
+    if part == "PER":
+        return " ".join([chance.choice(_FIRST), *([chance.choice(_LAST)] if chance.random() < 0.6 else [])])
+    if part == "LOC":
+        return chance.choice(_PLACES)
+    if part == "ORG":
+        return f"{chance.choice(_LAST)} {chance.choice(_FIRMS)} Ltd"
+    return part
+
+
+_PEOPLE = ["Anna", "Boris", "Clara", "David", "Emma", "Felix", "Greta", "Henry", "Ivan", "Laura"]
+_PLACES = ["river", "forest", "village", "market", "harbour", "mountain", "garden", "station", "library", "bridge"]
+_DEEDS = ["sings", "works", "reads", "sleeps", "writes", "waits"]
+_OPENING = "news :"  # so that every name follows a space, and is the same token as in the question
+_CLASSES: tuple[AnswerClass, ...] = ("yes", "no", "short", "long", "unknown")
+
+
+def read_dummy_questions(source: SourceConfig) -> Iterator[Record]:
+    """Document i depends only on (seed, i)."""
+    for number in range(source.documents):
+        question = _question(f"dummy-{number}", random.Random(f"{source.seed}:{number}"))
+        text = f"{question.question}\n{question.context}"
+        yield Record(text, f"dummy:{number}", source.name or "dummy", question, group=question.context)
+
+
+def _question(name: str, chance: random.Random) -> Question:
+    """A question about one of the facts or, for the class unknown, about a person who is not in the text.
+
+    The kind of question does not tell the class: each kind is sometimes unknown, and the moods are mixed.
+    """
+    people = chance.sample(_PEOPLE, chance.randint(3, 6) + 1)
+    absent = people.pop()
+    answer_class = chance.choice(_CLASSES)
+    index = chance.randrange(len(people))
+    kind = chance.choice(_CLASSES[:4]) if answer_class == "unknown" else answer_class
+    facts = [
+        _fact(person, kind if number == index else chance.choice(_CLASSES[:4]), chance)
+        for number, person in enumerate(people)
+    ]
+    context = " ".join([_OPENING, *facts])
+    if answer_class == "unknown":
+        return Question(name, _question_text(absent, kind), context, (), answer_class)
+    start = len(" ".join([_OPENING, *facts[:index]])) + 1
+    end = start + len(facts[index])
+    if kind == "short":
+        end -= len(" .")
+        start = context.rindex(" ", start, end) + 1
+    return Question(name, _question_text(people[index], kind), context, ((start, end),), answer_class)
+
+
+def _fact(person: str, kind: AnswerClass, chance: random.Random) -> str:
+    """A fact that a small model learns quickly: it begins with the person, and has six words."""
+    if kind == "short":
+        return f"{person} is in the {chance.choice(_PLACES)} ."
+    if kind == "long":
+        return f"{person} {chance.choice(_DEEDS)} by the {chance.choice(_PLACES)} ."
+    return f"{person} is {'happy' if kind == 'yes' else 'sad'} this morning ."
+
+
+def _question_text(person: str, kind: AnswerClass) -> str:
+    if kind == "short":
+        return f"where is {person} ?"
+    if kind == "long":
+        return f"what about {person} ?"
+    return f"is {person} happy ?"
+
 
 _PLACES = ["river", "forest", "village", "market", "harbour", "mountain", "garden", "station", "library", "bridge"]
 _SINGULAR = ["miller", "baker", "farmer", "weaver", "sailor", "teacher", "carpenter", "singer", "doctor", "painter"]

@@ -1,6 +1,7 @@
 """What a format declares: how its files are recognized and read, and what their records are.
 
-Each format is declared in its own file in this folder, and is a line of the table in `artel.registry`.
+Each format is declared in its own file in this folder, and is a line of the table in `artel.registry`. `format: auto`
+is here: it reads each file by its suffix.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from pathlib import Path
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import Problem
+from artel.registry import FORMATS
+from artel.text.reading.files import file_name, is_url
 from artel.text.reading.source_file import Items, SourceFile
 
 
@@ -50,3 +53,26 @@ class Format:
     """True if several workers may read spans of a large file."""
     check: Callable[[Path, SourceConfig, str, DataConfig], list[Problem]] = lambda path, source, key, data: []
     """What is wrong with a file before it is read (a missing column); `key` is the source's key in the run file."""
+
+
+def format_of(source: SourceConfig, origin: str, content_type: str = "") -> Format:
+    """The format of a file: the source's, else by suffix, else text. A URL without a known suffix is a page."""
+    declared: Format = FORMATS[source.format]
+    if not declared.goes_by_suffix:
+        return declared
+    name = file_name(origin)
+    by_suffix = next((format for format in detected_formats() if name.endswith(format.suffixes)), None)
+    is_page = is_url(origin) and not content_type.startswith("text/plain")
+    return by_suffix or FORMATS["html" if is_page else "text"]
+
+
+def detected_formats() -> list[Format]:
+    """The formats that are recognized by their suffixes, in the order of the table."""
+    return [format for format in map(FORMATS.__getitem__, FORMATS.names) if format.is_detected]
+
+
+def _read(file: SourceFile) -> Items:
+    return format_of(file.source, file.origin, file.content_type).read(file)
+
+
+AUTO = Format(read=_read, goes_by_suffix=True, is_pages=True, is_plain_text=True, names_sets=True)

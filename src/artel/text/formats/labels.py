@@ -12,14 +12,14 @@ from urllib.parse import urlsplit
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem
 from artel.printable import shortened
-from artel.text.formats.csv_rows import check_columns, read_csv_rows
 from artel.text.formats.format import Format
 from artel.text.formats.jsonl import SUFFIXES as JSON
 from artel.text.formats.jsonl import object_of, read_rows, text_field
 from artel.text.formats.parquet import SUFFIX as PARQUET
 from artel.text.formats.parquet import class_names
+from artel.text.formats.table import check_columns, read_csv_rows
 from artel.text.formats.text import read_text
-from artel.text.reading.file_names import file_name, is_url, with_compressed
+from artel.text.reading.files import file_name, is_url, with_compressed
 from artel.text.reading.source_file import SourceFile, column_fix, settings_key
 from artel.text.records import BadRecord, Labeled, Record, Rejected
 

@@ -23,13 +23,13 @@ import orjson
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import Problem
-from artel.text.formats.csv_rows import check_columns, read_csv_objects
 from artel.text.formats.format import Format
 from artel.text.formats.jsonl import SUFFIXES, read_rows
 from artel.text.formats.parquet import SUFFIX, check_parquet_rows
 from artel.text.formats.questions import read_squad
+from artel.text.formats.table import check_columns, read_csv_objects
 from artel.text.formats.turns import RowReader
-from artel.text.reading.file_names import file_name, uncompressed_name, with_compressed
+from artel.text.reading.files import file_name, uncompressed_name, with_compressed
 from artel.text.reading.lines import read_lines
 from artel.text.reading.source_file import Items, SourceFile
 from artel.text.records import BadRecord, Dropped, Match, Question, Record, Rejected

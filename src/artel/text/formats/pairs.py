@@ -10,14 +10,13 @@ from pathlib import Path
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem
 from artel.storage import user_path
-from artel.text.formats.csv_rows import Row, check_columns, read_csv_rows
 from artel.text.formats.format import Format
 from artel.text.formats.jsonl import object_of, read_rows, text_field
 from artel.text.formats.parquet import SUFFIX as PARQUET
 from artel.text.formats.parquet import check_parquet_columns
-from artel.text.reading.file_names import COMPRESSED, file_name, with_compressed
+from artel.text.formats.table import Row, check_columns, read_csv_rows
+from artel.text.reading.files import COMPRESSED, file_name, unchanged, with_compressed
 from artel.text.reading.source_file import SourceFile, settings_key
-from artel.text.reading.unchanged import unchanged
 from artel.text.records import BadRecord, Pair, Record, Rejected
 
 _JSON = (".jsonl", ".ndjson", ".json", *COMPRESSED, PARQUET)  # and what is read like it

@@ -13,8 +13,8 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem, missing_extra
 from artel.text.formats.format import Format
 from artel.text.reading.encodings import decode
-from artel.text.reading.sets import set_column, set_name_of
 from artel.text.reading.source_file import SourceFile
+from artel.text.reading.subsets import set_column, set_name_of
 from artel.text.records import BadRecord, Record, Rejected
 
 # Rows of a batch: with more of them documents of 5 KB come no faster.

@@ -14,14 +14,19 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
 
 from artel.config import SourceConfig
-from artel.text.formats.conversations import call_function, import_function
+from artel.text.formats.chat import call_function, check_file, import_function, records_of_rows
+from artel.text.formats.format import Format
+from artel.text.formats.jsonl import SUFFIXES, has_lines
+from artel.text.formats.parquet import SUFFIX
 from artel.text.formats.tool_rows import with_tools
 from artel.text.formats.turns import RowReader, Turn, names_of
-from artel.text.records import BadRecord, Message, Preference, Tools
+from artel.text.reading.source_file import SourceFile
+from artel.text.records import BadRecord, Message, Preference, Record, Rejected, Tools
 
 _PROMPT_FIELDS = {
     "messages": ("prompt", "messages"),
@@ -30,6 +35,12 @@ _PROMPT_FIELDS = {
 }
 _ALL_PROMPT_FIELDS = tuple(name for names in _PROMPT_FIELDS.values() for name in names)
 _SPEAKER = re.compile(r"(?:\A|\n\n)(Human|Assistant):[ \t]*")
+
+
+def read_preferences(file: SourceFile) -> Iterator[Record | Rejected]:
+    """Yield a record per row."""
+    reader = PreferenceReader(file.source)
+    return records_of_rows(file, lambda row: [("", reader.preference(row))])
 
 
 class PreferenceReader:
@@ -167,3 +178,13 @@ def _checked(prompt: list[Message]) -> tuple[Message, ...]:
     if sum(message.role == "system" for message in prompt) > 1:
         raise BadRecord("two_systems", "has a system message in 'system' and another in the messages; make them one")
     return tuple(prompt)
+
+
+PREFERENCE = Format(
+    read=read_preferences,
+    yields=("preferences",),
+    suffixes=(*SUFFIXES, SUFFIX),
+    converters=tuple(_PROMPT_FIELDS),
+    has_lines=has_lines,
+    check=check_file,
+)

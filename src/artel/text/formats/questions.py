@@ -12,7 +12,7 @@ import orjson
 
 from artel.text.formats.format import Format
 from artel.text.formats.jsonl import has_lines, object_of, parse_whole, read_rows
-from artel.text.reading.file_names import with_compressed
+from artel.text.reading.files import with_compressed
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import AnswerClass, BadRecord, Question, Record, Rejected
 

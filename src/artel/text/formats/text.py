@@ -15,12 +15,12 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import Problem
 from artel.registry import FORMATS
 from artel.text.formats.format import Format
-from artel.text.reading.chapters import Chapters, is_heading
 from artel.text.reading.encodings import check_lines, decode, detect_encoding
-from artel.text.reading.file_names import file_name, uncompressed_name, with_compressed
+from artel.text.reading.files import file_name, uncompressed_name, with_compressed
 from artel.text.reading.lines import read_whole
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import BadRecord, Record, Rejected
+from artel.text.split import Chapters, is_heading
 
 CUT_CHARACTERS = 4000
 """A long text is cut into documents of this many characters or slightly more: about a thousand tokens."""

@@ -1,1 +1,1 @@
-"""Reading files of any size: encodings, lines, compressed files, and which records are taken."""
+"""Reading files of any size: encodings, lines, compressed files, and the rows and sets that a source selects."""

@@ -1,4 +1,4 @@
-"""Bytes to text: by the byte order mark, else UTF-8, else the Cyrillic encoding in which the bytes read as Russian."""
+"""Detection of encodings: a byte order mark, else UTF-8, else the Cyrillic encoding that gives the best Russian."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 _CYRILLIC = ("windows-1251", "koi8-r", "cp866")
-# Control characters that no text has. Form feed, tab, line feeds and escape do occur in real files.
+# Control characters that never occur in text. Form feed, tab, line feeds and escape do occur in real files.
 _BINARY = bytes([*range(0x09), *range(0x0E, 0x1B), *range(0x1C, 0x20)])
 _ASCII = bytes(range(128))
 SAMPLE = 1_000_000
 BLOCK = 1 << 17
-"""Bytes of lines that are examined together."""
-# Non-ASCII bytes that decide between encodings, and bytes that are compared: more of them change nothing.
+"""Bytes of lines that are checked at a time."""
+# Non-ASCII bytes that are enough to decide between encodings.
 _ENOUGH = 1 << 16
-# Share of characters of UTF-16 without a mark that are Latin, Cyrillic or punctuation.
-_WIDE = 0.9
+# In UTF-16 without a mark, at least this fraction of the characters is Latin, Cyrillic or punctuation.
+_MIN_WIDE = 0.9
 _NON_ASCII = re.compile("[^\x00-\x7f\ufffd]")
 _AMONG_LATIN = re.compile(rb"(?:[A-Za-z][\x80-\xff]+|(?<![\x80-\xff])[\x80-\xff]+(?=[A-Za-z]))")
-# How much likelier than 1 in 64 a letter is in Russian, natural logarithm; from the 1.3 M letters of Anna Karenina.
+# Natural logarithm of 64 times the frequency of a letter in Russian, from the 1.3 M letters of Anna Karenina.
 _LIKELIHOOD = {
     letter: float(likelihood)
     for likelihood, letters in map(
@@ -46,45 +46,45 @@ _LIKELIHOOD = {
     for letter in letters
 }
 _ODDITIES = re.compile("[а-яё][А-ЯЁ]|[А-ЯЁ]{2}[а-яё]|[\u2500-\u259f\ufffd]|[^\\W\\d_а-яёА-ЯЁa-zA-Z]")
-# A line with fewer letters is never taken for another encoding: all of them may be rare ones (Ф-фу!).
-_FEWEST_LETTERS = 12
+# Lines with fewer letters are never assigned another encoding: all of their letters may be rare ones (Ф-фу!).
+_MIN_LETTERS = 12
 _UTF_8_CHARACTER = re.compile(rb"[\xc2-\xf4][\x80-\xbf]")
 _CYRILLIC_NAMES = {codecs.lookup(name).name: name for name in _CYRILLIC}
-# ASCII, and the letters that are four fifths of Russian.
+# ASCII, and the letters that make up four fifths of Russian text.
 _COMMON = {name: _ASCII + "оеанитслвркдмуп".encode(name) for name in _CYRILLIC}
 _LATIN = re.compile(rb"[A-Za-z]")
-# Without the frames of tables (cp866).
+# Without box-drawing characters (cp866).
 _LONG_WORDS = re.compile("[^\x00-\x7f\u2500-\u259f\xa0]{5,}")
-_FEWEST_OF_UNKNOWN = 100
-"""Of fewer non-ASCII bytes nothing is said: they may be names, signs or a table's frame."""
-# The bytes of a line are summed by these weights: -1 (as a byte 255) for the common letters, 1 for other non-ASCII.
+_MIN_BYTES_OF_UNKNOWN = 100
+"""Files with fewer non-ASCII bytes are never refused: the bytes may be names, signs or box-drawing characters."""
+# Weights of bytes, summed per line: -1 (byte 255) for common letters, 1 for other non-ASCII bytes.
 _WEIGHTS = {
     name: bytes(0 if byte < 128 else 255 if byte in common else 1 for byte in range(256))
     for name, common in _COMMON.items()
 }
-# Notations of ASCII for program code, addresses and mail. The first three decode to halves of characters, which no file
-# can be written with again; punycode takes quadratic time, 12 s for 240 KB.
+# ASCII notations for program code, addresses and mail. The first three decode to lone surrogates, which cannot be encoded
+# again. Punycode takes quadratic time: 12 s for 240 KB.
 _NOT_FOR_FILES = ("utf-7", "unicode-escape", "raw-unicode-escape", "punycode")
 
 
 def marked_encoding(data: bytes) -> str | None:
-    """The encoding that a byte order mark names."""
+    """Return the encoding of the byte order mark; None without a mark."""
     return next((name for mark, name in _MARKS if data.startswith(mark)), None)
 
 
 def detect_encoding(data: bytes) -> str:
-    """`detect_encoding_of` a text that is in memory."""
+    """Detect the encoding of a text in memory (see `detect_encoding_of`)."""
     return detect_encoding_of(io.BytesIO(data).read)
 
 
 def detect_encoding_of(read: Callable[[int], bytes]) -> str:
-    """Detect the encoding of what `read` reads in blocks, by the lines that are not ASCII, wherever they are.
+    """Detect the encoding of a text that `read` returns in blocks, from its lines that are not ASCII.
 
-    A byte order mark decides, then zeros as UTF-16 has them, then valid UTF-8: other encodings practically never form
-    it. Between the Cyrillic encodings the text decides: in a wrong one Russian reads as rare letters, capitals inside
-    words and box-drawing characters. Few and isolated non-ASCII bytes (a Western text) are windows-1252. It is read
-    until 64 KB of non-ASCII bytes are seen: a file of ASCII to its end. Raises BadRecord for binary
-    data, and for a text that reads as neither.
+    A byte order mark decides, then the zeros of UTF-16, then valid UTF-8, which other encodings practically never form.
+    Among the Cyrillic encodings the text decides: in a wrong one Russian turns into rare letters, capitals inside words
+    and box-drawing characters. Text with few and isolated non-ASCII bytes (Western text) is windows-1252. Reading stops
+    after 64 KB of non-ASCII bytes; an ASCII file is read to its end. Raises BadRecord for binary data, and for a text
+    in an unknown encoding.
     """
     head = read(SAMPLE)
     encoding = encoding_of_wide_characters(head)
@@ -103,18 +103,18 @@ def detect_encoding_of(read: Callable[[int], bytes]) -> str:
     sample = sample[:SAMPLE]
     as_utf_8 = sample.decode("utf-8", "replace")
     if len(_NON_ASCII.findall(as_utf_8)) > 10 * as_utf_8.count("\ufffd"):
-        return "utf-8"  # damaged in few places: decoding names the byte, and another encoding would garble the rest
+        return "utf-8"  # a few damaged bytes: decoding names them, and another encoding would garble the rest
     # Accents stand among Latin letters, Russian words between spaces.
     if 2 * len(_AMONG_LATIN.findall(sample)) > len(re.findall(rb"[\x80-\xff]+", sample)):
         _check_western(sample)
         return "windows-1252"
-    sample = sample[:_ENOUGH] if _non_ascii_count(sample[:_ENOUGH]) > _FEWEST_OF_UNKNOWN else sample
+    sample = sample[:_ENOUGH] if _non_ascii_count(sample[:_ENOUGH]) > _MIN_BYTES_OF_UNKNOWN else sample
     _check_cyrillic(sample)
     return _encoding_of_most_lines(sample)
 
 
 def encoding_of_wide_characters(head: bytes) -> str:
-    """UTF-8, UTF-16 or UTF-32 if a text begins with its byte order mark, or UTF-16 by its zeros; empty if neither."""
+    """Return the encoding of a byte order mark, or UTF-16 if the zeros of the text show it; else an empty string."""
     marked = marked_encoding(head)
     if marked:
         return marked
@@ -122,21 +122,21 @@ def encoding_of_wide_characters(head: bytes) -> str:
         return ""
     units = np.frombuffer(head[: len(head) // 2 * 2], np.uint8).reshape(-1, 2)
     for name, high, low in (("utf-16-le", units[:, 1], units[:, 0]), ("utf-16-be", units[:, 0], units[:, 1])):
-        # Latin, Cyrillic, or punctuation, and ASCII among it (spaces, line ends), whose controls are those of texts.
+        # Latin, Cyrillic or punctuation, with ASCII among it (spaces, line ends), but no binary control characters.
         ascii_units = low[high == 0]
-        is_text = np.isin(high, (0, 1, 4, 0x20)).mean() > _WIDE if len(high) else False
+        is_text = np.isin(high, (0, 1, 4, 0x20)).mean() > _MIN_WIDE if len(high) else False
         if is_text and len(ascii_units) * 20 > len(units) and not np.isin(ascii_units, list(_BINARY)).any():
             return name
     return ""
 
 
 def _non_ascii_lines(block: bytes, read: Callable[[int], bytes]) -> bytes:
-    """The lines that are not ASCII, of `block` and what follows it, up to 64 KB of non-ASCII bytes."""
+    """Return the lines that are not ASCII, from `block` on, up to 64 KB of non-ASCII bytes."""
     lines: list[bytes] = []
     size = count = 0
     while block:
         if not block.isascii():
-            rest = bytearray()  # up to an ASCII byte, which is inside of no character
+            rest = bytearray()  # up to an ASCII byte, which is never inside a character
             while (rest or block)[-1] >= 0x80 and len(rest) < SAMPLE and (more := read(1)):
                 rest += more
             block += rest
@@ -151,40 +151,42 @@ def _non_ascii_lines(block: bytes, read: Callable[[int], bytes]) -> bytes:
 
 
 def _check_western(sample: bytes) -> None:
-    """Raise BadRecord where two fifths of the letters are no ASCII: an encoding of two bytes a character."""
+    """Raise BadRecord if over two fifths of the letters are not ASCII: it is an encoding of two bytes per character."""
     others, latin = _non_ascii_count(sample), len(_LATIN.findall(sample))
-    if others >= _FEWEST_OF_UNKNOWN and 3 * others > 2 * latin:
+    if others >= _MIN_BYTES_OF_UNKNOWN and 3 * others > 2 * latin:
         raise _unknown_encoding()
 
 
 def _check_cyrillic(sample: bytes) -> None:
-    """Raise BadRecord where the words read as Russian in no encoding.
+    """Raise BadRecord if the words look like Russian in none of the encodings.
 
-    A letter of Chinese, Korean, Arabic or ISO 8859-5 scores -0.1 to -0.5; of Ukrainian, Kazakh and Serbian, of tables
-    and of names of firms 0.3 and more. Short words are left out: кВт and МПа read no better than nonsense does.
+    Letters of Chinese, Korean, Arabic or ISO 8859-5 score -0.1 to -0.5 each; Ukrainian, Kazakh, Serbian, tables and
+    names of firms score 0.3 and more. Short words are left out: кВт and МПа score no better than nonsense.
     """
     count, score = 0, 0.0
     for line in sample.split(b"\n"):
         if not line.isascii():
-            letters, of_line = _best_words(line)
-            count, score = count + letters, score + of_line
-    if count >= _FEWEST_OF_UNKNOWN and score < 0:
+            letters, line_score = _best_words(line)
+            count, score = count + letters, score + line_score
+    if count >= _MIN_BYTES_OF_UNKNOWN and score < 0:
         raise _unknown_encoding()
 
 
 def _best_words(line: bytes) -> tuple[int, float]:
-    """`_words_score` in the encoding in which it is best for a letter, of those in which the line has most letters."""
+    """Return the best `_words_score` per letter among the encodings that give the line the most letters."""
     scores = [_words_score(line.decode(name, "replace")) for name in _CYRILLIC]
     most = max(letters for letters, _ in scores)
-    return max((each for each in scores if 2 * each[0] > most), key=lambda each: each[1] / each[0], default=(0, 0.0))
+    return max(
+        (score for score in scores if 2 * score[0] > most), key=lambda score: score[1] / score[0], default=(0, 0.0)
+    )
 
 
 def _words_score(text: str) -> tuple[int, float]:
-    """(letters of its longer words, how likely they are in Russian)."""
+    """Return (letters in the longer words, log-likelihood of these letters as Russian)."""
     words = _LONG_WORDS.findall(text)
     letters = "".join(words).lower()
-    likely = sum(letters.count(letter) * weight for letter, weight in _LIKELIHOOD.items())
-    return len(letters), likely - 2 * sum(len(_ODDITIES.findall(word)) for word in words)
+    likelihood = sum(letters.count(letter) * weight for letter, weight in _LIKELIHOOD.items())
+    return len(letters), likelihood - 2 * sum(len(_ODDITIES.findall(word)) for word in words)
 
 
 def _unknown_encoding() -> BadRecord:
@@ -194,7 +196,7 @@ def _unknown_encoding() -> BadRecord:
 
 
 def _encoding_of_most_lines(sample: bytes) -> str:
-    """The encoding in which most non-ASCII bytes read as Russian. A file may have lines in several encodings."""
+    """Return the encoding of most non-ASCII bytes. A file may have lines in several encodings."""
     best = _best_cyrillic(sample)
     doubtful = sum(_non_ascii_count(line) for _, line in _doubtful_lines(sample, best))
     if 4 * doubtful < _non_ascii_count(sample):
@@ -223,7 +225,7 @@ def _non_ascii_count(data: bytes) -> int:
 
 
 def _russian_score(text: str) -> float:
-    """Log-likelihood of the text as Russian by the frequencies of its letters, minus 5 for each oddity.
+    """Return the log-likelihood of the text as Russian, from the frequencies of its letters, minus 5 for each oddity.
 
     Oddities are capitals inside words, box-drawing characters and letters of other alphabets. Of 3,440 Russian
     sentences (Universal Dependencies), each in the three encodings, 9,014 of 9,019 are detected correctly, and 9,005
@@ -235,12 +237,12 @@ def _russian_score(text: str) -> float:
 
 
 def other_encoding(line: bytes, encoding: str) -> str:
-    """The encoding in which a line of a file in `encoding` is written instead; empty if it may be the file's own.
+    """Return the actual encoding of a line of a file in `encoding`; empty if the line may be in `encoding`.
 
-    In a single-byte encoding every line can be decoded, so a line in another encoding would become nonsense unnoticed.
-    Detected are UTF-8, and the Cyrillic encodings among one another. Of 52,000 lines of six novels and of Universal
-    Dependencies, in the three encodings, none is misdetected; of lines in a wrong encoding 96 % are found. Lines of few
-    letters are never reported, since all of these may be rare ones.
+    A single-byte encoding decodes any line, so a line in another encoding would become nonsense unnoticed. Detects
+    UTF-8, and one Cyrillic encoding inside another. Of 52,000 lines of six novels and of Universal Dependencies, in the
+    three encodings, none is misdetected; of lines in a wrong encoding 96 % are found. Lines of few letters are never
+    reported, since all of their letters may be rare ones.
     """
     check = other_encoding_check(encoding)
     return "" if check is None else check(line)
@@ -248,7 +250,7 @@ def other_encoding(line: bytes, encoding: str) -> str:
 
 @cache
 def other_encoding_check(encoding: str) -> Callable[[bytes], str] | None:
-    """`other_encoding` as a function of the line; None for multi-byte encodings, whose errors decoding reports."""
+    """Return `other_encoding` as a function of the line; None for multi-byte encodings, where decoding finds errors."""
     if not is_single_byte(encoding):
         return None
     cyrillic = _CYRILLIC_NAMES.get(codecs.lookup(encoding).name)
@@ -263,18 +265,18 @@ def other_encoding_check(encoding: str) -> Callable[[bytes], str] | None:
             return ""
         if _utf_8_or_empty(line):
             return "utf-8"
-        if count < _FEWEST_LETTERS or len(set(letters)) < _FEWEST_LETTERS // 2:
+        if count < _MIN_LETTERS or len(set(letters)) < _MIN_LETTERS // 2:
             return ""
         scores = {name: _russian_score(line.decode(name, "replace")) for name in _CYRILLIC}
         best = max(scores, key=lambda name: scores[name])
-        # With half this margin Ukrainian, scored by the letters of Russian, reads better in a wrong encoding.
+        # With half this margin Ukrainian, scored as Russian, would win in a wrong encoding.
         return best if scores[best] > scores[cyrillic] + 5 + count / 10 else ""
 
     return check
 
 
 def _utf_8_or_empty(line: bytes) -> str:
-    """`utf-8` if a line has at least two UTF-8 characters (one may be a letter and a sign), else empty."""
+    """Return `utf-8` if a line has at least two UTF-8 characters (one may be a letter and a sign), else empty."""
     if not line.isascii() and _UTF_8_CHARACTER.search(line) is not None:
         with suppress(UnicodeDecodeError):
             if len(line.decode()) - len(line) + _non_ascii_count(line) > 1:
@@ -283,9 +285,9 @@ def _utf_8_or_empty(line: bytes) -> str:
 
 
 def lines_in_other_encoding(block: bytes, encoding: str) -> dict[int, str]:
-    """Line numbers of a block, from 0, to the other encoding in which that line is written (`other_encoding`).
+    """Return {line number in the block, from 0: actual encoding of the line} (see `other_encoding`).
 
-    One pass over the block selects the lines to be checked: few, if the block is in its file's encoding.
+    One pass over the block selects the lines to check: few, if the block is in the encoding of its file.
     """
     check = other_encoding_check(encoding)
     if check is None or block.isascii():
@@ -299,9 +301,9 @@ def lines_in_other_encoding(block: bytes, encoding: str) -> dict[int, str]:
 
 
 def _doubtful_lines(block: bytes, cyrillic: str) -> Iterator[tuple[int, bytes]]:
-    """The lines of a block, numbered from 0, in which under half of the non-ASCII letters are common ones.
+    """Yield (number, line) for each line in which under half of the non-ASCII letters are common ones.
 
-    Of Russian in its own encoding three quarters are common; of another language or encoding fewer.
+    In Russian text three quarters of the letters are common; in another language or encoding fewer.
     """
     if block.isascii():
         return
@@ -331,7 +333,7 @@ def check_lines(data: bytes, encoding: str) -> None:
 
 @cache
 def is_single_byte(encoding: str) -> bool:
-    """True if every non-ASCII byte, or nearly every, is a character by itself."""
+    """True if every non-ASCII byte, or nearly every one, is a character."""
     try:
         table = bytes(range(256)).decode(encoding, "replace")
     except UnicodeError:
@@ -353,12 +355,12 @@ def is_text_encoding(name: str) -> bool:
 
 
 def decode(data: bytes, encoding: str = "auto") -> str:
-    """Decode a whole text; its line ends become \\n and a byte order mark goes. Raises BadRecord."""
+    """Decode a text, turn its line ends into \\n and remove a byte order mark. Raises BadRecord."""
     return with_line_feeds(decode_unchanged(data, encoding))
 
 
 def decode_unchanged(data: bytes, encoding: str = "auto") -> str:
-    """`decode` that leaves line ends and a byte order mark as they are."""
+    """Decode a text, keeping its line ends and byte order mark. Raises BadRecord."""
     if encoding == "auto":
         encoding = detect_encoding(data)
     try:
@@ -373,6 +375,6 @@ def decode_unchanged(data: bytes, encoding: str = "auto") -> str:
 
 
 def with_line_feeds(text: str) -> str:
-    """The text with every line end as \\n, without a byte order mark."""
+    """Return the text with every line end as \\n, without a byte order mark."""
     text = text.removeprefix("\ufeff")
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import bz2
 import io
-import lzma
 import os
 import sys
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
-
-import zstandard
+from typing import TYPE_CHECKING
 
 from artel.errors import InputError
 from artel.text.reading.encodings import (
@@ -29,18 +24,20 @@ from artel.text.reading.encodings import (
     other_encoding_detail,
     with_line_feeds,
 )
-from artel.text.reading.file_names import COMPRESSED, file_name
+from artel.text.reading.files import (
+    COMPRESSED,
+    DECOMPRESSION_ERRORS,
+    decompression_error,
+    file_name,
+    open_decompressed,
+)
 from artel.text.records import BadRecord
 
 if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
+    pass
 
-# Compressed bytes decompressed at once. zstd may make 128 MB of them; of 64 KB it would make 2 GB, 10 % faster at most.
-_COMPRESSED_BYTES = 1 << 12
-# Decompressed bytes buffered ahead of lines: a megabyte would leave a core's cache before it is read.
+# Decompressed bytes buffered ahead of lines. A megabyte would leave the cache of a core before it is read.
 _READ_AHEAD = 1 << 17
-DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, zstandard.ZstdError, lzma.LZMAError)
-"""What reading a compressed file raises if it is cut off, damaged or in another format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +48,14 @@ class Span:
     stop: int
 
 
-def decompression_error(error: Exception) -> BadRecord:
-    """One of DECOMPRESSION_ERRORS as the reason why a record is bad."""
-    if "too much memory" in str(error):  # zstd's words
-        detail = "is packed with a window of over 128 MB; pack it again with zstd --long=27 or without"
-        return BadRecord("window", detail)
-    return BadRecord("truncated", f"the compressed file is damaged here: {error}; download or pack it again")
-
-
 def read_lines(
     file: Path, origin: str, encoding: str, max_bytes: int, span: Span | None = None
 ) -> Iterator[tuple[int, str | BadRecord]]:
-    """Yield (line number, the line without its end or what is wrong with it); numbers begin at 1, in a span too.
+    """Yield (line number, the line without its end, or a BadRecord). Numbers begin at 1, in a span too.
 
-    With `encoding` "auto" the lines that are not ASCII decide. A compressed file that ends too early yields a last
-    bad line. Only a file that `can_be_divided` has spans. Raises BadRecord for binary data, InputError for a line of
-    over `max_bytes` bytes.
+    With `encoding` "auto" the lines that are not ASCII decide. A truncated compressed file yields a last bad line. Only
+    a file that `can_be_divided` has spans. Raises BadRecord for binary data, InputError for a line of over `max_bytes`
+    bytes.
     """
     name = line_encoding(file, origin, encoding)
     if not _has_line_feed_byte(name):
@@ -92,13 +81,13 @@ def _decoded(line: bytes, encoding: str) -> str | BadRecord:
 def _single_byte_lines(
     lines: Iterator[tuple[int, bytes | BadRecord]], encoding: str
 ) -> Iterator[tuple[int, str | BadRecord]]:
-    """Decode lines of a single-byte encoding a block at a time; lines in another encoding are bad."""
+    """Decode lines of a single-byte encoding, a block at a time. Lines in another encoding are bad."""
     for block in _blocks(lines):
         content = b"".join(line for _, line in block if isinstance(line, bytes))
         others = lines_in_other_encoding(content, encoding)
         texts: list[str] = []
         if not others and b"\r" not in content and not isinstance(block[-1][1], BadRecord):
-            with suppress(UnicodeDecodeError):  # the loop below finds the line
+            with suppress(UnicodeDecodeError):  # the loop below finds the bad line
                 texts = content.decode(encoding).split("\n")
         if texts:
             yield from zip((number for number, _ in block), texts, strict=False)
@@ -132,7 +121,7 @@ def _blocks(lines: Iterator[tuple[int, bytes | BadRecord]]) -> Iterator[list[tup
 def read_byte_lines(
     file: Path, origin: str, max_bytes: int, span: Span | None = None
 ) -> Iterator[tuple[int, bytes | BadRecord]]:
-    """`read_lines` with line ends and not decoded, for parsers that read UTF-8 faster themselves."""
+    """Like `read_lines`, but undecoded and with line ends, for parsers that read UTF-8 faster themselves."""
     with open_decompressed(file, origin, _READ_AHEAD) as stream:
         position = _seek_line(stream, span.start) if span else 0
         stop = span.stop if span else sys.maxsize
@@ -154,7 +143,7 @@ def read_byte_lines(
 
 
 def line_encoding(file: Path, origin: str, encoding: str) -> str:
-    """`encoding`, or if it is "auto" the detected one. Raises BadRecord for binary data."""
+    """Return `encoding`, or the detected one if it is "auto". Raises BadRecord for binary data."""
     if encoding != "auto":
         return encoding
     status = file.stat()
@@ -175,13 +164,13 @@ def _detected_encoding(file: Path, origin: str) -> str:
             try:
                 return stream.read1(count)
             except DECOMPRESSION_ERRORS:
-                return b""  # what is before the damage decides; reading the lines reports it
+                return b""  # the text before the damage decides; reading the lines reports the damage
 
         return detect_encoding_of(read)
 
 
 def can_be_divided(file: Path, origin: str, encoding: str) -> bool:
-    """True if lines can be found from the middle of the file.
+    """True if reading can begin in the middle of the file.
 
     False for compressed and binary files, UTF-16, UTF-32 and JSON arrays.
     """
@@ -196,14 +185,14 @@ def can_be_divided(file: Path, origin: str, encoding: str) -> bool:
             return True
         stream.seek(0)
         while line := stream.readline(SAMPLE):
-            # As `read_rows` decides whether the file is an array.
+            # The same test as in `read_rows`: is the file an array?
             if text := with_line_feeds(line.decode(name or "utf-8", "replace")).strip():
                 return not text.startswith("[")
     return False
 
 
 def count_lines(file: Path, span: Span) -> int:
-    """Number of lines of an uncompressed file that begin in the span."""
+    """Count the lines of an uncompressed file that begin in the span."""
     with file.open("rb", buffering=0) as stream:
         stop = min(span.stop, stream.seek(0, io.SEEK_END))
         if stop <= span.start:
@@ -218,7 +207,7 @@ def count_lines(file: Path, span: Span) -> int:
 
 
 def _seek_line(stream: io.BufferedReader, start: int) -> int:
-    """Seek the first line that begins at byte `start` or after it; return the position of its first byte."""
+    """Seek the first line that begins at or after byte `start`. Return the position of its first byte."""
     if start == 0:
         return 0
     position = stream.seek(start - 1)
@@ -230,7 +219,7 @@ def _seek_line(stream: io.BufferedReader, start: int) -> int:
 
 
 def _has_line_feed_byte(encoding: str) -> bool:
-    """True if a line feed is one byte; false for UTF-16 and UTF-32."""
+    """True if a line feed is one byte. False for UTF-16 and UTF-32."""
     try:
         return b"\n\n".decode(encoding) == "\n\n"
     except UnicodeError:
@@ -238,7 +227,7 @@ def _has_line_feed_byte(encoding: str) -> bool:
 
 
 def _multibyte_lines(file: Path, origin: str, encoding: str, max_bytes: int) -> Iterator[tuple[int, str | BadRecord]]:
-    """Lines of UTF-16 or UTF-32. At a character that cannot be decoded they end, up to 8 KB before it."""
+    """Yield lines of UTF-16 or UTF-32. They end up to 8 KB before the first character that cannot be decoded."""
     number = 0
     with open_decompressed(file, origin) as stream, io.TextIOWrapper(stream, encoding, newline="\n") as text:
         while True:
@@ -264,10 +253,10 @@ def _line_too_long(origin: str, number: int, max_bytes: int) -> InputError:
 
 
 def read_whole(file: Path, origin: str, max_bytes: int) -> bytes:
-    """The decompressed content of a file that is one document.
+    """Return the decompressed content of a file that is one document.
 
-    Raises BadRecord if it is damaged, InputError if more than `max_bytes` bytes can be read, whatever size the file
-    system states.
+    Raises BadRecord if it is damaged, InputError if it has more than `max_bytes` bytes, whatever size the file system
+    reports.
     """
     compressed = file_name(origin).endswith(COMPRESSED)
     with open_decompressed(file, origin) if compressed else file.open("rb", buffering=0) as stream:
@@ -293,90 +282,3 @@ def read_whole(file: Path, origin: str, max_bytes: int) -> bytes:
 def _file_too_large(origin: str, size: str, max_bytes: int) -> InputError:
     fix = "write a larger data.max_document, or cut it up (document: line or paragraph)"
     return InputError.at(origin, f"{size} more than data.max_document ({max_bytes:,}) allows in one document", fix)
-
-
-def open_decompressed(file: Path, origin: str, buffer_bytes: int = SAMPLE) -> io.BufferedReader:
-    """Open a file, decompressed by the suffix of `origin`. Reading may raise one of DECOMPRESSION_ERRORS."""
-    name = file_name(origin)
-    new_frame = next((new for suffix, new in _NEW_FRAME.items() if name.endswith(suffix)), None)
-    raw = _Decompressed(file, new_frame) if new_frame else file.open("rb", buffering=0)
-    return io.BufferedReader(raw, buffer_bytes)
-
-
-class _Frame(Protocol):
-    """A decompressor of one frame. After its end `eof` is true, and `unused_data` has the bytes after it."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, /) -> bytes: ...
-
-
-_NEW_FRAME: dict[str, Callable[[], _Frame]] = {
-    ".gz": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
-    ".zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
-    ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
-    ".bz2": bz2.BZ2Decompressor,
-}
-
-
-class _Decompressed(io.RawIOBase):
-    """The content of a file of one or several compressed frames.
-
-    The libraries' own readers report a .zst file that was cut off as complete, and ignore whatever follows the first
-    frame of an .xz or .bz2 file, including a damaged second frame.
-    """
-
-    def __init__(self, file: Path, new_frame: Callable[[], _Frame]) -> None:
-        self._file = file.open("rb", buffering=0)
-        self._new_frame = new_frame
-        self._frame = new_frame()
-        self._output = memoryview(b"")
-        self._input = b""
-        self._started = False
-        self._error: Exception | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Fill the whole buffer, for `peek`. Damage is raised once everything before it has been read."""
-        if self._error is not None:
-            raise self._error
-        target = memoryview(buffer).cast("B")
-        filled = 0
-        try:
-            while filled < len(target) and self._decompress():
-                count = min(len(target) - filled, len(self._output))
-                target[filled : filled + count] = self._output[:count]
-                self._output = self._output[count:]
-                filled += count
-        except DECOMPRESSION_ERRORS as error:
-            if filled == 0:
-                raise
-            self._error = error
-        return filled
-
-    def _decompress(self) -> bool:
-        """Have output; false at the end of the file."""
-        while not self._output:
-            data = self._input or self._file.read(_COMPRESSED_BYTES)
-            self._input = b""
-            if not data:
-                if self._started and not self._frame.eof:
-                    raise EOFError("it is cut off")
-                return False
-            if self._frame.eof:
-                data = data.lstrip(b"\0")  # zeros between frames are padding; no frame begins with one
-                if not data:
-                    continue
-                self._frame = self._new_frame()
-            self._started = True
-            self._output = memoryview(self._frame.decompress(data))
-            self._input = self._frame.unused_data
-        return True
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()

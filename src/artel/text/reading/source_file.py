@@ -1,4 +1,4 @@
-"""One local file of a source: what every format's reader is given."""
+"""One local file of a source, as the readers of all formats receive it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _ignore(set_name: str, encoding: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file to be read, and the settings it is read by."""
+    """A file to read, and the settings for reading it."""
 
     path: Path
     origin: str
@@ -31,25 +31,25 @@ class SourceFile:
     content_type: str = ""
     """The Content-Type header that it was downloaded with."""
     span: Span | None = None
-    """The lines to be read; None for the whole file. Their numbers begin at 1."""
+    """The lines to read, numbered from 1; None for the whole file."""
     is_cut: bool = False
     """True if a long text is read as several documents (`document: auto`)."""
     on_encoding: Callable[[str, str], object] = _ignore
-    """Called with the set's name and the encoding, if that is detected."""
+    """Called with the name of the set and the encoding, if the encoding is detected."""
     key: str = "data.sources.0"
-    """Of its source in the run file, for overrides that messages print; of validation texts the first source's."""
+    """The key of its source in the run file, for messages. Validation texts have the key of the first source."""
 
     @property
     def max_bytes(self) -> int:
-        """data.max_document: the size of the longest record or line, in bytes."""
+        """The maximum size of a record or line in bytes (data.max_document)."""
         return self.data.max_document
 
     def lines(self) -> Iterator[tuple[int, str | BadRecord]]:
-        """As `read_lines`."""
+        """Yield the lines of the file (`read_lines`)."""
         return read_lines(self.path, self.origin, self.source.encoding, self.max_bytes, self.span)
 
     def text(self, max_bytes: int, fix: str) -> str:
-        """The lines of a file that is parsed as a whole, joined by line feeds.
+        """Return the text of a file that is parsed as a whole, with line feeds as line ends.
 
         Raises BadRecord for a line that cannot be read, InputError with `fix` for more than `max_bytes` characters.
         """
@@ -70,10 +70,10 @@ class SourceFile:
 
 
 def settings_key(key: str) -> str:
-    """Where the settings of the source at `key` stand: validation texts are read as the first source is."""
+    """Return the key of the settings of the source at `key`: validation texts are read like the first source."""
     return "data.sources.0" if key == "data.validation" else key
 
 
-def column_fix(key: str, source: str) -> str:
-    """What to write where a column or field has another name than `key` of the source at the key `source` says."""
-    return f"{key}: NAME, or {source}.{key}=NAME on the command line"
+def column_fix(key: str, source_key: str) -> str:
+    """Return how to name a column or field by `key` of the source at `source_key`."""
+    return f"{key}: NAME, or {source_key}.{key}=NAME on the command line"

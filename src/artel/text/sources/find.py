@@ -16,11 +16,11 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem, missing_extra
 from artel.registry import FORMATS
 from artel.storage import is_remote, list_remote, rows_folder, special_kind, user_path
-from artel.text.formats.auto import detected_formats, format_of
-from artel.text.formats.conversations import check_converter
+from artel.text.formats.chat import check_converter
+from artel.text.formats.format import detected_formats, format_of
 from artel.text.reading.encodings import is_text_encoding
-from artel.text.reading.file_names import COMPRESSED, is_url, uncompressed_name
-from artel.text.reading.rows import check_rows
+from artel.text.reading.files import COMPRESSED, is_url, uncompressed_name
+from artel.text.reading.subsets import check_rows
 from artel.text.sources.walk import files_in, files_matching, unique_files
 
 _REMEDIES = {

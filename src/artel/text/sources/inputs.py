@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import glob
 import math
+import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from artel.config import DataConfig, SourceConfig
+from artel.errors import InputError
 from artel.registry import FORMATS
 from artel.secrets import hide_secrets
 from artel.storage import cache_folder, fetch, is_remote, list_remote, user_path
-from artel.text.formats.auto import format_of
-from artel.text.formats.conversations import converter_file
+from artel.text.formats.chat import converter_file
+from artel.text.formats.format import format_of
 from artel.text.formats.text import CUT_CHARACTERS
-from artel.text.reading.file_names import file_name, is_url
+from artel.text.reading.files import file_name, is_url
 from artel.text.reading.lines import Span, can_be_divided
-from artel.text.sources.find import all_sources, files_of
+from artel.text.sources.find import all_sources, files_of, local_path
+from artel.text.sources.walk import may_match_inside
 
 MIN_CUT_BYTES = 5 * CUT_CHARACTERS
 """A shorter text is one document in any case (`document: auto`)."""
@@ -173,3 +178,42 @@ def _spans(entry: Input, source: SourceConfig, size: int) -> list[Input]:
     count = -(-entry.size // size)
     bounds = pairwise(entry.size * number // count for number in range(count + 1))
     return [replace(entry, size=stop - start, span=Span(start, stop)) for start, stop in bounds]
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePath:
+    """A file, folder or glob of a source."""
+
+    key: str
+    """The key in the run file."""
+    path: str
+    files: tuple[Path, ...]
+    """The files that exist now."""
+
+    def would_read(self, folder: Path) -> bool:
+        """True if files in `folder`, a real path that need not exist, would be read by the source."""
+        path = local_path(self.path, self.key)
+        parts = path.parts
+        fixed = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+        if path.is_dir():
+            fixed = len(parts)
+        elif path.exists() or fixed == len(parts):
+            return False
+        base = Path(os.path.realpath(Path(*parts[:fixed])))
+        if not folder.is_relative_to(base):
+            return False
+        return fixed == len(parts) or may_match_inside(folder.relative_to(base).parts, parts[fixed:])
+
+
+def source_paths(data: DataConfig) -> Iterator[SourcePath]:
+    """Yield each local path of each source; paths that cannot be found are skipped, since other checks report them."""
+    for source_key, source in all_sources(data):
+        key = source_key if source_key == "data.validation" else f"{source_key}.path"
+        for path in source.path if FORMATS[source.format].has_files else []:
+            if not is_url(path) and not is_remote(path):
+                with suppress(InputError):
+                    yield SourcePath(key, path, tuple(files_of(source, path, key)))
+        if source.outputs and source_key != "data.validation":
+            key = f"{source_key}.outputs"
+            with suppress(InputError):
+                yield SourcePath(key, source.outputs, (user_path(source.outputs, key),))

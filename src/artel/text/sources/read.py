@@ -12,14 +12,11 @@ from artel.config import DataConfig, SourceConfig
 from artel.registry import FORMATS
 from artel.secrets import hide_secrets
 from artel.storage import RemoteFile, cache_folder, fetch, fetch_remote, is_remote
-from artel.text.formats.auto import format_of
-from artel.text.formats.format import Format
-from artel.text.reading.file_names import is_url
+from artel.text.formats.format import Format, format_of
+from artel.text.reading.files import is_url, unchanged
 from artel.text.reading.lines import line_encoding
-from artel.text.reading.rows import slice_rows
-from artel.text.reading.sets import filter_sets
 from artel.text.reading.source_file import Items, SourceFile, settings_key
-from artel.text.reading.unchanged import unchanged
+from artel.text.reading.subsets import filter_sets, slice_rows
 from artel.text.records import BadRecord
 from artel.text.sources.inputs import Input, InputShard, source_at
 

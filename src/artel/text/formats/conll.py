@@ -14,10 +14,10 @@ from pathlib import Path
 from artel.config import DataConfig, SourceConfig
 from artel.errors import Problem
 from artel.text.formats.format import Format
-from artel.text.formats.tagged.spans import ENTITIES, WORDS, tagged_record, tagged_words
-from artel.text.reading.file_names import file_name, with_compressed
+from artel.text.reading.files import file_name, with_compressed
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import BadRecord, Record, Rejected
+from artel.text.tags import ENTITIES, WORDS, tagged_record, tagged_words
 
 COLUMNS = with_compressed(".conll", ".conllu", ".bio", ".iob")
 """Endings of files that have columns, whatever format their source names."""

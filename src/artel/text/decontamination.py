@@ -1,19 +1,9 @@
-"""The index of the n-grams of benchmarks, and the documents that have one of them.
-
-    hashes        uint64: the hash of each n-gram of each row, sorted
-    rows          uint32: the number of its row
-    places.jsonl  the place of each row (`file:line`), in order
-    about.json    for each benchmark its name, its number of rows, and how many are too short to be found
-
-The index is made once, by one process, before any text is read; the processes that read texts map it into memory. Of n
-n-grams in the texts and m in the index, n·m / 2^64 are taken for one another: one in 20 million for a trillion and ten
-million.
-
-The method is datatrove's (`NGramsDecontIndexer`, `NGramsDecontFilter`), which FineWeb was checked by.
-"""
+"""DOC"""
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,14 +11,67 @@ from typing import Any
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from artel.config import BenchmarkConfig, DataConfig
 from artel.errors import InputError
 from artel.storage import new_folder
-from artel.text.decontamination.ngrams import NGRAM_VERSION, Ngrams, simplified_words
-from artel.text.decontamination.rows import Row, benchmark_files, file_problems, file_rows
-from artel.text.decontamination.tasks import task_problems, task_rows, task_version
+from artel.text.benchmark_rows import (
+    Row,
+    benchmark_files,
+    file_problems,
+    file_rows,
+    task_problems,
+    task_rows,
+    task_version,
+)
+from artel.text.dedup.shingles import SHINGLE_VERSION, Shingler
 from artel.text.records import Contaminated, Pair, Preference, Record
+
+NGRAM_VERSION = [1, SHINGLE_VERSION]
+"""Part of the store's key: n-grams that are hashed in another way cannot be compared."""
+
+_MARKS = re.compile("[\u0300-\u036f]")
+_NUMBERS = re.compile(r"\d+(?:[.,]\d+)*")
+# As the shingles have them: each character of Kana and Han is a word.
+_SINGLE = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_WORDS = re.compile(rf"[{_SINGLE}]|(?:(?![{_SINGLE}])\w)+")
+
+
+def simplified(text: str) -> str:
+    """The text in lower case, without diacritics, with a 0 for each number."""
+    decomposed = unicodedata.normalize("NFD", text)
+    if decomposed != text or not text.isascii():
+        decomposed = _MARKS.sub("", decomposed)
+    return _NUMBERS.sub("0", decomposed.casefold())
+
+
+def simplified_words(text: str) -> list[str]:
+    """The words of a simplified text."""
+    return _WORDS.findall(simplified(text))
+
+
+class Ngrams:
+    """Hashes of the n-grams of texts."""
+
+    def __init__(self, words: int) -> None:
+        self.words = words
+        self._ngrams, self._singles = Shingler(words), Shingler(1)
+
+    def of(self, texts: Sequence[str]) -> list[NDArray[np.uint64]]:
+        """uint64 (n-grams,) for each text, in order, with repetitions; empty for fewer than `words` words."""
+        return self._ngrams.hashes(list(map(simplified, texts)))
+
+    def of_row(self, query: str, label: str, places: Sequence[str]) -> NDArray[np.uint64]:
+        """Those of a row that lie in the query, in the label, or across the two (overlap), of the chosen `places`."""
+        query, label = simplified(query), simplified(label)
+        hashes = self._ngrams.hashes([f"{query}\n{label}"])[0]
+        query_words = self._singles.hashes([query])[0].size
+        first = np.arange(hashes.size)
+        in_query, in_label = first + self.words <= query_words, first >= query_words
+        chosen = {"query": in_query, "label": in_label, "overlap": ~(in_query | in_label)}
+        return hashes[np.logical_or.reduce([chosen[place] for place in places])]
+
 
 # Slots per n-gram of the table that tells most n-grams of a text from those of the index, in a byte each: one in
 # sixteen is looked up in vain. It has 16 MB at most, which stays in the cache that cores share.

@@ -1,6 +1,6 @@
-"""Crawled pages: the web pages and plain texts of a WARC archive, or the texts of a WET archive.
+"""Web pages: .html files, and crawled pages in WARC and WET archives.
 
-Format: https://iipc.github.io/warc-specifications/specifications/warc-format/warc-1.1/
+WARC: https://iipc.github.io/warc-specifications/specifications/warc-format/warc-1.1/
 """
 
 from __future__ import annotations
@@ -12,14 +12,44 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from artel.text.cleaning.html import encoding_in_header
+from artel.text.cleaning.html import encoding_in_header, html_to_text, main_text, page_source
 from artel.text.formats.format import Format
-from artel.text.formats.html import records_of_page, records_of_text
 from artel.text.reading.encodings import decode, is_text_encoding
-from artel.text.reading.file_names import with_compressed
-from artel.text.reading.lines import DECOMPRESSION_ERRORS, decompression_error, open_decompressed
+from artel.text.reading.files import DECOMPRESSION_ERRORS, decompression_error, open_decompressed, with_compressed
+from artel.text.reading.lines import read_whole
 from artel.text.reading.source_file import Items, SourceFile
-from artel.text.records import BadRecord
+from artel.text.records import BadRecord, Dropped, Record
+
+
+def read_html(file: SourceFile) -> Items:
+    yield from records_of_page(read_whole(file.path, file.origin, file.max_bytes), file.content_type, file.origin, file)
+
+
+def records_of_page(page: bytes, content_type: str, origin: str, file: SourceFile) -> Items:
+    """The records of a page of `file`; one Dropped if `extract: main` finds no main text. Raises BadRecord."""
+    source = file.source
+    if source.extract == "main":
+        text = main_text(page_source(page, content_type, source.profile, source.encoding), origin)
+        if not text:
+            yield Dropped("no_main_text", file.set_name)
+            return
+    else:
+        text = html_to_text(page, content_type, source.profile, source.encoding)
+    yield from records_of_text(text, origin, file)
+
+
+def records_of_text(text: str, origin: str, file: SourceFile) -> Items:
+    """The text as one record, or as one per line: its lines are the paragraphs of the page."""
+    if file.source.document in ("auto", "file"):
+        yield Record(text, origin, file.set_name)
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield Record(line, f"{origin}:{number}", file.set_name)
+
+
+HTML = Format(read=read_html, suffixes=(".html", ".htm", ".xhtml", ".shtml"), is_detected=True, is_pages=True)
+
 
 # Bytes of the headers of a record or response that are read at most; crawlers allow 32 or 64 KB.
 _MAX_HEADER_BYTES = 1 << 18

@@ -1,19 +1,20 @@
-"""How likely a text is one of the good ones, by its words and pairs of words.
+"""A quality classifier of texts: trained on good and bad texts, applied to each document.
 
-A linear model over hashed features, as fastText's is (Joulin et al. 2017): each word, and each pair of neighbouring
-words, falls into one of 2^20 buckets. It is trained by `artel data classifier` (`training.py`); here it is read and
-applied, which needs numpy alone.
+A linear model over hashed features, as in fastText (Joulin et al. 2017): each word, and each pair of neighbouring
+words, falls into one of 2^20 buckets. `artel data classifier` trains it by logistic regression (scikit-learn, the extra
+`classifier`). Applying it needs only numpy.
 
     FOLDER/classifier.safetensors   weights float32 (buckets,), bias float32 (1,)
-    FOLDER/classifier.json          how features are made, what it was trained on, figures on held-out texts
+    FOLDER/classifier.json          how features are made, the training texts, metrics on held-out texts
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,11 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load
+from safetensors.numpy import load, save
 
 from artel.config import ClassifierConfig
-from artel.errors import InputError
-from artel.storage import user_path
+from artel.errors import InputError, missing_extra
+from artel.storage import check_new, new_folder, user_path
 from artel.text.dedup.shingles import SHINGLE_VERSION, Shingler
 
 WEIGHTS, ABOUT = "classifier.safetensors", "classifier.json"
@@ -140,3 +141,92 @@ def _bytes(folder: str, name: str) -> bytes:
 
 def _fix() -> str:
     return "train one: artel data classifier good.txt bad.txt FOLDER"
+
+
+_HELD_OUT = 10  # one text in so many is held out
+_FEWEST = 20
+"""Texts of each set: with fewer there is nothing to learn, and none to test on."""
+_THRESHOLDS = (0.1, 0.25, 0.5, 0.75, 0.9)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a threshold keeps of the texts that were held out."""
+
+    minimum: float
+    good: float
+    """Share of the good texts."""
+    bad: float
+    """Share of the bad ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedClassifier:
+    folder: str
+    good: int
+    bad: int
+    """Texts of each set, the held-out ones among them."""
+    accuracy: float
+    """On held-out texts, at 0.5, both sets counting alike."""
+    auc: float
+    """Probability that a held-out good text has a higher score than a bad one."""
+    kept: list[Kept]
+
+
+def train_classifier(
+    good: Iterable[str], bad: Iterable[str], folder: Path, tell: Callable[[str], None]
+) -> TrainedClassifier:
+    """Train a classifier on two sets of texts, and write it into a new folder.
+
+    One text in ten, chosen by its hash, is held out to test on. Raises InputError for too few texts, where scikit-learn
+    is missing, and for a folder that is there.
+    """
+    check_new(folder)
+    if find_spec("sklearn") is None:
+        raise missing_extra("scikit-learn", "classifier", "artel data classifier")
+    from scipy.sparse import csr_matrix
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+
+    texts: list[str] = []
+    labels: list[bool] = []
+    for is_good, given in ((True, good), (False, bad)):
+        own = list(dict.fromkeys(given))
+        held_out = sum(map(_is_held_out, own))
+        if len(own) < _FEWEST or not 0 < held_out < len(own):
+            what = f"{len(own):,} different texts, {held_out} of them to test on, are too few"
+            raise InputError.at("GOOD" if is_good else "BAD", what, f"give {_FEWEST} or more, better thousands")
+        tell(f"{len(own):,} {'good' if is_good else 'bad'} texts")
+        texts += own
+        labels += [is_good] * len(own)
+    found = features(texts)
+    matrix = csr_matrix((found.values, (found.texts, found.buckets)), shape=(len(texts), 1 << BUCKET_BITS))
+    is_good_text, test = np.array(labels), np.array(list(map(_is_held_out, texts)))
+    model = LogisticRegression(C=10.0, class_weight="balanced", max_iter=1000)
+    model.fit(matrix[~test], is_good_text[~test])
+    classifier = Classifier(model.coef_[0].astype(np.float32), float(model.intercept_[0]))
+    scores = model.predict_proba(matrix[test])[:, 1]
+    of_good, of_bad = scores[is_good_text[test]], scores[~is_good_text[test]]
+    trained = TrainedClassifier(
+        str(folder),
+        int(is_good_text.sum()),
+        int((~is_good_text).sum()),
+        float(balanced_accuracy_score(is_good_text[test], scores >= 0.5)),
+        float(roc_auc_score(is_good_text[test], scores)),
+        [Kept(least, float((of_good >= least).mean()), float((of_bad >= least).mean())) for least in _THRESHOLDS],
+    )
+    _write(classifier, trained, folder)
+    return trained
+
+
+def _is_held_out(text: str) -> bool:
+    return xxhash.xxh3_64_intdigest(text.encode()) % _HELD_OUT == 0
+
+
+def _write(classifier: Classifier, trained: TrainedClassifier, folder: Path) -> None:
+    about = {"reads": reads_texts_by(), "trained_on": {"good": trained.good, "bad": trained.bad}}
+    figures = {"accuracy": trained.accuracy, "auc": trained.auc, "kept": [asdict(kept) for kept in trained.kept]}
+    tensors = {"weights": classifier.weights, "bias": np.array([classifier.bias], np.float32)}
+    with new_folder(folder) as partial:
+        (partial / WEIGHTS).write_bytes(save(tensors))
+        (partial / ABOUT).write_text(json.dumps({**about, "held_out": figures}, indent=2) + "\n", encoding="utf-8")

@@ -1,1 +1,0 @@
-"""A quality classifier of texts: trained on good and bad ones, and applied to each document."""
