@@ -16,7 +16,7 @@ from artel.errors import InputError
 from artel.preparing.prepare import store_key
 from artel.text import Ledger, read_documents
 from artel.text.cleaning import language
-from artel.text.cleaning.quality import ngram_shares, repeated_share, symbol_and_digit_share, why_dropped
+from artel.text.cleaning.quality import drop_reason, ngram_fractions, repeated_fraction, symbol_and_digit_fractions
 from artel.text.cleaning.rules import clean, without_lines
 from artel.text.dedup.exact import RepeatedUnits
 from artel.text.formats.chat import record_of
@@ -48,7 +48,7 @@ CODE = (
 
 
 def why(text, **rules):
-    return why_dropped(Record(text, "file:1", "set"), CleanConfig.model_validate(rules))
+    return drop_reason(Record(text, "file:1", "set"), CleanConfig.model_validate(rules))
 
 
 @pytest.mark.parametrize(
@@ -88,25 +88,25 @@ def test_each_rule_drops_one_text_and_keeps_another(reason, rules, dropped, kept
 
 
 def test_shares_are_of_visible_characters():
-    assert symbol_and_digit_share("a1! \n\t") == (1 / 3, 1 / 3)
-    assert symbol_and_digit_share("") == symbol_and_digit_share(" \n\u00ad") == (0.0, 0.0)
-    assert symbol_and_digit_share("हिन्दी") == (0.0, 0.0)  # its vowels are marks
-    assert symbol_and_digit_share("٣😀") == (0.5, 0.5)
-    assert symbol_and_digit_share("12" + "a" * (3 << 20)) == (0.0, 2 / (2 + (3 << 20)))  # measured piece by piece
+    assert symbol_and_digit_fractions("a1! \n\t") == (1 / 3, 1 / 3)
+    assert symbol_and_digit_fractions("") == symbol_and_digit_fractions(" \n\u00ad") == (0.0, 0.0)
+    assert symbol_and_digit_fractions("हिन्दी") == (0.0, 0.0)  # its vowels are marks
+    assert symbol_and_digit_fractions("٣😀") == (0.5, 0.5)
+    assert symbol_and_digit_fractions("12" + "a" * (3 << 20)) == (0.0, 2 / (2 + (3 << 20)))  # measured piece by piece
 
 
 def test_repeated_share_counts_all_after_the_first():
-    assert repeated_share(["aa", "bb", " aa", "", ""]) == 2 / 6
-    assert repeated_share([]) == repeated_share([" "]) == 0.0
+    assert repeated_fraction(["aa", "bb", " aa", "", ""]) == 2 / 6
+    assert repeated_fraction([]) == repeated_fraction([" "]) == 0.0
 
 
 def test_ngram_shares_by_hand():
-    assert ngram_shares("a b c a b d a b".split(), [2, 3]) == {2: 6 / 8, 3: 0.0}
-    assert ngram_shares("ha ha ha ha".split(), [2]) == {2: 1.0}  # each character once
+    assert ngram_fractions("a b c a b d a b".split(), [2, 3]) == {2: 6 / 8, 3: 0.0}
+    assert ngram_fractions("ha ha ha ha".split(), [2]) == {2: 1.0}  # each character once
     # Equally frequent: the longest counts.
-    assert ngram_shares("x y long words x y long words".split(), [2])[2] == 2 * 9 / 22
-    assert ngram_shares("1 2 3 4 5 - 1 2 3 4 5".split(), [5, 6, 12]) == {5: 5 / 11, 6: 0.0, 12: 0.0}
-    assert ngram_shares([], [2]) == {2: 0.0}
+    assert ngram_fractions("x y long words x y long words".split(), [2])[2] == 2 * 9 / 22
+    assert ngram_fractions("1 2 3 4 5 - 1 2 3 4 5".split(), [5, 6, 12]) == {5: 5 / 11, 6: 0.0, 12: 0.0}
+    assert ngram_fractions([], [2]) == {2: 0.0}
 
 
 @given(words=st.lists(st.sampled_from(["a", "bb", "ccc"]), max_size=30), length=st.integers(2, 7))
@@ -125,7 +125,7 @@ def test_ngram_shares_are_those_of_a_plain_count(words, length):
     covered = {word for place in chosen for word in range(place, place + length)}
     total = sum(map(len, words))
     expected = sum(len(words[word]) for word in covered) / total if total else 0.0
-    assert ngram_shares(words, [length])[length] == pytest.approx(expected)
+    assert ngram_fractions(words, [length])[length] == pytest.approx(expected)
 
 
 def test_what_is_too_short_to_be_judged_stays():
@@ -137,11 +137,11 @@ def test_what_is_too_short_to_be_judged_stays():
 def test_questions_are_never_dropped_by_the_new_rules_and_turns_are_looked_at_together():
     rules = CleanConfig.model_validate({"maximum": 10, "drop_documents": ["."], "languages": ["ru"]})
     fields = Question("1", ENGLISH, ENGLISH, ((0, 2),), "short")
-    assert why_dropped(Record(ENGLISH, "file:1", "set", fields), rules) is None
+    assert drop_reason(Record(ENGLISH, "file:1", "set", fields), rules) is None
     turns = Conversation((Message("user", "How are you?"), Message("assistant", "Buy now!")))
     record = record_of(turns, "file:1", "set")
-    assert why_dropped(record, CleanConfig(drop_documents=["Buy"])) == "document_filter"
-    assert why_dropped(record, CleanConfig(drop_documents=["Sell"])) is None
+    assert drop_reason(record, CleanConfig(drop_documents=["Buy"])) == "document_filter"
+    assert drop_reason(record, CleanConfig(drop_documents=["Sell"])) is None
 
 
 @pytest.mark.parametrize("encoding", ["windows-1251", "windows-1252", "latin-1"])

@@ -58,7 +58,7 @@ def write_contaminated(file: Path, found: Iterable[Contaminated], index: Benchma
     with file.open("wb") as stream:
         for item in found:
             numbers = sorted({benchmark_of[row] for row in item.rows})
-            places = [index.places[row] for row in item.rows[:_LISTED_ROWS]]
+            places = [index.origins[row] for row in item.rows[:_LISTED_ROWS]]
             line = {
                 "origin": item.origin,
                 "set": item.set_name,

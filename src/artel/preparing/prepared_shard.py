@@ -41,8 +41,8 @@ from artel.text import (
     clean_shard,
     count_lines,
 )
-from artel.text.dedup.near import SignatureWriter
 from artel.text.dedup.exact import RepeatedUnits
+from artel.text.dedup.near import SignatureWriter
 from artel.tokens.store.manifest import SPLITS
 from artel.tokens.store.shards import ShardWriter, token_type
 

@@ -36,38 +36,38 @@ from artel.text.sources.find import check_files
 from artel.text.sources.inputs import Input, inputs_of
 from artel.text.sources.read import read_inputs, read_with
 
-# Problems of one benchmark that are listed; a wrong field is wrong in every row.
+# Problems listed per benchmark. A wrong field is wrong in every row.
 _MOST_PROBLEMS = 5
 
 
 class Row(NamedTuple):
     """A row of a benchmark."""
 
-    place: str
+    origin: str
     """`file:line`, `file[number]`, or the task and the number of its example."""
     query: str
     labels: list[str]
 
 
 def source_of(benchmark: BenchmarkConfig) -> SourceConfig:
-    """The source that a benchmark's files are read as."""
+    """Return the source that reads the files of a benchmark."""
     return SourceConfig(path=[benchmark.path], format=benchmark.format, document=benchmark.document)
 
 
 def benchmark_files(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> list[Input]:
-    """The files of a benchmark. Raises InputError."""
+    """Return the files of a benchmark. Raises InputError."""
     return list(inputs_of(source_of(benchmark), key, data))
 
 
 def file_problems(benchmark: BenchmarkConfig, key: str) -> list[Problem]:
-    """What can be known to be wrong with a benchmark's files before they are read."""
+    """Return the problems of the files of a benchmark that show before reading."""
     if not FORMATS[benchmark.format].has_files:
         return [Problem(f"{key}.format", f"{benchmark.format} has no files", "name a format of files, or leave it out")]
     return check_files(source_of(benchmark), key)
 
 
 def file_rows(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> Iterator[Row]:
-    """Yield the rows of a benchmark's files. Raises InputError for rows that cannot be used: none is left out."""
+    """Yield the rows of the files of a benchmark. Raises InputError for rows that cannot be used: none is skipped."""
     source = source_of(benchmark)
     problems: list[Problem] = []
     has_names = benchmark.query or benchmark.label
@@ -85,7 +85,7 @@ def file_rows(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> Iterato
 
 
 def _rows(file: SourceFile) -> Iterator[Row | Rejected]:
-    """Rows as the format of the file has them."""
+    """Yield the rows as the format reads them."""
     for item in read_with(format_of(file.source, file.origin, file.content_type).read, file):
         if isinstance(item, Record):
             yield Row(item.origin, *query_and_labels(item))
@@ -94,16 +94,16 @@ def _rows(file: SourceFile) -> Iterator[Row | Rejected]:
 
 
 def _named_rows(benchmark: BenchmarkConfig, file: SourceFile) -> Iterator[Row | Rejected]:
-    """Rows of named fields."""
-    for place, fields in _objects(benchmark, file):
+    """Yield rows of the fields that the benchmark names."""
+    for origin, fields in _objects(benchmark, file):
         try:
             row = object_of(fields)
             query = [text for name in benchmark.query for text in _texts(row, name, "query")]
             labels = [text for name in benchmark.label for text in _texts(row, name, "label")]
             is_one_answer = len(benchmark.label) > 1
-            yield Row(place, "\n".join(query), ["\n".join(labels)] if is_one_answer else labels)
+            yield Row(origin, "\n".join(query), ["\n".join(labels)] if is_one_answer else labels)
         except BadRecord as error:
-            yield file.reject(place, error)
+            yield file.reject(origin, error)
 
 
 def _objects(benchmark: BenchmarkConfig, file: SourceFile) -> Iterator[tuple[str, Any]]:
@@ -112,12 +112,12 @@ def _objects(benchmark: BenchmarkConfig, file: SourceFile) -> Iterator[tuple[str
         return
     names = [*benchmark.query, *benchmark.label]
     keys = ["query"] * len(benchmark.query) + ["label"] * len(benchmark.label)
-    for place, values in read_csv_rows(file, list(zip(keys, names, strict=True))):
-        yield place, values if isinstance(values, BadRecord) else dict(zip(names, values, strict=True))
+    for origin, values in read_csv_rows(file, list(zip(keys, names, strict=True))):
+        yield origin, values if isinstance(values, BadRecord) else dict(zip(names, values, strict=True))
 
 
 def _texts(row: dict[str, Any], name: str, key: str) -> list[str]:
-    """The texts in a field; a dot reaches into an object. Raises BadRecord."""
+    """Return the texts in a field. A dot reaches into an object. Raises BadRecord."""
     value: Any = row
     for step in [name] if name in row else name.split("."):
         value = value.get(step) if isinstance(value, dict) else None
@@ -130,7 +130,7 @@ def _texts(row: dict[str, Any], name: str, key: str) -> list[str]:
 
 
 def query_and_labels(record: Record) -> tuple[str, list[str]]:
-    """What a record asks, and its answers. A plain text is all answer."""
+    """Return the question of a record and its answers. A plain text is all answer."""
     fields = record.fields
     if isinstance(fields, Pair):
         return fields.input, [fields.output]
@@ -151,25 +151,25 @@ def _said(messages: Iterable[Message]) -> str:
 
 
 def task_problems(benchmark: BenchmarkConfig, key: str) -> list[Problem]:
-    """Whether the harness is here. Which tasks it knows takes seconds to find out: that is checked as they are read."""
+    """Return a problem if the harness is not installed. Task names are checked later: listing them takes seconds."""
     return [] if find_spec("lm_eval") else list(missing_extra("lm_eval", "tasks", key).problems)
 
 
 def task_version() -> str:
-    """The version of the harness: another one may ask otherwise."""
+    """Return the version of the harness: its questions may change."""
     return version("lm_eval")
 
 
 def task_rows(benchmark: BenchmarkConfig, key: str) -> Iterator[Row]:
-    """Yield the examples of a task, or of all tasks of a group, that the harness evaluates on.
+    """Yield the evaluation examples of a task, or of all tasks of a group.
 
-    Raises InputError for an unknown task, and where its data are not here.
+    Raises InputError for an unknown task, and if its data cannot be loaded.
     """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "false")  # datasets would tell its makers of each file it opens
+    os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "false")  # else datasets reports each file it opens to the Hub
     from lm_eval.tasks import TaskManager
 
-    # To list the harness's own tasks takes it half a minute of processor time.
+    # Listing the tasks of the harness takes half a minute of CPU time.
     folder = benchmark.task_folder
     manager = TaskManager(include_path=folder or None, include_defaults=not folder)
     known = {*manager.all_tasks, *manager.all_groups, *manager.all_tags}
@@ -179,7 +179,7 @@ def task_rows(benchmark: BenchmarkConfig, key: str) -> Iterator[Row]:
         raise InputError.at(key, f"{where} {benchmark.task!r}", fix)
     try:
         tasks = manager.load([benchmark.task])["tasks"]
-    except Exception as error:  # whatever datasets raises where its files are not here and no network is
+    except Exception as error:  # datasets raises anything if its files are missing and there is no network
         reason = str(error).strip().partition("\n")[0][:200]
         fix = f"fetch them once where there is a network: lm-eval run --tasks {benchmark.task} --limit 1 …"
         raise InputError.at(key, f"the data of {benchmark.task} cannot be read: {reason}", fix) from None
@@ -192,12 +192,12 @@ def _query(task: Any, example: Any) -> str:
     query = task.doc_to_text(example)
     if isinstance(query, str):
         return query
-    choices = _choices(task, example)  # a number, as in winogrande: the choices are what is asked
+    choices = _choices(task, example)  # a number, as in winogrande: the question is a choice
     return choices[query] if isinstance(query, int) and query < len(choices) else ""
 
 
 def _labels(task: Any, example: Any) -> list[str]:
-    """The right answers; where the task has choices, the right ones of them."""
+    """Return the correct answers, as texts of the choices if the task has choices."""
     target = task.doc_to_target(example)
     choices = _choices(task, example)
     targets = target if isinstance(target, list) else [target]

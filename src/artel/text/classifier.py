@@ -32,35 +32,38 @@ from artel.text.dedup.shingles import SHINGLE_VERSION, Shingler
 WEIGHTS, ABOUT = "classifier.safetensors", "classifier.json"
 BUCKET_BITS = 20
 VERSION = 1
-"""Of the features below: a classifier of another version reads texts in another way."""
+"""Version of the features below. Classifiers of other versions cannot be applied."""
 _KEY = "data.clean.classifier.from"
 _SHINGLER = Shingler(1)
-_FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)  # odd: of a pair's first and second word
+_FIRST, _SECOND = (
+    np.uint64(0x9E3779B97F4A7C15),
+    np.uint64(0xC2B2AE3D27D4EB4F),
+)  # odd; for the first and second word of a pair
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """The buckets that texts have, one after another, and their values."""
+    """Buckets and values of texts, one text after another (COO format)."""
 
     buckets: NDArray[np.int64]
-    """(features,): of each text sorted, each once."""
+    """(features,): sorted and distinct within a text."""
     values: NDArray[np.float32]
-    """(features,): 1 + ln of how often a text has the bucket; those of a text have length 1 together."""
+    """(features,): 1 + ln(count of the bucket in the text), scaled to L2 norm 1 per text."""
     texts: NDArray[np.int64]
-    """(features,): the number of the text."""
+    """(features,): number of the text."""
 
 
 def features(texts: Sequence[str]) -> Features:
-    """The buckets of the words and of the pairs of neighbouring words of each text. A call is best given many."""
+    """Return the features of texts: their words, and their pairs of neighbouring words. Pass many texts at a time."""
     words = _SHINGLER.hashes(texts)
     counts = np.fromiter(map(len, words), np.int64, len(words))
     hashes = np.concatenate([*words, np.empty(0, np.uint64)])
     owners = np.repeat(np.arange(len(words)), counts)
     neighbours = owners[:-1] == owners[1:]
     pairs = (hashes[:-1] * _FIRST + hashes[1:] * _SECOND)[neighbours]
-    every = np.concatenate([hashes, pairs]) >> np.uint64(64 - BUCKET_BITS)
+    buckets = np.concatenate([hashes, pairs]) >> np.uint64(64 - BUCKET_BITS)
     numbers = np.concatenate([owners, owners[:-1][neighbours]])
-    keys, occurrences = np.unique((numbers << BUCKET_BITS) | every.astype(np.int64), return_counts=True)
+    keys, occurrences = np.unique((numbers << BUCKET_BITS) | buckets.astype(np.int64), return_counts=True)
     owners = keys >> BUCKET_BITS
     values = 1 + np.log(occurrences)
     lengths = np.sqrt(np.bincount(owners, values * values, len(words)))
@@ -69,40 +72,40 @@ def features(texts: Sequence[str]) -> Features:
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """Weights of a trained classifier."""
+    """A trained classifier."""
 
     weights: NDArray[np.float32]
     bias: float
 
     def scores(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """(texts,): the probability, from 0 to 1, that each is a good one."""
-        found = features(texts)
-        logits = np.bincount(found.texts, self.weights[found.buckets] * found.values, len(texts)) + self.bias
+        """Return (texts,): the probability, from 0 to 1, that each text is good."""
+        encoded = features(texts)
+        logits = np.bincount(encoded.texts, self.weights[encoded.buckets] * encoded.values, len(texts)) + self.bias
         return 1 / (1 + np.exp(-logits))
 
 
 def are_good(texts: Sequence[str], rule: ClassifierConfig) -> NDArray[np.bool_]:
-    """(texts,): whether each passes a run's classifier. Raises InputError."""
+    """Return (texts,): true for each text that passes the classifier of a run. Raises InputError."""
     return _read(rule.from_).scores(texts) >= rule.minimum
 
 
 def check_classifier(rule: ClassifierConfig) -> None:
-    """Raise InputError for a folder that holds no classifier, or one that reads texts in another way."""
+    """Raise InputError if the folder has no classifier, or one of another version."""
     _read(rule.from_)
 
 
 def classifier_digest(rule: ClassifierConfig) -> str:
-    """A digest of a classifier's weights and its way to read texts: a part of the store's key. Raises InputError."""
+    """Return a digest of the weights and the features, for the store key. Raises InputError."""
     return xxhash.xxh3_128_hexdigest(_bytes(rule.from_, WEIGHTS) + json.dumps(_about(rule.from_)["reads"]).encode())
 
 
-def reads_texts_by() -> dict[str, int]:
-    """What must be the same where a classifier is trained and where it is applied."""
+def feature_versions() -> dict[str, int]:
+    """Return the versions that must be equal in training and application."""
     return {"version": VERSION, "bucket_bits": BUCKET_BITS, "shingles": SHINGLE_VERSION}
 
 
 def _read(folder: str) -> Classifier:
-    """The classifier in a folder: read again where its file has changed. Raises InputError."""
+    """Return the classifier in a folder, reading it again if its file has changed. Raises InputError."""
     file = user_path(folder, _KEY).absolute() / WEIGHTS
     return _load(folder, str(file), file.stat().st_mtime_ns if file.is_file() else 0)
 
@@ -110,7 +113,7 @@ def _read(folder: str) -> Classifier:
 @lru_cache(maxsize=4)
 def _load(folder: str, file: str, changed: int) -> Classifier:
     about = _about(folder)
-    if about["reads"] != reads_texts_by():
+    if about["reads"] != feature_versions():
         what = f"{folder} was trained by another version of artel, which read texts in another way"
         raise InputError.at(_KEY, what, "train it again: artel data classifier")
     try:
@@ -143,43 +146,45 @@ def _fix() -> str:
     return "train one: artel data classifier good.txt bad.txt FOLDER"
 
 
-_HELD_OUT = 10  # one text in so many is held out
-_FEWEST = 20
-"""Texts of each set: with fewer there is nothing to learn, and none to test on."""
+_HELD_OUT = 10  # one text in 10 is held out
+_MIN_TEXTS = 20
+"""Minimum texts of each set, enough to train and to test on."""
 _THRESHOLDS = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What a threshold keeps of the texts that were held out."""
+class ThresholdResult:
+    """The held-out texts that pass a threshold."""
 
     minimum: float
     good: float
-    """Share of the good texts."""
+    """Fraction of the good texts."""
     bad: float
-    """Share of the bad ones."""
+    """Fraction of the bad texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedClassifier:
+    """The result of training, with metrics on held-out texts."""
+
     folder: str
     good: int
     bad: int
-    """Texts of each set, the held-out ones among them."""
+    """Texts of each set, held-out ones included."""
     accuracy: float
-    """On held-out texts, at 0.5, both sets counting alike."""
+    """Balanced accuracy at a threshold of 0.5."""
     auc: float
-    """Probability that a held-out good text has a higher score than a bad one."""
-    kept: list[Kept]
+    """Probability that a good text scores higher than a bad one."""
+    kept: list[ThresholdResult]
 
 
 def train_classifier(
     good: Iterable[str], bad: Iterable[str], folder: Path, tell: Callable[[str], None]
 ) -> TrainedClassifier:
-    """Train a classifier on two sets of texts, and write it into a new folder.
+    """Train a classifier on two sets of texts and write it into a new folder.
 
-    One text in ten, chosen by its hash, is held out to test on. Raises InputError for too few texts, where scikit-learn
-    is missing, and for a folder that is there.
+    One text in ten, chosen by its hash, is held out for testing. Raises InputError for too few texts, if scikit-learn
+    is missing, and if the folder exists.
     """
     check_new(folder)
     if find_spec("sklearn") is None:
@@ -190,30 +195,33 @@ def train_classifier(
 
     texts: list[str] = []
     labels: list[bool] = []
-    for is_good, given in ((True, good), (False, bad)):
-        own = list(dict.fromkeys(given))
-        held_out = sum(map(_is_held_out, own))
-        if len(own) < _FEWEST or not 0 < held_out < len(own):
-            what = f"{len(own):,} different texts, {held_out} of them to test on, are too few"
-            raise InputError.at("GOOD" if is_good else "BAD", what, f"give {_FEWEST} or more, better thousands")
-        tell(f"{len(own):,} {'good' if is_good else 'bad'} texts")
-        texts += own
-        labels += [is_good] * len(own)
-    found = features(texts)
-    matrix = csr_matrix((found.values, (found.texts, found.buckets)), shape=(len(texts), 1 << BUCKET_BITS))
+    for is_good, group in ((True, good), (False, bad)):
+        distinct = list(dict.fromkeys(group))
+        held_out = sum(map(_is_held_out, distinct))
+        if len(distinct) < _MIN_TEXTS or not 0 < held_out < len(distinct):
+            what = f"{len(distinct):,} different texts, {held_out} of them to test on, are too few"
+            raise InputError.at("GOOD" if is_good else "BAD", what, f"give {_MIN_TEXTS} or more, better thousands")
+        tell(f"{len(distinct):,} {'good' if is_good else 'bad'} texts")
+        texts += distinct
+        labels += [is_good] * len(distinct)
+    encoded = features(texts)
+    matrix = csr_matrix((encoded.values, (encoded.texts, encoded.buckets)), shape=(len(texts), 1 << BUCKET_BITS))
     is_good_text, test = np.array(labels), np.array(list(map(_is_held_out, texts)))
     model = LogisticRegression(C=10.0, class_weight="balanced", max_iter=1000)
     model.fit(matrix[~test], is_good_text[~test])
     classifier = Classifier(model.coef_[0].astype(np.float32), float(model.intercept_[0]))
     scores = model.predict_proba(matrix[test])[:, 1]
-    of_good, of_bad = scores[is_good_text[test]], scores[~is_good_text[test]]
+    good_scores, bad_scores = scores[is_good_text[test]], scores[~is_good_text[test]]
     trained = TrainedClassifier(
         str(folder),
         int(is_good_text.sum()),
         int((~is_good_text).sum()),
         float(balanced_accuracy_score(is_good_text[test], scores >= 0.5)),
         float(roc_auc_score(is_good_text[test], scores)),
-        [Kept(least, float((of_good >= least).mean()), float((of_bad >= least).mean())) for least in _THRESHOLDS],
+        [
+            ThresholdResult(minimum, float((good_scores >= minimum).mean()), float((bad_scores >= minimum).mean()))
+            for minimum in _THRESHOLDS
+        ],
     )
     _write(classifier, trained, folder)
     return trained
@@ -224,9 +232,9 @@ def _is_held_out(text: str) -> bool:
 
 
 def _write(classifier: Classifier, trained: TrainedClassifier, folder: Path) -> None:
-    about = {"reads": reads_texts_by(), "trained_on": {"good": trained.good, "bad": trained.bad}}
-    figures = {"accuracy": trained.accuracy, "auc": trained.auc, "kept": [asdict(kept) for kept in trained.kept]}
+    about = {"reads": feature_versions(), "trained_on": {"good": trained.good, "bad": trained.bad}}
+    metrics = {"accuracy": trained.accuracy, "auc": trained.auc, "kept": [asdict(result) for result in trained.kept]}
     tensors = {"weights": classifier.weights, "bias": np.array([classifier.bias], np.float32)}
     with new_folder(folder) as partial:
         (partial / WEIGHTS).write_bytes(save(tensors))
-        (partial / ABOUT).write_text(json.dumps({**about, "held_out": figures}, indent=2) + "\n", encoding="utf-8")
+        (partial / ABOUT).write_text(json.dumps({**about, "held_out": metrics}, indent=2) + "\n", encoding="utf-8")

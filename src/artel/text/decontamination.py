@@ -1,4 +1,19 @@
-"""DOC"""
+"""Decontamination: find documents that share n-grams with benchmarks, and the benchmark rows that they share them with.
+
+The index of the n-grams of the benchmarks:
+
+    hashes        uint64: the hash of each n-gram of each row, sorted
+    rows          uint32: the number of the row of each hash
+    places.jsonl  the origin of each row (`file:line`), in order
+    about.json    for each benchmark its name, its number of rows, and how many are too short for an n-gram
+
+One process writes the index before any text is read; the processes that read texts map it into memory. With n n-grams
+in the texts and m in the index, n·m / 2^64 collide: one in 20 million for a trillion and ten million.
+
+The method is that of datatrove (`NGramsDecontIndexer`, `NGramsDecontFilter`), used for FineWeb. Texts are simplified
+as there (`simplify_text`): lower case, no punctuation, no diacritics (ё is е, é is e), a 0 for each number. So neither
+typesetting nor different numbers hide a benchmark.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +44,17 @@ from artel.text.dedup.shingles import SHINGLE_VERSION, Shingler
 from artel.text.records import Contaminated, Pair, Preference, Record
 
 NGRAM_VERSION = [1, SHINGLE_VERSION]
-"""Part of the store's key: n-grams that are hashed in another way cannot be compared."""
+"""Part of the store key: increase the first number when n-grams are hashed in another way."""
 
 _MARKS = re.compile("[\u0300-\u036f]")
 _NUMBERS = re.compile(r"\d+(?:[.,]\d+)*")
-# As the shingles have them: each character of Kana and Han is a word.
+# As in shingles: each character of Kana and Han is a word.
 _SINGLE = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _WORDS = re.compile(rf"[{_SINGLE}]|(?:(?![{_SINGLE}])\w)+")
 
 
 def simplified(text: str) -> str:
-    """The text in lower case, without diacritics, with a 0 for each number."""
+    """Return the text in lower case, without diacritics, with a 0 for each number."""
     decomposed = unicodedata.normalize("NFD", text)
     if decomposed != text or not text.isascii():
         decomposed = _MARKS.sub("", decomposed)
@@ -47,39 +62,39 @@ def simplified(text: str) -> str:
 
 
 def simplified_words(text: str) -> list[str]:
-    """The words of a simplified text."""
+    """Return the words of the simplified text."""
     return _WORDS.findall(simplified(text))
 
 
 class Ngrams:
-    """Hashes of the n-grams of texts."""
+    """Hashes the n-grams of texts."""
 
     def __init__(self, words: int) -> None:
         self.words = words
         self._ngrams, self._singles = Shingler(words), Shingler(1)
 
     def of(self, texts: Sequence[str]) -> list[NDArray[np.uint64]]:
-        """uint64 (n-grams,) for each text, in order, with repetitions; empty for fewer than `words` words."""
+        """Return uint64 (n-grams,) for each text, in order, with repetitions; empty for fewer than `words` words."""
         return self._ngrams.hashes(list(map(simplified, texts)))
 
-    def of_row(self, query: str, label: str, places: Sequence[str]) -> NDArray[np.uint64]:
-        """Those of a row that lie in the query, in the label, or across the two (overlap), of the chosen `places`."""
+    def of_row(self, query: str, label: str, look_at: Sequence[str]) -> NDArray[np.uint64]:
+        """Return the hashes of a row that are in the query, in the label, or across both (overlap), as `look_at` says."""
         query, label = simplified(query), simplified(label)
         hashes = self._ngrams.hashes([f"{query}\n{label}"])[0]
         query_words = self._singles.hashes([query])[0].size
         first = np.arange(hashes.size)
         in_query, in_label = first + self.words <= query_words, first >= query_words
-        chosen = {"query": in_query, "label": in_label, "overlap": ~(in_query | in_label)}
-        return hashes[np.logical_or.reduce([chosen[place] for place in places])]
+        by_part = {"query": in_query, "label": in_label, "overlap": ~(in_query | in_label)}
+        return hashes[np.logical_or.reduce([by_part[part] for part in look_at])]
 
 
-# Slots per n-gram of the table that tells most n-grams of a text from those of the index, in a byte each: one in
-# sixteen is looked up in vain. It has 16 MB at most, which stays in the cache that cores share.
+# A table of one byte per slot filters out most n-grams of a text that are not in the index: one in sixteen is looked
+# up in vain. Its 16 MB at most stay in the cache that cores share.
 _SLOTS, _MOST_SLOTS = 16, 1 << 24
 
 
 def check_benchmarks(data: DataConfig) -> None:
-    """Raise InputError with everything that is wrong with the benchmarks before they are read."""
+    """Raise InputError with all problems of the benchmarks that show before reading."""
     problems = [
         problem
         for key, benchmark in _benchmarks(data)
@@ -90,7 +105,7 @@ def check_benchmarks(data: DataConfig) -> None:
 
 
 def benchmark_fingerprint(data: DataConfig) -> list[Any]:
-    """The path, size and version of each file of the benchmarks, and the version of the harness: part of the key."""
+    """Return path, size and version of each benchmark file, and the version of the harness, for the store key."""
     facts: list[Any] = [NGRAM_VERSION]
     for key, benchmark in _benchmarks(data):
         if benchmark.task:
@@ -107,36 +122,36 @@ def write_index(data: DataConfig, folder: Path, tell: Callable[[str], None] = la
     assert config is not None
     ngrams = Ngrams(config.words)
     hashes, rows = [np.empty(0, np.uint64)], [np.empty(0, np.uint32)]
-    places: list[str] = []
+    origins: list[str] = []
     about: list[dict[str, Any]] = []
     for key, benchmark in _benchmarks(data):
         name = benchmark.path or benchmark.task
         tell(f"reading the benchmark {name}")
-        first, short = len(places), 0
+        first, short = len(origins), 0
         for row in _rows(benchmark, key, data):
-            found = np.unique(
+            row_hashes = np.unique(
                 np.concatenate([ngrams.of_row(row.query, label, config.look_at) for label in row.labels or [""]])
             )
-            short += found.size == 0
-            hashes.append(found)
-            rows.append(np.full(found.size, len(places), np.uint32))
-            places.append(row.place)
-        if len(places) - first == short:
-            what = f"no row of {name} has {config.words} words ({len(places) - first:,} rows)"
+            short += row_hashes.size == 0
+            hashes.append(row_hashes)
+            rows.append(np.full(row_hashes.size, len(origins), np.uint32))
+            origins.append(row.origin)
+        if len(origins) - first == short:
+            what = f"no row of {name} has {config.words} words ({len(origins) - first:,} rows)"
             fix = "write fewer words (data.decontaminate.words), or other fields"
             raise InputError.at(key, what, fix)
-        about.append({"name": name, "rows": len(places) - first, "too_short": short})
+        about.append({"name": name, "rows": len(origins) - first, "too_short": short})
     all_hashes = np.concatenate(hashes)
     order = np.argsort(all_hashes, kind="stable")
     with new_folder(folder) as partial:
         (partial / "hashes").write_bytes(all_hashes[order].tobytes())
         (partial / "rows").write_bytes(np.concatenate(rows)[order].tobytes())
-        (partial / "places.jsonl").write_bytes(b"".join(orjson.dumps(place) + b"\n" for place in places))
+        (partial / "places.jsonl").write_bytes(b"".join(orjson.dumps(origin) + b"\n" for origin in origins))
         (partial / "about.json").write_bytes(orjson.dumps(about))
 
 
 class BenchmarkIndex:
-    """An index that was written, for texts of a run."""
+    """A written index, to look up texts."""
 
     def __init__(self, folder: Path, words: int) -> None:
         self._folder = folder
@@ -149,9 +164,9 @@ class BenchmarkIndex:
         self._is_taken[self._hashes >> self._shift] = True
 
     def find(self, records: Sequence[Record]) -> list[Contaminated | None]:
-        """For each record what it shares with the benchmarks; None if it is nothing.
+        """Return what each record shares with the benchmarks; None for nothing.
 
-        Short records are best passed many at a time: a call takes as long as 5,000 characters.
+        Pass many short records at a time: the overhead of a call is the time of 5,000 characters.
         """
         texts = [(number, text) for number, record in enumerate(records) for text in _texts(record)]
         found: list[Contaminated | None] = [None] * len(records)
@@ -163,7 +178,7 @@ class BenchmarkIndex:
         shared = np.flatnonzero(stops > starts)
         if not shared.size:
             return found
-        ends = np.cumsum([each.size for each in hashes_of_texts])
+        ends = np.cumsum([text_hashes.size for text_hashes in hashes_of_texts])
         text_of = np.searchsorted(ends, likely[shared], side="right")
         for number in np.unique(text_of).tolist():
             owner, text = texts[number]
@@ -178,13 +193,13 @@ class BenchmarkIndex:
         return found
 
     @cached_property
-    def places(self) -> list[str]:
-        """The place of each row: `file:line`."""
+    def origins(self) -> list[str]:
+        """The origin of each row: `file:line`."""
         return [orjson.loads(line) for line in (self._folder / "places.jsonl").read_bytes().splitlines()]
 
     @cached_property
     def benchmarks(self) -> list[dict[str, Any]]:
-        """Of each benchmark: `name`, `rows`, `too_short`."""
+        """`name`, `rows` and `too_short` of each benchmark."""
         return orjson.loads((self._folder / "about.json").read_bytes())
 
 
@@ -198,7 +213,7 @@ def _rows(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> Iterator[Ro
 
 
 def _texts(record: Record) -> Sequence[str]:
-    """The texts in which n-grams are looked for: each as the model would read it."""
+    """Return the texts of a record to look up, as the model would read them."""
     if isinstance(record.fields, Pair):
         return [f"{record.fields.input}\n{record.fields.output}"]
     if isinstance(record.fields, Preference) and record.fields.rejected is not None:

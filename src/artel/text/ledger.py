@@ -149,7 +149,7 @@ class Ledger:
         rejected = f"{self.rejected:,} of {read:,} records ({self.rejected / max(read, 1):.2%}) cannot be used"
         if self.rejected > max_bad * read:
             what = f"{rejected}, more than data.max_bad ({max_bad:g})"
-            raise InputError([*self._rejected_problems(), Problem("data", what, "mend them, or raise data.max_bad")])
+            raise InputError([*self._rejected_problems(), Problem("data", what, "fix them, or raise data.max_bad")])
         if self.rejected:
             first = self.listed[0]
             listed = "it is listed" if self.rejected == 1 else "each is listed"

@@ -21,7 +21,7 @@ from artel.errors import InputError, Problem
 from artel.registry import FORMATS
 from artel.text.classifier import are_good, check_classifier
 from artel.text.cleaning.pii import find_pii, mask_pii
-from artel.text.cleaning.quality import why_dropped
+from artel.text.cleaning.quality import drop_reason
 from artel.text.cleaning.rules import check_packages, clean, without_lines
 from artel.text.decontamination import BenchmarkIndex, check_benchmarks
 from artel.text.dedup.exact import RepeatedUnits, SeenDigests
@@ -116,7 +116,7 @@ def _passed(shard: InputShard, data: DataConfig, ledger: Ledger) -> Iterator[tup
             continue
         changed: Counter[str] = Counter()
         record = _cleaned(item, source, data.clean, changed)
-        reason = why_dropped(record, data.clean)
+        reason = drop_reason(record, data.clean)
         if reason is None and isinstance(record.fields, Preference) and record.fields.chosen == record.fields.rejected:
             reason = "equal_answers"  # they differed before cleaning
         if reason is None and data.clean.pii is not None and _has_pii(record, data.clean.pii):

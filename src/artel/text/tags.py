@@ -105,17 +105,17 @@ def _checked(text: str, span: Span) -> Span:
         raise BadRecord("no_label", f"the span {start} to {end} has no label; write one, or leave the span out")
     if not 0 <= start <= end <= len(text):
         what = f"the span {start} to {end} ({label}) is no part of the text, which has {len(text):,} characters"
-        raise BadRecord("span_outside", f"{what}; mend it: characters are counted from 0, the end is not included")
+        raise BadRecord("span_outside", f"{what}; fix it: characters are counted from 0, the end is not included")
     covered = text[start:end]
     if not covered.strip():
         what = f"the span {start} to {end} ({label}) is {'white space' if covered else 'empty'}"
-        raise BadRecord("span_empty", f"{what}; mend it, or leave it out")
+        raise BadRecord("span_empty", f"{what}; fix it, or leave it out")
     for offset in (start, end):
         if 0 < offset < len(text) and _is_continued(text, offset):
             what = (
                 f"the span {start} to {end} ({label}) cuts the character {text[offset - 1 : offset + 1]!r} at {offset}"
             )
-            raise BadRecord("span_cuts_character", f"{what}; mend it: what is one character to a reader stays whole")
+            raise BadRecord("span_cuts_character", f"{what}; fix it: what is one character to a reader stays whole")
     return start + len(covered) - len(covered.lstrip()), end - len(covered) + len(covered.rstrip()), label
 
 

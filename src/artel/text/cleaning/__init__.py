@@ -1,1 +1,1 @@
-"""What is done to one text by itself: rules, main text of pages, quality, language."""
+"""Cleaning: `html` turns pages into text, `rules` clean it, `pii` masks personal data, `quality` drops documents."""

@@ -1,4 +1,4 @@
-"""Web pages to text: what a reader sees, line by line, or (`main_text`) the article alone."""
+"""Web pages to text: all visible text, line by line (`html_to_text`), or only the article (`main_text`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BLOCKS = frozenset(
 _DECLARED = re.compile(
     rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w-]+)|<\?xml[^>]+encoding\s*=\s*["']([\w-]+)""", re.IGNORECASE
 )
-# Browsers read these encodings as their superset, which has quotation marks and dashes.
+# Browsers treat these encodings as their superset, which has quotation marks and dashes.
 _SUPERSETS = dict.fromkeys(("iso-8859-1", "latin1", "latin-1", "us-ascii", "ascii"), "windows-1252")
 _HEADER = re.compile(r"charset\s*=\s*[\"']?([\w-]+)", re.IGNORECASE)
 # The site lib.ru wraps the work itself in these comments: the inner pair if a page has it, else the outer one.
@@ -33,18 +33,18 @@ _LIB_RU = tuple(
         ("<!-+ *Собственно произведение *-*>", "<!-+ *Блок описания произведения|<!-{20,}>"),
     )
 )
-# Inserted into the tree as text, and found in the text of the whole page, which has no zeros of its own.
+# Marks that are inserted into the tree as text. The page itself has no zeros.
 _LINE, _PRE, _PRE_END = "\0 ", "\0\1", "\0\2"
 _MARKS = b"\0\1\2\3"
-# While white space is folded, other characters stand for that of <pre>.
+# These characters replace the white space of <pre> while other white space is folded.
 _STAND_INS = (("\x01", " "), ("\x02", "\n"), ("\x03", "\t"))
 
 
 def html_to_text(data: bytes, content_type: str = "", profile: str = "none", encoding: str = "auto") -> str:
-    """The text of a page, a block of it per line.
+    """Return the text of a page, one block per line.
 
-    The encoding is the one given, else by byte order mark, HTTP header, `<meta>` or XML declaration, else detected.
-    Raises BadRecord if the bytes are no text in the encoding given or declared, or the page has too many tags.
+    The encoding is `encoding`, else that of a byte order mark, HTTP header, `<meta>` or XML declaration, else detected.
+    Raises BadRecord if the bytes cannot be decoded, or the page has too many tags.
     """
     code = page_source(data, content_type, profile, encoding)
     if code.count(b"<") > _MANY_TAGS and _is_deep(code):
@@ -56,8 +56,8 @@ def html_to_text(data: bytes, content_type: str = "", profile: str = "none", enc
 
 
 def page_source(data: bytes, content_type: str, profile: str, encoding: str) -> bytes:
-    """The HTML of a page in UTF-8, without comments; with the profile of a site, only that of the work itself."""
-    code = _in_utf_8(data, encoding) if encoding != "auto" else _found_in_utf_8(data, content_type)
+    """Return the HTML of a page in UTF-8, without comments. The profile of a site keeps only the work itself."""
+    code = _in_utf_8(data, encoding) if encoding != "auto" else _detected_in_utf_8(data, content_type)
     if any(mark in code for mark in _MARKS):
         code = code.translate(None, _MARKS)
     if profile == "lib.ru":
@@ -72,12 +72,12 @@ def page_source(data: bytes, content_type: str, profile: str, encoding: str) -> 
 
 
 def _parser_limit(code: bytes) -> BadRecord | None:
-    """What is wrong with a page for which the parser would take minutes or all memory; None if nothing is."""
+    """Return why the parser would take minutes or all memory for a page; None if it would not."""
     if len(code) > MOST_TAGS and (tags := code.count(b"<")) > MOST_TAGS:  # counting takes 6 % of a small page's time
         what = f"has {tags:,} tags, and of a page no more than {MOST_TAGS:,} are read; cut it up, or leave it out"
         return BadRecord("too_many_tags", what)
     if len(code) > _LONG_PAGE:
-        most = max((_attributes(piece) for piece in code.split(b">") if len(piece) > _LONG_TAG), default=0)
+        most = max((_attributes(chunk) for chunk in code.split(b">") if len(chunk) > _LONG_TAG), default=0)
         if most > _MOST_ATTRIBUTES:
             what = f"has a tag with {most:,} attributes; take it out, or leave the page out"
             return BadRecord("too_many_attributes", what)
@@ -85,22 +85,22 @@ def _parser_limit(code: bytes) -> BadRecord | None:
 
 
 def _without_scripts(code: bytes) -> bytes:
-    """The page without the content of its scripts and styles, which is no text and may look like tags."""
-    pieces: list[bytes] = []
+    """Return the page without the content of scripts and styles, which is not text and may look like tags."""
+    chunks: list[bytes] = []
     at = 0
     while (start := _SCRIPT.search(code, at)) and (end := _SCRIPT_END[start[1].lower()].search(code, start.end())):
-        pieces += code[at : start.start()], b"<%s></%s" % (start[1], start[1])
+        chunks += code[at : start.start()], b"<%s></%s" % (start[1], start[1])
         at = end.end()
-    return b"".join(pieces) + code[at:]
+    return b"".join(chunks) + code[at:]
 
 
-def _attributes(piece: bytes) -> int:
-    """The number of attributes of the tag at the end of a piece; the parser compares each with all before it."""
-    tag = _TAG.search(piece)
-    return len(_QUOTED.sub(b"", piece[tag.start() :]).replace(b"/", b" ").split()) if tag else 0
+def _attributes(chunk: bytes) -> int:
+    """Count the attributes of the tag at the end of `chunk`. The parser compares each with all before it."""
+    tag = _TAG.search(chunk)
+    return len(_QUOTED.sub(b"", chunk[tag.start() :]).replace(b"/", b" ").split()) if tag else 0
 
 
-def _found_in_utf_8(data: bytes, content_type: str) -> bytes:
+def _detected_in_utf_8(data: bytes, content_type: str) -> bytes:
     if marked_encoding(data):
         return _in_utf_8(data, detect_encoding(data))
     declared = _DECLARED.search(data[:4096])
@@ -113,14 +113,14 @@ def _found_in_utf_8(data: bytes, content_type: str) -> bytes:
 
 
 def _in_utf_8(data: bytes, encoding: str) -> bytes:
-    """The page in UTF-8 with its own line ends: the parser reads all kinds."""
+    """Return the page in UTF-8. Line ends stay: the parser reads all kinds."""
     page = decode_unchanged(data, encoding)
     code = data if codecs.lookup(encoding).name == "utf-8" else page.encode("utf-8", "replace")
     return code.removeprefix(codecs.BOM_UTF8)
 
 
 def encoding_in_header(content_type: str) -> str:
-    """The encoding that an HTTP header Content-Type names; empty if it names none."""
+    """Return the encoding in an HTTP Content-Type header; empty if it has none."""
     match = _HEADER.search(content_type)
     return match[1] if match else ""
 
@@ -128,17 +128,17 @@ def encoding_in_header(content_type: str) -> str:
 def _without_comments(code: bytes) -> bytes:
     if b"<!--" not in code:
         return code
-    pieces: list[bytes] = []
+    chunks: list[bytes] = []
     at = 0
     # Not a regular expression: `<!--.*?-->` takes quadratic time if many comments begin and none ends.
     while (start := code.find(b"<!--", at)) >= 0 and (end := code.find(b"-->", start + 2)) >= 0:
-        pieces.append(code[at:start])
+        chunks.append(code[at:start])
         at = end + 3
-    return b"".join(pieces) + code[at:].replace(b"<!--", b"")
+    return b"".join(chunks) + code[at:].replace(b"<!--", b"")
 
 
 def _lib_ru(code: bytes) -> bytes:
-    """The work between the site's own marks; the whole page if they are missing."""
+    """Return the work between the marks of the site; the full page if they are missing."""
     for begin, end in _LIB_RU:
         first = begin.search(code)
         if first:
@@ -148,7 +148,7 @@ def _lib_ru(code: bytes) -> bytes:
 
 
 def _is_deep(code: bytes) -> bool:
-    """True if thousands of elements are nested, or may be, because that many are closed in the wrong order.
+    """True if thousands of elements are nested, or may be, because as many are closed in the wrong order.
 
     At each <div> the parser searches all open elements: 100,000 nested ones take half a minute.
     """
@@ -163,12 +163,12 @@ def _is_deep(code: bytes) -> bool:
                 return True
         elif tag[1:] in opened[-_NEAR:]:
             while opened.pop() != tag[1:]:
-                unclosed += 1  # the parser closes them by rules of its own, or never
+                unclosed += 1  # the parser closes them by its own rules, or never
     return False
 
 
 def _flat(code: bytes) -> bytes:
-    """The page without nesting: a <br> instead of each block, and only the elements that hide text."""
+    """Return the page without nesting: each block becomes a <br>, and only elements that hide text stay."""
 
     def flat(tag: re.Match[bytes]) -> bytes:
         name = tag[1].lower().decode("ascii", "replace")
@@ -178,7 +178,7 @@ def _flat(code: bytes) -> bytes:
 
 
 def _marked_text(root: LexborNode) -> str:
-    """The visible text, with marks at line ends and at the begin and end of preformatted text."""
+    """Return the visible text, with marks at line ends and around preformatted text."""
     hidden: list[LexborNode] = []
     blocks: list[LexborNode] = []
     preformatted: list[LexborNode] = []
@@ -191,7 +191,7 @@ def _marked_text(root: LexborNode) -> str:
     inside_pre = _ids_inside(preformatted)
     for node in blocks[1:]:  # the first is the root
         node.insert_before(_LINE)
-        # A second mark costs three times as much as to look for one; but in <pre> white space is a line too.
+        # Inserting a second mark costs three times as much as checking for one. In <pre>, white space is a line too.
         if (inside_pre and node.mem_id in inside_pre) or not _line_ends_anyway(node):
             node.insert_after(_LINE)
     for node in preformatted:
@@ -201,7 +201,7 @@ def _marked_text(root: LexborNode) -> str:
 
 
 def _ids_inside(nodes: list[LexborNode]) -> set[int]:
-    """The ids of all elements inside `nodes`, which are in document order."""
+    """Return the ids of all elements inside `nodes`, which are in document order."""
     ids: set[int] = set()
     for node in nodes:
         if node.mem_id not in ids:
@@ -210,7 +210,7 @@ def _ids_inside(nodes: list[LexborNode]) -> set[int]:
 
 
 def _line_ends_anyway(node: LexborNode) -> bool:
-    """True if what follows a block ends its line anyway."""
+    """True if the element after a block ends the line anyway."""
     after = node.next
     if after is not None and after.is_empty_text_node:
         after = after.next
@@ -220,19 +220,19 @@ def _line_ends_anyway(node: LexborNode) -> bool:
 
 
 def _lines(marked: str) -> str:
-    """The lines of a marked text, without empty ones; white space is folded, except that of <pre>."""
+    """Return the non-empty lines of a marked text. White space is folded, except in <pre>."""
     lines: list[str] = []
     preformatted = 0
-    for part in marked.split(_PRE) if _PRE[1] in marked else [marked]:
-        for number, piece in enumerate(part.split(_PRE_END) if _PRE_END[1] in part else [part]):
+    for section in marked.split(_PRE) if _PRE[1] in marked else [marked]:
+        for number, chunk in enumerate(section.split(_PRE_END) if _PRE_END[1] in section else [section]):
             preformatted -= number > 0
-            lines += map(_preformatted, piece.split(_LINE)) if preformatted else _folded_lines(piece)
+            lines += map(_preformatted, chunk.split(_LINE)) if preformatted else _folded_lines(chunk)
         preformatted += 1
     return "\n".join(line for line in lines if line).strip("\n ")
 
 
 def _preformatted(line: str) -> str:
-    """A line of <pre>: spaces, tabs and line feeds stay, other white space is folded."""
+    """Fold white space of a line of <pre>, except spaces, tabs and line feeds."""
     for stand_in, space in _STAND_INS:
         line = line.replace(space, stand_in)
     line = " ".join(line.split())
@@ -243,11 +243,11 @@ def _preformatted(line: str) -> str:
 
 def _folded_lines(text: str) -> list[str]:
     text = text.replace("\n", " ").replace("\t", " ").replace("\xa0", " ")
-    return [_folded(line.strip(" ")) for line in text.split("\0")]  # the space of a mark goes too
+    return [_folded(line.strip(" ")) for line in text.split("\0")]  # strips the space of the mark too
 
 
 def _folded(line: str) -> str:
-    """`" ".join(line.split())` in a fifth of its time for most lines."""
+    """Return `" ".join(line.split())`, five times as fast for most lines."""
     if not line.isprintable():  # the space is the only printable white space
         return " ".join(line.split())
     while "  " in line:
@@ -264,7 +264,7 @@ _HIDDEN_IDS, _BLOCK_IDS = _ids(_HIDDEN), _ids(_BLOCKS)
 (_PRE_ID,) = _ids(frozenset({"pre"}))
 # The tree takes up to 600 bytes per tag: 600 MB.
 MOST_TAGS = 1_000_000
-# The parser takes few seconds for smaller pages and tags, whatever attributes they have.
+# For smaller pages and tags the parser takes a few seconds at most, whatever their attributes.
 _LONG_PAGE, _LONG_TAG, _MOST_ATTRIBUTES = 100_000, 20_000, 5_000
 _TAG = re.compile(rb"<[a-zA-Z]")
 _SCRIPT = re.compile(rb"<(script|style)(?=[\s/>])", re.IGNORECASE)
@@ -277,7 +277,7 @@ _NEAR = 100  # an end tag closes its element if that is among the last 100 open 
 _NAMES = re.compile(rb"<(/?[a-zA-Z][a-zA-Z0-9]*)")
 _KEPT_TAGS = _HIDDEN | {"html", "title", "body"}
 _TAGS = re.compile(rb"</?([a-zA-Z][a-zA-Z0-9]*)[^<>]*>")
-# Elements without content, and those that the next of their kind, or their container, closes.
+# Elements without content, and elements closed by the next of their kind or by their container.
 _FLAT_TAGS = (
     b"area base br col embed hr img input link meta param source track wbr "
     b"p li dd dt tr td th tbody thead tfoot caption colgroup option optgroup html head body".split()
@@ -285,22 +285,22 @@ _FLAT_TAGS = (
 _FLAT = frozenset([*_FLAT_TAGS, *(b"/" + tag for tag in _FLAT_TAGS)])
 
 
-# Characters that XML does not allow; lxml refuses a page that has one.
+# Characters that XML does not allow. lxml refuses pages with one.
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
 def main_text(code: bytes, key: str) -> str:
-    """The main text of a page (HTML in UTF-8), a paragraph per line; empty if none is found.
+    """Return the main text of a page (HTML in UTF-8), found by trafilatura: no menus, teasers and notices.
 
-    None is found either if elements nest over 255 deep: lxml reads no such page. A core takes about a second for 1.5
-    MB. Raises InputError at `key` if trafilatura is not installed.
+    A line is a paragraph. The text is empty if none is found, or if elements nest over 255 deep, which lxml cannot
+    read. One core takes about a second for 1.5 MB. Raises InputError at `key` if trafilatura is not installed.
     """
     try:
         import trafilatura
     except ImportError:
         raise missing_extra("trafilatura", "pages", key) from None
-    # It logs each page in which it finds nothing; the ledger counts them.
+    # It logs each page without main text. The ledger counts these pages.
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL + 1)
-    # Neither recall nor precision is favored: on old pages either loses the text.
+    # Favoring recall or precision loses the text of old pages.
     text = trafilatura.extract(_NOT_XML.sub("", code.decode("utf-8", "replace")), include_comments=False)
     return (text or "").strip()

@@ -1,11 +1,11 @@
 """Personal data in texts: addresses, phones, bank cards, IP addresses, and Russian documents by their check digits.
 
-Only what can be told from its own form or check digits counts, or what a word before it names (ИНН, паспорт): a number
-in a novel is none. Names and addresses of streets are not looked for.
+A match needs a characteristic form, check digits, or a word before it (ИНН, паспорт): plain numbers in a novel do not
+match. Names and street addresses are not detected.
 
-- email, ip: as in datatrove's `PIIFormatter`; ip addresses only if they are public.
-- phone: with + and a country's code, or in a Russian form (8 495 123-45-67, (495) 123-45-67), and valid by the
-  numbering plan of its country (phonenumbers, Google's libphonenumber).
+- email, ip: as in datatrove's `PIIFormatter`; ip only for public addresses.
+- phone: with + and a country code, or in a Russian form (8 495 123-45-67, (495) 123-45-67), and valid in the numbering
+  plan of its country (phonenumbers, the port of Google's libphonenumber).
 - card: the prefix and length of a payment system, and the check digit of Luhn (ISO/IEC 7812-1).
 - snils, inn: the check digits of the Russian pension fund and tax service; passport: series and number after the word.
 """
@@ -23,9 +23,10 @@ from artel.errors import missing_extra
 
 Span = tuple[int, int]
 
-# Seven digits in a row, but for marks between them: only around those is a number looked for. Few texts have them.
+# Seven digits with at most three other characters between them. Numbers are searched only around these: few texts have
+# any.
 _SEVEN_DIGITS = re.compile(r"\d(?:\D{0,3}\d){6}")
-_AROUND = 60  # characters before, for the words that name a number, and after
+_CONTEXT = 60  # characters searched before these digits (for words that name a number) and after
 _GAP = r"[ \u00a0().\-‐‑–]{0,2}"
 _EMAIL = re.compile(
     r"(?<![\w.+%/-])[^\W_](?:[\w.+%-]{0,62}[\w+%-])?@(?:[^\W_](?:[\w-]{0,61}[^\W_])\.)+[^\W\d_]{2,24}(?![\w-]|\.\w)"
@@ -45,13 +46,13 @@ _PASSPORT = re.compile(
     r"(?i:паспорт\w{0,3}|\bсери[яи]|\bсер\.)[^\d\n]{0,40}?(\d\d[ \u00a0]?\d\d[ \u00a0,]{0,3}"
     r"(?i:№|номер|ном\.|n)?[ \u00a0]{0,2}\d{6})(?!\w|[.,-]\d)"
 )
-# Words before four numbers that make a section or a version of them.
+# Words that mark four numbers as a section or a version.
 _SECTION = re.compile(r"(?i:\bv|\bver\.?|верси\w*|version\w*|§|раздел\w*|глав\w*|пункт\w*|\bпп?\.|\bст\.|section)\s*$")
-_SMALL = 30  # four numbers up to this are a section's, as 4.2.1.3
+_SMALL = 30  # four numbers up to this are a section, such as 4.2.1.3
 
 
 def mask_pii(text: str, rules: PiiConfig, changed: Counter[str]) -> str:
-    """The text with a placeholder in place of each finding: [EMAIL]. Adds their number to `changed["pii_email"]`."""
+    """Replace personal data by placeholders such as [EMAIL]. Adds their number to `changed["pii_email"]`."""
     parts, at = [], 0
     for start, end, kind in find_pii(text, rules.mask):
         parts += [text[at:start], f"[{kind.upper()}]"]
@@ -61,17 +62,17 @@ def mask_pii(text: str, rules: PiiConfig, changed: Counter[str]) -> str:
 
 
 def find_pii(text: str, kinds: Sequence[PiiKind]) -> list[tuple[int, int, PiiKind]]:
-    """(start, end, kind) of each finding, in order; where two overlap, the kind that is first in `KINDS`.
+    """Return (start, end, kind) of each match, in order. If two overlap, the kind that comes first in `KINDS` wins.
 
-    Raises InputError if phonenumbers is not installed and phones are looked for.
+    Raises InputError if `kinds` has phones and phonenumbers is not installed.
     """
-    places = list(_places_of_numbers(text))
+    regions = list(_number_regions(text))
     findings: list[tuple[int, int, PiiKind]] = []
     taken: list[Span] = []
     for kind, find in KINDS.items():
         if kind not in kinds:
             continue
-        for start, end in find(text, places):
+        for start, end in find(text, regions):
             if not any(start < stop and end > first for first, stop in taken):
                 taken.append((start, end))
                 findings.append((start, end, kind))
@@ -79,41 +80,41 @@ def find_pii(text: str, kinds: Sequence[PiiKind]) -> list[tuple[int, int, PiiKin
 
 
 def check_pii(rules: PiiConfig) -> None:
-    """Raise InputError if a package is missing that the rules need."""
+    """Raise InputError if a package that the rules need is missing."""
     if "phone" in (*rules.mask, *rules.drop):
         _phonenumbers()
 
 
-def _places_of_numbers(text: str) -> Iterator[Span]:
-    """The places in which numbers of seven digits and more can stand, with what is around them; none overlap."""
+def _number_regions(text: str) -> Iterator[Span]:
+    """Yield (start, end) of the regions that may hold numbers of seven or more digits, with context. None overlap."""
     start = end = 0
     for match in _SEVEN_DIGITS.finditer(text):
-        if match.start() - _AROUND > end:
+        if match.start() - _CONTEXT > end:
             if end:
                 yield start, end
-            start = max(0, match.start() - _AROUND)
-        end = match.end() + _AROUND
+            start = max(0, match.start() - _CONTEXT)
+        end = match.end() + _CONTEXT
     if end:
         yield start, end
 
 
-def _matches(pattern: re.Pattern[str], text: str, places: list[Span]) -> Iterator[re.Match[str]]:
-    return (match for start, end in places for match in pattern.finditer(text, start, end))
+def _matches(pattern: re.Pattern[str], text: str, regions: list[Span]) -> Iterator[re.Match[str]]:
+    return (match for start, end in regions for match in pattern.finditer(text, start, end))
 
 
 def _emails(text: str, _: list[Span]) -> Iterator[Span]:
     return (match.span() for match in _EMAIL.finditer(text)) if "@" in text else iter(())
 
 
-def _cards(text: str, places: list[Span]) -> Iterator[Span]:
-    for match in _matches(_CARD, text, places):
+def _cards(text: str, regions: list[Span]) -> Iterator[Span]:
+    for match in _matches(_CARD, text, regions):
         digits = _digits(match[0])
-        if _is_of_a_payment_system(digits) and _luhn(digits):
+        if _has_payment_prefix(digits) and _luhn(digits):
             yield match.span()
 
 
-def _is_of_a_payment_system(digits: str) -> bool:
-    """Visa, Mastercard, Mir, UnionPay, JCB, American Express, Maestro: prefixes and lengths."""
+def _has_payment_prefix(digits: str) -> bool:
+    """True for prefixes and lengths of Visa, Mastercard, Mir, UnionPay, JCB, American Express, Maestro."""
     length, four = len(digits), int(digits[:4])
     if length == 15:
         return digits[:2] in ("34", "37")
@@ -128,8 +129,8 @@ def _luhn(digits: str) -> bool:
     return (sum(map(int, digits[-1::-2])) + sum(doubled)) % 10 == 0 and len(set(digits)) > 1
 
 
-def _snils(text: str, places: list[Span]) -> Iterator[Span]:
-    for match in _matches(_SNILS, text, places):
+def _snils(text: str, regions: list[Span]) -> Iterator[Span]:
+    for match in _matches(_SNILS, text, regions):
         group = "bare" if match["bare"] else 0
         digits = _digits(match[group])
         check = sum(int(digit) * weight for digit, weight in zip(digits, range(9, 0, -1), strict=False)) % 101 % 100
@@ -137,46 +138,48 @@ def _snils(text: str, places: list[Span]) -> Iterator[Span]:
             yield match.span(group)
 
 
-def _inn(text: str, places: list[Span]) -> Iterator[Span]:
+def _inn(text: str, regions: list[Span]) -> Iterator[Span]:
     weights = (3, 7, 2, 4, 10, 3, 5, 9, 4, 6, 8)
 
-    def checked(digits: str, place: int) -> bool:
-        total = sum(int(digit) * weight for digit, weight in zip(digits, weights[11 - place :], strict=False))
-        return total % 11 % 10 == int(digits[place])
+    def checked(digits: str, position: int) -> bool:
+        total = sum(int(digit) * weight for digit, weight in zip(digits, weights[11 - position :], strict=False))
+        return total % 11 % 10 == int(digits[position])
 
-    for match in _matches(_INN, text, places):
+    for match in _matches(_INN, text, regions):
         digits = match[1]
-        if len(set(digits)) > 1 and all(checked(digits, place) for place in ((9,) if len(digits) == 10 else (10, 11))):
+        if len(set(digits)) > 1 and all(
+            checked(digits, position) for position in ((9,) if len(digits) == 10 else (10, 11))
+        ):
             yield match.span(1)
 
 
-def _passports(text: str, places: list[Span]) -> Iterator[Span]:
-    for match in _PASSPORT.finditer(text):  # its own words say where one is; "номер" may part its digits
+def _passports(text: str, regions: list[Span]) -> Iterator[Span]:
+    for match in _PASSPORT.finditer(text):  # the words before it are enough; "номер" may separate its digits
         year = int(_digits(match[1])[2:4])  # in which the form was printed, from 1997 on
         if year <= 40 or year >= 97:
             yield match.span(1)
 
 
-def _phones(text: str, places: list[Span]) -> Iterator[Span]:
-    library: Any = _phonenumbers() if places else None
-    for match in (*_matches(_INTERNATIONAL, text, places), *_matches(_RUSSIAN, text, places)):
-        written = match[0]
-        if not written.startswith("+") and not _is_a_russian_form(written):
+def _phones(text: str, regions: list[Span]) -> Iterator[Span]:
+    library: Any = _phonenumbers() if regions else None
+    for match in (*_matches(_INTERNATIONAL, text, regions), *_matches(_RUSSIAN, text, regions)):
+        matched = match[0]
+        if not matched.startswith("+") and not _is_russian_form(matched):
             continue
         try:
-            number = library.parse(written, "RU")
+            number = library.parse(matched, "RU")
         except library.NumberParseException:
             continue
         if library.is_valid_number(number):
             yield match.span()
 
 
-def _is_a_russian_form(written: str) -> bool:
-    """True for 8 and a code, or a code in parentheses; digits without marks only of mobile and free numbers from 8."""
-    digits = _digits(written)
+def _is_russian_form(matched: str) -> bool:
+    """True for 8 and a code, or a code in parentheses. Bare digits only for mobile and toll-free numbers from 8."""
+    digits = _digits(matched)
     if len(digits) == 11:
-        return digits[0] in "78" and (written != digits or digits.startswith(("89", "8800")))
-    return len(digits) == 10 and written.startswith("(")
+        return digits[0] in "78" and (matched != digits or digits.startswith(("89", "8800")))
+    return len(digits) == 10 and matched.startswith("(")
 
 
 def _addresses(text: str, _: list[Span]) -> Iterator[Span]:

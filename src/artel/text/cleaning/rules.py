@@ -1,4 +1,4 @@
-"""Cleaning rules. Each can be switched on and off, and applied twice gives the same as once."""
+"""Cleaning rules. Each can be switched on and off. Cleaning twice gives the same text as cleaning once."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from collections import Counter
 from artel.config import CleanConfig
 from artel.errors import missing_extra
 from artel.text.cleaning.pii import check_pii
-from artel.text.cleaning.quality import share_of_languages
+from artel.text.cleaning.quality import language_probability
 
 # Everything below space except line feed and tab, delete, the C1 block, and a byte order mark anywhere.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff]")
-# Of them those that end a line: vertical tab (Word's line break), form feed (pdftotext's page break), NEL.
+# Control characters that end a line: vertical tab (Word's line break), form feed (pdftotext's page break), NEL.
 _BREAKS = re.compile("[\x0b\x0c\x85]")
 # Characters that are invisible in every script: soft hyphen, Mongolian vowel separator, zero-width space, direction
 # marks, word joiner and invisible operators. Not the joiners U+200C and U+200D: Persian, Indian scripts and emoji need
 # them.
 _INVISIBLE = re.compile("[\u00ad\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff]")
-# Control characters in UTF-8, searched first, at 1 GB/s: the expression above takes 50 MB/s, and few texts have any.
+# Control characters in UTF-8. Searching these bytes first runs at 1 GB/s (the expression above: 50 MB/s), and few texts
+# have any.
 _CONTROL_BYTES = bytes([*range(9), *range(0x0B, 0x20), 0x7F])
 _C1_BYTES, _MARK_BYTES = re.compile(rb"\xc2[\x80-\x9f]"), "\ufeff".encode()
-# Halves of UTF-16 pairs, as in broken JSON: they are no characters, and UTF-8 cannot encode them.
+# Lone surrogates, as in broken JSON: UTF-8 cannot encode them.
 _SURROGATES = re.compile("[\ud800-\udfff]")
-# A removed character may have separated mojibake, so that the rules repeat until nothing changes. Real texts need two
-# rounds; the bound is for texts made up to need many.
+# Removing a character may join mojibake, so the rules repeat until nothing changes. Real texts need two rounds; the
+# bound stops texts made up to need many.
 _MAX_ROUNDS = 10
 
 
 def check_packages(rules: CleanConfig) -> None:
-    """Raise InputError for rules whose package is missing or knows no such language, before any text is read."""
+    """Raise InputError if a package that the rules need is missing, or does not know one of the languages."""
     if rules.mojibake:
         _without_mojibake("")
     if rules.pii is not None:
         check_pii(rules.pii)
     if rules.languages:
-        share_of_languages("", tuple(rules.languages))
+        language_probability("", tuple(rules.languages))
 
 
 def clean(text: str, rules: CleanConfig, changed: Counter[str] | None = None) -> str:
-    """Apply the rules for characters, line ends and white space at the end. Every other letter stays.
+    """Apply the rules for characters, line ends and trailing white space. All other characters stay.
 
     Adds 1 to `changed` under the name of each rule that changed the text, such as `mojibake_repaired`. Raises
     InputError if `rules.mojibake` is on and ftfy is not installed.
@@ -63,9 +64,9 @@ def clean(text: str, rules: CleanConfig, changed: Counter[str] | None = None) ->
 
 
 def without_lines(text: str, rules: CleanConfig, changed: Counter[str]) -> str:
-    """The text without the lines that an expression of `rules.drop_lines` matches.
+    """Remove the lines that match an expression of `rules.drop_lines`.
 
-    White space at the ends of a line is not matched. Adds the number of lines to `changed["lines_dropped"]`.
+    Expressions are matched against stripped lines. Adds the number of lines to `changed["lines_dropped"]`.
     """
     if not (text and rules.drop_lines):
         return text
@@ -78,7 +79,7 @@ def without_lines(text: str, rules: CleanConfig, changed: Counter[str]) -> str:
     text = "\n".join(kept).rstrip() if rules.whitespace else "\n".join(kept)
     if not rules.mojibake:
         return text
-    # ftfy judges a text as a whole: without the dropped lines it may see mojibake in what is left.
+    # ftfy judges the full text: without the dropped lines it may find mojibake in the rest.
     again: Counter[str] = Counter()
     text = clean(text, rules, again)
     if again and not changed["mojibake_repaired"]:
@@ -87,7 +88,7 @@ def without_lines(text: str, rules: CleanConfig, changed: Counter[str]) -> str:
 
 
 def _apply(text: str, rules: CleanConfig, done: set[str]) -> str:
-    """Apply all rules but that for mojibake. Adds the names of those that changed the text to `done`."""
+    """Apply all rules except mojibake. Adds the names of rules that changed the text to `done`."""
     try:
         data = text.encode()
     except UnicodeEncodeError:
@@ -98,18 +99,18 @@ def _apply(text: str, rules: CleanConfig, done: set[str]) -> str:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         done.add("line_ends_unified")
     if rules.control and _has_control(data):
-        text = _noted(_CONTROL.sub("", _BREAKS.sub("\n", text)), text, "control_removed", done)
+        text = _record_change(_CONTROL.sub("", _BREAKS.sub("\n", text)), text, "control_removed", done)
     if rules.invisible:
-        text = _noted(_INVISIBLE.sub("", text), text, "invisible_removed", done)
+        text = _record_change(_INVISIBLE.sub("", text), text, "invisible_removed", done)
     if rules.unicode != "none":
-        text = _noted(unicodedata.normalize(rules.unicode, text), text, "unicode_normalized", done)
+        text = _record_change(unicodedata.normalize(rules.unicode, text), text, "unicode_normalized", done)
     if rules.whitespace:
-        # One line feed at the end is not counted: nearly every file ends with one.
-        text = _noted(text.rstrip(), text.removesuffix("\n"), "trailing_space_removed", done)
+        # Removing one line feed at the end does not count: nearly every file ends with one.
+        text = _record_change(text.rstrip(), text.removesuffix("\n"), "trailing_space_removed", done)
     return text
 
 
-def _noted(new: str, old: str, name: str, done: set[str]) -> str:
+def _record_change(new: str, old: str, name: str, done: set[str]) -> str:
     if new != old:
         done.add(name)
     return new
@@ -128,5 +129,5 @@ def _without_mojibake(text: str) -> str:
         raise missing_extra("ftfy", "mojibake", "data.clean.mojibake") from None
     if text.isascii() or not is_bad(text):
         return text
-    # Line by line: one line in the right encoding would keep the others from being repaired.
+    # Line by line: one line in the right encoding would keep ftfy from repairing the others.
     return "\n".join(map(fix_encoding, text.split("\n")))

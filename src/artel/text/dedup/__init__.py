@@ -1,1 +1,1 @@
-"""Duplicates: exact ones, repeated lines and paragraphs, near-duplicates by MinHash."""
+"""Duplicates: `exact` ones (documents, lines, paragraphs), and `near`-duplicates by MinHash over `shingles`."""

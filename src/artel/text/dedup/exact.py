@@ -12,19 +12,19 @@ import xxhash
 from numpy.typing import NDArray
 
 DIGEST = np.dtype([("high", ">u8"), ("low", ">u8")])
-"""The 16 bytes of a digest as an array element."""
-# Digests sorted at a time: 4 million take 250 MB, with the temporary arrays.
+"""A digest of 16 bytes as an array element."""
+# Digests sorted at a time: 4 million take 250 MB, temporary arrays included.
 _MAX_SORTED = 4_000_000
 
 
 class SeenDigests:
-    """A set of digests: about 100 bytes of memory each."""
+    """A set of digests. Each takes about 100 bytes of memory."""
 
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
 
     def add(self, digest: bytes) -> bool:
-        """Add a digest; true if it is new."""
+        """Add a digest. True if it is new."""
         count = len(self._seen)
         self._seen.add(digest)
         return len(self._seen) > count
@@ -35,64 +35,66 @@ def repeated(shards: Sequence[NDArray], max_sorted: int = _MAX_SORTED) -> NDArra
 
     Args:
         shards: DIGEST arrays, whose concatenation is searched.
-        max_sorted: bounds the memory: the digests are passed over once for each so many, a range of values at a time.
+        max_sorted: bounds the memory. Each pass over the digests sorts about this many, those in one range of values.
 
     Returns:
-        bool (digests,): true if an equal digest stands before.
+        bool (digests,): true if an equal digest comes before.
     """
     count = sum(map(len, shards))
     is_repeated = np.zeros(count, dtype=np.bool_)
     ranges = -(-count // max_sorted) if count else 0
     for number in range(ranges):
         low, high = number * 2**64 // ranges, (number + 1) * 2**64 // ranges - 1
-        places, digests = [], []
+        positions, digests = [], []
         start = 0
         for shard in shards:
             values = shard["high"]
             inside = np.flatnonzero((values >= np.uint64(low)) & (values <= np.uint64(high)))
-            places.append(inside + start)
+            positions.append(inside + start)
             digests.append(shard[inside])
             start += len(shard)
-        place, digest = np.concatenate(places), np.concatenate(digests)
-        order = np.lexsort((place, digest["low"], digest["high"]))  # equal digests stay in the order of their places
+        position, digest = np.concatenate(positions), np.concatenate(digests)
+        order = np.lexsort(
+            (position, digest["low"], digest["high"])
+        )  # equal digests stay in the order of their positions
         digest = digest[order]
         equal = (digest["high"][1:] == digest["high"][:-1]) & (digest["low"][1:] == digest["low"][:-1])
-        is_repeated[place[order[1:]][equal]] = True
+        is_repeated[position[order[1:]][equal]] = True
     return is_repeated
 
 
-# Shorter units are always kept: a closing brace, "Yes." or a heading are not copies of one another.
+# Shorter units are always kept: a closing brace, "Yes." or a heading is not a duplicate.
 _MIN_CHARACTERS = 30
 _BREAKS = {"line": re.compile(r"(\n)"), "paragraph": re.compile(r"(\n(?:[^\S\n]*\n)+)")}
 
 
 class RepeatedUnits:
-    """Remembers 128 bits of each line or paragraph of at least 30 characters: about 100 bytes of memory for each.
+    """Remembers a 128-bit hash of each line or paragraph of at least 30 characters, in about 100 bytes each.
 
-    `earlier` are digests of units that occurred before all texts passed to `without`.
+    `earlier`: digests of units that occurred before all texts passed to `without`.
     """
 
     def __init__(self, unit: Literal["line", "paragraph"], earlier: Iterable[bytes] = ()) -> None:
         self._unit = unit
         self._earlier = set(earlier)
         self.seen: dict[bytes, None] = {}
-        """Digests of the units in the texts, in the order of their first occurrences."""
+        """Digests of the units in the texts, in order of first occurrence."""
 
     def without(self, text: str, changed: Counter[str]) -> str:
-        """The text without the units that occurred before, in it or in an earlier text.
+        """Remove the units that occurred before, in this text or in an earlier one, with the break before each.
 
         White space at the ends of units is ignored. Adds the number of removed units to `changed["lines_repeated"]` or
-        `["paragraphs_repeated"]`. The break before a unit goes with it.
+        `["paragraphs_repeated"]`.
         """
-        pieces = _BREAKS[self._unit].split(text)  # units at even indices, breaks between them
+        chunks = _BREAKS[self._unit].split(text)  # units at even indices, breaks between them
         kept: list[str] = []
         removed = 0
-        for index in range(0, len(pieces), 2):
-            unit = pieces[index].strip()
+        for index in range(0, len(chunks), 2):
+            unit = chunks[index].strip()
             if len(unit) >= _MIN_CHARACTERS and not self._is_new(unit):
                 removed += 1
             else:
-                kept += [pieces[index - 1] if index else "", pieces[index]]
+                kept += [chunks[index - 1] if index else "", chunks[index]]
         if not removed:
             return text
         changed[f"{self._unit}s_repeated"] += removed

@@ -1,20 +1,20 @@
 """Near-duplicates: documents with similar sets of shingles (word n-grams), found by MinHash and then verified.
 
-Four steps over files, so that several workers can share the first and the second:
+Four steps over files. Workers can share the first two:
 
 1. `SignatureWriter` writes, for each document of at least `words` words, the hashes of its distinct shingles, 4 bytes
-   each (about 0.7 bytes per byte of English text, 0.4 of Russian in UTF-8), and of its MinHash signature a key of 8
-   bytes per band (128 permutations at a threshold of 0.8: 25 bands, 200 bytes).
-2. Documents with an equal key in a band are candidates. They are a pair if their Jaccard similarity, computed from the
+   each (about 0.7 bytes per byte of English text, 0.4 of Russian in UTF-8), and one key of 8 bytes per band of its
+   MinHash signature (128 permutations at a threshold of 0.8: 25 bands, 200 bytes).
+2. Documents with equal keys in a band are candidates. They form a pair if their Jaccard similarity, computed from the
    shingles, is at least the threshold (`similar_pairs`, for some of the bands).
-3. Connected pairs are a cluster (`near_duplicates`), by union-find.
-4. The first document of a cluster is kept.
+3. Connected pairs form a cluster (`near_duplicates`), by union-find.
+4. The first document of each cluster is kept.
 
-Memory: 33 bytes per document to sort the keys of one band, and less than 150 MB for the documents being signed; one
-document of 100 MB takes 540 MB. On disk a document takes 200 bytes and its shingles: 200 million documents of 4,000
+Memory: 33 bytes per document to sort the keys of one band, and less than 150 MB for the documents being signed. One
+document of 100 MB takes 540 MB. On disk, a document takes 200 bytes plus its shingles: 200 million documents of 4,000
 bytes take 0.6 TB.
 
-Shorter documents have no shingle and are left to the exact rule: "Yes!" and "Yes?" are not copies of one another.
+Shorter documents have no shingles, so only the exact rule applies: "Yes!" and "Yes?" are not duplicates.
 
 Broder 1997, "On the resemblance and containment of documents"; bands as in Leskovec, Rajaraman and Ullman, "Mining of
 Massive Datasets", chapter 3.
@@ -40,31 +40,31 @@ from artel.errors import missing_extra
 from artel.text.dedup.shingles import Shingler, jaccard, shingle_set
 
 NEAR_DUPLICATE, NEAR_VALIDATION = "near_duplicate", "near_validation"
-# The number of tasks that the bands are divided into. No task knows the pairs of another, so that more tasks would
-# compare the same documents more often.
+# Tasks that the bands are divided into. Tasks do not share pairs, so more tasks would compare the same documents more
+# often.
 BAND_GROUPS = 4
 
 # Any constant would do. The run's seed is not used, so that runs of all seeds drop the same documents.
 _SEED = 20_261_121
-# The probability that the bands find a pair exactly at the threshold. More similar pairs are found more surely; less
-# similar ones cost a comparison and are refused.
+# The probability that the bands find a pair exactly at the threshold. It is higher for more similar pairs; less similar
+# ones cost a comparison and are rejected.
 _RECALL = 0.999
-# Documents are signed together: 8 MB of shingles, or 4096 documents, whose signatures become Python integers.
+# Documents signed at a time: 8 MB of shingles, or 4096 documents, whose signatures become Python integers.
 _BATCH_SHINGLES = 1_000_000
 _BATCH_DOCUMENTS = 4096
-# Characters whose shingles are computed together: a document of 100 then takes a sixteenth of its time alone.
+# Characters whose shingles are computed at a time. Documents of 100 characters are then 16 times as fast as one by one.
 _BATCH_CHARACTERS = 50_000
-# Comparisons per document with others that share a key and are not in its cluster. A million pages from one template,
-# similar but below the threshold, would take 10^12 comparisons.
+# Maximum comparisons per document with others that share a key but not a cluster. A million pages from one template,
+# similar but below the threshold, would otherwise take 10^12 comparisons.
 _COMPARISONS = 1000
-# Shingle files held open at a time, one per shard.
+# Shingle files open at a time, one per shard.
 _OPEN_FILES = 200
 
 
 def bands_and_rows(threshold: float, permutations: int) -> tuple[int, int]:
-    """(bands, rows per band): the fewest bands that find a pair at the threshold 999 times in 1000.
+    """Return (bands, rows per band): the fewest bands that find a pair at the threshold 999 times in 1000.
 
-    A band agrees with probability similarity^rows, so that some band agrees with 1 - (1 - similarity^rows)^bands.
+    One band agrees with probability similarity^rows, at least one of all with 1 - (1 - similarity^rows)^bands.
     """
     for rows in range(permutations, 1, -1):
         bands = permutations // rows
@@ -79,11 +79,11 @@ def check_near() -> None:
 
 
 class SignatureWriter:
-    """Context manager that writes the shingles and band keys of a shard's documents into a folder.
+    """Context manager that writes the shingles and band keys of the documents of a shard into a folder.
 
         shingles   uint32: the sorted shingle hashes of each signed document, one document after another
-        ends       int64: the end of each document's shingles
-        documents  int64: its number within the shard, from 0
+        ends       int64: the end of the shingles of each document
+        documents  int64: the number of each document within the shard, from 0
         batches    int64: the number of documents in each batch
         keys       uint64: for each batch (bands, documents), the keys of the documents in each band
 
@@ -133,7 +133,7 @@ class SignatureWriter:
         self._key_file.close()
 
     def add(self, document: int, text: str) -> None:
-        """Sign the document of this number within the shard, unless it is too short to have a shingle."""
+        """Sign document number `document` of the shard, unless it is too short for a shingle."""
         self._texts.append((document, text))
         self._characters += len(text)
         if self._characters >= self._batch_characters or len(self._texts) == self._batch_documents:
@@ -170,12 +170,12 @@ class SignatureWriter:
 
 
 class Signatures:
-    """What signature writers wrote for all shards, as one sequence of signed documents.
+    """The signatures of all shards, as one sequence of signed documents.
 
     Args:
-        folders: of each shard.
+        folders: the folder of each shard.
         counts: number of documents of each shard.
-        is_kept: bool (all documents,): the documents that were not dropped before.
+        is_kept: bool (all documents,): documents that were not dropped before.
     """
 
     def __init__(
@@ -184,15 +184,15 @@ class Signatures:
         self._open_files = open_files
         self._folders = folders
         self._numbers = []
-        """For each shard, the numbers of its signed documents that are kept."""
-        places = [np.empty(0, np.int64)]
+        """For each shard, the numbers of the signed documents that are kept."""
+        documents_of_shards = [np.empty(0, np.int64)]
         for folder, start in zip(folders, accumulate(counts, initial=0), strict=False):
             documents = start + np.fromfile(folder / "documents", np.int64)
             numbers = np.flatnonzero(is_kept[documents])
             self._numbers.append(numbers)
-            places.append(documents[numbers])
-        self.places = np.concatenate(places)
-        """int64 (signed documents,): the number of each among all documents."""
+            documents_of_shards.append(documents[numbers])
+        self.documents = np.concatenate(documents_of_shards)
+        """int64 (signed documents,): the number of each one among all documents."""
         self._firsts = list(accumulate((numbers.size for numbers in self._numbers), initial=0))
         self._open: OrderedDict[int, tuple[NDArray[np.uint32], NDArray[np.int64]]] = OrderedDict()
 
@@ -200,14 +200,14 @@ class Signatures:
         return self._firsts[-1]
 
     def shingles(self, number: int) -> NDArray[np.uint32]:
-        """The sorted shingle hashes of a signed document."""
+        """Return the sorted shingle hashes of a signed document."""
         shard = bisect_right(self._firsts, number) - 1
         shingles, ends = self._files(shard)
         local = int(self._numbers[shard][number - self._firsts[shard]])
         return shingles[int(ends[local - 1]) if local else 0 : int(ends[local])]
 
     def keys(self, band: int) -> NDArray[np.uint64]:
-        """uint64 (signed documents,): the key of each in one band."""
+        """Return uint64 (signed documents,): the key of each document in one band."""
         keys = [np.empty(0, np.uint64)]
         for folder, numbers in zip(self._folders, self._numbers, strict=True):
             if numbers.size:
@@ -228,16 +228,16 @@ class Signatures:
 def similar_pairs(
     signatures: Signatures, bands: Iterable[int], threshold: float, comparisons: int = _COMPARISONS
 ) -> NDArray[np.int64]:
-    """int64 (pairs, 2): documents that share a key in one of the bands and whose similarity is at least `threshold`.
+    """Return int64 (pairs, 2): documents that share a key in one of the bands, and are similar.
 
-    Only the pairs that connect a cluster are returned. A document is compared with at most `comparisons` others of a
-    key.
+    Returns only as many pairs as connect each cluster. `threshold` is the least similarity. A document is compared
+    with at most `comparisons` others of a key.
     """
     clusters = _Clusters(len(signatures))
     pairs: list[tuple[int, int]] = []
     for band in bands:
         keys = signatures.keys(band)
-        order = np.argsort(keys, kind="stable")  # documents with one key stay in order
+        order = np.argsort(keys, kind="stable")  # documents with the same key stay in order
         keys = keys[order]
         equal = np.flatnonzero(keys[1:] == keys[:-1])  # positions whose successor has the same key
         starts = equal[np.diff(equal, prepend=-2) != 1]
@@ -253,38 +253,38 @@ def near_duplicates(
     always_kept: NDArray[np.bool_],
     unusable: NDArray[np.bool_],
 ) -> dict[str, NDArray[np.int64]]:
-    """The documents to be dropped: their numbers, by reason.
+    """Return the numbers of the documents to drop, by reason.
 
     Args:
         pairs: arrays of `similar_pairs`.
-        always_kept: bool (all documents,): validation texts given by a path, which are kept however similar.
-        unusable: bool (all documents,): those of which no sample can be made; they stand for no other document.
+        always_kept: bool (all documents,): validation texts given by a path, which are never dropped.
+        unusable: bool (all documents,): documents that give no samples, so they cannot replace another document.
 
-    A document is dropped if one that is always kept is in its cluster (near_validation), or an earlier usable document
+    A document is dropped if its cluster has one that is always kept (near_validation), or an earlier usable document
     (near_duplicate).
     """
     clusters = _Clusters(len(signatures))
     for group in pairs:
         for first, second in group.tolist():
             clusters.join(clusters.root(first), clusters.root(second))
-    held_roots = {clusters.root(number) for number in np.flatnonzero(always_kept[signatures.places]).tolist()}
+    validation_roots = {clusters.root(number) for number in np.flatnonzero(always_kept[signatures.documents]).tolist()}
     dropped: dict[str, list[int]] = {NEAR_DUPLICATE: [], NEAR_VALIDATION: []}
     kept_roots: set[int] = set()
-    for number, place in enumerate(signatures.places.tolist()):
-        if always_kept[place] or unusable[place]:
+    for number, document in enumerate(signatures.documents.tolist()):
+        if always_kept[document] or unusable[document]:
             continue
         root = clusters.root(number)
-        if root in held_roots:
-            dropped[NEAR_VALIDATION].append(place)
+        if root in validation_roots:
+            dropped[NEAR_VALIDATION].append(document)
         elif root in kept_roots:
-            dropped[NEAR_DUPLICATE].append(place)
+            dropped[NEAR_DUPLICATE].append(document)
         else:
             kept_roots.add(root)
-    return {reason: np.array(places, np.int64) for reason, places in dropped.items()}
+    return {reason: np.array(numbers, np.int64) for reason, numbers in dropped.items()}
 
 
 def _band_keys(folder: Path, band: int) -> NDArray[np.uint64]:
-    """The keys of all signed documents of a shard in one band."""
+    """Return the keys of all signed documents of a shard in one band."""
     batches = np.fromfile(folder / "batches", np.int64)
     bands = (folder / "keys").stat().st_size // 8 // int(batches.sum())
     keys, start = [], 0
@@ -318,27 +318,27 @@ class _Clusters:
 def _join(
     candidates: list[int], signatures: Signatures, clusters: _Clusters, threshold: float, comparisons: int
 ) -> list[tuple[int, int]]:
-    """Compare documents with one key, each with those before it that are not yet in its cluster; return the pairs."""
+    """Compare each document with earlier ones of the same key outside its cluster. Return the similar pairs."""
     pairs = []
     members: dict[int, list[int]] = {}  # by the root of their cluster
     for number in candidates:
-        own_root = clusters.root(number)
+        current = clusters.root(number)
         remaining = comparisons
         for root in list(islice(members, remaining)):
-            if root == own_root or root not in members:  # the second: joined in this loop
+            if root == current or root not in members:  # the latter: joined in this loop
                 continue
             compared = members[root][:remaining]
             match = next((member for member in compared if _are_similar(signatures, number, member, threshold)), None)
             if match is not None:
                 pairs.append((match, number))
-                joined = members.pop(root) + members.pop(own_root, [])
-                own_root = clusters.join(own_root, root)
-                members[own_root] = joined
+                joined = members.pop(root) + members.pop(current, [])
+                current = clusters.join(current, root)
+                members[current] = joined
                 continue
             remaining -= len(compared)
             if remaining == 0:
                 break
-        members.setdefault(own_root, []).append(number)
+        members.setdefault(current, []).append(number)
     return pairs
 
 
@@ -349,7 +349,7 @@ def _are_similar(signatures: Signatures, number: int, other: int, threshold: flo
 
 
 def _minhash() -> Callable[..., Any]:
-    """rensa's function from the shingle hashes of many documents to their MinHash signatures."""
+    """Return the function of rensa that computes MinHash signatures from the shingle hashes of many documents."""
     try:
         from rensa import RMinHash
     except ImportError:

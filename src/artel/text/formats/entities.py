@@ -83,7 +83,7 @@ class _RowReader:
             raise BadRecord("no_field", f"{what}; name it: {self._override('tags', name)}")
         if len(tags) != len(entry[words]):
             what = f"has {len(entry[words])} {words} and {len(tags)} {field}"
-            raise BadRecord("unequal_columns", f"{what}; mend it: each word has one tag")
+            raise BadRecord("unequal_columns", f"{what}; fix it: each word has one tag")
         names = self._source.tag_names or self._names.get(field, [])
         return tagged_words(entry[words], [_tag_name(tag, names) for tag in tags], kind)
 

@@ -104,7 +104,7 @@ def _class_name(value: Any, column: str, names: list[str]) -> Any:
     if not isinstance(value, int) or value == -1:
         return None
     if not 0 <= value < len(names):
-        detail = f"column {column!r} has class {value}, and the file names {len(names)}; mend it, or leave the row out"
+        detail = f"column {column!r} has class {value}, and the file names {len(names)}; fix it, or leave the row out"
         raise BadRecord("unknown_label", detail)
     return names[value]
 
@@ -137,7 +137,7 @@ def _mark(name: str, value: Any) -> bool:
     mark = _MARKS.get(str(value).strip().lower())
     if mark is None:
         what = f"column {name!r} is {value!r}; several columns of labels hold 0 or 1"
-        raise BadRecord("no_label", f"{what}; mend it, or name one column: label: NAME")
+        raise BadRecord("no_label", f"{what}; fix it, or name one column: label: NAME")
     return mark
 
 

@@ -256,7 +256,7 @@ def _rows(batch: Any) -> Iterator[Any]:
         except UnicodeDecodeError as error:
             yield BadRecord("unreadable", f"holds text that is not utf-8: byte {error.object[error.start]:#04x}")
         except (ValueError, ArithmeticError, LookupError) as error:  # years over 9999, unknown time zones, a name twice
-            detail = f"holds a value that cannot be read: {error}; mend it, or leave its column out"
+            detail = f"holds a value that cannot be read: {error}; fix it, or leave its column out"
             yield BadRecord("unreadable", detail)
 
 

@@ -145,7 +145,7 @@ class _Words:
         count = len(self._starts) - 1
         if not 0 <= start < end <= count:
             what = f"words {start} to {end} ({path}) are no part of the document, which has {count:,} words"
-            raise BadRecord("answer_not_in_document", f"{what}; mend start_token and end_token, or leave the line out")
+            raise BadRecord("answer_not_in_document", f"{what}; fix start_token and end_token, or leave the line out")
         span = self._starts[start], self._starts[end] - 1
         if not self._document[span[0] : span[1]].strip():
             what = f"words {start} to {end} ({path}) are empty"
@@ -177,7 +177,7 @@ def _long_answer(annotation: Any, entry: dict[str, Any], words: _Words, path: st
         candidates = _field(entry, "long_answer_candidates", list)
         if index >= len(candidates):
             what = f"candidate_index of {path} is {index} where there are {len(candidates)} long_answer_candidates"
-            raise BadRecord("answer_not_in_document", f"{what}; mend it, or leave the line out")
+            raise BadRecord("answer_not_in_document", f"{what}; fix it, or leave the line out")
         return (_token_span(candidates[index], words, f"long_answer_candidates[{index}]"),)
     if index < 0 and _field(long, "start_token", int, path) < 0:
         return ()
@@ -265,7 +265,7 @@ def _squad_span(answer: Any, context: str, path: str) -> Span:
         raise BadRecord("answer_not_in_context", f"{path} is an empty text; {fix}")
     if start < 0 or context[start:end] != text:
         actual = _shortened(context[start:end]) if start >= 0 else "nothing"
-        fix = "answer_start counts characters of context from 0; mend it, or leave the question out"
+        fix = "answer_start counts characters of context from 0; fix it, or leave the question out"
         what = f"{path} is {_shortened(text)}, at {start} stands {actual}"
         raise BadRecord("answer_not_in_context", f"{what}; {fix}")
     return start, end

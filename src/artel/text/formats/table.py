@@ -131,7 +131,7 @@ def _table(
         number, header = next(iter(rows), (1, []))
         place = f"{file.origin}:{number}"
         if isinstance(header, BadRecord):
-            raise InputError.at(place, f"the header cannot be read: it {header.detail}", "mend the first line")
+            raise InputError.at(place, f"the header cannot be read: it {header.detail}", "fix the first line")
         yield rows, _names(header), place
 
 
@@ -191,7 +191,7 @@ def _column_indices(place: str, names: list[str], columns: Sequence[tuple[str, s
 
 def _values(row: list[str], width: int, indices: list[int], encoding: str) -> tuple[str, ...] | BadRecord:
     if len(row) != width:
-        fix = "mend the row; a text that holds the delimiter stands in quotes"
+        fix = "fix the row; a text that holds the delimiter stands in quotes"
         return BadRecord("bad_row", f"has {len(row)} columns where the header has {width}; {fix}")
     values = tuple(row[index].replace("\r\n", "\n").replace("\r", "\n") for index in indices)
     if all(map(str.isascii, values)):
@@ -199,7 +199,7 @@ def _values(row: list[str], width: int, indices: list[int], encoding: str) -> tu
     undecoded = next((letter for value in values for letter in value if ord(letter) in _UNDECODED), "")
     if undecoded:
         byte = ord(undecoded) - 0xDC00
-        fix = "mend it, or name the encoding of the source"
+        fix = "fix it, or name the encoding of the source"
         return BadRecord("unreadable", f"is not {encoding}: byte {byte:#04x}; {fix}")
     if (check := other_encoding_check(encoding)) is not None:
         for other in (check(value.encode(encoding)) for value in values):

@@ -252,7 +252,7 @@ def _transposed(columns: dict[str, Any], path: str) -> list[Turn]:
         raise BadRecord("no_messages", f"{path} is an object without lists (it has: {names_of(columns)}); {fix}")
     if len({len(values) for values in lists.values()}) > 1:
         have = ", ".join(f"{len(values)} {name}" for name, values in lists.items())
-        raise BadRecord("uneven_columns", f"the lists of {path} are not of one length ({have}); mend them")
+        raise BadRecord("uneven_columns", f"the lists of {path} are not of one length ({have}); fix them")
     return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
 
 

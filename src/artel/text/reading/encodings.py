@@ -62,8 +62,8 @@ _WEIGHTS = {
     name: bytes(0 if byte < 128 else 255 if byte in common else 1 for byte in range(256))
     for name, common in _COMMON.items()
 }
-# ASCII notations for program code, addresses and mail. The first three decode to lone surrogates, which cannot be encoded
-# again. Punycode takes quadratic time: 12 s for 240 KB.
+# ASCII notations for program code, addresses and mail. The first three decode to lone surrogates, which cannot be
+# encoded again. Punycode takes quadratic time: 12 s for 240 KB.
 _NOT_FOR_FILES = ("utf-7", "unicode-escape", "raw-unicode-escape", "punycode")
 
 
