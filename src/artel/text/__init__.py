@@ -1,4 +1,4 @@
-"""Sources, cleaning, duplicates, split: raw text to documents, each accounted for. Knows no tokens."""
+"""Raw text to documents: sources, formats, cleaning, deduplication, split. The ledger accounts for each document."""
 
 from artel.text.cleaning.html import html_to_text
 from artel.text.decontamination import BenchmarkIndex, write_index

@@ -78,7 +78,7 @@ class Ngrams:
         return self._ngrams.hashes(list(map(simplified, texts)))
 
     def of_row(self, query: str, label: str, look_at: Sequence[str]) -> NDArray[np.uint64]:
-        """Return the hashes of a row that are in the query, in the label, or across both (overlap), as `look_at` says."""
+        """Return the hashes of a row in the parts `look_at`: its query, its label, or across both (overlap)."""
         query, label = simplified(query), simplified(label)
         hashes = self._ngrams.hashes([f"{query}\n{label}"])[0]
         query_words = self._singles.hashes([query])[0].size

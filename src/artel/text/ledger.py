@@ -1,4 +1,4 @@
-"""The ledger: every document is read, and kept or dropped for a reason."""
+"""The ledger: counts every document that is read, as kept or as dropped for a reason."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ from artel.errors import InputError, Problem, WorkError
 from artel.text.records import Contaminated, Document, Rejected
 
 _MAX_LISTED = 1000
-_SHOWN, _SHOWN_PLACES = 10, 3  # in the error about too many rejected records
+_MAX_SHOWN, _MAX_ORIGINS = 10, 3  # in the error about too many rejected records
 
 
 def describe_drops(dropped: Mapping[str, int]) -> str:
-    """The number of documents dropped for each reason: `12 duplicates, 3 too short`; empty if there are none."""
-    return ", ".join(f"{count:,} {_named(reason, count)}" for reason, count in sorted(dropped.items()) if count)
+    """Return the dropped documents by reason: `12 duplicates, 3 too short`; empty if there are none."""
+    return ", ".join(f"{count:,} {_reason_text(reason, count)}" for reason, count in sorted(dropped.items()) if count)
 
 
 def count_drops(dropped: Mapping[str, int]) -> str:
-    """Documents dropped, with reasons: `15 dropped (12 duplicates, 3 too short)`, `12 dropped as duplicates`."""
+    """Return the number of dropped documents with reasons: `15 dropped (12 duplicates, 3 too short)`."""
     counts = {reason: count for reason, count in dropped.items() if count}
     if len(counts) > 1:
         return f"{sum(counts.values()):,} dropped ({describe_drops(counts)})"
-    return next((f"{count:,} dropped as {_named(reason, count)}" for reason, count in counts.items()), "none dropped")
+    return next(
+        (f"{count:,} dropped as {_reason_text(reason, count)}" for reason, count in counts.items()), "none dropped"
+    )
 
 
-def _named(reason: str, count: int) -> str:
+def _reason_text(reason: str, count: int) -> str:
     return reason.replace("_", " ") + ("s" if reason.endswith("duplicate") and count > 1 else "")
 
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of one set of documents, or of all."""
+    """Counts of one set of documents, or of all sets."""
 
     read: int = 0
     kept: int = 0
@@ -43,8 +45,8 @@ class Counts:
             split: Counter(documents=0, characters=0, bytes=0) for split in ("train", "validation")
         }
     )
-    """What is written to each split: documents, characters, bytes (and for a store tokens and samples). A document that
-    comes several times in an epoch counts each time."""
+    """Documents, characters and bytes of each split (for a store also tokens and samples). A document that occurs
+    several times in an epoch counts each time."""
 
     def add(self, other: Counts) -> None:
         self.read += other.read
@@ -63,26 +65,26 @@ class Ledger:
 
     sets: dict[str, Counts] = field(default_factory=dict)
     changed: Counter[str] = field(default_factory=Counter)
-    """What was done to documents that were kept: truncated, split."""
+    """Changes to kept documents: truncated, split."""
     encodings: dict[str, Counter[str]] = field(default_factory=dict)
-    """For each source, the number of files detected to be in each encoding."""
+    """Number of files in each detected encoding, by source."""
     rejected: int = 0
     listed: list[Rejected] = field(default_factory=list)
-    """The first 1,000 of the rejected records."""
+    """The first 1,000 rejected records."""
     on_reject: Callable[[Rejected], object] | None = None
     """Called with each rejected record."""
     rejected_file: str = ""
-    """Where the user finds all of them; empty if nowhere."""
+    """The file that lists all of them for the user; empty if there is none."""
     on_contaminated: Callable[[Contaminated], object] | None = None
-    """Called with each document that is dropped because it shares n-grams with benchmarks."""
+    """Called with each document that is dropped for sharing n-grams with benchmarks."""
     contamination: dict[str, Any] = field(default_factory=dict)
-    """Of each benchmark: its rows, how many of them the documents have, and in how many documents."""
+    """For each benchmark its rows, how many of them occur in documents, and in how many documents."""
     unknown: dict[str, Any] = field(default_factory=dict)
-    """Tokens that the tokenizer lacks, by set; empty if there are none."""
+    """Unknown tokens, by set; empty if there are none."""
     split: dict[str, Any] = field(default_factory=dict)
-    """By what the validation part was chosen, where that is not each document by itself."""
+    """How the validation split was chosen, if not document by document."""
     not_read: list[str] = field(default_factory=list)
-    """Files in folders of sources whose suffixes their formats do not read."""
+    """Files in the folders of sources with suffixes that their formats do not read."""
     notes: list[str] = field(default_factory=list)
     """Sentences for the user about what was decided."""
 
@@ -102,25 +104,25 @@ class Ledger:
         self.of(set_name).read += 1
 
     def add_encoding(self, source: str, encoding: str, files: int = 1) -> None:
-        """Count files of a source whose encoding was detected."""
+        """Count files of a source with a detected encoding."""
         self.encodings.setdefault(source, Counter())[encoding] += files
 
     def drop(self, set_name: str, reason: str) -> None:
         self.of(set_name).dropped[reason] += 1
 
     def reject(self, rejected: Rejected) -> None:
-        """Count a record that could not be used as dropped, and list it."""
+        """Count an unusable record as dropped, and list it."""
         self.drop(rejected.set_name, rejected.reason)
         self.list(rejected)
 
     def contaminate(self, contaminated: Contaminated) -> None:
-        """Count a document as dropped because of what it shares with benchmarks."""
+        """Count a document as dropped for sharing n-grams with benchmarks."""
         self.drop(contaminated.set_name, "contaminated")
         if self.on_contaminated is not None:
             self.on_contaminated(contaminated)
 
     def list(self, rejected: Rejected) -> None:
-        """List a rejected record that is already counted as dropped."""
+        """List a rejected record that already counts as dropped."""
         self.rejected += 1
         if len(self.listed) < _MAX_LISTED:
             self.listed.append(rejected)
@@ -144,7 +146,7 @@ class Ledger:
         self.listed += other.listed[: _MAX_LISTED - len(self.listed)]
 
     def check_rejected(self, max_bad: float) -> None:
-        """Raise InputError, with the first rejected records, if they are more than `max_bad` of all (0 to 1)."""
+        """Raise InputError if over `max_bad` (0 to 1) of the records are rejected. It shows the first ones."""
         read = self.total.read
         rejected = f"{self.rejected:,} of {read:,} records ({self.rejected / max(read, 1):.2%}) cannot be used"
         if self.rejected > max_bad * read:
@@ -153,32 +155,32 @@ class Ledger:
         if self.rejected:
             first = self.listed[0]
             listed = "it is listed" if self.rejected == 1 else "each is listed"
-            place = f"{listed} in rejected.jsonl of the run's folder, the first: {first.origin}: {first.detail}"
-            self.notes.append(f"{rejected}; {place}")
+            where = f"{listed} in rejected.jsonl of the run's folder, the first: {first.origin}: {first.detail}"
+            self.notes.append(f"{rejected}; {where}")
 
     def _rejected_problems(self) -> Iterator[Problem]:
-        """The first rejected records, those with the same detail as one; then how many more there are, and where."""
+        """Yield the first rejected records, grouped by detail; then how many more there are."""
         origins = defaultdict(list)
         for item in self.listed:
             origins[item.detail].append(item.origin)
-        shown = [*origins.items()][:_SHOWN]
-        for detail, (first, *others) in shown:
-            places = ", ".join(others[:_SHOWN_PLACES]) + (" …" if len(others) > _SHOWN_PLACES else "")
-            yield Problem(first, detail, f"the same in {len(others):,} more: {places}" if others else "")
-        more = self.rejected - sum(len(places) for _, places in shown)
+        groups = [*origins.items()][:_MAX_SHOWN]
+        for detail, (first, *others) in groups:
+            listed = ", ".join(others[:_MAX_ORIGINS]) + (" …" if len(others) > _MAX_ORIGINS else "")
+            yield Problem(first, detail, f"the same in {len(others):,} more: {listed}" if others else "")
+        more = self.rejected - sum(len(same) for _, same in groups)
         if more:
-            place = f": {self.rejected_file}" if self.rejected_file else ""
-            yield Problem("", f"… and {more:,} more{place}")
+            where = f": {self.rejected_file}" if self.rejected_file else ""
+            yield Problem("", f"… and {more:,} more{where}")
 
     def check(self) -> None:
-        """Raise WorkError unless every document that was read is kept or dropped."""
+        """Raise WorkError unless every document is counted as kept or dropped."""
         for name, counts in self.sets.items():
             if counts.read != counts.kept + counts.dropped.total():
                 what = f"{name}: {counts.documents()} does not add up"
                 raise WorkError.at("ledger", what, "this is a bug of artel")
 
     def to_json(self) -> dict[str, Any]:
-        """The content of ledger.json."""
+        """Return the content of ledger.json."""
         total = self.total
         written = {split: dict(counts) for split, counts in total.splits.items()}
         return {

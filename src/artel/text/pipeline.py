@@ -1,7 +1,7 @@
-"""Sources to documents: read, clean, drop duplicates, split. Every record is counted.
+"""Sources to documents: read, clean, deduplicate, split. Every record is counted.
 
-`clean_shard` does what concerns one record alone. Whether it is a duplicate depends on all others: `read_documents`
-keeps digests of everything before it; a token store is made shard by shard, and its duplicates are found afterwards.
+`clean_shard` applies everything that needs one record only. Duplicates need all records: `read_documents` keeps the
+digests of all earlier records. A token store is made shard by shard, and its duplicates are found afterwards.
 """
 
 from __future__ import annotations
@@ -48,21 +48,20 @@ from artel.text.sources.inputs import InputShard, input_shards, source_at
 from artel.text.sources.read import read_shard
 from artel.text.split import is_held_out, split_hash
 
-# A comma at the end of a word; one inside a number or a name (3,5) is not punctuation that readers would restore. White
-# space before it goes too: a double space would give away its position.
-_COMMA = re.compile(r"[^\S\n]*,(?=\s|$)")
 TEXT_VERSION = 2
-"""Increased when the same files and settings give other documents. 2: white space inside a text stays (before: lines
-without trailing spaces, at most two blank ones), encodings are judged by all of a file, tables without quoting, form
-feeds end lines, padded rows of conversations lose their nulls, lists of marks are no labels."""
+"""Part of the store key: increase it when the same files and settings give other documents."""
 
-# Characters of records in which n-grams of benchmarks are looked for together.
-_TOGETHER = 50_000
+# Characters of records that are classified, or checked for benchmark n-grams, at a time.
+_BATCH_CHARACTERS = 50_000
+
+# A comma at the end of a word, with the white space before it: a double space would give away its position. Commas
+# inside numbers or names (3,5) are not punctuation to restore.
+_COMMA = re.compile(r"[^\S\n]*,(?=\s|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class CleanedRecord:
-    """A record that is cleaned and passed every rule that concerns it alone."""
+    """A cleaned record that passed every rule for single records."""
 
     document: Document
     digest: bytes
@@ -70,9 +69,9 @@ class CleanedRecord:
     split_hash: int
     """The hash that chooses the split; 0 if validation texts are given by a path."""
     changed: Counter[str] = field(default_factory=Counter)
-    """What was done to it that the user should know, by name."""
+    """Changes that the user should know about, by name."""
     has_new_text: bool = True
-    """False if too little text is left without what earlier documents have."""
+    """False if too little text is left after removing what earlier documents have."""
 
 
 def clean_shard(
@@ -82,20 +81,20 @@ def clean_shard(
     units: RepeatedUnits | None = None,
     benchmarks: BenchmarkIndex | None = None,
 ) -> Iterator[CleanedRecord]:
-    """Yield the cleaned records of an input shard. `ledger` counts those that are dropped for what they are.
+    """Yield the cleaned records of an input shard. `ledger` counts the records that are dropped.
 
-    `units` removes the lines or paragraphs that occurred earlier. Documents that share n-grams with `benchmarks` are
-    dropped, but for validation texts given by a path, which nothing is learned from.
+    `units` removes lines or paragraphs that occurred earlier. Documents that share n-grams with `benchmarks` are
+    dropped, except for validation texts given by a path, which are not trained on.
     """
-    records = _passed(shard, data, ledger)
+    records = _accepted(shard, data, ledger)
     if data.clean.classifier is not None:
-        records = _good(records, data.clean.classifier, ledger)
+        records = _classified(records, data.clean.classifier, ledger)
     if benchmarks is not None and shard.key != "data.validation":
-        records = _uncontaminated(records, benchmarks, ledger)
+        records = _decontaminated(records, benchmarks, ledger)
     for record, changed in records:
         digest = xxhash.xxh3_128_digest(_identity(record).encode())
         has_new_text = True
-        document, hashed = _split(record, shard.key, data)  # by its whole text: not by what stood before it
+        document, hashed = _split(record, shard.key, data)  # by its full text, whatever earlier records have
         if units is not None and record.fields is None:
             record = record._replace(text=units.without(record.text, changed))
             has_new_text = len(record.text) >= data.clean.minimum
@@ -103,8 +102,8 @@ def clean_shard(
         yield CleanedRecord(document, digest, hashed, changed, has_new_text)
 
 
-def _passed(shard: InputShard, data: DataConfig, ledger: Ledger) -> Iterator[tuple[Record, Counter[str]]]:
-    """Yield each cleaned record that no rule drops, and what was changed in it."""
+def _accepted(shard: InputShard, data: DataConfig, ledger: Ledger) -> Iterator[tuple[Record, Counter[str]]]:
+    """Yield each cleaned record that no rule drops, with its changes."""
     source = source_at(data, shard.key)
     for item in read_shard(shard, data, ledger.add_encoding):
         ledger.read(item.set_name)
@@ -127,13 +126,13 @@ def _passed(shard: InputShard, data: DataConfig, ledger: Ledger) -> Iterator[tup
             yield record, changed
 
 
-def _good(
+def _classified(
     records: Iterable[tuple[Record, Counter[str]]], rule: ClassifierConfig, ledger: Ledger
 ) -> Iterator[tuple[Record, Counter[str]]]:
-    """The records that pass the run's classifier, which says nothing of questions and of texts with marked spans."""
-    for together in _groups(records):
-        texts = ["" if isinstance(record.fields, Question | Tagged) else record.text for record, _ in together]
-        for (record, changed), text, is_good in zip(together, texts, are_good(texts, rule), strict=True):
+    """Yield the records that pass the classifier. Questions and texts with spans are not classified."""
+    for batch in _batches(records):
+        texts = ["" if isinstance(record.fields, Question | Tagged) else record.text for record, _ in batch]
+        for (record, changed), text, is_good in zip(batch, texts, are_good(texts, rule), strict=True):
             if text and not is_good:
                 ledger.drop(record.set_name, "quality")
             else:
@@ -141,20 +140,20 @@ def _good(
 
 
 def _has_pii(record: Record, rules: PiiConfig) -> bool:
-    """True if a record has personal data of a kind that drops it."""
+    """True if a record has personal data of the kinds that drop it."""
     if not rules.drop or isinstance(record.fields, Question | Tagged):
         return False
     texts = (record.fields.input, record.text) if isinstance(record.fields, Pair) else (record.text,)
     return any(find_pii(text, rules.drop) for text in texts)
 
 
-def _uncontaminated(
+def _decontaminated(
     records: Iterable[tuple[Record, Counter[str]]], benchmarks: BenchmarkIndex, ledger: Ledger
 ) -> Iterator[tuple[Record, Counter[str]]]:
-    """The records that share nothing with benchmarks. Some are looked through together, in the order they come."""
-    for together in _groups(records):
+    """Yield the records that share no n-grams with benchmarks."""
+    for batch in _batches(records):
         for (record, changed), contaminated in zip(
-            together, benchmarks.find([record for record, _ in together]), strict=True
+            batch, benchmarks.find([record for record, _ in batch]), strict=True
         ):
             if contaminated is not None:
                 ledger.contaminate(contaminated)
@@ -162,27 +161,27 @@ def _uncontaminated(
                 yield record, changed
 
 
-def _groups(records: Iterable[tuple[Record, Counter[str]]]) -> Iterator[list[tuple[Record, Counter[str]]]]:
-    """The records in groups of about _TOGETHER characters."""
-    group, characters = [], 0
+def _batches(records: Iterable[tuple[Record, Counter[str]]]) -> Iterator[list[tuple[Record, Counter[str]]]]:
+    """Group records into batches of about _BATCH_CHARACTERS characters."""
+    batch, characters = [], 0
     for record, changed in records:
-        group.append((record, changed))
+        batch.append((record, changed))
         characters += len(record.text)
-        if characters >= _TOGETHER:
-            yield group
-            group, characters = [], 0
-    if group:
-        yield group
+        if characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
 
 
 def read_documents(
     data: DataConfig, ledger: Ledger, max_bytes: int | None = None, benchmarks: BenchmarkIndex | None = None
 ) -> Iterator[Document]:
-    """Yield every document of a run once, in the order of its sources; memory holds only digests.
+    """Yield every document of a run once, in the order of its sources. Memory holds only digests.
 
-    Validation texts given by a path come first, so that of equal documents the training one is the duplicate. With
-    `max_bytes` about that much text is read, from each file in proportion to its size. Near-duplicates are kept. Raises
-    InputError before anything is read (`check_text`), and if too much was unreadable or nothing was left.
+    Validation texts given by a path come first, so that a training document equal to one is the duplicate. `max_bytes`
+    limits the text that is read, from each file in proportion to its size. Near-duplicates are kept. Raises InputError
+    before reading (`check_text`), and if too much is unreadable or nothing is left.
     """
     check_text(data)
     seen = SeenDigests()
@@ -217,9 +216,9 @@ def read_documents(
 
 
 def check_text(data: DataConfig, tell: Callable[[str], None] = lambda _: None) -> None:
-    """Raise InputError for everything wrong with the sources, or a missing package, before any text is read.
+    """Raise InputError with all problems of the sources, or for a missing package, before any text is read.
 
-    `tell` is called about sources that cannot be reached and are known from an earlier start.
+    `tell` is called for sources that cannot be reached but are known from an earlier run.
     """
     check_sources(data, tell)
     check_packages(data.clean)
@@ -231,9 +230,9 @@ def check_text(data: DataConfig, tell: Callable[[str], None] = lambda _: None) -
 
 
 def check_ledger(data: DataConfig, ledger: Ledger) -> None:
-    """Raise InputError if too much was unreadable, nothing was left, or nothing was left for training.
+    """Raise InputError if too much was unreadable, or nothing is left, or nothing is left for training.
 
-    The ledger gets a note where over a third was dropped for its length.
+    Adds a note to the ledger if over a third was dropped for its length.
     """
     total = ledger.total
     ledger.check_rejected(data.max_bad)
@@ -244,12 +243,12 @@ def check_ledger(data: DataConfig, ledger: Ledger) -> None:
         what = "no document is left for training: all fell into the validation part"
         raise InputError.at("data.validation", what, f"write a smaller data.validation, or {more_documents(data)}")
     for reason, (what, fix) in _LENGTHS.items():
-        if total.dropped[reason] > total.read * _MANY:
+        if total.dropped[reason] > total.read * _MANY_DROPPED:
             count = f"{total.dropped[reason]:,} of {total.read:,} documents"
             ledger.notes.append(f"{count} are dropped, since {what.format(block=data.block)}: {fix}")
 
 
-_MANY = 1 / 3
+_MANY_DROPPED = 1 / 3
 _LENGTHS = {
     "longer_than_block": ("they have more than {block:,} tokens", "write a larger data.block, or give shorter texts"),
     "longer_than_target": ("their outputs are too long", "write a larger seq2seq.target, or give shorter outputs"),
@@ -266,7 +265,7 @@ _REMEDIES = {
 
 
 def _remedy(data: DataConfig, dropped: Counter[str]) -> str:
-    """What to write where nothing is left, by the reason for which most was dropped."""
+    """Return what to do if nothing is left, by the most frequent reason for dropping."""
     reason = max(dropped, key=lambda name: dropped[name], default="")
     if reason == "longer_than_block":
         return f"write a larger data.block than {data.block:,}, or give shorter texts"
@@ -279,7 +278,7 @@ def _remedy(data: DataConfig, dropped: Counter[str]) -> str:
 
 
 def more_documents(data: DataConfig) -> str:
-    """A remedy: how to get more documents from sources of this kind."""
+    """Return how to get more documents from such sources."""
     for number, source in enumerate(data.sources):
         if source.yields == "text" and FORMATS[source.format].is_plain_text and source.document != "line":
             cuts = "line" if source.document == "paragraph" else "paragraph, or line where no line between is empty"
@@ -296,10 +295,10 @@ def _split(record: Record, key: str, data: DataConfig) -> tuple[Document, int]:
 
 
 def _identity(record: Record) -> str:
-    """The text by which duplicates are found.
+    """Return the text for finding duplicates.
 
-    The same question with another answer is no duplicate; nor is the same text with other roles, or the same answer
-    rejected instead of chosen.
+    The same question with another answer is not a duplicate. Neither is the same text with other roles, or the same
+    answer rejected instead of chosen.
     """
     if isinstance(record.fields, Pair | Conversation | Preference | Labeled | Tagged | Match):
         return repr(record.fields)
@@ -309,7 +308,7 @@ def _identity(record: Record) -> str:
 
 
 def _cleaned(record: Record, source: SourceConfig, rules: CleanConfig, changed: Counter[str]) -> Record:
-    if isinstance(record.fields, Question | Tagged):  # their answers and names are spans of their characters
+    if isinstance(record.fields, Question | Tagged):  # their answers and entities are character spans
         return record
     if isinstance(record.fields, Labeled | Match):
         return _cleaned_texts(record, record.fields, rules, changed)
@@ -332,14 +331,14 @@ def _cleaned_text(text: str, rules: CleanConfig, changed: Counter[str]) -> str:
 
 
 def _cleaned_texts(record: Record, fields: Labeled | Match, rules: CleanConfig, changed: Counter[str]) -> Record:
-    """The record with each of its texts cleaned; if nothing is left of one, nothing is left of the record."""
+    """Return the record with each of its texts cleaned. If one becomes empty, so does the record."""
     texts = tuple(_cleaned_text(text, rules, changed) for text in fields.texts)
     group = texts[0] if record.group == fields.texts[0] else record.group
     return record._replace(text="\n".join(texts) if all(texts) else "", fields=fields.with_texts(texts), group=group)
 
 
 def _masked(value: Any, rules: CleanConfig, changed: Counter[str]) -> Any:
-    """The arguments of a call with personal data masked; they are no text that other rules could clean."""
+    """Return the arguments of a call with personal data masked. Other rules do not apply to them."""
     if rules.pii is None or not rules.pii.mask:
         return value
     if isinstance(value, str):
@@ -354,10 +353,9 @@ def _masked(value: Any, rules: CleanConfig, changed: Counter[str]) -> Any:
 def _cleaned_messages(
     record: Record, fields: Conversation | Preference, rules: CleanConfig, changed: Counter[str]
 ) -> Record:
-    """The record with its messages cleaned.
+    """Return the record with its messages cleaned.
 
-    If nothing is left of a message, nothing is left of the record: the messages around it would answer what was not
-    said.
+    If one becomes empty, so does the record: the messages around it would not fit together.
     """
 
     def cleaned(message: Message) -> Message:
@@ -380,5 +378,5 @@ def _cleaned_messages(
 
 
 def without_commas(text: str) -> str:
-    """The text without the commas before white space and at its end."""
+    """Remove the commas before white space and at the end of the text."""
     return _COMMA.sub("", text)

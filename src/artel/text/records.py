@@ -1,4 +1,4 @@
-"""What a source yields (texts, pairs, questions, conversations, preferences, labels …), and what becomes of it."""
+"""Records: what sources yield (texts, pairs, questions, conversations, preferences, labels …), and what they become."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Split = Literal["train", "validation"]
 
 
 class BadRecord(Exception):
-    """Why a record, a row or a whole file cannot be used.
+    """A record, row or file that cannot be used.
 
-    Readers raise it, or yield it in place of a row, so that the rows after it are still read.
+    Readers raise it, or yield it in place of a row and continue with the next row.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -22,12 +22,12 @@ class BadRecord(Exception):
         self.reason = reason
         """One word for the ledger."""
         self.detail = detail
-        """A sentence for people: what is wrong, then what to do."""
+        """A sentence for the user: what is wrong, then what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A text and what it should have been."""
+    """An input text and the output to produce."""
 
     input: str
     output: str
@@ -35,7 +35,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, the document that may answer it, and the position of the answer in the document."""
+    """A question, the document that may answer it, and the positions of the answers in the document."""
 
     id: str
     question: str
@@ -54,10 +54,10 @@ class ToolCall:
     name: str
     arguments: dict[str, Any]
     id: str = ""
-    """By which the tool's answer names the call; empty where the data have none."""
+    """The id that the result refers to; empty if the data has none."""
 
     def written(self) -> str:
-        """The call as JSON: {"name": …, "arguments": {…}}."""
+        """Return the call as JSON: {"name": …, "arguments": {…}}."""
         return json.dumps({"name": self.name, "arguments": self.arguments}, ensure_ascii=False)
 
 
@@ -68,122 +68,122 @@ class Message:
     role: Literal["system", "user", "assistant", "tool"]
     content: str
     thought: str = ""
-    """What the assistant thought before it wrote `content` (the inside of <think> … </think>)."""
+    """The reasoning before `content` (the inside of <think> … </think>)."""
     trained: bool | None = None
-    """Whether the model learns it, if the data say so (`loss_weight`); with None, `chat.train_on` decides."""
+    """True if the model learns it, False if not (`loss_weight`). With None, `chat.train_on` decides."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """The functions that the assistant calls after `content`, which may then be empty."""
+    """The functions that the assistant calls after `content`. With calls, `content` may be empty."""
     name: str = ""
-    """Of a tool's answer: the function that it comes from, where the data tell."""
+    """For a result of a tool: the name of the function, if the data has it."""
     tool_call_id: str = ""
-    """Of a tool's answer: the id of the call, where the data have one."""
+    """For a result of a tool: the id of the call, if the data has one."""
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All that is said in it: thought, content, calls as JSON; without what is empty."""
+        """The non-empty ones of thought, content, and calls as JSON."""
         texts = (self.thought, self.content, *(call.written() for call in self.tool_calls))
         return tuple(text for text in texts if text)
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing is said. A tool may return nothing, and a call needs no words."""
+        """True if the message says nothing. Results of tools and messages with calls may have no content."""
         return not self.content.strip() and not self.tool_calls and self.role != "tool"
 
 
 Tools = tuple[dict[str, Any], ...]
-"""Functions that may be called, as OpenAI's API describes them: {"type": "function", "function": {"name": …}}."""
+"""Functions in the format of the OpenAI API: {"type": "function", "function": {"name": …}}."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages in order. At most one is from the system, and it is the first."""
+    """Messages in order. At most one is a system message, and it comes first."""
 
     messages: tuple[Message, ...]
     tools: Tools = ()
     counted: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
-    """What reading changed, for the ledger: turns_left_out (after the assistant's last), tools_of_system."""
+    """Changes made while reading, for the ledger: turns_left_out (after the last answer), tools_of_system."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """A prompt (messages up to the user's last) with a better and a worse answer; unpaired data have one of the two."""
+    """A prompt (messages up to the last of the user), a better and a worse answer. Unpaired data has one answer."""
 
     prompt: tuple[Message, ...]
     chosen: Message | None
     rejected: Message | None
     tools: Tools = ()
     margin: float = 0.0
-    """By how much the chosen answer is better, in units of a reward, where the data say that."""
+    """Reward of the chosen answer minus reward of the rejected one, if the data has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Labeled:
-    """A text, or a pair of texts, with its labels or a number."""
+    """A text or a pair of texts, with labels or a number."""
 
     text: str
     second: str = ""
-    """The other text of a pair; empty where there is one text."""
+    """The second text of a pair; empty for a single text."""
     labels: tuple[str, ...] = ()
-    """One for most data; none to several where a text may have several."""
+    """One label, or any number of them in multi-label data."""
     number: float | None = None
-    """What is to be predicted, where that is a number."""
+    """The number to predict, in regression data."""
 
     @property
     def texts(self) -> tuple[str, ...]:
         return (self.text, self.second) if self.second else (self.text,)
 
     def with_texts(self, texts: tuple[str, ...]) -> Labeled:
-        """The same with other texts, as many as `texts`."""
+        """Return a copy with these texts, as many as in `texts`."""
         return replace(self, text=texts[0], second=texts[1] if self.second else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """A text and what is named in it."""
+    """A text and the entities in it."""
 
     text: str
     spans: tuple[tuple[int, int, str], ...]
-    """(start, end, label): characters from `start` to before `end`. One may lie within another."""
+    """(start, end, label): character offsets, end exclusive. Spans may be nested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A query, texts that match it, and texts that do not."""
+    """A query, texts that match it (positives), and texts that do not (negatives)."""
 
     query: str
     positives: tuple[str, ...] = ()
     negatives: tuple[str, ...] = ()
     score: float | None = None
-    """How well the only positive matches, where the data say that by a number."""
+    """Similarity of the query and the only positive, if the data has it."""
 
     @property
     def texts(self) -> tuple[str, ...]:
         return (self.query, *self.positives, *self.negatives)
 
     def with_texts(self, texts: tuple[str, ...]) -> Match:
-        """The same with other texts, as many as `texts`."""
+        """Return a copy with these texts, as many as in `texts`."""
         count = 1 + len(self.positives)
         return replace(self, query=texts[0], positives=texts[1:count], negatives=texts[count:])
 
 
 class Record(NamedTuple):
-    """One text, or the fields of a pair, question or conversation, with its origin: `file:line`, the file, or a URL.
+    """A text, or the fields of a pair, question or conversation, with its origin: `file:line`, the file, or a URL.
 
     A named tuple takes 0.4 µs to create and a frozen dataclass 1.7 µs; a packed JSON line takes 19 µs in all.
     """
 
     text: str
-    """The text. If there are `fields`: the text by which duplicates are found and on which a tokenizer is trained."""
+    """The text. With `fields`: the text for finding duplicates and for training a tokenizer."""
     origin: str
     set_name: str
     fields: Pair | Question | Conversation | Preference | Labeled | Tagged | Match | None = None
     group: str = ""
-    """The text whose hash chooses the split, if not `text`: records of one group go into the same split."""
+    """The text whose hash chooses the split, if not `text`. Records of one group go into the same split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A record that could not be used: its origin, a reason (one word, for the ledger) and a sentence for people."""
+    """An unusable record: its origin, a reason (one word, for the ledger) and a sentence for the user."""
 
     origin: str
     reason: str
@@ -191,29 +191,29 @@ class Rejected:
     set_name: str
 
     def to_json(self) -> dict[str, str]:
-        """Its line in rejected.jsonl."""
+        """Return its line in rejected.jsonl."""
         return {"origin": self.origin, "reason": self.reason, "detail": self.detail, "set": self.set_name}
 
 
 @dataclass(frozen=True, slots=True)
 class Contaminated:
-    """A document that shares an n-gram of words with benchmarks."""
+    """A document that shares a word n-gram with benchmarks."""
 
     origin: str
     set_name: str
     rows: list[int]
-    """The numbers of the benchmarks' rows that it shares n-grams with, in the index of the run."""
+    """Numbers of the benchmark rows that share its n-grams, in the index of the run."""
     words: str
-    """The first n-gram that it shares, in simplified words."""
+    """The first shared n-gram, in simplified words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A good record that the run's own settings leave out. It does not count as bad."""
+    """A good record that the settings of the run exclude. It does not count as bad."""
 
     reason: str
     set_name: str = ""
-    """If a source leaves it out itself: the set in which it is counted."""
+    """The set in which it is counted, if a source excludes it."""
 
 
 @dataclass(frozen=True, slots=True)

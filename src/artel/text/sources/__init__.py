@@ -1,1 +1,1 @@
-"""Where text comes from: files, globs, folders, URLs, S3 and the hub; divided into input shards."""
+"""Sources of text: files, globs, folders, URLs, S3 and the hub, divided into input shards."""

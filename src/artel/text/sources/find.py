@@ -1,4 +1,4 @@
-"""From the paths of a run file to files. Everything that is wrong with them is reported at once."""
+"""Find the files of the paths in a run file, and report all their problems at once."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ _REMEDIES = {
     **dict.fromkeys((".odt", ".epub", ".fb2"), "convert it with pandoc"),
     **dict.fromkeys((".zip", ".tar", ".tgz", ".rar", ".7z"), "unpack it and give the folder"),
 }
-_LITTER = frozenset("thumbs.db desktop.ini readme license licence copying notice authors changelog".split())
-"""Names, in lower case, of files in folders of texts that nobody misses."""
+_IGNORED_NAMES = frozenset("thumbs.db desktop.ini readme license licence copying notice authors changelog".split())
+"""Lower-case names of files in folders of texts that are not reported as unread."""
 _MOST_SUFFIXES = 10  # in a message
 
 
 def all_sources(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
-    """Yield (key in the run file, source). Validation texts given by a path come first, read as the first source is.
+    """Yield (key in the run file, source). Validation texts given by a path come first, with the settings of source 0.
 
-    All of them are read: `rows` and `outputs` of the first source concern its own records only.
+    Only `rows` and `outputs` of source 0 do not apply to them.
     """
     if isinstance(data.validation, str):
         has_files = bool(data.sources) and FORMATS[data.sources[0].format].has_files
-        like = data.sources[0] if has_files else SourceConfig(path=["-"])
-        own = {"path": [data.validation], "name": "validation", "rows": "", "outputs": ""}
-        yield "data.validation", like.model_copy(update=own)
+        source = data.sources[0] if has_files else SourceConfig(path=["-"])
+        update = {"path": [data.validation], "name": "validation", "rows": "", "outputs": ""}
+        yield "data.validation", source.model_copy(update=update)
     for number, source in enumerate(data.sources):
         yield f"data.sources.{number}", source
 
 
 def check_sources(data: DataConfig, tell: Callable[[str], None] = lambda _: None) -> None:
-    """Raise InputError with every path that is missing, unreadable or useless, and every wrong setting of a source."""
+    """Raise InputError with every path that is missing or unreadable, and every wrong setting of a source."""
     problems: list[Problem] = []
     for key, source in all_sources(data):
         if source.encoding != "auto" and not is_text_encoding(source.encoding):
@@ -59,7 +59,7 @@ def check_sources(data: DataConfig, tell: Callable[[str], None] = lambda _: None
             problems.append(Problem(f"{key}.encoding", what, "write utf-8, windows-1251 …"))
         if source.extract == "main" and importlib.util.find_spec("trafilatura") is None:
             problems += missing_extra("trafilatura", "pages", f"{key}.extract").problems
-        if key != "data.validation":  # its settings are those of the first source, which is checked
+        if key != "data.validation":  # it has the settings of source 0, which are checked
             problems += check_rows(source, key) + check_converter(source, key)
         for path in source.path:
             if is_remote(path) and FORMATS[source.format].has_files:
@@ -74,7 +74,7 @@ def check_sources(data: DataConfig, tell: Callable[[str], None] = lambda _: None
 
 
 def check_files(source: SourceConfig, key: str) -> list[Problem]:
-    """What is wrong with the paths of a source, whatever is in its files."""
+    """Return the problems of the paths of a source, without looking into the files."""
     problems: list[Problem] = []
     for path in source.path:
         if is_remote(path):
@@ -88,7 +88,7 @@ def check_files(source: SourceConfig, key: str) -> list[Problem]:
 
 
 def files_of(source: SourceConfig, path: str, key: str) -> list[Path]:
-    """The local files of a path of a source. Raises InputError."""
+    """Return the local files of a path of a source. Raises InputError."""
     files, problems = _find(source, path, key)
     if problems:
         raise InputError(problems)
@@ -112,7 +112,7 @@ def _find(source: SourceConfig, path: str, key: str) -> tuple[list[Path], list[P
 
 
 def _check_names(files: list[Path], key: str) -> list[Problem]:
-    """Problems with names that are not UTF-8, as origins of records are. On Linux a name may be any bytes."""
+    """Return problems of names that are not UTF-8, which origins must be. On Linux a name may be any bytes."""
     problems = []
     for name in map(str, files):
         escaped = os.fsencode(name).decode("utf-8", "backslashreplace")
@@ -122,14 +122,14 @@ def _check_names(files: list[Path], key: str) -> list[Problem]:
 
 
 def local_path(path: str, key: str) -> Path:
-    """The file, folder or glob on this machine that a path of a run file names. Raises InputError."""
+    """Return a path of a run file as a local file, folder or glob. Raises InputError."""
     for name, folder in _known_folders().items():
         path = path.replace(f"{{{name}}}", folder)
     return user_path(path, key)
 
 
 def _known_folders() -> dict[str, str]:
-    """Folders that every machine with artel has, by the name that a path gives them in braces."""
+    """Return the folders that paths may name in braces. Every machine with artel has them."""
     return {
         "stdlib": sysconfig.get_path("stdlib"),
         "books": str(package_files("artel") / "books"),
@@ -163,16 +163,16 @@ def _find_local(source: SourceConfig, path: str, key: str) -> list[Path]:
 
 
 def _suffixes(source: SourceConfig) -> tuple[str, ...]:
-    """The suffixes of the files of a folder that a source reads."""
+    """Return the suffixes of the files that a source reads in a folder."""
     declared = FORMATS[source.format]
     formats = detected_formats() if declared.goes_by_suffix else [declared]
     return tuple(suffix for format in formats for suffix in format.suffixes)
 
 
 def unread_files(data: DataConfig) -> Iterator[tuple[str, SourceConfig, str, list[Path]]]:
-    """Yield (key, source, folder, files in it that are not read) of each folder that has such files.
+    """Yield (key, source, folder, unread files in it) for each folder with unread files.
 
-    Hidden files, and what systems and repositories leave in folders (Thumbs.db, LICENSE), are not among them.
+    Hidden files, and files that systems and repositories add (Thumbs.db, LICENSE), do not count.
     """
     for key, source in all_sources(data):
         for path in source.path if FORMATS[source.format].has_files else []:
@@ -184,7 +184,7 @@ def unread_files(data: DataConfig) -> Iterator[tuple[str, SourceConfig, str, lis
 
 
 def unread_notes(unread: Iterable[tuple[str, SourceConfig, str, list[Path]]]) -> list[str]:
-    """A sentence for the user about each of `unread_files`."""
+    """Return a note for the user about each folder in `unread_files`."""
     return [
         f"{path}: not read: {_by_suffix(files)}; {source.format} reads {_named(_suffixes(source))}; "
         f"{_remedy_of_folder(files)}"
@@ -193,12 +193,12 @@ def unread_notes(unread: Iterable[tuple[str, SourceConfig, str, list[Path]]]) ->
 
 
 def _named(suffixes: tuple[str, ...]) -> str:
-    """Suffixes for people, without those of compressed files."""
+    """Return suffixes as text, without those of compressed files."""
     return " ".join(suffix for suffix in suffixes if not suffix.endswith(COMPRESSED))
 
 
 def _by_suffix(files: list[Path]) -> str:
-    """Files by suffix and count: `12 .epub, 3 .zip`."""
+    """Return the number of files by suffix: `12 .epub, 3 .zip`."""
     names = [Path(file.name.lower()) for file in files]
     counts = Counter("".join(name.suffixes[-2 if name.suffix in COMPRESSED else -1 :]) for name in names)  # .csv.gz
     commonest = counts.most_common(_MOST_SUFFIXES)
@@ -208,7 +208,7 @@ def _by_suffix(files: list[Path]) -> str:
 
 
 def _remedy_of_folder(files: list[Path]) -> str:
-    """Return a hint for files that are not read, for the most frequent suffix that has one."""
+    """Return how to read the files, by their most frequent suffix that has a remedy."""
     for suffix, _ in Counter(file.suffix.lower() for file in files).most_common():
         if suffix in _REMEDIES:
             return f"to read {suffix} files, {_REMEDIES[suffix]}"
@@ -220,15 +220,15 @@ def _unread_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
         file
         for file in sorted(files_in(folder, include_hidden=False))
         if not file.name.lower().endswith((*suffixes, "~"))
-        and file.name.lower() not in _LITTER
+        and file.name.lower() not in _IGNORED_NAMES
         and file.parent.name != "__pycache__"
     ]
 
 
-def _not_a_file(file: Path) -> str:
-    """What `file` is, if not a regular file with a size of its own; empty if it is one. Raises OSError.
+def _special_kind(file: Path) -> str:
+    """Return the kind of `file`; empty for a regular file with a real size. Raises OSError.
 
-    The kernel generates files in /proc and /sys when they are read: such a file may have no end, or block forever.
+    The kernel generates files in /proc and /sys when they are read. Such a file may have no end, or block forever.
     """
     status = os.stat(file)  # noqa: PTH116 - called for every file, and Path.stat takes twice as long
     if not stat.S_ISREG(status.st_mode):
@@ -251,12 +251,12 @@ def _check_remote(path: str, source: SourceConfig, key: str, tell: Callable[[str
 
 
 def is_table_name(name: str) -> bool:
-    """True for a file of rows and columns (.csv, .tsv), which is read only in a format that names its columns."""
+    """True for .csv and .tsv files, which need a format that names their columns."""
     return uncompressed_name(name).endswith((".csv", ".tsv"))
 
 
 def _check_kind(name: str, source: SourceConfig, key: str) -> list[Problem]:
-    """Why a file cannot be read, as far as its name tells."""
+    """Return the problems that the name of a file shows."""
     is_table = is_table_name(name)
     if FORMATS[source.format].goes_by_suffix and is_table:
         fix = "for texts write format: csv and field: COLUMN, for pairs format: pairs"
@@ -269,13 +269,13 @@ def _check_kind(name: str, source: SourceConfig, key: str) -> list[Problem]:
 
 
 def _check_content(file: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
-    """Why a file cannot be read: it is no regular file, may not be opened, or has no column of that name."""
+    """Return the problems of a file: it is not regular, cannot be opened, or lacks a column."""
     return _check_regular(file, f"{key}.path") or format_of(source, str(file)).check(file, source, key, data)
 
 
 def _check_regular(file: Path, key: str) -> list[Problem]:
     try:
-        kind = _not_a_file(file)
+        kind = _special_kind(file)
     except OSError as error:
         return [Problem(key, f"{file} cannot be read: {error.strerror}", "check its permissions")]
     if kind:

@@ -26,40 +26,40 @@ from artel.text.sources.find import all_sources, files_of, local_path
 from artel.text.sources.walk import may_match_inside
 
 MIN_CUT_BYTES = 5 * CUT_CHARACTERS
-"""A shorter text is one document in any case (`document: auto`)."""
+"""Shorter texts are always one document (`document: auto`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A file of a source, or a span of it."""
+    """A file of a source, or a span of a file."""
 
     path: str
-    """The path in the run file. It names the set, unless the source has a name."""
+    """The path in the run file. It is the name of the set, unless the source has a name."""
     address: str
     """The file, the URL, or the address on S3 or the hub."""
     size: int
-    """Bytes to be read."""
+    """Bytes to read."""
     version: str
-    """What changes with the content: a file's time of change in nanoseconds, an ETag, or a digest."""
+    """A value that changes with the content: mtime in nanoseconds, an ETag, or a digest."""
     span: Span | None = None
     is_cut: bool = False
-    """True if a text is read as several documents (`document: auto`)."""
+    """True if the text is read as several documents (`document: auto`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputShard:
-    """What one worker reads at a time: files of one source, in order, or one span of a large file."""
+    """The unit of work of a reader: files of one source, in order, or one span of a large file."""
 
     key: str
-    """The source's key in the run file."""
+    """The key of the source in the run file."""
     inputs: tuple[Input, ...]
     """Empty for a source without files, whose records are synthetic."""
     has_rows: bool = False
-    """True if only some records are read (`rows`)."""
+    """True if `rows` selects some of the records."""
 
     @property
     def size(self) -> int:
-        """Bytes; 0 with `rows`, since the number of bytes of these records is unknown."""
+        """Bytes; 0 with `rows`, since the size of the selected records is unknown."""
         return 0 if self.has_rows else sum(entry.size for entry in self.inputs)
 
     def to_json(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class InputShard:
 
 
 def source_at(data: DataConfig, key: str) -> SourceConfig:
-    """The source at a key of the run file."""
+    """Return the source at a key of the run file."""
     return next(source for source_key, source in all_sources(data) if source_key == key)
 
 
@@ -96,11 +96,10 @@ def inputs_of(source: SourceConfig, key: str, data: DataConfig) -> Iterator[Inpu
 
 
 def all_inputs(data: DataConfig) -> Iterator[tuple[str, SourceConfig, list[Input]]]:
-    """Yield (key in the run file, source, its files) for all sources; texts to be cut into documents are marked."""
+    """Yield (key in the run file, source, its files) for all sources. Sets `is_cut` of texts to cut into documents."""
     sources = [(key, source, list(inputs_of(source, key, data))) for key, source in all_sources(data)]
     total = sum(entry.size for _, _, inputs in sources for entry in inputs)
-    share = data.held_out or 0.0
-    min_bytes = max(MIN_CUT_BYTES, share * total) if share else math.inf
+    min_bytes = max(MIN_CUT_BYTES, data.held_out * total) if data.held_out else math.inf
     for key, source, inputs in sources:
         if source.document == "auto":
             inputs = [
@@ -121,10 +120,10 @@ def cut_notes(inputs: Iterable[Input], held_out: float | None) -> list[str]:
 
 
 def input_shards(data: DataConfig, size: int | None = None) -> list[InputShard]:
-    """The sources divided into shards of about `size` bytes, in order; one shard per file if `size` is None.
+    """Divide the sources into shards of about `size` bytes, in order; one shard per file if `size` is None.
 
-    Small files go together and large files of lines are divided; compressed files, tables and pages are not. A source
-    with `rows` is one shard, since only counting tells which records these are.
+    Small files are grouped, and large files of lines are divided; compressed files, tables and pages are not. A source
+    with `rows` is one shard, since its records must be counted.
     """
     shards: list[InputShard] = []
     for key, source, inputs in all_inputs(data):
@@ -134,8 +133,8 @@ def input_shards(data: DataConfig, size: int | None = None) -> list[InputShard]:
         group: list[Input] = []
         group_bytes = 0
         for entry in inputs:
-            is_whole = size is None or (data.by_chapter and format_of(source, entry.address).is_plain_text)
-            spans = [] if size is None or is_whole else _spans(entry, source, size)
+            is_one_span = size is None or (data.by_chapter and format_of(source, entry.address).is_plain_text)
+            spans = [] if size is None or is_one_span else _spans(entry, source, size)
             if group and (spans or size is None or group_bytes + entry.size > size):
                 shards.append(InputShard(key, tuple(group)))
                 group, group_bytes = [], 0
@@ -150,9 +149,9 @@ def input_shards(data: DataConfig, size: int | None = None) -> list[InputShard]:
 
 
 def source_fingerprint(data: DataConfig) -> list[Any]:
-    """The path, size and version of each file of the sources; no file is read.
+    """Return path, size and version of each file of the sources, without reading them.
 
-    Files of a user's converter and files of the outputs of pairs are among them.
+    Includes the modules of user converters and the files of outputs of pairs.
     """
     facts: list[Any] = []
     for key, source in all_sources(data):
@@ -166,12 +165,12 @@ def source_fingerprint(data: DataConfig) -> list[Any]:
 
 
 def _spans(entry: Input, source: SourceConfig, size: int) -> list[Input]:
-    """The file in spans of about `size` bytes; empty if it is read as a whole."""
+    """Divide a file into spans of about `size` bytes; empty if it cannot be divided."""
     if entry.size <= size or not format_of(source, entry.address).can_be_divided(source):
         return []
     if is_url(entry.address) or is_remote(entry.address):
         return []
-    if file_name(entry.address).endswith(".parquet"):  # which `format: jsonl` reads as well
+    if file_name(entry.address).endswith(".parquet"):  # `format: jsonl` reads it too
         return []
     if not can_be_divided(Path(entry.address), entry.address, source.encoding):
         return []
@@ -191,7 +190,7 @@ class SourcePath:
     """The files that exist now."""
 
     def would_read(self, folder: Path) -> bool:
-        """True if files in `folder`, a real path that need not exist, would be read by the source."""
+        """True if the source would read files in `folder`, a real path that need not exist."""
         path = local_path(self.path, self.key)
         parts = path.parts
         fixed = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))
@@ -206,7 +205,7 @@ class SourcePath:
 
 
 def source_paths(data: DataConfig) -> Iterator[SourcePath]:
-    """Yield each local path of each source; paths that cannot be found are skipped, since other checks report them."""
+    """Yield each local path of each source, except missing ones, which other checks report."""
     for source_key, source in all_sources(data):
         key = source_key if source_key == "data.validation" else f"{source_key}.path"
         for path in source.path if FORMATS[source.format].has_files else []:

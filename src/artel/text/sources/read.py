@@ -1,4 +1,4 @@
-"""Reading an input shard: file after file, each by its format."""
+"""Read the files of an input shard in order, each in its format."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 
 def read_shard(shard: InputShard, data: DataConfig, on_encoding: OnEncoding = lambda *_: None) -> Items:
-    """The records of an input shard, of the sets that its source includes. Lines of a span are numbered within it.
+    """Yield the records of an input shard, of the sets that its source includes. A span numbers its lines from 1.
 
-    `on_encoding` is called with the set's name and the encoding of each file whose encoding is detected; of a file in
-    several spans, by the first of them.
+    `on_encoding` is called with the name of the set and the detected encoding of each file; if a file has several
+    spans, only for the first.
     """
     source = source_at(data, shard.key)
 
@@ -44,7 +44,7 @@ def read_shard(shard: InputShard, data: DataConfig, on_encoding: OnEncoding = la
 
 
 def read_with(reader: Callable[[SourceFile], Items], file: SourceFile) -> Items:
-    """The records of a file. A file that cannot be read at all is one rejected record, of its first span."""
+    """Yield the records of a file. An unreadable file is one rejected record, of its first span."""
     try:
         yield from reader(file)
     except BadRecord as error:
@@ -60,9 +60,9 @@ def read_inputs(
     on_encoding: OnEncoding = lambda *_: None,
     key: str = "data.sources.0",
 ) -> Iterator[T]:
-    """What `read` yields of each file, downloaded if it is not here. A file that changes meanwhile is refused."""
+    """Call `read` on each file, downloading remote ones, and yield its results. Raises if a file changes meanwhile."""
     for entry in inputs:
-        origin = hide_secrets(entry.address)  # it is written into the ledger, the store and messages
+        origin = hide_secrets(entry.address)  # for the ledger, the store and messages
         set_name = source.name or hide_secrets(entry.path)
         file = SourceFile(
             Path(entry.address), origin, set_name, source, data, "", entry.span, entry.is_cut, on_encoding, key
@@ -81,7 +81,7 @@ def read_inputs(
 def _read_file(file: SourceFile) -> Items:
     format = format_of(file.source, file.origin, file.content_type)
     if file.source.encoding == "auto" and format.has_lines(file):
-        with suppress(BadRecord):  # binary data: the reader reports where
+        with suppress(BadRecord):  # binary data: the reader reports it
             encoding = line_encoding(file.path, file.origin, "auto")
             if file.span is None or file.span.start == 0:
                 file.on_encoding(file.set_name, encoding)

@@ -1,4 +1,4 @@
-"""The files of folders and globs, also through links: each folder is entered once, and each file is listed once."""
+"""List the files of folders and globs, following links. Each folder is entered once, each file listed once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 def files_in(folder: Path, *, include_hidden: bool = True) -> Iterator[Path]:
     """Yield everything in a folder and its subfolders, except folders.
 
-    A folder that links lead to is entered once, after the folders that need no link. A link to its own parent, which a
-    glob follows until the kernel forbids it, adds nothing; nor does a link to a folder above, which has far more files
-    than are meant. Without `include_hidden`, names that begin with a dot are skipped.
+    Linked folders are entered once, after folders that need no link. Links to a parent folder are ignored: a glob would
+    follow them until the kernel stops it. Links to higher folders are ignored too: they have far more files than meant.
+    Without `include_hidden`, names that begin with a dot are skipped.
     """
     folders, links = [os.fspath(folder)], list[str]()
     entered = set(map(str, Path(os.path.realpath(folder)).parents))
@@ -45,7 +45,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def files_matching(pattern: str) -> Iterator[Path]:
-    """Yield what a glob matches; `**` matches any number of folders, as in Python's glob."""
+    """Yield the paths that a glob matches. `**` matches any number of folders, as in the glob module."""
     parts = Path(pattern).parts
     if "**" not in parts:
         yield from map(Path, glob.iglob(pattern))  # noqa: PTH207
@@ -87,7 +87,7 @@ def may_match_inside(names: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
 
 
 def unique_files(files: Iterable[Path]) -> list[Path]:
-    """The files sorted. Of several that are one by their links, the one that is no link stays, else the first link."""
+    """Sort the files. If links make several of them the same, keep the real file, or else the first link."""
     ordered = sorted(files)
     links = {file for file in ordered if os.path.islink(file)}  # noqa: PTH114 - for every file: Path takes twice as long
     folders: dict[str, str] = {}
