@@ -1,1 +1,1 @@
-"""One module per format: from the bytes of a file to records."""
+"""Formats of texts, one per file: `Format` (format.py) says what each declares, `artel.registry` lists them."""

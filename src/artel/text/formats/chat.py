@@ -1,11 +1,11 @@
-"""Rows of chat data to conversations: by the fields of the row, which tell its form, or by a function of the user's.
+"""Conversations from rows of chat data (JSON lines, a JSON array or parquet).
 
-Rules, besides those of `turns`:
-- Messages after the assistant's last one are left out and counted: nothing answers them. A row without an answer is
-  rejected.
+The fields of a row determine its form; or a user function converts it. Rules, besides those of `turns`:
+
+- Messages after the last one of the assistant are dropped and counted. A row without an answer is rejected.
 - The assistant may speak first (the greeting of a role-play).
-- Of a tree of replies the main branch is taken: at each message the reply of the lowest rank, or the first if none has
-  a rank; deleted replies are skipped. All branches of a tree would repeat its beginning.
+- A tree of replies gives its main branch: at each message the reply of the lowest rank, or the first if none has a
+  rank. Deleted replies are skipped. All branches of a tree would repeat its beginning.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from artel.config import DataConfig, SourceConfig
+from artel.config import SourceConfig
 from artel.errors import InputError, Problem
 from artel.plugins import import_own_module, raised
 from artel.registry import FORMATS
@@ -24,47 +24,39 @@ from artel.text.formats.jsonl import SUFFIXES, has_lines, read_rows
 from artel.text.formats.parquet import SUFFIX, check_parquet_rows
 from artel.text.formats.tool_rows import check_names, check_results, is_padded, tools_field, with_tools, without_nulls
 from artel.text.formats.turns import THOUGHT_FIELDS, RowReader, Turn, names_of
-from artel.text.reading.files import file_name
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import BadRecord, Conversation, Message, Preference, Record, Rejected, Tools
 
 Fields = Iterable[tuple[str, Conversation | Preference | BadRecord]]
-"""(path inside the row, the conversation or preference there or why it is bad)."""
+"""(path inside the row, its conversation or preference, or a BadRecord)."""
+PathTurns = tuple[str, "list[Turn] | BadRecord"]
+"""(path inside the row, empty if the row is one conversation; its turns or a BadRecord)."""
+
+UserFunction = Callable[[dict[str, Any]], Any]
 
 
 def read_chat(file: SourceFile) -> Iterator[Record | Rejected]:
-    """Yield a record per conversation. If a row holds several, the origin has the path: `file:line (instances[1])`."""
+    """Yield a record per conversation. If a row has several, the origin has the path: `file:line (instances[1])`."""
     return records_of_rows(file, Converter(file.source).conversations)
 
 
 def records_of_rows(file: SourceFile, fields_of: Callable[[Any], Fields]) -> Iterator[Record | Rejected]:
+    """Yield the records of the conversations or preferences that `fields_of` returns for each row."""
     is_table = not has_lines(file)
-    for place, row in read_rows(file):
+    for row_origin, row in read_rows(file):
         try:
             for path, fields in fields_of(without_nulls(row) if is_table or is_padded(row) else row):
-                origin = f"{place} ({path})" if path else place
+                origin = f"{row_origin} ({path})" if path else row_origin
                 if isinstance(fields, BadRecord):
                     yield file.reject(origin, fields)
                 else:
                     yield record_of(fields, origin, file.set_name)
         except BadRecord as error:
-            yield file.reject(place, error)
-
-
-def check_file(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
-    return check_parquet_rows(path, key) if file_name(str(path)).endswith(SUFFIX) else []
-
-
-PathTurns = tuple[str, "list[Turn] | BadRecord"]
-"""(path inside the row, empty if the row is one conversation; its turns, or what is wrong with them)."""
-
-UserFunction = Callable[[dict[str, Any]], Any]
-
-PREFERENCE_CONVERTERS = ("messages", "alpaca", "sharegpt")
+            yield file.reject(row_origin, error)
 
 
 def record_of(fields: Conversation | Preference, origin: str, set_name: str) -> Record:
-    """The record of a conversation or preference; its text is all that is said in it.
+    """Return the record of a conversation or preference. Its text is that of all messages.
 
     Conversations that begin with the same question, and preferences with the same prompt, go into the same split: a
     model must not have learned the answers that it is evaluated on.
@@ -81,7 +73,7 @@ def _text_of(messages: Iterable[Message]) -> str:
 
 
 def check_converter(source: SourceConfig, key: str) -> list[Problem]:
-    """What is wrong with `converter` of the source at `key` of the run file. A user's function is imported."""
+    """Return the problems of `converter` of the source at `key` of the run file. Imports user functions."""
     known = FORMATS[source.format].converters
     if not known or source.converter == "auto":
         return []
@@ -98,7 +90,7 @@ def check_converter(source: SourceConfig, key: str) -> list[Problem]:
 
 
 def import_function(converter: str, key: str) -> UserFunction:
-    """The user's function `module:function`; modules in the working folder are found too. Raises InputError."""
+    """Import the user function `module:function`, also from the working folder. Raises InputError."""
     module, _, name = converter.partition(":")
     function = getattr(import_own_module(module, key, "write module:function"), name, None)
     if not callable(function):
@@ -108,7 +100,7 @@ def import_function(converter: str, key: str) -> UserFunction:
 
 
 def converter_file(source: SourceConfig, key: str) -> list[Path]:
-    """The file of the user's function, if the source has one; it is part of the store's key."""
+    """Return the file of the user function, if the source has one. It is part of the store key."""
     if not FORMATS[source.format].converters or ":" not in source.converter:
         return []
     import_function(source.converter, f"{key}.converter")
@@ -117,7 +109,7 @@ def converter_file(source: SourceConfig, key: str) -> list[Path]:
 
 
 def call_function(function: UserFunction, converter: str, row: dict[str, Any]) -> Any:
-    """What the user's function returns for a row. Raises BadRecord for whatever it raises: it costs the row only."""
+    """Call a user function on a row. Turns its exceptions into BadRecord, so that they cost only the row."""
     try:
         return function(row)
     except KeyboardInterrupt:
@@ -128,7 +120,7 @@ def call_function(function: UserFunction, converter: str, row: dict[str, Any]) -
 
 
 class Converter:
-    """Rows of one source to conversations, by its `converter`."""
+    """Turns rows of one source into conversations, with its `converter`."""
 
     def __init__(self, source: SourceConfig) -> None:
         self._name = source.converter
@@ -136,13 +128,15 @@ class Converter:
         self._reader = RowReader(source)
 
     def conversations(self, row: Any) -> Iterator[tuple[str, Conversation | BadRecord]]:
-        """Yield (path inside the row, conversation) for each that the row holds. Raises BadRecord for a useless row."""
+        """Yield (path inside the row, conversation) for each conversation. Raises BadRecord for an unusable row."""
         row = self._reader.rename_fields(row)
         if self._function is not None:
             result = call_function(self._function, self._name, row)
             row = result if isinstance(result, dict) else row | {"messages": result}
         tools = self._reader.tools(row)
-        lists_all = bool(tools) and tools_field(row) is not None  # a system message may describe more in words
+        lists_all = (
+            bool(tools) and tools_field(row) is not None
+        )  # a system message may describe more functions in words
         for path, turns in self._turns(row):
             try:
                 if isinstance(turns, BadRecord):
@@ -174,11 +168,8 @@ def _conversation(messages: list[Message], tools: Tools, lists_all: bool) -> Con
     return Conversation(answered, tools, counted | ({"turns_left_out": left_out} if left_out else {}))
 
 
-# The forms of rows
-
-
 def _form_of(row: dict[str, Any]) -> str:
-    """The converter of a row, by the fields it has."""
+    """Return the converter of a row, by its fields."""
     for form, names in (
         ("messages", ("messages",)),
         ("sharegpt", ("conversations", "conversation")),
@@ -208,7 +199,7 @@ def _dialog(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
 
 
 def _listed(reader: RowReader, row: dict[str, Any], *names: str) -> Iterable[PathTurns]:
-    """The turns in the first field that the row has."""
+    """Return the turns in the first of the fields `names` that the row has."""
     name = next((name for name in names if row.get(name) is not None), None)
     if name is None:
         mapped = reader.mapping.get(names[0], names[0])
@@ -228,13 +219,13 @@ def _alpaca(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
 
 
 def _xlam(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
-    """A question and the calls that answer it (Salesforce's xLAM)."""
+    """Return a question and the calls that answer it (Salesforce xLAM)."""
     question: Turn = {"role": "user", "content": reader.text(row, "query")}
     return [("", [*reader.system(row), question, {"role": "function_call", "content": row.get("answers")}])]
 
 
 def _completion(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
-    """A prompt and its completion, each a text or messages (TRL). Answers in the prompt are not learned."""
+    """Return a prompt and its completion, each a text or messages (TRL). Answers in the prompt are not learned."""
 
     def turns(name: str, role: str) -> list[Turn]:
         value = row.get(name)
@@ -246,7 +237,7 @@ def _completion(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
 
 
 def _character(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
-    """Role-play, a conversation per dialogue. The system message is the name (if the context lacks it) and context."""
+    """Return role-play, a conversation per dialogue. The system message has the context, and the name if it lacks it."""
     name, context = reader.optional(row, "name"), reader.optional(row, "context")
     text = "\n\n".join(text for text in ("" if name in context else name, context) if text.strip())
     system = [{"role": "system", "content": text}]
@@ -267,8 +258,8 @@ def _oasst(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
         raise BadRecord("deleted", "the prompt of the tree is deleted; leave the tree out")
     turns: list[Turn] = []
     while message is not None:
-        place = f"message {len(turns) + 1} of the main branch"
-        turns.append({"role": reader.text(message, "role", place), "content": reader.text(message, "text", place)})
+        path = f"message {len(turns) + 1} of the main branch"
+        turns.append({"role": reader.text(message, "role", path), "content": reader.text(message, "text", path)})
         replies = message.get("replies")
         replies = replies if isinstance(replies, list) else []
         replies = [reply for reply in replies if isinstance(reply, dict) and not reply.get("deleted")]
@@ -282,7 +273,7 @@ def _rank(reply: dict[str, Any]) -> float:
 
 
 def _each(row: dict[str, Any], name: str, turns: Callable[[dict[str, Any], str], list[Turn]]) -> Iterator[PathTurns]:
-    """The conversations of a list in a row. What is wrong with one costs that one only."""
+    """Yield the conversations of a list in a row. A bad one costs only itself."""
     items = row[name]
     if not isinstance(items, list) or not items:
         what = "empty" if items == [] else type(items).__name__
@@ -316,5 +307,5 @@ CHAT = Format(
     suffixes=(*SUFFIXES, SUFFIX),
     converters=tuple(FORMS),
     has_lines=has_lines,
-    check=check_file,
+    check=check_parquet_rows,
 )

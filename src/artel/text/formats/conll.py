@@ -1,8 +1,8 @@
-"""CoNLL's columns: a word a line with its tags, an empty line after a sentence, -DOCSTART- before a document.
+"""CoNLL columns: one word per line with its tags, an empty line after a sentence, -DOCSTART- before a document.
 
-Tjong Kim Sang and De Meulder 2003 (the last column has the entities); the files of Universal Dependencies (.conllu),
-of which the part of speech is read unless `tags` names another column. A record is a sentence. Sentences of a document
-go into the same split.
+Reads Tjong Kim Sang and De Meulder 2003 (entities in the last column), and files of Universal Dependencies (.conllu),
+with the part of speech unless `tags` names another column. A record is a sentence. Sentences of a document go into the
+same split.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from artel.text.records import BadRecord, Record, Rejected
 from artel.text.tags import ENTITIES, WORDS, tagged_record, tagged_words
 
 COLUMNS = with_compressed(".conll", ".conllu", ".bio", ".iob")
-"""Endings of files that have columns, whatever format their source names."""
+"""Suffixes of files that are read as columns, whatever the format of their source."""
 _UNIVERSAL = with_compressed(".conllu")
 _DOCUMENT = "-DOCSTART-"
 _FORM, _UPOS, _MISC, _COLUMNS = 1, 3, 9, 10  # of Universal Dependencies: https://universaldependencies.org/format.html
@@ -28,69 +28,63 @@ _FORM, _UPOS, _MISC, _COLUMNS = 1, 3, 9, 10  # of Universal Dependencies: https:
 
 @dataclass(slots=True)
 class _Sentence:
-    """The lines of a sentence, or the first thing that is wrong with it."""
+    """The lines of a sentence, or its first error."""
 
     number: int
-    """Of its first line."""
+    """The number of its first line."""
     rows: list[tuple[int, list[str]]] = field(default_factory=list)
     """(line number, columns)."""
     bad: tuple[int, BadRecord] | None = None
 
 
 def read_conll(file: SourceFile) -> Iterator[Record | Rejected]:
-    """Yield a record per sentence; its origin is the line of its first word."""
+    """Yield a record per sentence. Its origin is the line of the first word."""
     universal = file_name(file.origin).endswith(_UNIVERSAL)
     document, group = False, ""
     for sentence in _sentences(file, universal):
         if sentence.bad is None and sentence.rows and sentence.rows[0][1][0] == _DOCUMENT:
             document, group = True, ""
             continue
-        place = f"{file.origin}:{sentence.number}"
+        origin = f"{file.origin}:{sentence.number}"
         try:
             if sentence.bad is not None:
-                place = f"{file.origin}:{sentence.bad[0]}"
+                origin = f"{file.origin}:{sentence.bad[0]}"
                 raise sentence.bad[1]
             if not sentence.rows:
                 raise BadRecord("no_words", "the sentence has no word of its own; write one, or leave it out")
             for number, row in sentence.rows:
-                place = f"{file.origin}:{number}"
+                origin = f"{file.origin}:{number}"
                 _check_columns(row, sentence.rows[0][1], file.source)
-            place = f"{file.origin}:{sentence.number}"
-            record = _record(sentence, file, place, universal=universal)
+            origin = f"{file.origin}:{sentence.number}"
+            record = _record(sentence, file, origin, universal=universal)
         except BadRecord as error:
-            yield file.reject(place, error)
+            yield file.reject(origin, error)
             continue
         group = group or record.text
         yield record._replace(group=group) if document else record
 
 
-def _record(sentence: _Sentence, file: SourceFile, place: str, *, universal: bool) -> Record:
+def _record(sentence: _Sentence, file: SourceFile, origin: str, *, universal: bool) -> Record:
     source, rows = file.source, [row for _, row in sentence.rows]
-    word = _column(source.words, _FORM if universal else 0)
-    tag = _column(source.tags, _UPOS if universal else -1)
+    word = int(source.words or (_FORM if universal else 0))
+    tag = int(source.tags or (_UPOS if universal else -1))
     spaces = None
     if universal and len(rows[0]) == _COLUMNS:
         spaces = ["SpaceAfter=No" not in row[_MISC].split("|") for row in rows]
     text, spans = tagged_words([row[word] for row in rows], [row[tag] for row in rows], source.yields, spaces)
-    return tagged_record(text, spans, place, file.set_name)
-
-
-def _column(setting: str, default: int) -> int:
-    return int(setting) if setting else default
+    return tagged_record(text, spans, origin, file.set_name)
 
 
 def _check_columns(row: list[str], first: list[str], source: SourceConfig) -> None:
     if len(row) != len(first):
         what = f"has {len(row)} columns, and the sentence began with {len(first)}"
         raise BadRecord("unequal_columns", f"{what}; write the missing ones, or an empty line between sentences")
-    least = max(2, *(number + 1 if number >= 0 else -number for number in map(int, filter(None, _columns(source)))))
+    least = max(
+        2, *(number + 1 if number >= 0 else -number for number in map(int, filter(None, (source.words, source.tags))))
+    )
     if len(row) < least:
         what = f"has {len(row)} column{'s' * (len(row) > 1)} where {least} are needed: a word and its tag"
         raise BadRecord("unequal_columns", f"{what}; separate them by spaces or tabs, or write words and tags: NUMBER")
-
-
-def _columns(source: SourceConfig) -> tuple[str, ...]:
-    return source.words, source.tags, "0"
 
 
 def _sentences(file: SourceFile, universal: bool) -> Iterator[_Sentence]:
@@ -111,14 +105,14 @@ def _sentences(file: SourceFile, universal: bool) -> Iterator[_Sentence]:
         if row and row[0] == _DOCUMENT and not sentence.rows:  # some files have no empty line after it
             yield _Sentence(number, [(number, row)])
             sentence = None
-        elif not (universal and ("-" in row[0] or "." in row[0])):  # a range of words, or a word that is not written
+        elif not (universal and ("-" in row[0] or "." in row[0])):  # a range of words, or an empty word
             sentence.rows.append((number, row))
     if sentence is not None:
         yield _without_comments(sentence)
 
 
 def _without_comments(sentence: _Sentence) -> _Sentence:
-    """Without lines like `# id 5` at its head, which have other columns than its words."""
+    """Return the sentence without leading lines like `# id 5`, which have other columns than its words."""
     rows = sentence.rows
     while len(rows) > 1 and rows[0][1][0].startswith("#") and len(rows[0][1]) != len(rows[-1][1]):
         rows = rows[1:]
@@ -127,7 +121,7 @@ def _without_comments(sentence: _Sentence) -> _Sentence:
 
 
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
-    """A column must be a number; parts of speech are no names."""
+    """Return problems of columns that are not numbers, and of parts of speech read as entities."""
     problems = []
     if file_name(str(path)).endswith(_UNIVERSAL) and not source.tags and source.yields != WORDS:
         what = f"{path} is of Universal Dependencies, which give each word a tag"

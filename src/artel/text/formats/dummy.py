@@ -11,9 +11,16 @@ from artel.text.reading.source_file import Items, SourceFile
 from artel.text.records import AnswerClass, Question, Record
 from artel.text.tags import tagged_record
 
-_FIRST = ["Anna", "Boris", "Clara", "David", "Emma", "Felix", "Greta", "Henry", "Ivan", "Laura"]
-_LAST = ["Berg", "Stone", "Fisher", "Wood", "Hill", "Lake"]
-_PLACES = ["Paris", "New York", "Moscow", "Rome", "Lake Garda", "Oslo"]
+_PLACES = ["river", "forest", "village", "market", "harbour", "mountain", "garden", "station", "library", "bridge"]
+_DEEDS = ["sings", "works", "reads", "sleeps", "writes", "waits"]
+_OPENING = "news :"  # every name then follows a space, and is the same token as in the question
+_CLASSES: tuple[AnswerClass, ...] = ("yes", "no", "short", "long", "unknown")
+_SINGULAR = ["miller", "baker", "farmer", "weaver", "sailor", "teacher", "carpenter", "singer", "doctor", "painter"]
+_SINGULAR_VERBS = ["walks", "works", "sings", "waits", "reads", "sleeps", "writes", "listens", "builds", "returns"]
+_NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+_PEOPLE = ["Anna", "Boris", "Clara", "David", "Emma", "Felix", "Greta", "Henry", "Ivan", "Laura"]
+_SURNAMES = ["Berg", "Stone", "Fisher", "Wood", "Hill", "Lake"]
+_CITIES = ["Paris", "New York", "Moscow", "Rome", "Lake Garda", "Oslo"]
 _FIRMS = ["Steel", "Paper", "Bread", "Glass"]
 _PATTERNS = [
     ("PER", " lives in ", "LOC", "."),
@@ -25,58 +32,51 @@ _PATTERNS = [
 
 
 def read_dummy_entities(source: SourceConfig) -> Iterator[Record]:
-    """Document i depends only on (seed, i)."""
+    """Yield documents. Document i depends only on (seed, i)."""
     for number in range(source.documents):
-        chance = random.Random(f"{source.seed}:{number}")
+        rng = random.Random(f"{source.seed}:{number}")
         text, spans = "", []
-        for sentence in (chance.choice(_PATTERNS) for _ in range(chance.randint(1, 5))):
+        for sentence in (rng.choice(_PATTERNS) for _ in range(rng.randint(1, 5))):
             text += " " if text else ""
             for part in sentence:
-                name = _name(part, chance)
+                name = _name(part, rng)
                 if name != part:
                     spans.append((len(text), len(text) + len(name), part))
                 text += name
         yield tagged_record(text, spans, f"dummy:{number}", source.name or "dummy")
 
 
-def _name(part: str, chance: random.Random) -> str:
-    """A name of the kind that a part of a pattern stands for, or the part itself."""
+def _name(part: str, rng: random.Random) -> str:
+    """Return a random name for a placeholder of a pattern, and other parts unchanged."""
     if part == "PER":
-        return " ".join([chance.choice(_FIRST), *([chance.choice(_LAST)] if chance.random() < 0.6 else [])])
+        return " ".join([rng.choice(_PEOPLE), *([rng.choice(_SURNAMES)] if rng.random() < 0.6 else [])])
     if part == "LOC":
-        return chance.choice(_PLACES)
+        return rng.choice(_CITIES)
     if part == "ORG":
-        return f"{chance.choice(_LAST)} {chance.choice(_FIRMS)} Ltd"
+        return f"{rng.choice(_SURNAMES)} {rng.choice(_FIRMS)} Ltd"
     return part
 
 
-_PEOPLE = ["Anna", "Boris", "Clara", "David", "Emma", "Felix", "Greta", "Henry", "Ivan", "Laura"]
-_PLACES = ["river", "forest", "village", "market", "harbour", "mountain", "garden", "station", "library", "bridge"]
-_DEEDS = ["sings", "works", "reads", "sleeps", "writes", "waits"]
-_OPENING = "news :"  # so that every name follows a space, and is the same token as in the question
-_CLASSES: tuple[AnswerClass, ...] = ("yes", "no", "short", "long", "unknown")
-
-
 def read_dummy_questions(source: SourceConfig) -> Iterator[Record]:
-    """Document i depends only on (seed, i)."""
+    """Yield documents. Document i depends only on (seed, i)."""
     for number in range(source.documents):
         question = _question(f"dummy-{number}", random.Random(f"{source.seed}:{number}"))
         text = f"{question.question}\n{question.context}"
         yield Record(text, f"dummy:{number}", source.name or "dummy", question, group=question.context)
 
 
-def _question(name: str, chance: random.Random) -> Question:
-    """A question about one of the facts or, for the class unknown, about a person who is not in the text.
+def _question(name: str, rng: random.Random) -> Question:
+    """Return a question about one of the facts or, for class unknown, about a person who is not in the text.
 
-    The kind of question does not tell the class: each kind is sometimes unknown, and the moods are mixed.
+    The kind of question does not reveal the class: each kind is sometimes unknown, and the moods are mixed.
     """
-    people = chance.sample(_PEOPLE, chance.randint(3, 6) + 1)
+    people = rng.sample(_PEOPLE, rng.randint(3, 6) + 1)
     absent = people.pop()
-    answer_class = chance.choice(_CLASSES)
-    index = chance.randrange(len(people))
-    kind = chance.choice(_CLASSES[:4]) if answer_class == "unknown" else answer_class
+    answer_class = rng.choice(_CLASSES)
+    index = rng.randrange(len(people))
+    kind = rng.choice(_CLASSES[:4]) if answer_class == "unknown" else answer_class
     facts = [
-        _fact(person, kind if number == index else chance.choice(_CLASSES[:4]), chance)
+        _fact(person, kind if number == index else rng.choice(_CLASSES[:4]), rng)
         for number, person in enumerate(people)
     ]
     context = " ".join([_OPENING, *facts])
@@ -90,12 +90,12 @@ def _question(name: str, chance: random.Random) -> Question:
     return Question(name, _question_text(people[index], kind), context, ((start, end),), answer_class)
 
 
-def _fact(person: str, kind: AnswerClass, chance: random.Random) -> str:
-    """A fact that a small model learns quickly: it begins with the person, and has six words."""
+def _fact(person: str, kind: AnswerClass, rng: random.Random) -> str:
+    """Return a fact that a small model learns quickly: six words, the person first."""
     if kind == "short":
-        return f"{person} is in the {chance.choice(_PLACES)} ."
+        return f"{person} is in the {rng.choice(_PLACES)} ."
     if kind == "long":
-        return f"{person} {chance.choice(_DEEDS)} by the {chance.choice(_PLACES)} ."
+        return f"{person} {rng.choice(_DEEDS)} by the {rng.choice(_PLACES)} ."
     return f"{person} is {'happy' if kind == 'yes' else 'sad'} this morning ."
 
 
@@ -107,31 +107,25 @@ def _question_text(person: str, kind: AnswerClass) -> str:
     return f"is {person} happy ?"
 
 
-_PLACES = ["river", "forest", "village", "market", "harbour", "mountain", "garden", "station", "library", "bridge"]
-_SINGULAR = ["miller", "baker", "farmer", "weaver", "sailor", "teacher", "carpenter", "singer", "doctor", "painter"]
-_SINGULAR_VERBS = ["walks", "works", "sings", "waits", "reads", "sleeps", "writes", "listens", "builds", "returns"]
-_NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-
-
 def read_dummy(source: SourceConfig) -> Iterator[Record]:
-    """Document i depends only on (seed, i)."""
+    """Yield documents. Document i depends only on (seed, i)."""
     for number in range(source.documents):
-        chance = random.Random(f"{source.seed}:{number}")
-        sentences = [_sentence(chance) for _ in range(chance.randint(1, 12))]
+        rng = random.Random(f"{source.seed}:{number}")
+        sentences = [_sentence(rng) for _ in range(rng.randint(1, 12))]
         yield Record(" ".join(sentences), f"dummy:{number}", source.name or "dummy")
 
 
-def _sentence(chance: random.Random) -> str:
-    kind = chance.randrange(3)
+def _sentence(rng: random.Random) -> str:
+    kind = rng.randrange(3)
     if kind == 0:  # the verb agrees with its subject
-        who, does, place = chance.choice(_SINGULAR), chance.choice(_SINGULAR_VERBS), chance.choice(_PLACES)
-        if chance.random() < 0.5:
+        who, does, place = rng.choice(_SINGULAR), rng.choice(_SINGULAR_VERBS), rng.choice(_PLACES)
+        if rng.random() < 0.5:
             return f"The {who} {does} by the {place}."
         return f"The {who}s {does[:-1]} by the {place}."
     if kind == 1:  # counting up from a number
-        start = chance.randrange(6)
-        return f"Count: {', '.join(_NUMBERS[start : start + chance.randint(3, 4)])}."
-    word = "".join(chance.choice("abcdefgh") for _ in range(chance.randint(3, 6)))
+        start = rng.randrange(6)
+        return f"Count: {', '.join(_NUMBERS[start : start + rng.randint(3, 4)])}."
+    word = "".join(rng.choice("abcdefgh") for _ in range(rng.randint(3, 6)))
     return f"Say {word} again: {word}."
 
 

@@ -1,8 +1,13 @@
-"""Texts with spans of characters, and words with tags, from rows of JSON lines, of a JSON array or of parquet.
+"""Texts with character spans, or words with tags, from rows of JSON lines, a JSON array or parquet.
 
-Read as they are: doccano's `label`, `labels` and `entities`; Label Studio's export (JSON and JSON-MIN); spaCy's and
-Prodigy's `spans`; spaCy's [text, {"entities": […]}]; rows of Hugging Face data sets, `tokens` with `ner_tags`, whose
-numbers have their names in `tag_names` or in the parquet file. Files with CoNLL's endings are read as `conll` does.
+Supported forms: `label`, `labels` and `entities` of doccano; exports of Label Studio (JSON and JSON-MIN); `spans` of
+spaCy and Prodigy; [text, {"entities": […]}] of spaCy; `tokens` with `ner_tags` of Hugging Face data sets, with names of
+numbers in `tag_names` or in the parquet file. Files with CoNLL suffixes are read like `conll`.
+
+Label Studio: {"data": {"text": …}, "annotations": [{"result": [{"value": {"start", "end", "labels"}}]}]}. Its offsets
+are those of JavaScript, which counts an emoji as two. If they do not fit the marked text, they are read that way.
+https://labelstud.io/guide/export#Label-Studio-JSON-format-of-annotated-tasks
+
 """
 
 from __future__ import annotations
@@ -28,20 +33,20 @@ _TAGS = {ENTITIES: ("ner_tags", "tags", "labels", "ner", "label"), WORDS: ("upos
 _SPANS = ("entities", "spans", "labels", "label")
 _STARTS, _ENDS = ("start", "start_offset"), ("end", "end_offset")
 _LABELS = ("label", "labels", "type", "tag", "entity_group")
-_ANSWERS = {"reject": "rejected_by_annotator", "ignore": "ignored_by_annotator"}  # Prodigy's `answer`
+_ANSWERS = {"reject": "rejected_by_annotator", "ignore": "ignored_by_annotator"}  # `answer` of Prodigy
 
 
 def read_entities(file: SourceFile) -> Iterator[Record | Rejected | Dropped]:
-    """Yield a record per row; of columns, per sentence."""
+    """Yield a record per row; for CoNLL columns, per sentence."""
     if _is_columns(file.origin):
         yield from CONLL.read(file)
         return
     reader = _RowReader(file)
-    for place, row in read_rows(file):
+    for origin, row in read_rows(file):
         try:
-            yield reader.read(row, place)
+            yield reader.read(row, origin)
         except BadRecord as error:
-            yield file.reject(place, error)
+            yield file.reject(origin, error)
 
 
 class _RowReader:
@@ -51,10 +56,10 @@ class _RowReader:
         tags = [file.source.tags] if file.source.tags else _TAGS[file.source.yields]
         self._names: dict[str, list[str]] = {} if has_lines(file) else class_names(file.path, file.origin, tags)
 
-    def read(self, row: Any, place: str) -> Record | Dropped:
+    def read(self, row: Any, origin: str) -> Record | Dropped:
         source, set_name = self._source, self._file.set_name
         if isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], dict):
-            row = {source.field: row[0], **row[1]}  # spaCy's training data
+            row = {source.field: row[0], **row[1]}  # training data of spaCy
         entry = object_of(row)
         answer = entry.get("answer")
         if isinstance(answer, str) and answer in _ANSWERS:
@@ -67,7 +72,7 @@ class _RowReader:
             text, spans = self._of_words(entry, words)
         else:
             text, spans = self._of_spans(entry)
-        return tagged_record(text, spans, place, set_name)
+        return tagged_record(text, spans, origin, set_name)
 
     def _override(self, setting: str, name: str) -> str:
         return shlex.quote(f"{self._file.key}.{setting}={name}")
@@ -105,9 +110,9 @@ class _RowReader:
         return text, [span for number, item in enumerate(entry[field]) for span in _spans(item, f"{field}[{number}]")]
 
 
-def _field_of(entry: dict[str, Any], named: str, usual: Sequence[str]) -> str | None:
-    """The field that the source names, else the first of the usual ones that the entry has."""
-    return next((name for name in ([named] if named else usual) if name in entry), None)
+def _field_of(entry: dict[str, Any], setting: str, defaults: Sequence[str]) -> str | None:
+    """Return the field that the source names, else the first default field that the entry has."""
+    return next((name for name in ([setting] if setting else defaults) if name in entry), None)
 
 
 def _is_texts(value: Any) -> bool:
@@ -126,7 +131,7 @@ def _tag_name(tag: Any, names: list[str]) -> str:
 
 
 def _spans(item: Any, path: str) -> list[Span]:
-    """The spans of [start, end, label], or of an object, which may have several labels."""
+    """Return the spans of [start, end, label], or of an object, which may have several labels."""
     if isinstance(item, list) and len(item) == 3:
         start, end, labels = item
     elif isinstance(item, dict):
@@ -135,7 +140,7 @@ def _spans(item: Any, path: str) -> list[Span]:
     else:
         raise _no_span(path, item)
     labels = labels if isinstance(labels, list) else [labels]
-    if not all(isinstance(place, int) and not isinstance(place, bool) for place in (start, end)):
+    if not all(isinstance(origin, int) and not isinstance(origin, bool) for origin in (start, end)):
         raise _no_span(path, item)
     if not labels or not all(isinstance(label, str) for label in labels):
         raise BadRecord("no_label", f"{path} has the label {str(labels)[:60]}; write it as text")
@@ -151,10 +156,62 @@ def _is_columns(origin: str) -> bool:
     return file_name(origin).endswith(COLUMNS)
 
 
+def is_task(entry: dict[str, Any]) -> bool:
+    """True for a row of a Label Studio export. JSON-MIN has ordinary rows with spans."""
+    return isinstance(entry.get("data"), dict) and isinstance(entry.get("annotations"), list)
+
+
+def annotated_spans(entry: dict[str, Any], field: str) -> tuple[str, list[Span] | None]:
+    """Return (text, spans) of a task from its ground-truth annotation, else from the first one not cancelled.
+
+    Spans are None without an annotation. Raises BadRecord.
+    """
+    data = entry["data"]
+    texts = [name for name, value in data.items() if isinstance(value, str)]
+    name = field if field in texts else texts[0] if len(texts) == 1 else None
+    if name is None:
+        what = f"its data has {', '.join(data) or 'nothing'}"
+        raise BadRecord("no_text", f"{what}; write field: NAME of the text")
+    text = data[name]
+    done = [item for item in entry["annotations"] if isinstance(item, dict) and not item.get("was_cancelled")]
+    if not done:
+        return text, None
+    chosen = next((item for item in done if item.get("ground_truth")), done[0])
+    results = enumerate(chosen.get("result") or [])
+    return text, [span for number, result in results for span in _result_spans(result, text, f"result[{number}]")]
+
+
+def _result_spans(result: Any, text: str, path: str) -> list[Span]:
+    """Return the spans of a result; none for results without spans (a relation, a choice for the text)."""
+    value = result.get("value") if isinstance(result, dict) else None
+    labels = value.get("labels") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(labels, list) or not labels:
+        return []
+    start, end, marked = value.get("start"), value.get("end"), value.get("text")
+    if not isinstance(start, int) or not isinstance(end, int) or not all(isinstance(label, str) for label in labels):
+        raise BadRecord("no_span", f"{path} has no start, end and labels; export it again as JSON")
+    if isinstance(marked, str) and _without_spaces(text[start:end]) != _without_spaces(marked):
+        start, end = _characters(text, start), _characters(text, end)
+        if _without_spaces(text[start:end]) != _without_spaces(marked):
+            what = f"{path} marks {marked[:40]!r}, and there stands {text[start:end][:40]!r}"
+            raise BadRecord("span_outside", f"{what}; export the task again, or leave it out")
+    return [(start, end, label) for label in labels]
+
+
+def _without_spaces(text: str) -> str:
+    """Return a text without white space, which Label Studio shows folded."""
+    return "".join(text.split())
+
+
+def _characters(text: str, units: int) -> int:
+    """Return the number of characters in the first `units` UTF-16 code units of a text."""
+    return len(text.encode("utf-16-le")[: 2 * units].decode("utf-16-le", "ignore"))
+
+
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
     if _is_columns(str(path)):
         return CONLL.check(path, source, key, data)
-    return check_parquet_rows(path, key) if file_name(str(path)).endswith(SUFFIX) else []
+    return check_parquet_rows(path, source, key, data)
 
 
 ENTITY_ROWS = Format(
@@ -164,55 +221,3 @@ ENTITY_ROWS = Format(
     has_lines=has_lines,
     check=_check,
 )
-
-
-def is_task(entry: dict[str, Any]) -> bool:
-    """True for a row of the export; rows of JSON-MIN are read as other rows with spans are."""
-    return isinstance(entry.get("data"), dict) and isinstance(entry.get("annotations"), list)
-
-
-def annotated_spans(entry: dict[str, Any], field: str) -> tuple[str, list[Span] | None]:
-    """(text, spans) of a task, by the annotation that is called ground truth, else the first that was not cancelled.
-
-    Without an annotation spans are None. Raises BadRecord.
-    """
-    data = entry["data"]
-    texts = [name for name, value in data.items() if isinstance(value, str)]
-    name = field if field in texts else texts[0] if len(texts) == 1 else None
-    if name is None:
-        what = f"its data has {', '.join(data) or 'nothing'}"
-        raise BadRecord("no_text", f"{what}; write field: NAME of the text")
-    text = data[name]
-    done = [each for each in entry["annotations"] if isinstance(each, dict) and not each.get("was_cancelled")]
-    if not done:
-        return text, None
-    chosen = next((each for each in done if each.get("ground_truth")), done[0])
-    results = enumerate(chosen.get("result") or [])
-    return text, [span for number, result in results for span in _result_spans(result, text, f"result[{number}]")]
-
-
-def _result_spans(result: Any, text: str, path: str) -> list[Span]:
-    """The spans of a result; none of one that marks nothing (a relation, a choice for the whole text)."""
-    value = result.get("value") if isinstance(result, dict) else None
-    labels = value.get("labels") if isinstance(value, dict) else None
-    if not isinstance(value, dict) or not isinstance(labels, list) or not labels:
-        return []
-    start, end, marked = value.get("start"), value.get("end"), value.get("text")
-    if not isinstance(start, int) or not isinstance(end, int) or not all(isinstance(label, str) for label in labels):
-        raise BadRecord("no_span", f"{path} has no start, end and labels; export it again as JSON")
-    if isinstance(marked, str) and _said(text[start:end]) != _said(marked):
-        start, end = _characters(text, start), _characters(text, end)
-        if _said(text[start:end]) != _said(marked):
-            what = f"{path} marks {marked[:40]!r}, and there stands {text[start:end][:40]!r}"
-            raise BadRecord("span_outside", f"{what}; export the task again, or leave it out")
-    return [(start, end, label) for label in labels]
-
-
-def _said(text: str) -> str:
-    """A text without its white space: the page that marks spans shows several spaces, and ends of lines, as one."""
-    return "".join(text.split())
-
-
-def _characters(text: str, units: int) -> int:
-    """Characters in the first so many UTF-16 units of a text."""
-    return len(text.encode("utf-16-le")[: 2 * units].decode("utf-16-le", "ignore"))

@@ -1,7 +1,7 @@
-"""What a format declares: how its files are recognized and read, and what their records are.
+"""The declaration of a format: how its files are recognized and read, and what their records are.
 
-Each format is declared in its own file in this folder, and is a line of the table in `artel.registry`. `format: auto`
-is here: it reads each file by its suffix.
+Each format has its own file in this folder and a line in `artel.registry`. `format: auto`, which reads each file by its
+suffix, is in this file.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from artel.text.reading.source_file import Items, SourceFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """All that the other rooms know of a format."""
+    """A format, as other packages see it."""
 
     read: Callable[[SourceFile], Items]
-    """The records of a file. What cannot be read is a Rejected item; BadRecord rejects the whole file."""
+    """Yields the records of a file, and a Rejected for each that cannot be read. Raising BadRecord rejects the file."""
     yields: tuple[str, ...] = ("text",)
-    """Kinds of its records. If there are several, `kind` of the source selects one."""
+    """The kinds of its records. If there are several, `kind` of the source selects one."""
     suffixes: tuple[str, ...] = ()
-    """A folder is searched for files with these."""
+    """Suffixes of the files that are read in a folder."""
     is_detected: bool = False
     """True if `format: auto` recognizes it by these suffixes."""
     goes_by_suffix: bool = False
-    """True if it only stands for the format that each file's suffix tells."""
+    """True if the suffix of each file selects the actual format."""
     has_files: bool = True
     """False if its records are generated."""
     is_plain_text: bool = False
     """True if a file is one document, or can be cut into several (`document`)."""
     is_by_folder: bool = False
-    """True if it reads plain text, too, and its folder says what it is."""
+    """True if it also reads plain text, labeled by the name of its folder."""
     is_pages: bool = False
     """True if its files are web pages (`extract`)."""
     is_table: bool = False
@@ -44,19 +44,19 @@ class Format:
     names_sets: bool = False
     """True if a field or column can name the set of a record (`set_field`)."""
     converters: tuple[str, ...] = ()
-    """Forms of rows that `converter` names: the files have rows of JSON or parquet."""
+    """Values of `converter`: forms of rows of JSON or parquet."""
     counts_words: bool = False
-    """True if the official predictions for it count in words."""
+    """True if its official predictions count in words."""
     has_lines: Callable[[SourceFile], bool] = lambda file: False
-    """True for a file of lines, whose encoding is detected before it is read."""
+    """True for a file of lines. Its encoding is detected before it is read."""
     can_be_divided: Callable[[SourceConfig], bool] = lambda source: False
     """True if several workers may read spans of a large file."""
     check: Callable[[Path, SourceConfig, str, DataConfig], list[Problem]] = lambda path, source, key, data: []
-    """What is wrong with a file before it is read (a missing column); `key` is the source's key in the run file."""
+    """Returns the problems of a file before it is read (a missing column). `key`: the source in the run file."""
 
 
 def format_of(source: SourceConfig, origin: str, content_type: str = "") -> Format:
-    """The format of a file: the source's, else by suffix, else text. A URL without a known suffix is a page."""
+    """Return the format of a file: of the source, else by suffix, else text. URLs without a known suffix are pages."""
     declared: Format = FORMATS[source.format]
     if not declared.goes_by_suffix:
         return declared
@@ -67,7 +67,7 @@ def format_of(source: SourceConfig, origin: str, content_type: str = "") -> Form
 
 
 def detected_formats() -> list[Format]:
-    """The formats that are recognized by their suffixes, in the order of the table."""
+    """Return the formats that are recognized by their suffixes, in the order of the registry."""
     return [format for format in map(FORMATS.__getitem__, FORMATS.names) if format.is_detected]
 
 

@@ -31,20 +31,20 @@ SUFFIXES = (".ndjson", *with_compressed(".jsonl", ".json"))
 def read_jsonl(file: SourceFile) -> Iterator[Record | Rejected]:
     """Yield a record per row. Lines of a span are numbered from its beginning."""
     source = file.source
-    for place, row in read_rows(file, line_parser(source.field, set_column(source))):
+    for origin, row in read_rows(file, line_parser(source.field, set_column(source))):
         try:
             entry = object_of(row)
-            yield Record(text_field(entry, source.field, file.key), place, set_name_of(entry, source, file.set_name))
+            yield Record(text_field(entry, source.field, file.key), origin, set_name_of(entry, source, file.set_name))
         except BadRecord as error:
-            yield file.reject(place, error)
+            yield file.reject(origin, error)
 
 
 def read_rows(file: SourceFile, parse: Callable[[bytes], Any] = orjson.loads) -> Iterator[tuple[str, Any]]:
-    """Yield (place, value) of each row; the value is a BadRecord if the row cannot be read.
+    """Yield (origin, value) of each row; the value is a BadRecord if the row cannot be read.
 
-    The place is `file:line` for JSON lines and `file[number]` for an array or parquet, of which a row is a dictionary
-    of all columns. `parse` parses lines in UTF-8. Raises BadRecord for binary data; InputError for a line, or a
-    compressed array, of over data.max_document bytes, for an array that is not JSON, and for a damaged parquet file.
+    The origin is `file:line` for JSON lines, and `file[number]` for an array or parquet. A row of parquet is a
+    dictionary of all columns. `parse` parses lines in UTF-8. Raises BadRecord for binary data; InputError for a line or
+    compressed array of over data.max_document bytes, an array that is not JSON, and a damaged parquet file.
     """
     if file_name(file.origin).endswith(".parquet"):
         yield from parquet_rows(file)
@@ -60,7 +60,7 @@ def read_rows(file: SourceFile, parse: Callable[[bytes], Any] = orjson.loads) ->
 
 
 def _utf_8_rows(file: SourceFile, parse: Callable[[bytes], Any]) -> Iterator[tuple[int, Any]]:
-    """The parser reads UTF-8 itself, almost twice as fast; only lines that it refuses are decoded here."""
+    """Let the parser decode UTF-8, almost twice as fast. Only lines that it refuses are decoded first."""
     for number, line in read_byte_lines(file.path, file.origin, file.max_bytes, file.span):
         if isinstance(line, BadRecord):
             yield number, line
@@ -95,16 +95,16 @@ def _parsed(text: str) -> Any:
 
 
 def parse_whole(text: str, origin: str) -> Any:
-    """Parse a file that is one JSON value. Raises InputError, with line and column, where it is not JSON."""
+    """Parse a file that is one JSON value. Raises InputError, with line and column, if it is not JSON."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        place = f"{origin}:{error.lineno}:{error.colno}"
+        where = f"{origin}:{error.lineno}:{error.colno}"
         if not text[error.pos :].strip():
-            raise InputError.at(place, "the JSON is cut off here", "export or download the file again") from None
+            raise InputError.at(where, "the JSON is cut off here", "export or download the file again") from None
         fix = "correct it there, or write one object per line (.jsonl), where a bad line costs only its own row"
         shown = text[error.pos :].split("\n", 1)[0][:40]
-        raise InputError.at(place, f"is not JSON: {error.msg}, at {shown!r}", fix) from None
+        raise InputError.at(where, f"is not JSON: {error.msg}, at {shown!r}", fix) from None
 
 
 def _is_array(file: SourceFile) -> bool:
@@ -116,13 +116,13 @@ def _is_array(file: SourceFile) -> bool:
 
 
 def _max_array_bytes(file: SourceFile) -> int:
-    """An array is parsed as a whole: its file's size is the limit, or data.max_document if only unpacking tells it."""
+    """Return the limit of an array, which is parsed as a whole: the file size, or data.max_document if compressed."""
     size = file.path.stat().st_size if file_name(file.origin).endswith(".json") else 0
     return max(file.max_bytes, size)
 
 
 def object_of(row: Any) -> dict[str, Any]:
-    """The row as a dictionary of its fields. Raises BadRecord: the row's own, or because it is no object."""
+    """Return the row as a dictionary. Raises BadRecord if it is one, or if it is not an object."""
     if isinstance(row, BadRecord):
         raise row
     if not isinstance(row, dict):
@@ -130,11 +130,11 @@ def object_of(row: Any) -> dict[str, Any]:
     return row
 
 
-def text_field(entry: dict[str, Any], name: str, source: str, key: str = "field") -> str:
-    """The text in a field that the source, at the key `source`, names by `key`. Raises BadRecord."""
+def text_field(entry: dict[str, Any], name: str, source_key: str, key: str = "field") -> str:
+    """Return the text in the field `name`, which `key` of the source at `source_key` names. Raises BadRecord."""
     if name not in entry:
         have = ", ".join(map(str, entry)) or "none"
-        raise BadRecord("no_field", f"has no field {name!r} (it has: {have}); write {column_fix(key, source)}")
+        raise BadRecord("no_field", f"has no field {name!r} (it has: {have}); write {column_fix(key, source_key)}")
     if entry[name] is None:
         raise BadRecord("no_text", f"field {name!r} is empty (null); fill it in, or leave the row out")
     if not isinstance(entry[name], str):
@@ -143,8 +143,44 @@ def text_field(entry: dict[str, Any], name: str, source: str, key: str = "field"
 
 
 def has_lines(file: SourceFile) -> bool:
-    """False for a file of parquet, which is read by row as JSON is."""
+    """False for parquet files."""
     return not file_name(file.origin).endswith(SUFFIX)
+
+
+def line_parser(text: str, column: str) -> Callable[[bytes], Any]:
+    """Return a parser that, for most lines, creates only the fields `text` and `column`.
+
+    It does so if `text` is a string and `column` an object, a string or missing, and returns all fields otherwise.
+    simdjson then creates Python objects only for these two, and parses the rest faster. The parser raises
+    orjson.JSONDecodeError.
+    """
+    if find_spec("simdjson") is None:
+        return orjson.loads
+    import simdjson
+
+    parser, Object = simdjson.Parser(), simdjson.Object
+
+    def parse(line: bytes) -> Any:
+        # Without all() and suppress(): they took as long as the rest of a short line.
+        try:
+            entry = parser.parse(line)
+            if isinstance(entry, Object):
+                names = list(entry)
+                # If a name occurs twice, simdjson returns the first field, orjson the last.
+                is_unique = names.count(text) == 1 and names.count(column) <= 1
+                if is_unique and isinstance(content := entry[text], str):
+                    if column not in names:
+                        return {text: content}
+                    value = entry[column]
+                    if isinstance(value, Object):
+                        return {text: content, column: value.as_dict()}
+                    if isinstance(value, str):
+                        return {text: content, column: value}
+        except (ValueError, RuntimeError):  # simdjson cannot turn large integers into floats; orjson reports errors
+            pass
+        return orjson.loads(line)
+
+    return parse
 
 
 JSONL = Format(
@@ -155,38 +191,3 @@ JSONL = Format(
     has_lines=has_lines,
     can_be_divided=lambda source: True,
 )
-
-
-def line_parser(text: str, column: str) -> Callable[[bytes], Any]:
-    """A parser of lines with a string in the field `text` and an object, a string or nothing in the field `column`.
-
-    For such a line it returns a dictionary of these two fields; for any other line everything in it. simdjson creates
-    Python objects for these fields only, and parses the rest faster. Raises orjson.JSONDecodeError.
-    """
-    if find_spec("simdjson") is None:
-        return orjson.loads
-    import simdjson
-
-    parser, Object = simdjson.Parser(), simdjson.Object
-
-    def parse(line: bytes) -> Any:
-        # No all() over the values and no suppress(): they took as long as the rest of a short line.
-        try:
-            entry = parser.parse(line)
-            if isinstance(entry, Object):
-                names = list(entry)
-                # Of two fields with one name simdjson returns the first, orjson the last.
-                is_unique = names.count(text) == 1 and names.count(column) <= 1
-                if is_unique and isinstance(content := entry[text], str):
-                    if column not in names:
-                        return {text: content}
-                    value = entry[column]
-                    if isinstance(value, Object):
-                        return {text: content, column: value.as_dict()}
-                    if isinstance(value, str):
-                        return {text: content, column: value}
-        except (ValueError, RuntimeError):  # simdjson has no floats for large integers; orjson reports what is wrong
-            pass
-        return orjson.loads(line)
-
-    return parse

@@ -24,38 +24,38 @@ from artel.text.reading.source_file import SourceFile, column_fix, settings_key
 from artel.text.records import BadRecord, Labeled, Record, Rejected
 
 _TABLES = with_compressed(".csv", ".tsv")
-_LIST_AS_TEXT = re.compile(r"""\[\s*(['"\d].*)?\]""", re.DOTALL)  # as pandas and `datasets` write lists to csv
+_LIST_AS_TEXT = re.compile(r"""\[\s*(['"\d].*)?\]""", re.DOTALL)  # lists in csv as pandas and `datasets` write them
 _MARKS = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 
 
 def read_labels(file: SourceFile) -> Iterator[Record | Rejected]:
-    """Yield a text with its labels per row; of a file of text, its documents, labeled by the name of its folder.
+    """Yield a labeled text per row. For a text file, yield its documents, labeled by the name of its folder.
 
     Pairs with the same first text go into the same split. A row that cannot be used is a Rejected item.
     """
     if _is_text(file.origin):
-        yield from _of_folder(file)
+        yield from _read_text_file(file)
         return
-    for place, row in _rows(file):
+    for origin, row in _rows(file):
         try:
             if isinstance(row, BadRecord):
                 raise row
             text, second, *values = row
-            yield _record(file, place, text, second, _labels(values, file.source))
+            yield _record(file, origin, text, second, _labels(values, file.source))
         except BadRecord as error:
-            yield file.reject(place, error)
+            yield file.reject(origin, error)
 
 
-def _record(file: SourceFile, place: str, text: str, second: str, labels: tuple[str, ...]) -> Record:
+def _record(file: SourceFile, origin: str, text: str, second: str, labels: tuple[str, ...]) -> Record:
     texts = (text, second) if file.source.second else (text,)
     if not all(map(str.strip, texts)):
         which = "second text" if text.strip() else "text"
         raise BadRecord("empty", f"the {which} is empty; fill it in, or leave the row out")
     fields = Labeled(text, second, labels, _number(labels))
-    return Record("\n".join(texts), place, file.set_name, fields, group=text if second else "")
+    return Record("\n".join(texts), origin, file.set_name, fields, group=text if second else "")
 
 
-def _of_folder(file: SourceFile) -> Iterator[Record | Rejected]:
+def _read_text_file(file: SourceFile) -> Iterator[Record | Rejected]:
     path = urlsplit(file.origin).path if is_url(file.origin) else Path(file.origin).as_posix()
     label = PurePosixPath(path).parent.name or file.path.resolve().parent.name
     for item in read_text(file):
@@ -69,36 +69,36 @@ def _of_folder(file: SourceFile) -> Iterator[Record | Rejected]:
 
 
 def _rows(file: SourceFile) -> Iterator[tuple[str, Sequence[Any] | BadRecord]]:
-    """Yield (place, (text, second text or "", values of the label's columns)) of each row."""
+    """Yield (origin, (text, second text or "", values of the label columns)) of each row."""
     source = file.source
     if file_name(file.origin).endswith(_TABLES):
-        for place, values in read_csv_rows(file, _columns(source)):
+        for origin, values in read_csv_rows(file, _columns(source)):
             if isinstance(values, BadRecord) or source.second:
-                yield place, values
+                yield origin, values
             else:
-                yield place, (values[0], "", *values[1:])
+                yield origin, (values[0], "", *values[1:])
         return
     names = class_names(file.path, file.origin, source.label) if _is_parquet(file.origin) else {}
-    for place, row in read_rows(file):
+    for origin, row in read_rows(file):
         try:
             entry = object_of(row)
             second = text_field(entry, source.second, file.key, "second") if source.second else ""
             labels = [_field(entry, name, names, file.key) for name in source.label]
-            yield place, (text_field(entry, source.field, file.key), second, *labels)
+            yield origin, (text_field(entry, source.field, file.key), second, *labels)
         except BadRecord as error:
-            yield place, error
+            yield origin, error
 
 
-def _field(entry: dict[str, Any], name: str, names: dict[str, list[str]], source: str) -> Any:
+def _field(entry: dict[str, Any], name: str, names: dict[str, list[str]], source_key: str) -> Any:
     if name not in entry:
         have = ", ".join(map(str, entry)) or "none"
-        raise BadRecord("no_field", f"has no field {name!r} (it has: {have}); write {column_fix('label', source)}")
+        raise BadRecord("no_field", f"has no field {name!r} (it has: {have}); write {column_fix('label', source_key)}")
     value = entry[name]
     return _class_name(value, name, names[name]) if name in names else value
 
 
 def _class_name(value: Any, column: str, names: list[str]) -> Any:
-    """The name of a class by its number, as `datasets` keeps them; -1 stands for a row without a label."""
+    """Return the name of a class number, as stored by `datasets`. -1 is a row without a label."""
     if isinstance(value, list):
         return [_class_name(item, column, names) for item in value]
     if not isinstance(value, int) or value == -1:
@@ -110,7 +110,7 @@ def _class_name(value: Any, column: str, names: list[str]) -> Any:
 
 
 def _labels(values: Sequence[Any], source: SourceConfig) -> tuple[str, ...]:
-    """The labels of a row, by the values of its columns. Raises BadRecord."""
+    """Return the labels of a row from the values of its label columns. Raises BadRecord."""
     if len(source.label) > 1:
         return tuple(name for name, value in zip(source.label, values, strict=True) if _mark(name, value))
     (value,) = values
@@ -123,7 +123,7 @@ def _labels(values: Sequence[Any], source: SourceConfig) -> tuple[str, ...]:
 
 
 def _check_items(value: Any, column: str) -> None:
-    """Raise BadRecord for a list of marks, and for a list written as text in a cell: neither names its labels."""
+    """Raise BadRecord for a list of 0 and 1, and for a list written as text in a cell: neither names its labels."""
     if isinstance(value, list) and len(value) > 1 and all(item in (0, 1) for item in value):
         if len(set(value)) < len(value) or any(isinstance(item, float) for item in value):
             what = f"the label in {column!r} is a list of {len(value)} marks, 0 or 1"
@@ -155,7 +155,7 @@ def _label(value: Any, column: str) -> str:
 
 
 def _number(labels: tuple[str, ...]) -> float | None:
-    """The only label as a finite number; None if it is none."""
+    """Return the only label as a finite number; None if it is not one."""
     if len(labels) != 1:
         return None
     try:
@@ -166,13 +166,13 @@ def _number(labels: tuple[str, ...]) -> float | None:
 
 
 def _columns(source: SourceConfig) -> list[tuple[str, str]]:
-    """(key of the source, name in the header) of each column that is read."""
+    """Return (key of the source, name in the header) of each column to read."""
     second = [("second", source.second)] if source.second else []
     return [("field", source.field), *second, *(("label", name) for name in source.label)]
 
 
 def _is_text(origin: str) -> bool:
-    """True for a file that is neither a table nor rows of JSON or parquet."""
+    """True for files other than tables, JSON and parquet."""
     return not file_name(origin).endswith((*_TABLES, *JSON, PARQUET))
 
 
@@ -187,7 +187,7 @@ def _has_lines(file: SourceFile) -> bool:
 
 
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
-    """Whether a table or a file of parquet has the columns that the source names."""
+    """Return a problem for each column that a table or parquet file lacks."""
     file = SourceFile(path, str(path), "", source, data, key=settings_key(key))
     if file_name(str(path)).endswith(_TABLES):
         return check_columns(file, _columns(source))

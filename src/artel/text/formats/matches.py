@@ -1,12 +1,12 @@
 """Texts that match: queries with what answers them and what does not, pairs with a score, groups of near-duplicates.
 
-The rows of data sets for embeddings and rerankers, as JSON lines, a JSON array, parquet, csv or tsv; by their fields:
+Rows of data sets for embeddings and rerankers, as JSON lines, a JSON array, parquet, csv or tsv, with the fields of
 - sentence-transformers: `anchor` (`query`, `question`), `positive`, `negative` (`negative_1`, `negative_2`, …).
 - FlagEmbedding: `query`, `pos: [...]`, `neg: [...]`.
 - pairs with a number: `sentence1`, `sentence2`, `score` (`label`, `similarity_score`); or `query`, `document`, `score`.
 
-A .json file of SQuAD gives each question the paragraph that answers it. Any other file is plain text: lines that say
-the same in other words, one below the other, with a blank line between groups.
+In a .json file of SQuAD, each question matches the paragraph that answers it. Other files are plain text: groups of
+lines that paraphrase each other, separated by blank lines.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SCORES = ("score", "label", "similarity_score", "similarity", "relevance", "rel
 _NUMBERED = re.compile(r"(positive|negative|hard_negative)_\d+")
 _TABLES = with_compressed(".csv", ".tsv")
 _LISTS = with_compressed(".txt")
-_LARGEST_GROUP = 1000
+_MAX_GROUP = 1000
 _KNOWN = frozenset((*_QUERY, *_POSITIVES, *_NEGATIVES, *_SCORES))
 _ROLES = {"query": _QUERY, "positive": _POSITIVES}
 
@@ -61,20 +61,20 @@ def read_matches(file: SourceFile) -> Items:
 
 def _rows(file: SourceFile, rows: Iterator[tuple[str, Any]]) -> Iterator[Record | Rejected]:
     reader = RowReader(file.source)
-    for place, row in rows:
+    for origin, row in rows:
         try:
-            yield _record(_match(reader.rename_fields(row), file.key), place, file.set_name)
+            yield _record(_match(reader.rename_fields(row), file.key), origin, file.set_name)
         except BadRecord as error:
-            yield file.reject(place, error)
+            yield file.reject(origin, error)
 
 
-def _record(match: Match, place: str, set_name: str, group: str = "") -> Record:
-    """The record of a match. Matches of one query go into the same split, unless there is a `group`."""
-    return Record("\n".join(match.texts), place, set_name, match, group=group or match.query)
+def _record(match: Match, origin: str, set_name: str, group: str = "") -> Record:
+    """Return the record of a match. Matches of one query go into the same split, unless there is a `group`."""
+    return Record("\n".join(match.texts), origin, set_name, match, group=group or match.query)
 
 
 def _match(row: dict[str, Any], key: str) -> Match:
-    """The match of a row, its fields under artel's names; `key` is its source's in the run file. Raises BadRecord."""
+    """Return the match of a row with renamed fields. `key`: key of the source in the run file. Raises BadRecord."""
     queries, positives, negatives = (_texts(row, names) for names in (_QUERY, _POSITIVES, _NEGATIVES))
     have = ", ".join(row) or "none"
     if len(queries) > 1:
@@ -95,9 +95,7 @@ def _match(row: dict[str, Any], key: str) -> Match:
 
 
 def _missing_fix(row: dict[str, Any], key: str, roles: list[str]) -> str:
-    """What to write where a row has no text in these roles: overrides that name the fields, in their order, which have
-    texts and no role yet.
-    """
+    """Return how to name the fields of missing roles: overrides with the fields that have texts but no role."""
     empty = next((name for name in _ROLES[roles[0]] if name in row), None)
     if empty is not None:
         return f"fill in {empty!r}, or leave the row out"
@@ -108,9 +106,9 @@ def _missing_fix(row: dict[str, Any], key: str, roles: list[str]) -> str:
 
 
 def _texts(row: dict[str, Any], names: tuple[str, ...]) -> tuple[str, ...]:
-    """The different texts of the first of these fields that the row has, and of those numbered after one of them.
+    """Return the distinct texts of the first of these fields that the row has, and of numbered fields.
 
-    Each holds a text or a list of texts. Raises BadRecord.
+    Each field is a text or a list of texts. Raises BadRecord.
     """
     present = [name for name in names if row.get(name) is not None][:1]
     present += [name for name in row if (match := _NUMBERED.fullmatch(name)) and match[1] in names]
@@ -128,12 +126,12 @@ def _texts(row: dict[str, Any], names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _score(row: dict[str, Any]) -> float | None:
-    """How well the pair of a row matches; None where it does not say that. Raises BadRecord."""
+    """Return the score of a row; None if it has none. Raises BadRecord."""
     name = next((name for name in _SCORES if row.get(name) is not None), None)
     if name is None:
         return None
     value = row[name]
-    if isinstance(value, str):  # of a csv
+    if isinstance(value, str):  # from csv
         with suppress(ValueError):
             value = float(value.strip().replace(",", "."))
     if not isinstance(value, int | float) or value != value or abs(value) == float("inf"):
@@ -142,7 +140,7 @@ def _score(row: dict[str, Any]) -> float | None:
 
 
 def _is_squad(file: SourceFile) -> bool:
-    """True if a file of JSON is one object of articles, and not a row a line."""
+    """True if a JSON file is one object of articles, not one row per line."""
     if not file_name(file.origin).endswith(with_compressed(".json")):
         return False
     size = max(file.max_bytes, file.path.stat().st_size)
@@ -158,7 +156,7 @@ def _is_squad(file: SourceFile) -> bool:
 
 
 def _from_question(item: Record | Rejected) -> Record | Rejected | Dropped:
-    """Questions of one paragraph go into the same split: what is found in validation has not been learned."""
+    """Return the record of a question. Questions of one paragraph go into the same split."""
     if isinstance(item, Rejected):
         return item
     assert isinstance(item.fields, Question)
@@ -169,33 +167,30 @@ def _from_question(item: Record | Rejected) -> Record | Rejected | Dropped:
 
 
 def _groups(file: SourceFile) -> Iterator[Record | Rejected]:
-    """A record per group of lines, at its first line: the first is the query, the others match it."""
+    """Yield a record per group of lines: the first line is the query, the others match it."""
     for is_blank, lines in groupby(file.lines(), key=lambda item: isinstance(item[1], str) and not item[1].strip()):
         if not is_blank:
             yield _group(file, list(lines))
 
 
 def _group(file: SourceFile, lines: list[tuple[int, str | BadRecord]]) -> Record | Rejected:
-    place = f"{file.origin}:{lines[0][0]}"
+    origin = f"{file.origin}:{lines[0][0]}"
     bad = next((line for _, line in lines if isinstance(line, BadRecord)), None)
     texts = tuple(dict.fromkeys(line.strip() for _, line in lines if isinstance(line, str)))
     remedy = "write texts that match one below the other, and a blank line between groups"
     if bad is None and len(texts) < 2:
         bad = BadRecord("no_positive", f"stands alone; {remedy}")
-    if bad is None and len(texts) > _LARGEST_GROUP:
+    if bad is None and len(texts) > _MAX_GROUP:
         bad = BadRecord("group_too_large", f"begins {len(texts):,} lines without a blank one between them; {remedy}")
     if bad is not None:
-        return file.reject(place, bad)
-    return _record(Match(texts[0], texts[1:]), place, file.set_name)
+        return file.reject(origin, bad)
+    return _record(Match(texts[0], texts[1:]), origin, file.set_name)
 
 
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
-    """Whether a table can be read, and has a query and what matches it."""
-    name = file_name(str(path))
-    if name.endswith(SUFFIX):
-        return check_parquet_rows(path, key)
-    if not name.endswith(_TABLES):
-        return []
+    """Return the problems of a table or parquet file."""
+    if not file_name(str(path)).endswith(_TABLES):
+        return check_parquet_rows(path, source, key, data)
     return check_columns(SourceFile(path, str(path), "", source, data))
 
 

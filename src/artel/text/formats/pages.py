@@ -26,7 +26,7 @@ def read_html(file: SourceFile) -> Items:
 
 
 def records_of_page(page: bytes, content_type: str, origin: str, file: SourceFile) -> Items:
-    """The records of a page of `file`; one Dropped if `extract: main` finds no main text. Raises BadRecord."""
+    """Yield the records of a page of `file`, or Dropped if `extract: main` finds no main text. Raises BadRecord."""
     source = file.source
     if source.extract == "main":
         text = main_text(page_source(page, content_type, source.profile, source.encoding), origin)
@@ -39,7 +39,7 @@ def records_of_page(page: bytes, content_type: str, origin: str, file: SourceFil
 
 
 def records_of_text(text: str, origin: str, file: SourceFile) -> Items:
-    """The text as one record, or as one per line: its lines are the paragraphs of the page."""
+    """Yield the text as one record, or one per line: its lines are the paragraphs of the page."""
     if file.source.document in ("auto", "file"):
         yield Record(text, origin, file.set_name)
         return
@@ -51,7 +51,7 @@ def records_of_text(text: str, origin: str, file: SourceFile) -> Items:
 HTML = Format(read=read_html, suffixes=(".html", ".htm", ".xhtml", ".shtml"), is_detected=True, is_pages=True)
 
 
-# Bytes of the headers of a record or response that are read at most; crawlers allow 32 or 64 KB.
+# Maximum bytes of the headers of a record or response. Crawlers allow 32 or 64 KB.
 _MAX_HEADER_BYTES = 1 << 18
 _STATUS = re.compile(rb"HTTP/\d(?:\.\d)?[ \t]+(\d{3})\b")
 _HEADER_END = re.compile(rb"\r?\n\r?\n")
@@ -61,39 +61,39 @@ _PAGES = ("text/html", "application/xhtml+xml")
 
 
 def read_warc(file: SourceFile) -> Items:
-    """Yield a record per page; its origin is `file[number] address`, with the number of the WARC record, from 0.
+    """Yield a record per page. Its origin is `file[number] address`, with the number of the WARC record, from 0.
 
-    A page is HTML or plain text that a server sent with status 200, or that the archive holds as a conversion or
-    resource. Requests, metadata, images and the rest are not documents, and are not counted. A page of over
-    data.max_document bytes is rejected. If the archive is damaged, the last item reports that.
+    A page is HTML or plain text from a response with status 200, or from a conversion or resource record. Requests,
+    metadata, images and others are not documents, and are not counted. Pages of over data.max_document bytes are
+    rejected. If the archive is damaged, the last item reports it.
     """
-    place = file.origin
+    origin = file.origin
     with open_decompressed(file.path, file.origin) as stream:
         try:
             for number, entry in enumerate(_entries(stream)):
-                place = f"{file.origin}[{number}] {entry.address}".rstrip()
+                origin = f"{file.origin}[{number}] {entry.address}".rstrip()
                 try:
                     page = _page(entry, file.max_bytes)
                     if page is None:
                         continue
                     content_type, content = page
                     if _media_type(content_type) in _PAGES:
-                        yield from records_of_page(content, content_type, place, file)
+                        yield from records_of_page(content, content_type, origin, file)
                     else:
                         text = _plain_text(content, content_type, file.source.encoding)
-                        yield from records_of_text(text, place, file)
+                        yield from records_of_text(text, origin, file)
                 except BadRecord as error:
-                    yield file.reject(place, error)
+                    yield file.reject(origin, error)
         except DECOMPRESSION_ERRORS as error:
             detail = f"{decompression_error(error).detail} (in this record or after it)"
-            yield file.reject(place, BadRecord("truncated", detail))
+            yield file.reject(origin, BadRecord("truncated", detail))
         except _BadArchive as error:
             detail = f"the archive is damaged in this record or after it: {error}; download it again"
-            yield file.reject(place, BadRecord(error.reason, detail))
+            yield file.reject(origin, BadRecord(error.reason, detail))
 
 
 class _BadArchive(Exception):
-    """Nothing after this place can be read."""
+    """Damage to an archive: nothing after it can be read."""
 
     def __init__(self, reason: str, what: str) -> None:
         super().__init__(what)
@@ -102,7 +102,7 @@ class _BadArchive(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A WARC record: its headers, by lower-case names, and its block, to be read before the next record."""
+    """A WARC record: its headers, by lower-case names, and its block, which must be read before the next record."""
 
     headers: dict[str, str]
     block: _Block
@@ -113,7 +113,7 @@ class _Entry:
 
 
 class _Block:
-    """The bytes of a record. They may be more than fit in memory."""
+    """The bytes of a record, which may not fit in memory."""
 
     def __init__(self, stream: io.BufferedReader, length: int) -> None:
         self._stream = stream
@@ -133,7 +133,7 @@ class _Block:
 
 
 def _entries(stream: io.BufferedReader) -> Iterator[_Entry]:
-    """Yield the records of an archive. What the caller does not read of a record is skipped."""
+    """Yield the records of an archive, skipping unread bytes of the previous record."""
     while True:
         line = stream.readline(_MAX_HEADER_BYTES)
         while line and not line.strip():  # two line ends follow a record
@@ -161,7 +161,7 @@ def _entries(stream: io.BufferedReader) -> Iterator[_Entry]:
 
 
 def _page(entry: _Entry, max_bytes: int) -> tuple[str, bytes] | None:
-    """The content type and the content of a record that is a page, else None.
+    """Return (content type, content) of a record that is a page, else None.
 
     Raises BadRecord if the content cannot be read, _BadArchive if the archive ends in it.
     """
@@ -198,7 +198,7 @@ def _too_large(size: str, max_bytes: int) -> BadRecord:
 
 
 def _headers(header: bytes) -> dict[str, str]:
-    """The lines `Name: value`. The first line of a name counts; other lines, such as the status, are left out."""
+    """Parse lines `Name: value`. The first line of a name counts. Other lines, such as the status, are ignored."""
     headers: dict[str, str] = {}
     for line in header.decode("utf-8", "replace").split("\n"):
         name, colon, value = line.partition(":")
@@ -216,7 +216,7 @@ def _is_text(content_type: str) -> bool:
 
 
 def _without_chunks(body: bytes) -> bytes:
-    """A chunked body joined. Many crawlers store it joined already, and keep the header."""
+    """Join a chunked body. Many crawlers store it already joined, but keep the header."""
     chunks: list[bytes] = []
     position = 0
     while size := _CHUNK.match(body, position):
@@ -231,12 +231,12 @@ def _without_chunks(body: bytes) -> bytes:
 
 
 def _decoded(body: bytes, coding: str, max_bytes: int) -> bytes:
-    """The body without its Content-Encoding. Many crawlers store it decoded already, and keep the header."""
+    """Decode the Content-Encoding of a body. Many crawlers store it already decoded, but keep the header."""
     try:
         if coding in ("gzip", "x-gzip") and body.startswith(b"\x1f\x8b"):
             content = _inflated(body, zlib.MAX_WBITS | 16, max_bytes)
         elif coding == "deflate" and not body.lstrip().startswith(b"<"):
-            # With a zlib header, as the standard says, or without, as some servers send it.
+            # With a zlib header, as in the standard, or without, as some servers send it.
             content = _inflated(body, zlib.MAX_WBITS if body[:1] == b"\x78" else -zlib.MAX_WBITS, max_bytes)
         elif coding in ("br", "zstd") and not body.lstrip().startswith(b"<"):
             raise BadRecord("unreadable", f"is packed by {coding}, which is not read; leave it out")
@@ -258,7 +258,7 @@ def _inflated(body: bytes, window_bits: int, max_bytes: int) -> bytes:
 
 
 def _plain_text(content: bytes, content_type: str, encoding: str) -> str:
-    """The text in the given encoding, else in the one that the header names, else in the detected one."""
+    """Decode a text with the encoding of the source, else of the header, else the detected one."""
     if encoding == "auto":
         name = encoding_in_header(content_type)
         with suppress(BadRecord):

@@ -19,25 +19,25 @@ from artel.text.reading.files import COMPRESSED, file_name, unchanged, with_comp
 from artel.text.reading.source_file import SourceFile, settings_key
 from artel.text.records import BadRecord, Pair, Record, Rejected
 
-_JSON = (".jsonl", ".ndjson", ".json", *COMPRESSED, PARQUET)  # and what is read like it
+_JSON = (".jsonl", ".ndjson", ".json", *COMPRESSED, PARQUET)  # and files that are read like JSON
 _TABLES = (".csv", ".tsv")
 _COMPRESSED_TABLES = with_compressed(*_TABLES)[len(_TABLES) :]
 
 
 def read_pairs(file: SourceFile) -> Iterator[Record | Rejected]:
-    """Yield a record per row. The output is learned; pairs with the same input go into the same split."""
+    """Yield a record per row. The output is learned. Pairs with the same input go into the same split."""
     source = file.source
     outputs = user_path(source.outputs, "outputs") if source.outputs else file.path
     if outputs.resolve() != file.path.resolve():
         with unchanged(outputs):
             yield from _two_files(file, replace(file, path=outputs, origin=source.outputs))
         return
-    for place, row in _rows(file, [("input", source.input), ("output", source.output)]):
-        yield file.reject(place, row) if isinstance(row, BadRecord) else _pair(file, place, *row)
+    for origin, row in _rows(file, [("input", source.input), ("output", source.output)]):
+        yield file.reject(origin, row) if isinstance(row, BadRecord) else _pair(file, origin, *row)
 
 
 def _two_files(inputs_file: SourceFile, outputs_file: SourceFile) -> Iterator[Record | Rejected]:
-    """Pairs of the rows of two files. A row that cannot be read in either file costs its own pair only."""
+    """Yield pairs of the rows of two files. A row that cannot be read costs only its pair."""
     if not outputs_file.path.is_file():
         fix = "name the file of outputs: outputs: FILE"
         raise InputError.at(outputs_file.origin, "there is no such file", fix)
@@ -50,13 +50,13 @@ def _two_files(inputs_file: SourceFile, outputs_file: SourceFile) -> Iterator[Re
             what = f"has {counts[0]:,} rows and {outputs_file.origin} has {counts[1]:,}: they do not match row for row"
             fix = "give each input its output in the same row of the other file"
             raise InputError.at(inputs_file.origin, what, fix)
-        (place, left), (output_place, right) = input_row, output_row
+        (origin, left), (output_origin, right) = input_row, output_row
         if isinstance(left, BadRecord):
-            yield inputs_file.reject(place, left)
+            yield inputs_file.reject(origin, left)
         elif isinstance(right, BadRecord):
-            yield inputs_file.reject(output_place, right)
+            yield inputs_file.reject(output_origin, right)
         else:
-            yield _pair(inputs_file, place, left[0], right[0])
+            yield _pair(inputs_file, origin, left[0], right[0])
 
 
 def _output_rows(file: SourceFile) -> Iterator[Row]:
@@ -67,12 +67,12 @@ def _output_rows(file: SourceFile) -> Iterator[Row]:
         raise InputError.at(file.origin, what, "name the file of outputs: outputs: FILE") from None
 
 
-def _pair(file: SourceFile, place: str, input_text: str, output_text: str) -> Record | Rejected:
+def _pair(file: SourceFile, origin: str, input_text: str, output_text: str) -> Record | Rejected:
     for side, text in (("input", input_text), ("output", output_text)):
         if not text.strip():
             detail = f"the {side} is empty; fill it in, or leave the row out"
-            return file.reject(place, BadRecord("empty_side", detail))
-    return Record(output_text, place, file.set_name, Pair(input_text, output_text), group=input_text)
+            return file.reject(origin, BadRecord("empty_side", detail))
+    return Record(output_text, origin, file.set_name, Pair(input_text, output_text), group=input_text)
 
 
 def _rows(file: SourceFile, columns: Sequence[tuple[str, str]]) -> Iterator[Row]:
@@ -81,13 +81,13 @@ def _rows(file: SourceFile, columns: Sequence[tuple[str, str]]) -> Iterator[Row]
     if name.endswith(_COMPRESSED_TABLES):
         raise InputError.at(file.origin, "is a compressed csv, which cannot be read", "unpack it")
     if name.endswith(_JSON):
-        for place, row in read_rows(file):
+        for origin, row in read_rows(file):
             try:
                 entry = object_of(row)
-                yield place, tuple(text_field(entry, column, file.key, key) for key, column in columns)
+                yield origin, tuple(text_field(entry, column, file.key, key) for key, column in columns)
             except BadRecord as error:
-                yield place, error
-    elif file.source.outputs and not name.endswith(_TABLES):  # parallel texts: every line is a row, also an empty one
+                yield origin, error
+    elif file.source.outputs and not name.endswith(_TABLES):  # parallel texts: every line is a row, even an empty one
         for number, line in file.lines():
             yield f"{file.origin}:{number}", line if isinstance(line, BadRecord) else (line,)
     else:
@@ -95,12 +95,12 @@ def _rows(file: SourceFile, columns: Sequence[tuple[str, str]]) -> Iterator[Row]
 
 
 def _has_lines(file: SourceFile) -> bool:
-    """False for files of outputs, which have an encoding of their own, and for parquet."""
+    """False for parquet, and with separate files of outputs, which may have another encoding."""
     return not (file.source.outputs or file_name(file.origin).endswith(PARQUET))
 
 
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
-    """Whether a table, or a file of parquet, has the columns that the source names."""
+    """Return a problem for each column that a table or parquet file lacks."""
     outputs = user_path(source.outputs, f"{key}.outputs") if source.outputs else path
     if outputs.resolve() == path.resolve():
         return _check_columns(path, [("input", source.input), ("output", source.output)], source, key, data)

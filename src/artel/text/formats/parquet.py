@@ -1,4 +1,4 @@
-"""Parquet: the text is in a named column. Pages are read as they are needed, never the whole file."""
+"""Parquet: the text is in a named column. Pages are read when needed, never the entire file."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem, missing_extra
 from artel.text.formats.format import Format
 from artel.text.reading.encodings import decode
+from artel.text.reading.files import file_name
 from artel.text.reading.source_file import SourceFile
 from artel.text.reading.subsets import set_column, set_name_of
 from artel.text.records import BadRecord, Record, Rejected
 
-# Rows of a batch: with more of them documents of 5 KB come no faster.
+# Rows of a batch. More rows do not make documents of 5 KB faster.
 _ROWS = 128
-# Bytes of a batch, by the column sizes in the file's metadata: rows of 1 MB come 32 at a time.
+# Bytes of a batch, by the column sizes in the metadata: 32 rows of 1 MB.
 _BATCH_BYTES = 1 << 25
 # Bytes of a batch if each row repeats the largest value.
 _REPEATED_BYTES = 1 << 27
-# Bytes of a column read ahead. A row group of 300 MB of text (226 in the file) then takes 34 MB of memory; without it
-# pyarrow loads the group's whole column: 253 MB.
+# Bytes of a column read ahead. A row group of 300 MB of text (226 in the file) then takes 34 MB of memory. Without this
+# buffer pyarrow loads the full column of the group: 253 MB.
 _BUFFER = 1 << 20
 SUFFIX = ".parquet"
 _FIX_COLUMN = "write field: NAME of the column that holds the text"
@@ -49,29 +50,29 @@ def read_parquet(file: SourceFile) -> Iterator[Record | Rejected]:
         for batch in table.iter_batches(_batch_rows(file.path, table, columns), columns=columns):
             fields = _rows(batch.drop_columns([source.field])) if len(columns) > 1 else None
             for value in _bytes(batch.column(source.field)):
-                place = f"{file.origin}[{row}]"
+                origin = f"{file.origin}[{row}]"
                 row += 1
                 entry = next(fields) if fields else {}
                 set_name = file.set_name
                 try:
                     set_name = set_name_of(entry if isinstance(entry, dict) else {}, source, file.set_name)
-                    text = _decoded(value, encoding, place, file)
+                    text = _decoded(value, encoding, origin, file)
                 except BadRecord as error:
-                    yield Rejected(place, error.reason, error.detail, set_name)
+                    yield Rejected(origin, error.reason, error.detail, set_name)
                     continue
-                del value  # may be large, and what is made of the text takes memory too
-                yield Record(text, place, set_name)
+                del value  # may be large, and processing the text takes memory too
+                yield Record(text, origin, set_name)
                 del text
             del batch  # before the next one is read
         _check_count(row, table, file.origin)
 
 
-def _decoded(value: bytes | None, encoding: str, place: str, file: SourceFile) -> str:
+def _decoded(value: bytes | None, encoding: str, origin: str, file: SourceFile) -> str:
     if value is None:
         raise BadRecord("no_text", f"column {file.source.field!r} is empty (null)")
     if len(value) > file.max_bytes:
         what = f"the text is over {file.max_bytes:,} bytes (data.max_document)"
-        raise InputError.at(place, what, "write a larger data.max_document")
+        raise InputError.at(origin, what, "write a larger data.max_document")
     return decode(value, encoding)
 
 
@@ -87,43 +88,42 @@ def parquet_rows(file: SourceFile) -> Iterator[tuple[str, Any]]:
 
 
 def class_names(path: Path, origin: str, columns: Sequence[str]) -> dict[str, list[str]]:
-    """The names of the classes of columns, where Hugging Face's `datasets` wrote the file and keeps numbers of them."""
+    """Return {column: names of its classes} if Hugging Face `datasets` wrote the file and stores class numbers."""
     with _open(path, origin) as table:
         written = (table.schema_arrow.metadata or {}).get(b"huggingface")
     try:
         features = orjson.loads(written)["info"]["features"] if written else {}
-    except (orjson.JSONDecodeError, KeyError, TypeError):  # of another tool
+    except (orjson.JSONDecodeError, KeyError, TypeError):  # written by another tool
         return {}
-    found = {}
+    names = {}
     for column in columns:
         feature = features.get(column) or {}
-        feature = feature.get("feature", feature)  # of a list
+        feature = feature.get("feature", feature)  # for a list
         if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
-            found[column] = list(map(str, feature["names"]))
-    return found
+            names[column] = list(map(str, feature["names"]))
+    return names
 
 
 def check_parquet(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
-    """What is wrong with a parquet file, before any row is read; `key` is the source's key in the run file."""
+    """Return the problems of a parquet file, without reading rows. `key`: key of the source in the run file."""
     return _check(path, key, lambda table: _column_problem(table, source))
 
 
-def check_parquet_rows(path: Path, key: str) -> list[Problem]:
-    """The same of a file of which rows are read, all their columns."""
-    return _check(path, key, _duplicate_column)
+def check_parquet_rows(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
+    """Return the problems of a file whose rows are read with all their columns; none if it is not parquet."""
+    return _check(path, key, _duplicate_column) if file_name(str(path)).endswith(SUFFIX) else []
 
 
 def check_parquet_columns(path: Path, key: str, columns: Sequence[tuple[str, str]]) -> list[Problem]:
-    """The same, with a problem for each (key of the source, name) of `columns` that the file lacks."""
-    problems = check_parquet_rows(path, key)
-    if problems:
+    """Return the problems of a file, with one for each (key of the source, name) of `columns` that it lacks."""
+    if problems := _check(path, key, _duplicate_column):
         return problems
     with _open(path, str(path)) as table:
         names = table.schema_arrow.names
     have = ", ".join(names) or "none"
     return [
-        Problem(f"{key}.{of}", f"{path} has no column {name!r} (it has: {have})", f"write {of}: NAME")
-        for of, name in columns
+        Problem(f"{key}.{column}", f"{path} has no column {name!r} (it has: {have})", f"write {column}: NAME")
+        for column, name in columns
         if name not in names
     ]
 
@@ -139,7 +139,7 @@ def _check(path: Path, key: str, problem_of: Callable[[Any], str]) -> list[Probl
 
 @contextmanager
 def _open(path: Path, origin: str) -> Iterator[Any]:
-    """The file as pyarrow's ParquetFile. What pyarrow raises inside the block is reported as damage to the file."""
+    """Open a pyarrow ParquetFile. Errors of pyarrow inside the block are reported as damage to the file."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -153,7 +153,7 @@ def _open(path: Path, origin: str) -> Iterator[Any]:
 
 
 def _batch_rows(path: Path, table: Any, columns: list[str]) -> int:
-    """The number of rows that take about _BATCH_BYTES if the rows of a group have the same size, and never far more."""
+    """Return the number of rows per batch: about _BATCH_BYTES if rows have equal sizes, and never far more."""
     rows = _ROWS
     with path.open("rb", buffering=0) as file:
         for number in range(table.num_row_groups):
@@ -176,7 +176,7 @@ def _batch_rows(path: Path, table: Any, columns: list[str]) -> int:
 
 
 def _dictionary_size(file: IO[bytes], chunk: Any) -> int:
-    """Bytes of the dictionary page of a column chunk, whose values all rows may repeat; 0 if it has no such page.
+    """Return the bytes of the dictionary page of a column chunk, whose values all rows may repeat; 0 if it has none.
 
     The page header is a Thrift struct in compact form; it begins with the fields type and uncompressed_page_size:
     https://parquet.apache.org/docs/file-format/metadata/
@@ -207,7 +207,7 @@ def _damaged(origin: str, what: str) -> InputError:
 
 
 def _column_problem(table: Any, source: SourceConfig) -> str:
-    """Why the column that the source names cannot be read as text; empty if it can."""
+    """Return why the column of the source cannot be read as text; empty if it can."""
     schema = table.schema_arrow
     if schema.names.count(source.field) > 1:
         return _duplicate_column(table)
@@ -218,16 +218,16 @@ def _column_problem(table: Any, source: SourceConfig) -> str:
 
 
 def _duplicate_column(table: Any) -> str:
-    """What is wrong if several columns have the same name; empty if none have."""
+    """Return the problem of several columns with the same name; empty if there is none."""
     names = table.schema_arrow.names
     name = next((name for name in names if names.count(name) > 1), None)
     return "" if name is None else f"has {names.count(name)} columns {name!r}; rename them"
 
 
 def _encoding(kind: Any, source: SourceConfig) -> str:
-    """The encoding of a column of this type: UTF-8 for text, the source's for bytes; empty for other types.
+    """Return the encoding of a column type: UTF-8 for text, that of the source for bytes; empty for other types.
 
-    A column of nulls alone is of no type: it is a shard of texts of which none is there, and each row is told.
+    A column of nulls only (a shard without any text) has the null type. Its rows are rejected one by one.
     """
     from pyarrow import types
 
@@ -238,7 +238,7 @@ def _encoding(kind: Any, source: SourceConfig) -> str:
 
 
 def _bytes(column: Any) -> Iterator[bytes | None]:
-    """The stored bytes of each value of a column."""
+    """Yield the stored bytes of each value of a column."""
     import pyarrow
 
     if pyarrow.types.is_dictionary(column.type):
@@ -249,7 +249,7 @@ def _bytes(column: Any) -> Iterator[bytes | None]:
 
 
 def _rows(batch: Any) -> Iterator[Any]:
-    """Yield one row at a time, not a batch, so that a value that cannot be decoded costs its row only."""
+    """Yield the rows of a batch one by one, so that a value that cannot be decoded costs only its row."""
     for number in range(batch.num_rows):
         try:
             yield batch.slice(number, 1).to_pylist()[0]

@@ -1,13 +1,13 @@
-"""Preferences: a prompt with a better and a worse answer, or (unpaired) with one answer and whether it is good.
+"""Preferences: a prompt with a better and a worse answer, or (unpaired) with one answer that is good or bad.
 
-The fields of a row tell its form:
+The fields of a row determine its form:
 - `chosen` and `rejected`, each a text, a message or messages. Several messages, and texts written as
-  "Human: … Assistant: …", are whole conversations: their common beginning is the prompt. Else the prompt is in
+  "Human: … Assistant: …", are full conversations: their common beginning is the prompt. Otherwise the prompt is in
   `prompt` (a text or messages), `messages`, `conversations`, or `instruction` and `input`.
-- alpaca's `output: [chosen, rejected]`.
+- `output: [chosen, rejected]` (alpaca).
 - `completion` and `label` (true or false); without `completion`, the last of the messages is the answer.
 
-Paired rows may have a `margin`: by how much the chosen answer is better (Touvron et al. 2023, "Llama 2", 3.2.2).
+Paired rows may have a `margin`, the difference in reward (Touvron et al. 2023, "Llama 2", 3.2.2).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from itertools import takewhile
 from typing import Any
 
 from artel.config import SourceConfig
-from artel.text.formats.chat import call_function, check_file, import_function, records_of_rows
+from artel.text.formats.chat import call_function, import_function, records_of_rows
 from artel.text.formats.format import Format
 from artel.text.formats.jsonl import SUFFIXES, has_lines
-from artel.text.formats.parquet import SUFFIX
+from artel.text.formats.parquet import SUFFIX, check_parquet_rows
 from artel.text.formats.tool_rows import with_tools
 from artel.text.formats.turns import RowReader, Turn, names_of
 from artel.text.reading.source_file import SourceFile
@@ -44,7 +44,7 @@ def read_preferences(file: SourceFile) -> Iterator[Record | Rejected]:
 
 
 class PreferenceReader:
-    """Rows of one source to preferences. All methods raise BadRecord."""
+    """Turns rows of one source into preferences. All methods raise BadRecord."""
 
     def __init__(self, source: SourceConfig) -> None:
         self._rows = RowReader(source)
@@ -53,7 +53,7 @@ class PreferenceReader:
         self._prompt_fields = _PROMPT_FIELDS.get(source.converter, _ALL_PROMPT_FIELDS)
 
     def preference(self, row: Any) -> Preference:
-        """The preference of a row. A function of the user's returns a row in one of the forms."""
+        """Return the preference of a row. A user function returns a row in one of the forms."""
         row = self._rows.rename_fields(row)
         if self._function is not None:
             row = call_function(self._function, self._converter, row)
@@ -74,14 +74,14 @@ class PreferenceReader:
         chosen, rejected = self._answer(row, "chosen"), self._answer(row, "rejected")
         if len(chosen) == len(rejected) == 1:
             prompt = self._prompt(row)
-        else:  # whole conversations
+        else:  # full conversations
             common = _common_beginning(chosen, rejected)
             prompt = [*self._rows.messages(self._rows.system(row)), *common]
             chosen, rejected = chosen[len(common) :], rejected[len(common) :]
         better, worse = _single(chosen, "chosen"), _single(rejected, "rejected")
         prompt, tools = self._with_tools(row, prompt)
         better, worse = _with_calls(better, tools), _with_calls(worse, tools)
-        if _said(better) == _said(worse):
+        if _identity(better) == _identity(worse):
             raise BadRecord("equal_answers", "chosen and rejected are the same; leave the row out")
         return Preference(_checked(prompt), better, worse, tools, _margin(row))
 
@@ -124,7 +124,7 @@ class PreferenceReader:
         return self._rows.messages([*self._rows.system(row), *self._turns(row[name], name, "user")], "prompt: ")
 
     def _turns(self, value: Any, name: str, role: str) -> list[Turn]:
-        """The turns of a field; a text is one turn of `role`."""
+        """Return the turns of a field. A text is one turn of `role`."""
         if isinstance(value, str):
             return [{"role": role, "content": value}]
         is_message = isinstance(value, dict) and not any(isinstance(item, list) for item in value.values())
@@ -141,7 +141,7 @@ def _margin(row: dict[str, Any]) -> float:
     return float(margin)
 
 
-def _said(answer: Message) -> tuple[object, ...]:
+def _identity(answer: Message) -> tuple[object, ...]:
     return answer.content.rstrip(), answer.thought, answer.tool_calls
 
 
@@ -150,15 +150,15 @@ def _with_calls(answer: Message, tools: Tools) -> Message:
 
 
 def _transcript(text: Any) -> list[Turn]:
-    """The turns of a text like "Human: … Assistant: …" (Anthropic's HH); empty for any other text."""
+    """Return the turns of a text like "Human: … Assistant: …" (Anthropic HH); empty for other texts."""
     if not isinstance(text, str) or not text.lstrip("\n").startswith("Human:"):
         return []
-    _, *pieces = _SPEAKER.split(text.lstrip("\n"))
-    return [{"role": role.lower(), "content": said} for role, said in zip(pieces[::2], pieces[1::2], strict=True)]
+    _, *parts = _SPEAKER.split(text.lstrip("\n"))
+    return [{"role": role.lower(), "content": content} for role, content in zip(parts[::2], parts[1::2], strict=True)]
 
 
 def _common_beginning(chosen: list[Message], rejected: list[Message]) -> list[Message]:
-    """The first messages that two conversations have in common, without their last messages: these are compared."""
+    """Return the common beginning of two conversations. Their last messages, the answers, never belong to it."""
     pairs = zip(chosen[:-1], rejected[:-1], strict=False)
     return [left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
@@ -186,5 +186,5 @@ PREFERENCE = Format(
     suffixes=(*SUFFIXES, SUFFIX),
     converters=tuple(_PROMPT_FIELDS),
     has_lines=has_lines,
-    check=check_file,
+    check=check_parquet_rows,
 )

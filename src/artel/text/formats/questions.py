@@ -21,44 +21,44 @@ _Answers = tuple[AnswerClass, tuple[Span, ...]]
 
 
 def read_nq(file: SourceFile) -> Iterator[Record | Rejected]:
-    """Yield an example per line: NQ's simplified format (also Kaggle's), its original one, or a document with answers.
+    """Yield an example per line: the simplified format of NQ (also on Kaggle), the original one, or answered documents.
 
     Format: https://github.com/google-research-datasets/natural-questions
     """
-    for place, row in read_rows(file):
+    for origin, row in read_rows(file):
         try:
-            yield _record(_nq_question(object_of(row), place.rpartition(":")[2]), place, file.set_name)
+            yield _record(_nq_question(object_of(row), origin.rpartition(":")[2]), origin, file.set_name)
         except BadRecord as error:
-            yield file.reject(place, error)
+            yield file.reject(origin, error)
 
 
 def read_squad(file: SourceFile) -> Iterator[Record | Rejected]:
     """Yield the questions of SQuAD 1.1 or 2: one JSON object.
 
-    The official files are one single line, so that an origin also has the question's id.
+    The official files are one single line, so the origin also has the id of the question.
     """
     fix = "write a larger data.max_document, or cut data up into several files"
     text = file.text(file.max_bytes, fix)
     positions = _Positions(text, file.origin)
     for path, paragraph, entry in _squad_entries(parse_whole(text, file.origin)):
-        place = positions.find(entry, path)
+        origin = positions.find(entry, path)
         try:
-            yield _record(_squad_question(path, paragraph, entry), place, file.set_name)
+            yield _record(_squad_question(path, paragraph, entry), origin, file.set_name)
         except BadRecord as error:
-            yield file.reject(place, error)
+            yield file.reject(origin, error)
 
 
-def _record(question: Question, place: str, set_name: str) -> Record:
-    """The record of a question. Questions of one document go into the same split: it holds their answers."""
+def _record(question: Question, origin: str, set_name: str) -> Record:
+    """Return the record of a question. Questions of one document go into the same split: it has their answers."""
     for name, text in (("question", question.question), ("document", question.context)):
         if not text.strip():
             raise BadRecord("empty", f"the {name} is empty; fill it in, or leave the question out")
     text = f"{question.question}\n{question.context}"
-    return Record(text, place, set_name, question, group=question.context)
+    return Record(text, origin, set_name, question, group=question.context)
 
 
 def _field(entry: Any, name: str, kind: type | tuple[type, ...], path: str = "") -> Any:
-    """The value of a required field of a type (or of several); `path` is the position of `entry` in the line or file.
+    """Return a required field of a type (or of several). `path`: position of `entry` in the line or file.
 
     Raises BadRecord.
     """
@@ -71,14 +71,11 @@ def _field(entry: Any, name: str, kind: type | tuple[type, ...], path: str = "")
         have = ", ".join(entry) or "none"
         raise BadRecord("no_field", f"{owner} has no field {name!r} (it has: {have}); write it as {expected}")
     value = entry[name]
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):  # to Python a bool is an int
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):  # a bool is an int in Python
         have = ", ".join(f"{key}: {type(item).__name__}" for key, item in entry.items())
         what = f"field {name!r} of {owner} is {type(value).__name__} (it has: {have})"
         raise BadRecord("no_field", f"{what}; write {expected}")
     return value
-
-
-# Natural Questions
 
 
 def _nq_question(entry: dict[str, Any], number: str) -> Question:
@@ -96,10 +93,10 @@ def _nq_question(entry: dict[str, Any], number: str) -> Question:
 
 
 def _nq_document(entry: dict[str, Any]) -> str:
-    """The text of the document.
+    """Return the text of the document.
 
     The original format (the official dev set) has words. They are joined by spaces, and a space inside a word becomes
-    an underscore, as in NQ's own simplification: the indices of words stay the same.
+    an underscore, as in the official simplification, so that the indices of words stay the same.
     """
     if "document_text" in entry or "document_tokens" not in entry:
         return str(_field(entry, "document_text", str))
@@ -114,7 +111,7 @@ def _no_annotations(what: str) -> BadRecord:
 
 
 def _annotated(entry: dict[str, Any], document: str) -> _Answers:
-    """The answer by NQ's own rule: at least two annotators gave one (or the only annotator did)."""
+    """Return the answer by the official rule: at least two annotators (or the only one) gave an answer."""
     annotations = _field(entry, "annotations", list)
     if not annotations:
         raise _no_annotations("its annotations are empty")
@@ -131,15 +128,15 @@ def _annotated(entry: dict[str, Any], document: str) -> _Answers:
 
 
 class _Words:
-    """The character positions of a document's space-separated words."""
+    """Character positions of the space-separated words of a document."""
 
     def __init__(self, document: str) -> None:
         self._document = document
         self._starts: list[int] = []
 
     def span(self, start: int, end: int, path: str) -> Span:
-        """The characters (start, end) of the words from `start` to before `end`. Raises BadRecord."""
-        if not self._starts:  # computed here, since most examples have no answer
+        """Return the character span of the words from `start` to `end`, exclusive. Raises BadRecord."""
+        if not self._starts:  # computed when needed, since most examples have no answer
             starts = (match.end() for match in re.finditer(" ", self._document))
             self._starts = [0, *starts, len(self._document) + 1]
         count = len(self._starts) - 1
@@ -169,7 +166,7 @@ def _annotation(annotation: Any, entry: dict[str, Any], words: _Words, path: str
 
 
 def _long_answer(annotation: Any, entry: dict[str, Any], words: _Words, path: str) -> tuple[Span, ...]:
-    """The span of the long answer, if there is one: by its own words, else by the candidate it points to."""
+    """Return the span of the long answer, if any: from its words, else from its candidate."""
     long = _field(annotation, "long_answer", dict, path)
     path = f"{path}.long_answer"
     index = _field(long, "candidate_index", int, path) if "candidate_index" in long else -1
@@ -189,7 +186,7 @@ def _token_span(entry: Any, words: _Words, path: str) -> Span:
 
 
 def _find_texts(answers: list[Any], document: str) -> _Answers:
-    """Answers given as texts: each at the first position where it occurs."""
+    """Return the spans of answers given as texts, each at its first occurrence."""
     spans = []
     for number, answer in enumerate(answers):
         if not isinstance(answer, str):
@@ -206,7 +203,7 @@ def _find_texts(answers: list[Any], document: str) -> _Answers:
 
 
 def _candidates(entry: dict[str, Any]) -> tuple[Span, ...]:
-    """The candidates, top-level ones first: the first that holds an answer is then the largest."""
+    """Return the candidates, top-level ones first, so that the first one with an answer is the largest."""
     if "long_answer_candidates" not in entry:
         return ()
     candidates = []
@@ -215,9 +212,6 @@ def _candidates(entry: dict[str, Any]) -> tuple[Span, ...]:
         span = (_field(candidate, "start_token", int, path), _field(candidate, "end_token", int, path))
         candidates.append((not candidate.get("top_level", True), span))
     return tuple(span for _, span in sorted(candidates, key=lambda item: item[0]))
-
-
-# SQuAD
 
 
 def _squad_entries(content: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -272,7 +266,7 @@ def _squad_span(answer: Any, context: str, path: str) -> Span:
 
 
 class _Positions:
-    """The line numbers of the questions in a file."""
+    """Line numbers of the questions in a file."""
 
     _ID_OR_QUESTION = re.compile(r'"(?:id|question)"\s*:\s*("(?:[^"\\]|\\.)*+"|-?\d+)')
 
@@ -284,11 +278,11 @@ class _Positions:
         for match in self._ID_OR_QUESTION.finditer(text):
             line += text.count("\n", counted, match.start())
             counted = match.start()
-            with suppress(orjson.JSONDecodeError):  # if the file is not JSON, reading it reports that
+            with suppress(orjson.JSONDecodeError):  # reading reports files that are not JSON
                 self._lines[str(orjson.loads(match[1]))].append(line)
 
     def find(self, entry: Any, path: str) -> str:
-        """`file:line (id)`. A question without an id has its path instead; one without a text the last line found."""
+        """Return `file:line (id)`, or the path for a question without id; without a text, with the last line found."""
         fields = entry if isinstance(entry, dict) else {}
         name = str(fields.get("id", fields.get("question", "")))
         if self._lines.get(name):

@@ -25,6 +25,11 @@ from artel.text.reading.lines import line_encoding
 from artel.text.reading.source_file import SourceFile, column_fix, settings_key
 from artel.text.records import BadRecord, Record, Rejected
 
+Row = tuple[str, tuple[str, ...] | BadRecord]
+"""The origin of a row (`file:line`), and its values or a BadRecord."""
+
+_UNDECODED = range(0xDC80, 0xDD00)  # bytes that cannot be decoded, after `surrogateescape`
+
 
 def read_table(file: SourceFile) -> Iterator[Record | Rejected]:
     """Yield a record per row; its origin is `file:line`.
@@ -32,96 +37,80 @@ def read_table(file: SourceFile) -> Iterator[Record | Rejected]:
     Raises InputError for a missing column, a quote that is never closed, or a damaged compressed file.
     """
     source = file.source
-    for place, row in read_csv_rows(file, table_columns(source)):
+    for origin, row in read_csv_rows(file, table_columns(source)):
         if isinstance(row, BadRecord):
-            yield file.reject(place, row)
+            yield file.reject(origin, row)
         elif not all(row[1:]):
-            yield file.reject(place, BadRecord("no_set", f"has nothing in the column {source.set_field!r}"))
+            yield file.reject(origin, BadRecord("no_set", f"has nothing in the column {source.set_field!r}"))
         else:
-            yield Record(row[0], place, row[1] if source.set_field else file.set_name)
+            yield Record(row[0], origin, row[1] if source.set_field else file.set_name)
 
 
 def table_columns(source: SourceConfig) -> list[tuple[str, str]]:
-    """(key of the source, name in the header) of each column that is read."""
+    """Return (key of the source, name in the header) of each column to read."""
     return [("field", source.field), *([("set_field", source.set_field)] if source.set_field else [])]
 
 
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
-    """Whether the table has the columns that the source names."""
+    """Return a problem for each column that the table lacks."""
     file = SourceFile(path, str(path), "", source, data, key=settings_key(key))
     return check_columns(file, table_columns(source))
 
 
-CSV = Format(
-    read=read_table,
-    suffixes=with_compressed(".csv", ".tsv"),
-    names_sets=True,
-    is_table=True,
-    has_lines=lambda file: True,
-    check=_check,
-)
-
-
-Row = tuple[str, tuple[str, ...] | BadRecord]
-"""The place of a row (`file:line`) and its values, or what is wrong with it."""
-
-_UNDECODED = range(0xDC80, 0xDD00)  # what `surrogateescape` makes of bytes that are not text
-
-
 def read_csv_rows(file: SourceFile, columns: Sequence[tuple[str, str]]) -> Iterator[Row]:
-    """Yield the values of the columns, given as (key of the source, name in the header), row by row; .tsv by tabs.
+    """Yield the values of `columns`, given as (key of the source, name in the header), row by row.
 
-    Raises BadRecord for binary data, InputError for a wrong header or compressed file, and for a quote that is never
-    closed and begins no row of its own.
+    The delimiter is a comma, or a tab in .tsv files. Raises BadRecord for binary data, InputError for a wrong header, a
+    damaged compressed file, and a quote that is never closed inside a row.
     """
-    return _rows(file, lambda place, names: _column_indices(place, names, columns, file.key))
+    return _rows(file, lambda origin, names: _column_indices(origin, names, columns, file.key))
 
 
 def read_csv_objects(file: SourceFile) -> Iterator[tuple[str, dict[str, str] | BadRecord]]:
-    """The same of all columns: the texts of a row by the names in the header."""
+    """Yield (origin, {column: value}) of each row, for all columns."""
     names: list[str] = []
 
-    def all_columns(place: str, header: list[str]) -> list[int]:
+    def all_columns(origin: str, header: list[str]) -> list[int]:
         names.extend(header)
-        return _column_indices(place, names, [("mapping", name) for name in names], file.key)
+        return _column_indices(origin, names, [("mapping", name) for name in names], file.key)
 
-    for place, row in _rows(file, all_columns):
-        yield place, row if isinstance(row, BadRecord) else dict(zip(names, row, strict=True))
+    for origin, row in _rows(file, all_columns):
+        yield origin, row if isinstance(row, BadRecord) else dict(zip(names, row, strict=True))
 
 
 def check_columns(file: SourceFile, columns: Sequence[tuple[str, str]] | None = None) -> list[Problem]:
-    """Return the problems in the header of a table of which `columns`, or all columns, are read.
+    """Return the problems in the header of a table if `columns` (default: all) are to be read.
 
-    No row after it is read. Binary data are reported by reading.
+    Reads only the header. Binary data is reported later, by reading.
     """
     try:
-        with suppress(BadRecord), _table(file) as (_, header, place):
-            _column_indices(place, header, columns or [("mapping", name) for name in header], file.key)
+        with suppress(BadRecord), _table(file) as (_, header, origin):
+            _column_indices(origin, header, columns or [("mapping", name) for name in header], file.key)
     except InputError as error:
         return list(error.problems)
     return []
 
 
 def _rows(file: SourceFile, columns: Callable[[str, list[str]], list[int]]) -> Iterator[Row]:
-    """Yield the values of the columns whose indices `columns` gives for the place of the header and its names."""
+    """Yield the values of some columns. `columns` returns their indices for the origin of the header and its names."""
     encoding = line_encoding(file.path, file.origin, file.source.encoding)
     trusts_quotes = cache(lambda: _is_quoted(file))
-    with _table(file, trusts_quotes) as (rows, header, place):
-        indices = columns(place, header)
+    with _table(file, trusts_quotes) as (rows, header, origin):
+        indices = columns(origin, header)
         is_literal = _is_tsv(file) and _has_quotes(file) and not trusts_quotes()
         for number, row in rows.without_quoting() if is_literal else rows:
-            place = f"{file.origin}:{number}"
-            yield place, row if isinstance(row, BadRecord) else _values(row, len(header), indices, encoding)
+            origin = f"{file.origin}:{number}"
+            yield origin, row if isinstance(row, BadRecord) else _values(row, len(header), indices, encoding)
 
 
 @contextmanager
 def _table(
     file: SourceFile, trusts_quotes: Callable[[], bool] = lambda: False
 ) -> Iterator[tuple[TableRows, list[str], str]]:
-    """The rows of a table after its header, the names in the header, and its place."""
-    csv.field_size_limit(file.max_bytes)  # the module's default of 131,072 characters is less than many documents have
+    """Open a table: its rows after the header, the names in the header, and the origin of the header."""
+    csv.field_size_limit(file.max_bytes)  # many documents exceed the default of 131,072 characters
     encoding = line_encoding(file.path, file.origin, file.source.encoding)
-    # Bytes that are not text must cost their row only, and the quotes around them still count.
+    # Bytes that cannot be decoded cost only their row, and the quotes around them still count.
     with (
         open_decompressed(file.path, file.origin) as stream,
         TextIOWrapper(stream, encoding, errors="surrogateescape", newline="") as text,
@@ -129,10 +118,10 @@ def _table(
         lines = _lines(text, file.origin, file.max_bytes)
         rows = TableRows(lines, file.origin, "\t" if _is_tsv(file) else ",", file.max_bytes, trusts_quotes)
         number, header = next(iter(rows), (1, []))
-        place = f"{file.origin}:{number}"
+        origin = f"{file.origin}:{number}"
         if isinstance(header, BadRecord):
-            raise InputError.at(place, f"the header cannot be read: it {header.detail}", "fix the first line")
-        yield rows, _names(header), place
+            raise InputError.at(origin, f"the header cannot be read: it {header.detail}", "fix the first line")
+        yield rows, [name.strip() for name in header], origin
 
 
 def _is_tsv(file: SourceFile) -> bool:
@@ -140,27 +129,27 @@ def _is_tsv(file: SourceFile) -> bool:
 
 
 def _has_quotes(file: SourceFile) -> bool:
-    """True if the file has a quote at all: most .tsv files have none, and are read once."""
+    """True if the file has any quote. Most .tsv files have none, and are read only once."""
     with open_decompressed(file.path, file.origin) as stream, suppress(*DECOMPRESSION_ERRORS):
         return any(b'"' in block for block in iter(lambda: stream.read1(BLOCK), b""))
     return False
 
 
 def _is_quoted(file: SourceFile) -> bool:
-    """`is_quoted` of all rows, which are read once more to find out."""
+    """Apply `is_quoted` to all rows, reading the file once more."""
     with _table(file) as (rows, _, _):
         return is_quoted(rows)
 
 
 def _lines(text: TextIOWrapper, origin: str, max_characters: int) -> Iterator[str]:
-    """The lines of a table. Raises InputError for one that is too long to be held in memory."""
+    """Yield the lines of a table. Raises InputError for a line that is too long for memory."""
     number = 0
     try:
         while line := text.readline(max_characters + 1):
             number += 1
             if len(line) > max_characters:
                 raise too_long(f"{origin}:{number}", "the line", max_characters)
-            yield line.removeprefix("\ufeff")  # also in the middle, where files were joined
+            yield line.removeprefix("\ufeff")  # also in the middle of joined files
     except UnicodeError as error:  # only in encodings of several bytes per character: UTF-16, UTF-32
         what = f"is not {text.encoding}: {error}"
         raise InputError.at(f"{origin}:{number + 1}", what, "save the file as UTF-8") from None
@@ -169,21 +158,17 @@ def _lines(text: TextIOWrapper, origin: str, max_characters: int) -> Iterator[st
         raise InputError.at(f"{origin}:{number + 1}", decompression_error(error).detail, fix) from None
 
 
-def _names(header: list[str]) -> list[str]:
-    return [name.strip() for name in header]
-
-
-def _column_indices(place: str, names: list[str], columns: Sequence[tuple[str, str]], source: str) -> list[int]:
+def _column_indices(origin: str, names: list[str], columns: Sequence[tuple[str, str]], source_key: str) -> list[int]:
     problems = []
     for key, name in columns:
         if names.count(name) != 1:
             what = f"has {names.count(name) or 'no'} column{'s' * (name in names)} {name!r}"
-            # Bytes that are not text are shown as \xff.
+            # Bytes that cannot be decoded are shown as \xff.
             have = ", ".join(names).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") or "none"
-            fix = f"name the column in the source ({column_fix(key, source)}), or rename it in the header"
+            fix = f"name the column in the source ({column_fix(key, source_key)}), or rename it in the header"
             if len(names) == 1 and ";" in have:
                 fix = f"separate the columns by commas, not by semicolons; then {fix}"
-            problems.append(Problem(place, f"the header {what} (it has: {have})", fix))
+            problems.append(Problem(origin, f"the header {what} (it has: {have})", fix))
     if problems:
         raise InputError(problems)
     return [names.index(name) for _, name in columns]
@@ -206,3 +191,13 @@ def _values(row: list[str], width: int, indices: list[int], encoding: str) -> tu
             if other:
                 return BadRecord("other_encoding", other_encoding_detail(encoding, other))
     return values
+
+
+CSV = Format(
+    read=read_table,
+    suffixes=with_compressed(".csv", ".tsv"),
+    names_sets=True,
+    is_table=True,
+    has_lines=lambda file: True,
+    check=_check,
+)

@@ -1,8 +1,8 @@
-"""Lines of a .csv or .tsv file to rows of cells. A quote that is not closed never swallows the rows after it.
+"""Lines of a .csv or .tsv file to rows of cells. An unclosed quote never swallows the rows after it.
 
-In .csv a quote at the beginning of a cell quotes it (RFC 4180), as `csv`, pandas and datasets read it. Files of .tsv
-are written in two ways: like .csv (pandas), or without quoting, where a quote is a letter like any other (GLUE, corpora
-of translations, `csv.QUOTE_NONE`). The file itself shows which: see `is_quoted`.
+In .csv a quote at the beginning of a cell quotes it (RFC 4180), as in `csv`, pandas and datasets. Files of .tsv are
+written in two ways: like .csv (pandas), or without quoting, where a quote is an ordinary character (GLUE, translation
+corpora, `csv.QUOTE_NONE`). `is_quoted` detects which.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from artel.text.records import BadRecord
 Cells = list[str] | BadRecord
 _FIX = 'close the quote; a quote inside of a text is written twice: ""'
 _CHECK_EVERY = 64
-"""Lines of one row after which it is checked: an open quote must not read on to the end of the file."""
-_MOST_READINGS = 8
-"""Times that the lines of a file are read on average; after that a row may read on for _CHECK_EVERY lines only."""
+"""A row is checked after this many lines, so that an open quote does not read to the end of the file."""
+_MAX_READS = 8
+"""Maximum average number of times that a line is read. After that a row may have only _CHECK_EVERY lines."""
 
 
 class TableRows:
-    """Iterate over (number of the row's first line, its cells or what is wrong). Empty lines are skipped.
+    """Iterate over (number of the first line of a row, its cells or a BadRecord). Skips empty lines.
 
-    The first row is the header: it says how many cells a row has. `trusts_quotes` is asked about a text in quotes whose
-    lines look like rows: True takes it for a text, as others of the file are.
+    The first row is the header, with the number of cells of a row. `trusts_quotes()` decides about a quoted text whose
+    lines look like rows: True accepts it as a text, like other texts of the file.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class TableRows:
         self._read = self._read_again = 0
         self._width = 0
         self.quoted = self.literal = 0
-        """Rows that can be read only with quoting, and rows that can be read only without it."""
+        """Number of rows that can be read only with quoting, and only without it."""
 
     def __iter__(self) -> Iterator[tuple[int, Cells]]:
         while (line := self._next_line()) is not None:
@@ -55,7 +55,7 @@ class TableRows:
                 yield number, self._literal(line)
 
     def without_quoting(self) -> Iterator[tuple[int, Cells]]:
-        """The same rows where a quote is a letter like any other: a row per line."""
+        """Yield the rows with quotes as ordinary characters: one row per line."""
         while (line := self._next_line()) is not None:
             if line.strip("\r\n"):
                 yield self._read, self._literal(line)
@@ -72,11 +72,11 @@ class TableRows:
         return cells
 
     def _quoted_row(self, line: str) -> list[Cells]:
-        """The row that begins with `line`, or a BadRecord for each line that is lost."""
+        """Return the row that begins with `line`, or a BadRecord for each lost line."""
         first, taken, like_rows, is_cut = self._read, list[str](), 0, False
 
         def are_rows() -> bool:
-            # Most lines of one row look like rows: a quote was left open, and they were read as its text.
+            # Most lines of this row look like rows: an open quote swallowed them.
             return self._width > 1 and like_rows > 1 and 2 * like_rows > len(taken)
 
         def lines() -> Iterator[str]:
@@ -116,16 +116,16 @@ class TableRows:
             self.literal += len(taken) == 1 and self._is_row(line)
             span = f"lines {first} to {first + len(taken) - 1}: " if len(taken) > 1 else ""
             bad = BadRecord("bad_row", f'{span}is not csv: {wrong}; a quote inside of a text is written twice: ""')
-            return [bad] * (len(taken) if self._width == 1 else 1)  # of one column every line may have been a row
+            return [bad] * (len(taken) if self._width == 1 else 1)  # with one column, each line may have been a row
         self._width = self._width or len(cells)
         self.quoted += len(cells) == self._width and self._needs_quoting(taken, cells)
         return [cells]
 
     def _is_read_too_often(self) -> bool:
-        return self._read_again > _MOST_READINGS * (self._read + len(self._pushed_back))
+        return self._read_again > _MAX_READS * (self._read + len(self._pushed_back))
 
     def _is_row(self, line: str) -> bool:
-        """True if a line has all cells. After a comma of prose there is a space, after that of a table none."""
+        """True if a line has all cells. A comma in prose is followed by a space, a comma of a table is not."""
         cells = line.rstrip("\r\n").split(self._delimiter)
         return len(cells) == self._width and not any(cell.startswith(" ") for cell in cells[1:])
 
@@ -137,19 +137,19 @@ class TableRows:
 def is_quoted(rows: TableRows) -> bool:
     """True unless more rows can be read only without quoting than only with it. Reads all rows.
 
-    With quoting only: cells in quotes that hold a delimiter, a line feed or a doubled quote. Without only: rows in
-    which quotes are left open or closed in the middle of a cell.
+    Only with quoting: quoted cells with a delimiter, line feed or doubled quote. Only without: rows with quotes that
+    stay open or are closed in the middle of a cell.
     """
     try:
         for _ in rows:
             pass
-    except InputError:  # an open quote at the end, which reading reports
+    except InputError:  # an open quote at the end, reported by reading
         rows.literal += 1
     return rows.quoted >= rows.literal
 
 
-def too_long(place: str, what: str, max_characters: int) -> InputError:
-    """The error about a line or row that is too long to be held in memory."""
+def too_long(origin: str, what: str, max_characters: int) -> InputError:
+    """Return the error for a line or row that is too long for memory."""
     fix = "close or double the quote, or write a larger data.max_document"
     what = f"{what} is over {max_characters:,} characters (data.max_document), or its quote is never closed"
-    return InputError.at(place, what, fix)
+    return InputError.at(origin, what, fix)

@@ -23,9 +23,9 @@ from artel.text.records import BadRecord, Record, Rejected
 from artel.text.split import Chapters, is_heading
 
 CUT_CHARACTERS = 4000
-"""A long text is cut into documents of this many characters or slightly more: about a thousand tokens."""
+"""Long texts are cut into documents of this many characters or slightly more: about a thousand tokens."""
 _GUTENBERG_START = re.compile(r"\*\*\* ?START OF TH(?:E|IS) PROJECT GUTENBERG EBOOK", re.IGNORECASE)
-"""The mark between Project Gutenberg's header and the work. A long title takes it over the end of the line."""
+"""The mark between the header of Project Gutenberg and the work. A long title breaks it over two lines."""
 _GUTENBERG_END = re.compile(r"\*\*\* ?END OF TH(?:E|IS) PROJECT GUTENBERG EBOOK", re.IGNORECASE)
 _FRAMES = (
     (
@@ -37,17 +37,17 @@ _FRAMES = (
         "WikiExtractor's <doc> tags, which are learned: extract with --json, and write format: jsonl in the source",
     ),
 )
-"""Frames that other tools and sites write around a text, and how to leave them out."""
+"""Frames that tools and sites write around a text, and how to remove them."""
 _GUTENBERG_HEADER = 500
-"""Lines in which the mark is looked for."""
+"""Number of lines that are searched for the mark."""
 _HEAD_BYTES = 1 << 16
-"""Bytes of a file by which JSON, XML and carriage returns are recognized."""
+"""Bytes of a file in which JSON, XML and carriage returns are detected."""
 
 Lines = Iterable[tuple[int, str | BadRecord]]
 
 
 def read_text(file: SourceFile) -> Iterator[Record | Rejected]:
-    """Yield the documents of a text. Lines of a span are numbered from its beginning."""
+    """Yield the documents of a text. A span numbers its lines from 1."""
     if file.source.document in ("auto", "file") and not file.is_cut:
         yield _whole_file(file)
     elif file.source.document == "line":
@@ -57,7 +57,7 @@ def read_text(file: SourceFile) -> Iterator[Record | Rejected]:
 
 
 def _in_chapters(file: SourceFile, items: Iterator[Record | Rejected]) -> Iterator[Record | Rejected]:
-    """The documents of a text; by chapter, those of each form a group (`validation.by: chapter`)."""
+    """Yield the documents; with `validation.by: chapter`, those of a chapter form a group."""
     if not file.data.by_chapter:
         yield from items
         return
@@ -76,7 +76,7 @@ def _lines(file: SourceFile) -> Iterator[Record | Rejected]:
 
 
 def frame_notes(records: Iterable[Record]) -> list[str]:
-    """A sentence for the user about each kind of frame that texts have, with the first of them."""
+    """Return a note for the user about each kind of frame in the texts, with its first occurrence."""
     notes: dict[str, str] = {}
     for record in records:
         for mark, what in _FRAMES:
@@ -94,16 +94,18 @@ def _whole_file(file: SourceFile) -> Record:
         check_lines(content, encoding)
     text = decode(content, encoding)
     if file.source.profile == "gutenberg":
-        text = "\n".join(line for _, line in _of_gutenberg(enumerate(text.split("\n"), 1)) if isinstance(line, str))
+        text = "\n".join(
+            line for _, line in _without_gutenberg_frame(enumerate(text.split("\n"), 1)) if isinstance(line, str)
+        )
     return Record(text, file.origin, file.set_name)
 
 
 def _lines_of_work(file: SourceFile) -> Lines:
-    return _of_gutenberg(file.lines()) if file.source.profile == "gutenberg" else file.lines()
+    return _without_gutenberg_frame(file.lines()) if file.source.profile == "gutenberg" else file.lines()
 
 
-def _of_gutenberg(lines: Lines) -> Iterator[tuple[int, str | BadRecord]]:
-    """The lines between Project Gutenberg's header and its licence; all lines of a text without its marks."""
+def _without_gutenberg_frame(lines: Lines) -> Iterator[tuple[int, str | BadRecord]]:
+    """Yield the lines between the Project Gutenberg header and licence; all lines of a text without the marks."""
     rest = iter(lines)
     header: list[tuple[int, str | BadRecord]] = []
     for item in islice(rest, _GUTENBERG_HEADER):
@@ -122,7 +124,7 @@ def _of_gutenberg(lines: Lines) -> Iterator[tuple[int, str | BadRecord]]:
 
 
 def _paragraphs(file: SourceFile) -> Iterator[Record | Rejected]:
-    """Lines joined up to a blank line; of a file that is cut, up to about CUT_CHARACTERS."""
+    """Join lines up to a blank line; if the file is cut, up to about CUT_CHARACTERS."""
     lines: list[str] = []
     first, length = 1, 0
     try:
@@ -138,7 +140,7 @@ def _paragraphs(file: SourceFile) -> Iterator[Record | Rejected]:
             if file.is_cut or line.strip():
                 lines.append(line)
                 length += len(line) + 1
-            if file.is_cut:  # preferably at a blank line; without one, at a line end
+            if file.is_cut:  # preferably at a blank line, else at a line end
                 is_end = length >= (2 * CUT_CHARACTERS if line.strip() else CUT_CHARACTERS)
             else:
                 is_end = not line.strip()
@@ -152,7 +154,7 @@ def _paragraphs(file: SourceFile) -> Iterator[Record | Rejected]:
 
 
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
-    """Return the problems of a file: it holds JSON lines or XML, which would be learned, or its lines end with CR."""
+    """Return the problems of a file: JSON lines or XML, which would be learned, or lines that end with CR."""
     with path.open("rb") as stream:
         head = stream.read(_HEAD_BYTES)
     has_lines = source.document in ("line", "paragraph") and uncompressed_name(path.name) == file_name(path.name)

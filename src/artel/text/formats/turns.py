@@ -1,12 +1,12 @@
-"""Turns, as rows have them, to messages: roles, contents, thoughts and weights; fields of rows under artel's names.
+"""Turns of rows to messages: roles, contents, thoughts and weights. Fields of rows are renamed (`mapping`).
 
 Rules for all forms of rows:
 - Consecutive turns of the user, or of the assistant, become one, joined by a blank line: chat templates expect the two
-  to alternate, and data sets that are split by message do not.
-- An empty system message is left out.
-- A turn of the role function_call is the assistant's, and what it says is a call.
-- <think> … </think> at the beginning of what the assistant says is its thought. The opening tag may be missing: the
-  generation prompts of DeepSeek R1 and Qwen 3.5 write it, so what such a model wrote begins behind it.
+  to alternate, but in data sets split by message they do not.
+- An empty system message is dropped.
+- A turn of the role function_call is a call by the assistant.
+- <think> … </think> at the beginning of a message of the assistant is its thought. The opening tag may be missing: the
+  generation prompts of DeepSeek R1 and Qwen 3.5 end with it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from artel.text.formats.tool_rows import tools_field, tools_of, turn_calls
 from artel.text.records import BadRecord, Message, Tools
 
 Turn = dict[str, Any]
-"""A message as a row has it, with the fields `role` and `content`."""
+"""A message of a row, with the fields `role` and `content`."""
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -38,12 +38,12 @@ _CONTENT_FIELDS = ("content", "value")
 THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _TRAINED_FIELDS = ("loss_weight", "weight", "train")
 _CALL_FIELDS = ("tool_calls", "function_call", "name", "tool_call_id")
-# Spaces beside the tags and lines without letters set the thought apart; the indentation of the answer is its own.
+# Spaces beside the tags and blank lines separate the thought from the answer, which keeps its indentation.
 _THINK = re.compile(r"\s*<think>(?:\s*\n|[ \t]+)?(.*?)\s*</think>(?:\s*\n|[ \t]+)?", re.DOTALL)
 
 
 class RowReader:
-    """Rows of one source to turns and messages, by its `mapping` and `fill`. All methods raise BadRecord."""
+    """Turns rows of one source into messages, with its `mapping` and `fill`. All methods raise BadRecord."""
 
     def __init__(self, source: SourceConfig) -> None:
         self.mapping = source.mapping
@@ -52,7 +52,7 @@ class RowReader:
         self._placeholders = re.compile(r"\{\{\s*(" + "|".join(map(re.escape, source.fill)) + r")\s*\}\}")
 
     def rename_fields(self, row: Any) -> dict[str, Any]:
-        """The row with its fields under artel's names (`mapping`); a dot in a row's name reaches into an object."""
+        """Return the row with its fields renamed (`mapping`). A dot in the name of a field reaches into an object."""
         row = object_of(row)
         mapped = {*self.mapping, *self.mapping.values()}
         fields = {name: value for name, value in row.items() if name not in mapped}
@@ -65,9 +65,9 @@ class RowReader:
         return fields
 
     def turns(self, value: Any, path: str) -> list[Turn]:
-        """Turns from any form: objects, columns (an object of lists), or texts of user and assistant alternately.
+        """Return turns from objects, columns (an object of lists), or texts of user and assistant in turn.
 
-        Any of them may be the text of its JSON.
+        Each of these may be JSON in a string.
         """
         if isinstance(value, str) and value.lstrip().startswith("["):
             try:
@@ -87,9 +87,9 @@ class RowReader:
         if not isinstance(item, dict):
             raise BadRecord("no_messages", f"{path} is {type(item).__name__}; write an object with role and content")
         turn = {name: item[name] for name in (*THOUGHT_FIELDS, *_TRAINED_FIELDS, *_CALL_FIELDS) if name in item}
-        for field, usual_names in (("role", _ROLE_FIELDS), ("content", _CONTENT_FIELDS)):
-            mapped = self.mapping.get(field, usual_names[0])
-            name = next((name for name in (mapped, *usual_names) if name in item), None)
+        for field, default_names in (("role", _ROLE_FIELDS), ("content", _CONTENT_FIELDS)):
+            mapped = self.mapping.get(field, default_names[0])
+            name = next((name for name in (mapped, *default_names) if name in item), None)
             if name is None and field == "content" and any(item.get(name) for name in _CALL_FIELDS[:2]):
                 turn[field] = None
                 continue
@@ -99,89 +99,87 @@ class RowReader:
         return turn
 
     def messages(self, turns: list[Turn], prefix: str = "") -> list[Message]:
-        """The messages of turns, joined where one speaks twice; `prefix` begins the names of turns in errors."""
+        """Return the messages of turns, joining consecutive turns of one role. `prefix`: for names of turns in errors."""
         messages: list[Message] = []
         for number, turn in enumerate(turns, 1):
-            place = f"{prefix}message {number}"
-            message = self._message(turn, place)
+            where = f"{prefix}message {number}"
+            message = self._message(turn, where)
             calls = next((name for name in _CALL_FIELDS[:2] if turn.get(name)), None)
             if message.role == "user" and calls is not None:
-                what = f"{place} has {calls}, and its role is user; are the roles swapped?"
+                what = f"{where} has {calls}, and its role is user; are the roles swapped?"
                 raise BadRecord("calls_of_user", f"{what} Write assistant, or leave the row out")
             if message.is_empty:
                 if message.role == "system":
                     continue
                 fix = "fill it in, or leave the row out"
-                raise BadRecord("empty_message", f"{place} ({message.role}) is empty; {fix}")
+                raise BadRecord("empty_message", f"{where} ({message.role}) is empty; {fix}")
             if message.role == "system" and messages:
                 if messages[0].role == "system":
-                    raise BadRecord("two_systems", f"{place} is the second of the system; make them one")
+                    raise BadRecord("two_systems", f"{where} is the second of the system; make them one")
                 fix = "put it before all others"
-                raise BadRecord("late_system", f"{place} is of the system and does not stand first; {fix}")
+                raise BadRecord("late_system", f"{where} is of the system and does not stand first; {fix}")
             if messages and message.role == messages[-1].role and message.role in ("user", "assistant"):
-                message = _joined(messages.pop(), message, place)
+                message = _joined(messages.pop(), message, where)
             messages.append(message)
         return messages
 
-    def _message(self, turn: Turn, place: str) -> Message:
+    def _message(self, turn: Turn, where: str) -> Message:
         name = turn["role"]
         role = _ROLES.get(name.strip().lower()) if isinstance(name, str) else None
         if role is None and isinstance(name, str) and name.strip().lower() in _CALLING_ROLES:
             role, turn = "assistant", {**turn, "tool_calls": turn["content"], "content": ""}
         if role is None:
             fix = f"known are {', '.join((*_ROLES, *_CALLING_ROLES))}; rename it, or write converter: module:function"
-            raise BadRecord("unknown_role", f"{place} has the role {repr(name)[:80]}; {fix}")
+            raise BadRecord("unknown_role", f"{where} has the role {repr(name)[:80]}; {fix}")
         if role == "tool":
             source, identity = (turn.get(name) for name in ("name", "tool_call_id"))
             texts = (value if isinstance(value, str) else "" for value in (source, identity))
-            return Message(role, self._fill_in(_result_text(turn["content"], place)), "", None, (), *texts)
-        content = self._fill_in(_text_of(turn["content"], f"the content of {place}"))
+            return Message(role, self._fill_in(_result_text(turn["content"], where)), "", None, (), *texts)
+        content = self._fill_in(_text_of(turn["content"], f"the content of {where}"))
         thought = next((turn[name] for name in THOUGHT_FIELDS if turn.get(name)), "") if role == "assistant" else ""
-        thought = self._fill_in(_text_of(thought, f"the thought of {place}"))
+        thought = self._fill_in(_text_of(thought, f"the thought of {where}"))
         if role == "assistant" and "</think>" in content and "<think>" not in content:
-            content = f"<think>{content}"  # written after a generation prompt that ends with the opening tag
+            content = f"<think>{content}"  # the generation prompt had the opening tag
         if role == "assistant" and content.lstrip().startswith("<think>"):
             match = _THINK.match(content)
             if match is None:
-                raise BadRecord("open_thought", f"{place} begins with <think>, which is never closed; write </think>")
+                raise BadRecord("open_thought", f"{where} begins with <think>, which is never closed; write </think>")
             thought, content = match[1] or thought, content[match.end() :]
-        calls = turn_calls(turn, place) if role == "assistant" else ()
-        return Message(role, content, thought if thought.strip() else "", _trained(turn, place), calls)
+        calls = turn_calls(turn, where) if role == "assistant" else ()
+        return Message(role, content, thought if thought.strip() else "", _trained(turn, where), calls)
 
     def _fill_in(self, text: str) -> str:
         return self._placeholders.sub(lambda match: self._fill[match[1]], text) if self._fill else text
 
-    # Texts that converters take from rows
-
     def text(self, fields: dict[str, Any], name: str, path: str = "") -> str:
-        """A required text."""
+        """Return a required text of a row."""
         if fields.get(name) is None:
             prefix = f"{path} " if path else ""
             raise _no_field(self.mapping.get(name, name), name, fields, prefix, ", or converter: module:function")
         return self.optional(fields, name, path)
 
     def optional(self, fields: dict[str, Any], name: str, path: str = "") -> str:
-        """A text that may be absent; it is then empty."""
+        """Return an optional text of a row; empty if it is missing."""
         value = fields.get(name)
         if value is None:
             return ""
         if not isinstance(value, str):
-            place = f"{path}.{name}" if path else f"field {name!r}"
-            raise BadRecord("no_text", f"{place} is {type(value).__name__}; write it as text, in quotes")
+            where = f"{path}.{name}" if path else f"field {name!r}"
+            raise BadRecord("no_text", f"{where} is {type(value).__name__}; write it as text, in quotes")
         return value
 
     def tools(self, row: dict[str, Any]) -> Tools:
-        """The functions that the row describes, else those of the source."""
+        """Return the functions that the row describes, else those of the source."""
         name = tools_field(row)
         return self._tools if name is None else tools_of(row[name], name)
 
     def system(self, row: dict[str, Any]) -> list[Turn]:
-        """The turn of the field `system` beside the messages, if there is one."""
+        """Return the turn of the field `system` of a row, if it has one."""
         text = self.optional(row, "system")
         return [{"role": "system", "content": text}] if text.strip() else []
 
     def question(self, row: dict[str, Any], item: dict[str, Any] | None = None) -> list[Turn]:
-        """Alpaca's turns up to the answer. The input (of `item`, else of the row) follows the instruction."""
+        """Return the alpaca turns up to the answer. The input (of `item`, else of the row) follows the instruction."""
         history = row.get("history") or []
         if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
             raise BadRecord("bad_history", "field 'history' holds no pairs; write [[question, answer], …]")
@@ -197,55 +195,55 @@ def _no_field(mapped: str, name: str, fields: dict[str, Any], prefix: str, other
     return BadRecord("no_field", f"{what}; write mapping: {{{name}: NAME}}{otherwise}")
 
 
-def _joined(first: Message, second: Message, place: str) -> Message:
+def _joined(first: Message, second: Message, where: str) -> Message:
     if first.trained != second.trained:
         fix = "give both one loss_weight, or join them"
-        raise BadRecord("mixed_weights", f"{place} follows another of its role, and only one is learned; {fix}")
+        raise BadRecord("mixed_weights", f"{where} follows another of its role, and only one is learned; {fix}")
     if first.tool_calls and second.content.strip():
         fix = "put the tool's answer between them, or leave the row out"
-        raise BadRecord("no_result", f"{place} speaks after a call that has no answer; {fix}")
+        raise BadRecord("no_result", f"{where} speaks after a call that has no answer; {fix}")
     content = "\n\n".join(text for text in (first.content, second.content) if text.strip())
     thought = "\n\n".join(text for text in (first.thought, second.thought) if text)
     return Message(first.role, content, thought, first.trained, (*first.tool_calls, *second.tool_calls))
 
 
-def _result_text(content: Any, place: str) -> str:
-    """What a tool returned: a text, or any value, which is written as JSON."""
+def _result_text(content: Any, where: str) -> str:
+    """Return the text of a tool result. Values other than texts become JSON."""
     is_parts = isinstance(content, list) and all(isinstance(item, dict) and "type" in item for item in content)
     if content is None or isinstance(content, str) or (is_parts and content):
-        return _text_of(content, f"the content of {place}")
+        return _text_of(content, f"the content of {where}")
     return json.dumps(content, ensure_ascii=False)
 
 
-def _text_of(content: Any, place: str) -> str:
-    """The text of a content, which may be a list of texts; null is the empty text."""
+def _text_of(content: Any, where: str) -> str:
+    """Return the text of a content, which may be a list of texts. Null is the empty text."""
     items = content if isinstance(content, list) else ["" if content is None else content]
     texts = []
     for item in items:
         text: Any = item
         if isinstance(item, dict):
             if item.get("type", "text") != "text":
-                detail = f"{place} holds {repr(item['type'])[:80]}, which is no text; leave the row out"
+                detail = f"{where} holds {repr(item['type'])[:80]}, which is no text; leave the row out"
                 raise BadRecord("not_text", detail)
             text = item.get("text", item.get("value"))
         if not isinstance(text, str):
             fix = "write it as text, or as a list of {type: text, text: …}"
-            raise BadRecord("no_text", f"{place} is {type(text).__name__}; {fix}")
+            raise BadRecord("no_text", f"{where} is {type(text).__name__}; {fix}")
         texts.append(text)
     return "".join(texts)
 
 
-def _trained(turn: Turn, place: str) -> bool | None:
+def _trained(turn: Turn, where: str) -> bool | None:
     name = next((name for name in _TRAINED_FIELDS if turn.get(name) is not None), None)
     if name is None:
         return None
     if not isinstance(turn[name], bool | int | float):
-        raise BadRecord("bad_weight", f"{name} of {place} is {repr(turn[name])[:80]}; write 1 to learn it and 0 not to")
+        raise BadRecord("bad_weight", f"{name} of {where} is {repr(turn[name])[:80]}; write 1 to learn it and 0 not to")
     return bool(turn[name] > 0)
 
 
 def _transposed(columns: dict[str, Any], path: str) -> list[Turn]:
-    """Columns to turns: {role: [user, assistant], content: [a, b]}."""
+    """Turn columns into turns: {role: [user, assistant], content: [a, b]}."""
     lists = {name: values for name, values in columns.items() if isinstance(values, list)}
     if not lists:
         fix = "write a list of messages, or lists of role and content"
@@ -257,5 +255,5 @@ def _transposed(columns: dict[str, Any], path: str) -> list[Turn]:
 
 
 def names_of(fields: dict[str, Any]) -> str:
-    """The names of fields, for messages. A row that a user's function returned may have names that are not texts."""
+    """Return the names of fields, for error messages. Rows of user functions may have names that are not strings."""
     return ", ".join(map(str, fields)) or "none"
