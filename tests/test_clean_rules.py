@@ -17,7 +17,7 @@ from artel.preparing.prepare import store_key
 from artel.text import Ledger, read_documents
 from artel.text.cleaning import language
 from artel.text.cleaning.quality import drop_reason, ngram_fractions, repeated_fraction, symbol_and_digit_fractions
-from artel.text.cleaning.rules import clean, without_lines
+from artel.text.cleaning.rules import clean, drop_lines
 from artel.text.dedup.exact import RepeatedUnits
 from artel.text.formats.chat import record_of
 from artel.text.records import Conversation, Message, Pair, Question, Record
@@ -169,9 +169,9 @@ def test_lines_are_dropped_by_expressions_and_counted():
     rules = CleanConfig(drop_lines=[r"^\d+$", "(?i)cookies"])
     counted = Counter()
     text = "First\n  12  \n\n\nWe use COOKIES here\n\nSecond 12"
-    assert without_lines(text, rules, counted) == "First\n\n\n\nSecond 12"
+    assert drop_lines(text, rules, counted) == "First\n\n\n\nSecond 12"
     assert counted == {"lines_dropped": 2}
-    assert without_lines("nothing\n to drop", rules, counted) == "nothing\n to drop"
+    assert drop_lines("nothing\n to drop", rules, counted) == "nothing\n to drop"
 
 
 @pytest.mark.parametrize(
@@ -207,12 +207,12 @@ def test_repeated_units_go_within_and_across_texts(unit):
     gap = "\n" if unit == "line" else "\n\n"
     boilerplate = "Подпишитесь на нашу рассылку, чтобы ничего не пропустить"
     first = gap.join(["Да.", boilerplate, "Да.", PROSE, f"  {boilerplate} "])
-    assert units.without(first, counted) == gap.join(["Да.", boilerplate, "Да.", PROSE])
-    assert units.without(gap.join([ENGLISH, boilerplate]), counted) == ENGLISH
-    assert units.without(boilerplate, counted) == ""
+    assert units.remove_repeats(first, counted) == gap.join(["Да.", boilerplate, "Да.", PROSE])
+    assert units.remove_repeats(gap.join([ENGLISH, boilerplate]), counted) == ENGLISH
+    assert units.remove_repeats(boilerplate, counted) == ""
     assert counted == {f"{unit}s_repeated": 3}
     untouched = f"One{gap}\n\n\nTwo"
-    assert units.without(untouched, counted) == untouched
+    assert units.remove_repeats(untouched, counted) == untouched
 
 
 def read(tmp_path, texts, **data):
@@ -337,9 +337,9 @@ PIECES = st.sampled_from(
 @example(text="a0\nÂ 0")  # without its first line, ftfy sees mojibake in the second
 def test_any_text_is_cleaned_and_cleaning_twice_is_cleaning_once(name, text):
     rules = CleanConfig.model_validate(RULES[name])
-    once = without_lines(clean(text, rules), rules, Counter())
+    once = drop_lines(clean(text, rules), rules, Counter())
     again = Counter()
-    assert without_lines(clean(once, rules, again), rules, again) == once
+    assert drop_lines(clean(once, rules, again), rules, again) == once
     assert not again
 
 
@@ -361,7 +361,7 @@ UNITS = st.sampled_from(["x", PROSE, ENGLISH, "\n", "\n\n", " \n \n"])
 def test_every_unit_of_the_texts_is_still_there_once(unit, texts):
     units = RepeatedUnits(unit)
     gap = r"\n" if unit == "line" else r"\n(?:[^\S\n]*\n)+"
-    result = [piece.strip() for text in texts for piece in re.split(gap, units.without(text, Counter()))]
+    result = [piece.strip() for text in texts for piece in re.split(gap, units.remove_repeats(text, Counter()))]
     there = {piece.strip() for text in texts for piece in re.split(gap, text)}
     long = [piece for piece in result if len(piece) >= 30]
     assert len(long) == len(set(long))

@@ -17,7 +17,7 @@ from artel.models.targets import IGNORED
 from artel.objectives import InsertionTagging, Masked
 from artel.objectives.insertion_tagging import comma_positions, missing_after
 from artel.text import Document, Dropped, Pair, Record, Rejected
-from artel.text.pipeline import without_commas
+from artel.text.pipeline import remove_commas
 from artel.tokens import Rows, train_tokenizer
 from support.runs import artel, losses, metrics, roberta_of_2019, write_run
 
@@ -178,8 +178,8 @@ def test_a_folder_of_2019_loads_trains_and_is_written_back(shared_data, tmp_path
 
 def test_commas_are_taken_out_and_found_again():
     text = "Он сказал, что, если 3,5 градуса, то не придёт , увы."
-    assert without_commas(text) == "Он сказал что если 3,5 градуса то не придёт увы."
-    missing = missing_after(without_commas(text), text)
+    assert remove_commas(text) == "Он сказал что если 3,5 градуса то не придёт увы."
+    missing = missing_after(remove_commas(text), text)
     assert set(missing.values()) == {","}
     assert len(missing) == 4
     assert missing_after("a b c", "a b") is None

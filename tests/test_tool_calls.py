@@ -153,7 +153,7 @@ def test_rows_of_real_shapes(tmp_path, name, suffix):
     assert [message.content for message in fields.messages if message.role == "system"][:1] == (
         [system] if system else []
     )
-    assert dict(fields.counted) == ({"tools_of_system": 1} if name in ("hermes", "glaive ru parsed", "toolace") else {})
+    assert dict(fields.changes) == ({"tools_of_system": 1} if name in ("hermes", "glaive ru parsed", "toolace") else {})
     assert '"get_weather"' in record.text  # duplicates are told by calls too
 
 

@@ -275,7 +275,7 @@ class Selection:
             for number, shard in enumerate(self._shards):
                 self._count(ledger, shard, slice(self._starts[number], self._starts[number + 1]))
                 for rejected in (*shard.rejected, *self._unusable[number]):
-                    ledger.list(rejected)
+                    ledger.list_rejected(rejected)
         return ledger
 
     def _count(self, ledger: Ledger, shard: PreparedShard, documents: slice) -> None:

@@ -17,7 +17,7 @@ from artel.config import BenchmarkConfig, DataConfig, SourceConfig
 from artel.errors import InputError, Problem, missing_extra
 from artel.registry import FORMATS
 from artel.text.formats.format import format_of
-from artel.text.formats.jsonl import object_of, read_rows
+from artel.text.formats.jsonl import names_of, object_of, read_rows
 from artel.text.formats.table import read_csv_rows
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import (
@@ -122,7 +122,7 @@ def _texts(row: dict[str, Any], name: str, key: str) -> list[str]:
     for step in [name] if name in row else name.split("."):
         value = value.get(step) if isinstance(value, dict) else None
     if value is None:
-        raise BadRecord("no_field", f"has no field {name!r} ({key}; it has: {', '.join(map(str, row)) or 'none'})")
+        raise BadRecord("no_field", f"has no field {name!r} ({key}; it has: {names_of(row)})")
     values = value if isinstance(value, list) else [value]
     if not all(isinstance(item, str | int | float) for item in values):
         raise BadRecord("no_text", f"field {name!r} is {type(value).__name__} of no texts")
@@ -192,7 +192,7 @@ def _query(task: Any, example: Any) -> str:
     query = task.doc_to_text(example)
     if isinstance(query, str):
         return query
-    choices = _choices(task, example)  # a number, as in winogrande: the question is a choice
+    choices = _choices(task, example)  # an index: one of the choices is the question (winogrande)
     return choices[query] if isinstance(query, int) and query < len(choices) else ""
 
 

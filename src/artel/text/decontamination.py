@@ -32,7 +32,6 @@ from artel.config import BenchmarkConfig, DataConfig
 from artel.errors import InputError
 from artel.storage import new_folder
 from artel.text.benchmark_rows import (
-    Row,
     benchmark_files,
     file_problems,
     file_rows,
@@ -128,7 +127,7 @@ def write_index(data: DataConfig, folder: Path, tell: Callable[[str], None] = la
         name = benchmark.path or benchmark.task
         tell(f"reading the benchmark {name}")
         first, short = len(origins), 0
-        for row in _rows(benchmark, key, data):
+        for row in task_rows(benchmark, key) if benchmark.task else file_rows(benchmark, key, data):
             row_hashes = np.unique(
                 np.concatenate([ngrams.of_row(row.query, label, config.look_at) for label in row.labels or [""]])
             )
@@ -169,7 +168,7 @@ class BenchmarkIndex:
         Pass many short records at a time: the overhead of a call is the time of 5,000 characters.
         """
         texts = [(number, text) for number, record in enumerate(records) for text in _texts(record)]
-        found: list[Contaminated | None] = [None] * len(records)
+        matches: list[Contaminated | None] = [None] * len(records)
         hashes_of_texts = self._ngrams.of([text for _, text in texts])
         hashes = np.concatenate(hashes_of_texts)
         likely = np.flatnonzero(self._is_taken[hashes >> self._shift])
@@ -177,20 +176,20 @@ class BenchmarkIndex:
         stops = np.searchsorted(self._hashes, hashes[likely], side="right")
         shared = np.flatnonzero(stops > starts)
         if not shared.size:
-            return found
+            return matches
         ends = np.cumsum([text_hashes.size for text_hashes in hashes_of_texts])
         text_of = np.searchsorted(ends, likely[shared], side="right")
         for number in np.unique(text_of).tolist():
             owner, text = texts[number]
-            if found[owner] is None:
+            if matches[owner] is None:
                 chosen = shared[text_of == number]
                 spans = zip(starts[chosen].tolist(), stops[chosen].tolist(), strict=True)
                 rows = np.unique(np.concatenate([self._rows[start:stop] for start, stop in spans]))
                 first = int(likely[chosen[0]]) - (int(ends[number - 1]) if number else 0)
                 words = " ".join(simplified_words(text)[first : first + self._ngrams.words])
                 record = records[owner]
-                found[owner] = Contaminated(record.origin, record.set_name, rows.tolist(), words)
-        return found
+                matches[owner] = Contaminated(record.origin, record.set_name, rows.tolist(), words)
+        return matches
 
     @cached_property
     def origins(self) -> list[str]:
@@ -206,10 +205,6 @@ class BenchmarkIndex:
 def _benchmarks(data: DataConfig) -> Iterator[tuple[str, BenchmarkConfig]]:
     for number, benchmark in enumerate(data.decontaminate.benchmarks if data.decontaminate else []):
         yield f"data.decontaminate.benchmarks.{number}", benchmark
-
-
-def _rows(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> Iterator[Row]:
-    return task_rows(benchmark, key) if benchmark.task else file_rows(benchmark, key, data)
 
 
 def _texts(record: Record) -> Sequence[str]:

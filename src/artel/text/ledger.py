@@ -113,15 +113,15 @@ class Ledger:
     def reject(self, rejected: Rejected) -> None:
         """Count an unusable record as dropped, and list it."""
         self.drop(rejected.set_name, rejected.reason)
-        self.list(rejected)
+        self.list_rejected(rejected)
 
-    def contaminate(self, contaminated: Contaminated) -> None:
+    def drop_contaminated(self, contaminated: Contaminated) -> None:
         """Count a document as dropped for sharing n-grams with benchmarks."""
         self.drop(contaminated.set_name, "contaminated")
         if self.on_contaminated is not None:
             self.on_contaminated(contaminated)
 
-    def list(self, rejected: Rejected) -> None:
+    def list_rejected(self, rejected: Rejected) -> None:
         """List a rejected record that already counts as dropped."""
         self.rejected += 1
         if len(self.listed) < _MAX_LISTED:

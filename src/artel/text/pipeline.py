@@ -22,7 +22,7 @@ from artel.registry import FORMATS
 from artel.text.classifier import are_good, check_classifier
 from artel.text.cleaning.pii import find_pii, mask_pii
 from artel.text.cleaning.quality import drop_reason
-from artel.text.cleaning.rules import check_packages, clean, without_lines
+from artel.text.cleaning.rules import check_packages, clean, drop_lines
 from artel.text.decontamination import BenchmarkIndex, check_benchmarks
 from artel.text.dedup.exact import RepeatedUnits, SeenDigests
 from artel.text.dedup.near import check_near
@@ -96,7 +96,7 @@ def clean_shard(
         has_new_text = True
         document, hashed = _split(record, shard.key, data)  # by its full text, whatever earlier records have
         if units is not None and record.fields is None:
-            record = record._replace(text=units.without(record.text, changed))
+            record = record._replace(text=units.remove_repeats(record.text, changed))
             has_new_text = len(record.text) >= data.clean.minimum
             document = replace(document, record=record)
         yield CleanedRecord(document, digest, hashed, changed, has_new_text)
@@ -156,7 +156,7 @@ def _decontaminated(
             batch, benchmarks.find([record for record, _ in batch]), strict=True
         ):
             if contaminated is not None:
-                ledger.contaminate(contaminated)
+                ledger.drop_contaminated(contaminated)
             else:
                 yield record, changed
 
@@ -318,10 +318,10 @@ def _cleaned(record: Record, source: SourceConfig, rules: CleanConfig, changed: 
     if isinstance(record.fields, Pair):
         pair = Pair(_cleaned_text(record.fields.input, rules, changed), text)
     elif source.pairs == "commas":
-        pair = Pair(without_commas(text), text)
+        pair = Pair(remove_commas(text), text)
         return record._replace(text=text, fields=pair, group=record.group or pair.input)
     else:
-        return Record(without_lines(text, rules, changed), record.origin, record.set_name, None, record.group)
+        return Record(drop_lines(text, rules, changed), record.origin, record.set_name, None, record.group)
     return record._replace(text=text, fields=pair, group=pair.input)
 
 
@@ -364,7 +364,7 @@ def _cleaned_messages(
         return replace(message, content=content, thought=thought, tool_calls=calls)
 
     if isinstance(fields, Conversation):
-        changed.update(fields.counted)
+        changed.update(fields.changes)
         messages = tuple(map(cleaned, fields.messages))
         fields = Conversation(messages, fields.tools)
     else:
@@ -377,6 +377,6 @@ def _cleaned_messages(
     return record_of(fields, record.origin, record.set_name)
 
 
-def without_commas(text: str) -> str:
+def remove_commas(text: str) -> str:
     """Remove the commas before white space and at the end of the text."""
     return _COMMA.sub("", text)

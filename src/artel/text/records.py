@@ -100,7 +100,7 @@ class Conversation:
 
     messages: tuple[Message, ...]
     tools: Tools = ()
-    counted: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
+    changes: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
     """Changes made while reading, for the ledger: turns_left_out (after the last answer), tools_of_system."""
 
 

@@ -63,7 +63,7 @@ def clean(text: str, rules: CleanConfig, changed: Counter[str] | None = None) ->
     return text
 
 
-def without_lines(text: str, rules: CleanConfig, changed: Counter[str]) -> str:
+def drop_lines(text: str, rules: CleanConfig, changed: Counter[str]) -> str:
     """Remove the lines that match an expression of `rules.drop_lines`.
 
     Expressions are matched against stripped lines. Adds the number of lines to `changed["lines_dropped"]`.
@@ -84,7 +84,7 @@ def without_lines(text: str, rules: CleanConfig, changed: Counter[str]) -> str:
     text = clean(text, rules, again)
     if again and not changed["mojibake_repaired"]:
         changed += again
-    return without_lines(text, rules, changed)
+    return drop_lines(text, rules, changed)
 
 
 def _apply(text: str, rules: CleanConfig, done: set[str]) -> str:

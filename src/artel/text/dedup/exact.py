@@ -71,7 +71,7 @@ _BREAKS = {"line": re.compile(r"(\n)"), "paragraph": re.compile(r"(\n(?:[^\S\n]*
 class RepeatedUnits:
     """Remembers a 128-bit hash of each line or paragraph of at least 30 characters, in about 100 bytes each.
 
-    `earlier`: digests of units that occurred before all texts passed to `without`.
+    `earlier`: digests of units that occurred before all texts passed to `remove_repeats`.
     """
 
     def __init__(self, unit: Literal["line", "paragraph"], earlier: Iterable[bytes] = ()) -> None:
@@ -80,7 +80,7 @@ class RepeatedUnits:
         self.seen: dict[bytes, None] = {}
         """Digests of the units in the texts, in order of first occurrence."""
 
-    def without(self, text: str, changed: Counter[str]) -> str:
+    def remove_repeats(self, text: str, changed: Counter[str]) -> str:
         """Remove the units that occurred before, in this text or in an earlier one, with the break before each.
 
         White space at the ends of units is ignored. Adds the number of removed units to `changed["lines_repeated"]` or

@@ -20,10 +20,10 @@ from artel.errors import InputError, Problem
 from artel.plugins import import_own_module, raised
 from artel.registry import FORMATS
 from artel.text.formats.format import Format
-from artel.text.formats.jsonl import SUFFIXES, has_lines, read_rows
+from artel.text.formats.jsonl import SUFFIXES, has_lines, names_of, read_rows
 from artel.text.formats.parquet import SUFFIX, check_parquet_rows
-from artel.text.formats.tool_rows import check_names, check_results, is_padded, tools_field, with_tools, without_nulls
-from artel.text.formats.turns import THOUGHT_FIELDS, RowReader, Turn, names_of
+from artel.text.formats.tool_rows import check_names, check_results, drop_nulls, extract_tools, is_padded, tools_field
+from artel.text.formats.turns import THOUGHT_FIELDS, RowReader, Turn
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import BadRecord, Conversation, Message, Preference, Record, Rejected, Tools
 
@@ -45,7 +45,7 @@ def records_of_rows(file: SourceFile, fields_of: Callable[[Any], Fields]) -> Ite
     is_table = not has_lines(file)
     for row_origin, row in read_rows(file):
         try:
-            for path, fields in fields_of(without_nulls(row) if is_table or is_padded(row) else row):
+            for path, fields in fields_of(drop_nulls(row) if is_table or is_padded(row) else row):
                 origin = f"{row_origin} ({path})" if path else row_origin
                 if isinstance(fields, BadRecord):
                     yield file.reject(origin, fields)
@@ -152,7 +152,7 @@ class Converter:
 
 
 def _conversation(messages: list[Message], tools: Tools, lists_all: bool) -> Conversation:
-    messages, tools, counted = with_tools(messages, tools)
+    messages, tools, changes = extract_tools(messages, tools)
     if not messages:
         raise BadRecord("empty_conversation", "has no messages; leave it out")
     if all(message.role != "user" for message in messages):
@@ -165,7 +165,7 @@ def _conversation(messages: list[Message], tools: Tools, lists_all: bool) -> Con
         check_names(answered, tools)
     check_results(answered)
     left_out = len(messages) - len(answered)
-    return Conversation(answered, tools, counted | ({"turns_left_out": left_out} if left_out else {}))
+    return Conversation(answered, tools, changes | ({"turns_left_out": left_out} if left_out else {}))
 
 
 def _form_of(row: dict[str, Any]) -> str:
@@ -237,7 +237,7 @@ def _completion(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
 
 
 def _character(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
-    """Return role-play, a conversation per dialogue. The system message has the context, and the name if it lacks it."""
+    """Return role-play, one conversation per dialogue, with `name` and `context` as system message."""
     name, context = reader.optional(row, "name"), reader.optional(row, "context")
     text = "\n\n".join(text for text in ("" if name in context else name, context) if text.strip())
     system = [{"role": "system", "content": text}]

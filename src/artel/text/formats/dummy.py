@@ -32,7 +32,7 @@ _PATTERNS = [
 
 
 def read_dummy_entities(source: SourceConfig) -> Iterator[Record]:
-    """Yield documents. Document i depends only on (seed, i)."""
+    """Yield texts with entities. Text i depends only on (seed, i)."""
     for number in range(source.documents):
         rng = random.Random(f"{source.seed}:{number}")
         text, spans = "", []
@@ -58,7 +58,7 @@ def _name(part: str, rng: random.Random) -> str:
 
 
 def read_dummy_questions(source: SourceConfig) -> Iterator[Record]:
-    """Yield documents. Document i depends only on (seed, i)."""
+    """Yield questions. Question i depends only on (seed, i)."""
     for number in range(source.documents):
         question = _question(f"dummy-{number}", random.Random(f"{source.seed}:{number}"))
         text = f"{question.question}\n{question.context}"

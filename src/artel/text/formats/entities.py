@@ -21,7 +21,7 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import Problem
 from artel.text.formats.conll import COLUMNS, CONLL
 from artel.text.formats.format import Format
-from artel.text.formats.jsonl import SUFFIXES, has_lines, object_of, read_rows
+from artel.text.formats.jsonl import SUFFIXES, has_lines, names_of, object_of, read_rows
 from artel.text.formats.parquet import SUFFIX, check_parquet_rows, class_names
 from artel.text.reading.files import file_name
 from artel.text.reading.source_file import SourceFile
@@ -82,9 +82,8 @@ class _RowReader:
         field = _field_of(entry, self._source.tags, _TAGS[kind])
         tags = None if field is None else entry[field]
         if field is None or not isinstance(tags, list):
-            have = ", ".join(entry)
             name = next((name for name, value in entry.items() if isinstance(value, list) and name != words), "NAME")
-            what = f"has {words!r} and no list of tags for them (it has: {have})"
+            what = f"has {words!r} and no list of tags for them (it has: {names_of(entry)})"
             raise BadRecord("no_field", f"{what}; name it: {self._override('tags', name)}")
         if len(tags) != len(entry[words]):
             what = f"has {len(entry[words])} {words} and {len(tags)} {field}"
@@ -102,8 +101,7 @@ class _RowReader:
             raise BadRecord("no_text", f"{what}; {fix}, or words: NAME where it is a list of words")
         field = _field_of(entry, self._source.tags, _SPANS)
         if field is None or not isinstance(entry[field], list):
-            have = ", ".join(entry)
-            what = f"has no list of spans (it has: {have})"
+            what = f"has no list of spans (it has: {names_of(entry)})"
             name = next((name for name, value in entry.items() if isinstance(value, list)), "NAME")
             fix = f"name it: {self._override('tags', name)}; write an empty list where nothing is named"
             raise BadRecord("no_field", f"{what}; {fix}")

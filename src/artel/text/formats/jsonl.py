@@ -130,11 +130,17 @@ def object_of(row: Any) -> dict[str, Any]:
     return row
 
 
+def names_of(fields: dict[Any, Any]) -> str:
+    """Return the names of fields, for error messages. Rows of user functions may have names that are not strings."""
+    return ", ".join(map(str, fields)) or "none"
+
+
 def text_field(entry: dict[str, Any], name: str, source_key: str, key: str = "field") -> str:
     """Return the text in the field `name`, which `key` of the source at `source_key` names. Raises BadRecord."""
     if name not in entry:
-        have = ", ".join(map(str, entry)) or "none"
-        raise BadRecord("no_field", f"has no field {name!r} (it has: {have}); write {column_fix(key, source_key)}")
+        raise BadRecord(
+            "no_field", f"has no field {name!r} (it has: {names_of(entry)}); write {column_fix(key, source_key)}"
+        )
     if entry[name] is None:
         raise BadRecord("no_text", f"field {name!r} is empty (null); fill it in, or leave the row out")
     if not isinstance(entry[name], str):

@@ -14,7 +14,7 @@ from artel.errors import InputError, Problem
 from artel.printable import shortened
 from artel.text.formats.format import Format
 from artel.text.formats.jsonl import SUFFIXES as JSON
-from artel.text.formats.jsonl import object_of, read_rows, text_field
+from artel.text.formats.jsonl import names_of, object_of, read_rows, text_field
 from artel.text.formats.parquet import SUFFIX as PARQUET
 from artel.text.formats.parquet import class_names
 from artel.text.formats.table import check_columns, read_csv_rows
@@ -91,8 +91,9 @@ def _rows(file: SourceFile) -> Iterator[tuple[str, Sequence[Any] | BadRecord]]:
 
 def _field(entry: dict[str, Any], name: str, names: dict[str, list[str]], source_key: str) -> Any:
     if name not in entry:
-        have = ", ".join(map(str, entry)) or "none"
-        raise BadRecord("no_field", f"has no field {name!r} (it has: {have}); write {column_fix('label', source_key)}")
+        raise BadRecord(
+            "no_field", f"has no field {name!r} (it has: {names_of(entry)}); write {column_fix('label', source_key)}"
+        )
     value = entry[name]
     return _class_name(value, name, names[name]) if name in names else value
 
@@ -203,9 +204,10 @@ def _missing_columns(file: SourceFile, key: str) -> list[Problem]:
     _, row = next(read_rows(file), ("", {}))
     if not isinstance(row, dict) or not row:
         return []
-    have = ", ".join(row)
     return [
-        Problem(f"{key}.{name}", f"{file.path} has no column {column!r} (it has: {have})", f"write {name}: NAME")
+        Problem(
+            f"{key}.{name}", f"{file.path} has no column {column!r} (it has: {names_of(row)})", f"write {name}: NAME"
+        )
         for name, column in _columns(file.source)
         if column not in row
     ]

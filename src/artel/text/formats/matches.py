@@ -24,7 +24,7 @@ import orjson
 from artel.config import DataConfig, SourceConfig
 from artel.errors import Problem
 from artel.text.formats.format import Format
-from artel.text.formats.jsonl import SUFFIXES, read_rows
+from artel.text.formats.jsonl import SUFFIXES, names_of, read_rows
 from artel.text.formats.parquet import SUFFIX, check_parquet_rows
 from artel.text.formats.questions import read_squad
 from artel.text.formats.table import check_columns, read_csv_objects
@@ -76,7 +76,7 @@ def _record(match: Match, origin: str, set_name: str, group: str = "") -> Record
 def _match(row: dict[str, Any], key: str) -> Match:
     """Return the match of a row with renamed fields. `key`: key of the source in the run file. Raises BadRecord."""
     queries, positives, negatives = (_texts(row, names) for names in (_QUERY, _POSITIVES, _NEGATIVES))
-    have = ", ".join(row) or "none"
+    have = names_of(row)
     if len(queries) > 1:
         raise BadRecord("no_query", f"has {len(queries)} queries (its fields: {have}); write a row for each")
     if not queries:

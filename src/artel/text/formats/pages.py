@@ -20,6 +20,14 @@ from artel.text.reading.lines import read_whole
 from artel.text.reading.source_file import Items, SourceFile
 from artel.text.records import BadRecord, Dropped, Record
 
+# Maximum bytes of the headers of a record or response. Crawlers allow 32 or 64 KB.
+_MAX_HEADER_BYTES = 1 << 18
+_STATUS = re.compile(rb"HTTP/\d(?:\.\d)?[ \t]+(\d{3})\b")
+_HEADER_END = re.compile(rb"\r?\n\r?\n")
+# The length of a chunk, after the line end of the chunk before it.
+_CHUNK = re.compile(rb"(?:\r?\n)?[ \t]*([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")
+_PAGES = ("text/html", "application/xhtml+xml")
+
 
 def read_html(file: SourceFile) -> Items:
     yield from records_of_page(read_whole(file.path, file.origin, file.max_bytes), file.content_type, file.origin, file)
@@ -46,18 +54,6 @@ def records_of_text(text: str, origin: str, file: SourceFile) -> Items:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield Record(line, f"{origin}:{number}", file.set_name)
-
-
-HTML = Format(read=read_html, suffixes=(".html", ".htm", ".xhtml", ".shtml"), is_detected=True, is_pages=True)
-
-
-# Maximum bytes of the headers of a record or response. Crawlers allow 32 or 64 KB.
-_MAX_HEADER_BYTES = 1 << 18
-_STATUS = re.compile(rb"HTTP/\d(?:\.\d)?[ \t]+(\d{3})\b")
-_HEADER_END = re.compile(rb"\r?\n\r?\n")
-# The length of a chunk, after the line end of the chunk before it.
-_CHUNK = re.compile(rb"(?:\r?\n)?[ \t]*([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")
-_PAGES = ("text/html", "application/xhtml+xml")
 
 
 def read_warc(file: SourceFile) -> Items:
@@ -266,4 +262,5 @@ def _plain_text(content: bytes, content_type: str, encoding: str) -> str:
     return decode(content, encoding)
 
 
+HTML = Format(read=read_html, suffixes=(".html", ".htm", ".xhtml", ".shtml"), is_detected=True, is_pages=True)
 WARC = Format(read=read_warc, suffixes=with_compressed(".warc", ".warc.wet"), is_detected=True, is_pages=True)

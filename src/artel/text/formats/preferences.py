@@ -21,10 +21,10 @@ from typing import Any
 from artel.config import SourceConfig
 from artel.text.formats.chat import call_function, import_function, records_of_rows
 from artel.text.formats.format import Format
-from artel.text.formats.jsonl import SUFFIXES, has_lines
+from artel.text.formats.jsonl import SUFFIXES, has_lines, names_of
 from artel.text.formats.parquet import SUFFIX, check_parquet_rows
-from artel.text.formats.tool_rows import with_tools
-from artel.text.formats.turns import RowReader, Turn, names_of
+from artel.text.formats.tool_rows import extract_tools
+from artel.text.formats.turns import RowReader, Turn
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import BadRecord, Message, Preference, Record, Rejected, Tools
 
@@ -103,7 +103,7 @@ class PreferenceReader:
         return Preference(_checked(prompt), answer if label else None, None if label else answer, tools)
 
     def _with_tools(self, row: dict[str, Any], prompt: list[Message]) -> tuple[list[Message], Tools]:
-        prompt, tools, _ = with_tools(prompt, self._rows.tools(row))
+        prompt, tools, _ = extract_tools(prompt, self._rows.tools(row))
         return prompt, tools
 
     def _answer(self, row: dict[str, Any], name: str) -> list[Message]:
@@ -146,7 +146,7 @@ def _identity(answer: Message) -> tuple[object, ...]:
 
 
 def _with_calls(answer: Message, tools: Tools) -> Message:
-    return with_tools([answer], tools)[0][0]
+    return extract_tools([answer], tools)[0][0]
 
 
 def _transcript(text: Any) -> list[Turn]:

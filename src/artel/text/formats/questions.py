@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from artel.text.formats.format import Format
-from artel.text.formats.jsonl import has_lines, object_of, parse_whole, read_rows
+from artel.text.formats.jsonl import has_lines, names_of, object_of, parse_whole, read_rows
 from artel.text.reading.files import with_compressed
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import AnswerClass, BadRecord, Question, Record, Rejected
@@ -68,8 +68,9 @@ def _field(entry: Any, name: str, kind: type | tuple[type, ...], path: str = "")
     kinds = kind if isinstance(kind, tuple) else (kind,)
     expected = " or ".join(kind.__name__ for kind in kinds)
     if name not in entry:
-        have = ", ".join(entry) or "none"
-        raise BadRecord("no_field", f"{owner} has no field {name!r} (it has: {have}); write it as {expected}")
+        raise BadRecord(
+            "no_field", f"{owner} has no field {name!r} (it has: {names_of(entry)}); write it as {expected}"
+        )
     value = entry[name]
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):  # a bool is an int in Python
         have = ", ".join(f"{key}: {type(item).__name__}" for key, item in entry.items())

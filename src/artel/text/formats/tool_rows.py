@@ -101,7 +101,7 @@ def _json_type(kind: str) -> str:
     return _TYPES.get(base[1].lower(), kind)
 
 
-def with_tools(messages: list[Message], tools: Tools) -> tuple[list[Message], Tools, dict[str, int]]:
+def extract_tools(messages: list[Message], tools: Tools) -> tuple[list[Message], Tools, dict[str, int]]:
     """Read the functions, calls and results inside texts. Return messages, functions and counts for the ledger.
 
     Raises BadRecord.
@@ -182,7 +182,7 @@ def check_names(messages: Iterable[Message], tools: Tools) -> None:
 
 
 def check_results(messages: Iterable[Message]) -> None:
-    """Raise BadRecord for a result without a call, and for messages between a call and its result."""
+    """Raise BadRecord for a tool result that answers no call."""
     messages = list(messages)
     has_calls = any(message.tool_calls for message in messages)
     ids = {call.id for message in messages for call in message.tool_calls if call.id}
@@ -210,10 +210,10 @@ def is_padded(row: Any) -> bool:
     return any(message.get(name, "") is None for message in messages for name in ("tool_calls", "tool_call_id"))
 
 
-def without_nulls(value: Any) -> Any:
+def drop_nulls(value: Any) -> Any:
     """Remove nulls. Rows of parquet have one for each key that only other rows have."""
     if isinstance(value, list):
-        return [without_nulls(item) for item in value]
+        return [drop_nulls(item) for item in value]
     if isinstance(value, dict):
-        return {name: without_nulls(item) for name, item in value.items() if item is not None}
+        return {name: drop_nulls(item) for name, item in value.items() if item is not None}
     return value

@@ -16,7 +16,7 @@ import re
 from typing import Any, Literal
 
 from artel.config import SourceConfig
-from artel.text.formats.jsonl import object_of
+from artel.text.formats.jsonl import names_of, object_of
 from artel.text.formats.tool_rows import tools_field, tools_of, turn_calls
 from artel.text.records import BadRecord, Message, Tools
 
@@ -99,7 +99,7 @@ class RowReader:
         return turn
 
     def messages(self, turns: list[Turn], prefix: str = "") -> list[Message]:
-        """Return the messages of turns, joining consecutive turns of one role. `prefix`: for names of turns in errors."""
+        """Return the messages of turns, joining consecutive turns of one role. `prefix`: for their names in errors."""
         messages: list[Message] = []
         for number, turn in enumerate(turns, 1):
             where = f"{prefix}message {number}"
@@ -252,8 +252,3 @@ def _transposed(columns: dict[str, Any], path: str) -> list[Turn]:
         have = ", ".join(f"{len(values)} {name}" for name, values in lists.items())
         raise BadRecord("uneven_columns", f"the lists of {path} are not of one length ({have}); fix them")
     return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
-
-
-def names_of(fields: dict[str, Any]) -> str:
-    """Return the names of fields, for error messages. Rows of user functions may have names that are not strings."""
-    return ", ".join(map(str, fields)) or "none"

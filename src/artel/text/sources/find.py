@@ -68,7 +68,11 @@ def check_sources(data: DataConfig, tell: Callable[[str], None] = lambda _: None
             files, path_problems = _find(source, path, key if key == "data.validation" else f"{key}.path")
             problems += path_problems
             for file in files:
-                problems += _check_kind(str(file), source, key) or _check_content(file, source, key, data)
+                problems += (
+                    _check_kind(str(file), source, key)
+                    or _check_regular(file, f"{key}.path")
+                    or format_of(source, str(file)).check(file, source, key, data)
+                )
     if problems:
         raise InputError(problems)
 
@@ -146,7 +150,7 @@ def _find_local(source: SourceConfig, path: str, key: str) -> list[Path]:
         if not files:
             unread = _unread_in(local, suffixes)
             others = f", but {_by_suffix(unread)}" if unread else ""
-            what = f"the folder {path} holds no file with {_named(suffixes)}{others}"
+            what = f"the folder {path} holds no file with {_suffix_text(suffixes)}{others}"
             raise InputError.at(key, what, _remedy_of_folder(unread))
         return files
     if local.exists():
@@ -186,13 +190,13 @@ def unread_files(data: DataConfig) -> Iterator[tuple[str, SourceConfig, str, lis
 def unread_notes(unread: Iterable[tuple[str, SourceConfig, str, list[Path]]]) -> list[str]:
     """Return a note for the user about each folder in `unread_files`."""
     return [
-        f"{path}: not read: {_by_suffix(files)}; {source.format} reads {_named(_suffixes(source))}; "
+        f"{path}: not read: {_by_suffix(files)}; {source.format} reads {_suffix_text(_suffixes(source))}; "
         f"{_remedy_of_folder(files)}"
         for _, source, path, files in unread
     ]
 
 
-def _named(suffixes: tuple[str, ...]) -> str:
+def _suffix_text(suffixes: tuple[str, ...]) -> str:
     """Return suffixes as text, without those of compressed files."""
     return " ".join(suffix for suffix in suffixes if not suffix.endswith(COMPRESSED))
 
@@ -266,11 +270,6 @@ def _check_kind(name: str, source: SourceConfig, key: str) -> list[Problem]:
         return [Problem(f"{key}.path", f"{name} is a table; {source.format} is read from json, jsonl, parquet", fix)]
     remedy = _REMEDIES.get(os.path.splitext(name)[1].lower())  # noqa: PTH122 - for every file, as above
     return [Problem(f"{key}.path", f"{name} is not text", remedy)] if remedy else []
-
-
-def _check_content(file: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
-    """Return the problems of a file: it is not regular, cannot be opened, or lacks a column."""
-    return _check_regular(file, f"{key}.path") or format_of(source, str(file)).check(file, source, key, data)
 
 
 def _check_regular(file: Path, key: str) -> list[Problem]:
