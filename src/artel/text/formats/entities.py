@@ -68,7 +68,11 @@ class _RowReader:
             text, spans = annotated_spans(entry, source.field)
             if spans is None:
                 return Dropped("not_annotated", set_name)
-        elif (words := _field_of(entry, source.words, _WORDS)) and _is_texts(entry[words]):
+        elif (
+            (words := _field_of(entry, source.words, _WORDS))
+            and isinstance(entry[words], list)
+            and all(isinstance(word, str) for word in entry[words])
+        ):
             text, spans = self._of_words(entry, words)
         else:
             text, spans = self._of_spans(entry)
@@ -111,10 +115,6 @@ class _RowReader:
 def _field_of(entry: dict[str, Any], setting: str, defaults: Sequence[str]) -> str | None:
     """Return the field that the source names, else the first default field that the entry has."""
     return next((name for name in ([setting] if setting else defaults) if name in entry), None)
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _tag_name(tag: Any, names: list[str]) -> str:

@@ -10,17 +10,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from artel.config import DataConfig, SourceConfig
-from artel.errors import InputError, Problem
+from artel.errors import Problem
 from artel.printable import shortened
 from artel.text.formats.format import Format
 from artel.text.formats.jsonl import SUFFIXES as JSON
 from artel.text.formats.jsonl import names_of, object_of, read_rows, text_field
 from artel.text.formats.parquet import SUFFIX as PARQUET
-from artel.text.formats.parquet import class_names
+from artel.text.formats.parquet import check_parquet_columns, class_names
 from artel.text.formats.table import check_columns, read_csv_rows
 from artel.text.formats.text import read_text
 from artel.text.reading.files import file_name, is_url, with_compressed
-from artel.text.reading.source_file import SourceFile, column_fix, settings_key
+from artel.text.reading.source_file import SourceFile, column_fix
 from artel.text.records import BadRecord, Labeled, Record, Rejected
 
 _TABLES = with_compressed(".csv", ".tsv")
@@ -189,28 +189,9 @@ def _has_lines(file: SourceFile) -> bool:
 
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
     """Return a problem for each column that a table or parquet file lacks."""
-    file = SourceFile(path, str(path), "", source, data, key=settings_key(key))
     if file_name(str(path)).endswith(_TABLES):
-        return check_columns(file, _columns(source))
-    try:
-        if _is_parquet(str(path)):
-            return _missing_columns(file, key)
-    except InputError as error:
-        return list(error.problems)
-    return []
-
-
-def _missing_columns(file: SourceFile, key: str) -> list[Problem]:
-    _, row = next(read_rows(file), ("", {}))
-    if not isinstance(row, dict) or not row:
-        return []
-    return [
-        Problem(
-            f"{key}.{name}", f"{file.path} has no column {column!r} (it has: {names_of(row)})", f"write {name}: NAME"
-        )
-        for name, column in _columns(file.source)
-        if column not in row
-    ]
+        return check_columns(path, source, key, data, _columns(source))
+    return check_parquet_columns(path, key, _columns(source)) if _is_parquet(str(path)) else []
 
 
 LABELS = Format(

@@ -52,7 +52,9 @@ def read_matches(file: SourceFile) -> Items:
     if name.endswith(_TABLES):
         yield from _rows(file, read_csv_objects(file))
     elif not name.endswith((*SUFFIXES, SUFFIX)):
-        yield from _groups(file)
+        for is_blank, lines in groupby(file.lines(), key=lambda item: isinstance(item[1], str) and not item[1].strip()):
+            if not is_blank:
+                yield _group(file, list(lines))
     elif _is_squad(file):
         yield from map(_from_question, read_squad(file))
     else:
@@ -166,14 +168,8 @@ def _from_question(item: Record | Rejected) -> Record | Rejected | Dropped:
     return _record(match, item.origin, item.set_name, item.fields.context)
 
 
-def _groups(file: SourceFile) -> Iterator[Record | Rejected]:
-    """Yield a record per group of lines: the first line is the query, the others match it."""
-    for is_blank, lines in groupby(file.lines(), key=lambda item: isinstance(item[1], str) and not item[1].strip()):
-        if not is_blank:
-            yield _group(file, list(lines))
-
-
 def _group(file: SourceFile, lines: list[tuple[int, str | BadRecord]]) -> Record | Rejected:
+    """Return the record of a group of lines: the first line is the query, the others match it."""
     origin = f"{file.origin}:{lines[0][0]}"
     bad = next((line for _, line in lines if isinstance(line, BadRecord)), None)
     texts = tuple(dict.fromkeys(line.strip() for _, line in lines if isinstance(line, str)))
@@ -191,7 +187,7 @@ def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list
     """Return the problems of a table or parquet file."""
     if not file_name(str(path)).endswith(_TABLES):
         return check_parquet_rows(path, source, key, data)
-    return check_columns(SourceFile(path, str(path), "", source, data))
+    return check_columns(path, source, key, data)
 
 
 MATCHES = Format(

@@ -16,7 +16,7 @@ from artel.text.formats.parquet import SUFFIX as PARQUET
 from artel.text.formats.parquet import check_parquet_columns
 from artel.text.formats.table import Row, check_columns, read_csv_rows
 from artel.text.reading.files import COMPRESSED, file_name, unchanged, with_compressed
-from artel.text.reading.source_file import SourceFile, settings_key
+from artel.text.reading.source_file import SourceFile
 from artel.text.records import BadRecord, Pair, Record, Rejected
 
 _JSON = (".jsonl", ".ndjson", ".json", *COMPRESSED, PARQUET)  # and files that are read like JSON
@@ -117,7 +117,7 @@ def _check_columns(
     if name.endswith(PARQUET):
         return check_parquet_columns(path, key, columns)
     if name.endswith(_TABLES):
-        return check_columns(SourceFile(path, str(path), "", source, data, key=settings_key(key)), columns)
+        return check_columns(path, source, key, data, columns)
     return []
 
 

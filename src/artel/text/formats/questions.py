@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from artel.printable import shortened
 from artel.text.formats.format import Format
 from artel.text.formats.jsonl import has_lines, names_of, object_of, parse_whole, read_rows
 from artel.text.reading.files import with_compressed
@@ -197,7 +198,7 @@ def _find_texts(answers: list[Any], document: str) -> _Answers:
         if start >= 0:
             spans.append((start, start + len(answer)))
     if answers and not spans:
-        what = f"the document does not hold {_shortened(answers[0])}"
+        what = f"the document does not hold {shortened(repr(answers[0]), 80)}"
         fix = "write an answer as it stands there, or answers: [] for none"
         raise BadRecord("answer_not_in_document", f"{what}; {fix}")
     return ("short", tuple(dict.fromkeys(spans))) if spans else ("unknown", ())
@@ -259,9 +260,9 @@ def _squad_span(answer: Any, context: str, path: str) -> Span:
         fix = "write answers: [] for a question without an answer"
         raise BadRecord("answer_not_in_context", f"{path} is an empty text; {fix}")
     if start < 0 or context[start:end] != text:
-        actual = _shortened(context[start:end]) if start >= 0 else "nothing"
+        actual = shortened(repr(context[start:end]), 80) if start >= 0 else "nothing"
         fix = "answer_start counts characters of context from 0; fix it, or leave the question out"
-        what = f"{path} is {_shortened(text)}, at {start} stands {actual}"
+        what = f"{path} is {shortened(repr(text), 80)}, at {start} stands {actual}"
         raise BadRecord("answer_not_in_context", f"{what}; {fix}")
     return start, end
 
@@ -289,11 +290,6 @@ class _Positions:
         if self._lines.get(name):
             self._line = self._lines[name].popleft()
         return f"{self._origin}:{self._line} ({name if 'id' in fields else path})"
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}…"
 
 
 NQ = Format(

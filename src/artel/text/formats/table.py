@@ -53,8 +53,7 @@ def table_columns(source: SourceConfig) -> list[tuple[str, str]]:
 
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
     """Return a problem for each column that the table lacks."""
-    file = SourceFile(path, str(path), "", source, data, key=settings_key(key))
-    return check_columns(file, table_columns(source))
+    return check_columns(path, source, key, data, table_columns(source))
 
 
 def read_csv_rows(file: SourceFile, columns: Sequence[tuple[str, str]]) -> Iterator[Row]:
@@ -78,11 +77,14 @@ def read_csv_objects(file: SourceFile) -> Iterator[tuple[str, dict[str, str] | B
         yield origin, row if isinstance(row, BadRecord) else dict(zip(names, row, strict=True))
 
 
-def check_columns(file: SourceFile, columns: Sequence[tuple[str, str]] | None = None) -> list[Problem]:
+def check_columns(
+    path: Path, source: SourceConfig, key: str, data: DataConfig, columns: Sequence[tuple[str, str]] | None = None
+) -> list[Problem]:
     """Return the problems in the header of a table if `columns` (default: all) are to be read.
 
     Reads only the header. Binary data is reported later, by reading.
     """
+    file = SourceFile(path, str(path), "", source, data, key=settings_key(key))
     try:
         with suppress(BadRecord), _table(file) as (_, header, origin):
             _column_indices(origin, header, columns or [("mapping", name) for name in header], file.key)

@@ -86,7 +86,8 @@ class TableRows:
                 taken.append(following)
                 like_rows += self._is_row(following)
                 if len(taken) % _CHECK_EVERY == 0:
-                    is_cut = self._is_read_too_often() or (are_rows() and not self._trusts_quotes())
+                    too_often = self._read_again > _MAX_READS * (self._read + len(self._pushed_back))
+                    is_cut = too_often or (are_rows() and not self._trusts_quotes())
                 if is_cut:
                     return
                 yield following
@@ -120,9 +121,6 @@ class TableRows:
         self._width = self._width or len(cells)
         self.quoted += len(cells) == self._width and self._needs_quoting(taken, cells)
         return [cells]
-
-    def _is_read_too_often(self) -> bool:
-        return self._read_again > _MAX_READS * (self._read + len(self._pushed_back))
 
     def _is_row(self, line: str) -> bool:
         """True if a line has all cells. A comma in prose is followed by a space, a comma of a table is not."""
