@@ -15,7 +15,7 @@ from artel.config.load import run_from
 from artel.errors import InputError
 from artel.preparing.prepare import store_key
 from artel.text import Ledger, read_documents
-from artel.text.cleaning import language
+from artel.text.cleaning import quality
 from artel.text.cleaning.quality import drop_reason, ngram_fractions, repeated_fraction, symbol_and_digit_fractions
 from artel.text.cleaning.rules import clean, drop_lines
 from artel.text.dedup.exact import RepeatedUnits
@@ -303,7 +303,7 @@ def test_a_language_nobody_knows_is_told(tmp_path):
 )
 def test_a_package_that_is_not_there_is_named_with_its_extra(monkeypatch, tmp_path, package, rules, extra):
     monkeypatch.setitem(sys.modules, package, None)  # what makes Python raise ImportError
-    language._identifier.cache_clear()
+    quality._identifier.cache_clear()
     with pytest.raises(InputError, match=rf"data\.clean\.{extra}: needs .*\n.*artel-lm\[{extra}\]"):
         read(tmp_path, [PROSE], clean=rules)
 
