@@ -93,9 +93,9 @@ def test_the_command_says_what_each_threshold_keeps(tmp_path, monkeypatch):
     ("change", "says"),
     [
         (lambda: Path("prose", "classifier.json").unlink(), "classifier.json cannot be read: No such file"),
-        (lambda: Path("prose", "classifier.json").write_text("{}"), "is not that of a classifier"),
-        (lambda: Path("prose", "classifier.json").write_text('{"reads": 1}'), "is not that of a classifier"),
-        (lambda: Path("prose", "classifier.safetensors").write_bytes(b"no tensors"), "is no classifier"),
+        (lambda: Path("prose", "classifier.json").write_text("{}"), "does not describe a classifier"),
+        (lambda: Path("prose", "classifier.json").write_text('{"reads": 1}'), "does not describe a classifier"),
+        (lambda: Path("prose", "classifier.safetensors").write_bytes(b"no tensors"), "is not a classifier"),
         (lambda: Path("prose", "classifier.json").write_text('{"reads": {"version": 0}}'), "train it again"),
     ],
 )

@@ -192,7 +192,7 @@ def test_weights_by_set_over_the_pile(tmp_path, shared_data):
     assert texts[: len(set(texts))] == list(dict.fromkeys(texts))  # those that come again come after all others
     again, _ = stored(tmp_path / "seed", data={"sources": [source | {"weight": weights}]}, seed=1)
     assert Counter(document.origin for document in again) != times
-    with pytest.raises(InputError, match=r"data\.sources\.0\.weight: no record is of the set Books \(there are: .*"):
+    with pytest.raises(InputError, match=r"data\.sources\.0\.weight: no record has the set Books \(the sets are: .*"):
         stored(tmp_path, data={"sources": [source | {"weight": {"Books": 2}}]})
 
 

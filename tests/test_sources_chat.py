@@ -241,7 +241,7 @@ def test_fill_and_mapping(tmp_path):
         ({"messages": [message(None, "x")]}, "unknown_role", "None"),
         ({"messages": [message("system", "a"), message("system", "b"), *MESSAGES]}, "two_systems", "message 2"),
         ({"system": "a", "messages": [message("system", "b"), *MESSAGES]}, "two_systems", "message 2"),
-        ({"messages": [*MESSAGES, message("system", "b")]}, "late_system", "message 3.*stand first"),
+        ({"messages": [*MESSAGES, message("system", "b")]}, "late_system", "message 3.*not the first"),
         ({"messages": [message("user", " \n"), message("assistant", "b")]}, "empty_message", r"message 1 \(user\)"),
         ({"messages": [message("user", "a"), message("assistant", None)]}, "empty_message", "message 2"),
         ({"messages": [message("user", "a"), message("assistant", "<think>b</think>")]}, "empty_message", "message 2"),

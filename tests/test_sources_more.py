@@ -315,7 +315,7 @@ def test_sets_are_included_or_excluded(shared_data):
 
 def test_a_misspelled_set_is_told(shared_data):
     for key in ("include", "exclude"):
-        with pytest.raises(InputError, match=rf"sources\.0\.{key}: no record is of the set Books \(there are: .*"):
+        with pytest.raises(InputError, match=rf"sources\.0\.{key}: no record has the set Books \(the sets are: .*"):
             read_texts(shared_data / "pile" / "*.jsonl.zst", set_field="auto", **{key: ["Books"]})
 
 

@@ -59,7 +59,7 @@ def test_wrong_slices(tmp_path, rows):
 @pytest.mark.parametrize("rows", ["[5:]", "[:10%]", "[:-1]"])
 def test_a_slice_that_takes_nothing(tmp_path, rows):
     source = {"path": str(rows_of(tmp_path, [{"messages": MESSAGES}])), "format": "chat", "rows": rows}
-    with pytest.raises(InputError, match=r"data\.sources\.0\.rows.*takes no record of"):
+    with pytest.raises(InputError, match=r"data\.sources\.0\.rows.*selects no record of"):
         documents(sources=[source])
 
 

@@ -272,7 +272,7 @@ def test_lines_that_are_not_in_the_encoding_of_their_file_are_counted_and_listed
     line = {"csv": lambda number: number + 1, "paragraph": lambda number: 2 * number - 1}.get(
         kind, lambda number: number
     )
-    expected = [(f"{file}:{line(number)}", f"is {encoding}, and the file as a whole {main}; convert it")
+    expected = [(f"{file}:{line(number)}", f"is {encoding}, but the file is {main}; convert it")
                 for number, encoding in foreign.items()]  # fmt: skip
     assert [(each["origin"], each["detail"]) for each in ledger["rejected"]] == expected
     with pytest.raises(InputError, match=r"of 300 records .* cannot be used, more than data\.max_bad"):
@@ -282,7 +282,7 @@ def test_lines_that_are_not_in_the_encoding_of_their_file_are_counted_and_listed
 def test_a_document_with_a_line_in_another_encoding_is_named(tmp_path):
     lines = [f"{text}\n".encode("koi8-r") for text in FOREIGN]
     (tmp_path / "a.txt").write_bytes(b"".join([*lines, FOREIGN[0].encode("cp866"), b"\n", *lines]))
-    with pytest.raises(InputError, match=r"a\.txt: its line 5 is cp866, and the file as a whole koi8-r; convert it"):
+    with pytest.raises(InputError, match=r"a\.txt: its line 5 is cp866, but the file is koi8-r; convert it"):
         read_texts(tmp_path / "a.txt")
     assert len(read_texts(tmp_path / "a.txt", encoding="koi8-r")[0]) == 1  # as the message says: it overrules
 

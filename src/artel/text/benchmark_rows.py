@@ -125,7 +125,7 @@ def _texts(row: dict[str, Any], name: str, key: str) -> list[str]:
         raise BadRecord("no_field", f"has no field {name!r} ({key}; it has: {names_of(row)})")
     values = value if isinstance(value, list) else [value]
     if not all(isinstance(item, str | int | float) for item in values):
-        raise BadRecord("no_text", f"field {name!r} is {type(value).__name__} of no texts")
+        raise BadRecord("no_text", f"field {name!r} is {type(value).__name__}, not a text or a list of texts")
     return list(map(str, values))
 
 

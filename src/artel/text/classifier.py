@@ -114,7 +114,7 @@ def _read(folder: str) -> Classifier:
 def _load(folder: str, file: str, changed: int) -> Classifier:
     about = _about(folder)
     if about["reads"] != feature_versions():
-        what = f"{folder} was trained by another version of artel, which read texts in another way"
+        what = f"{folder} was trained by a version of artel with other features"
         raise InputError.at(_KEY, what, "train it again: artel data classifier")
     try:
         tensors = load(_bytes(folder, WEIGHTS))
@@ -122,7 +122,7 @@ def _load(folder: str, file: str, changed: int) -> Classifier:
             raise KeyError(f"weights of shape {tensors['weights'].shape}")
         return Classifier(tensors["weights"], float(tensors["bias"][0]))
     except (SafetensorError, KeyError, IndexError) as error:
-        raise InputError.at(_KEY, f"{folder}/{WEIGHTS} is no classifier: {error}", _fix()) from None
+        raise InputError.at(_KEY, f"{folder}/{WEIGHTS} is not a classifier: {error}", _fix()) from None
 
 
 def _about(folder: str) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def _about(folder: str) -> dict[str, Any]:
             raise TypeError("reads")
         return about
     except (ValueError, KeyError, TypeError):
-        raise InputError.at(_KEY, f"{folder}/{ABOUT} is not that of a classifier", _fix()) from None
+        raise InputError.at(_KEY, f"{folder}/{ABOUT} does not describe a classifier", _fix()) from None
 
 
 def _bytes(folder: str, name: str) -> bytes:

@@ -237,7 +237,7 @@ def check_ledger(data: DataConfig, ledger: Ledger) -> None:
     total = ledger.total
     ledger.check_rejected(data.max_bad)
     if total.kept == 0:
-        dropped = describe_drops(total.dropped) or "none were there"
+        dropped = describe_drops(total.dropped) or "there were none"
         raise InputError.at("data.sources", f"no document is left: {dropped}", _remedy(data, total.dropped))
     if total.splits["train"]["documents"] == 0 and data.held_out != 1.0:  # with 1 all of it is for evaluation
         what = "no document is left for training: all fell into the validation part"

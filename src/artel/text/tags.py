@@ -83,7 +83,7 @@ def tagged_words(
     starts, chunks, end = [], [], 0
     for number, word in enumerate(words):
         if not word.strip():
-            raise BadRecord("empty_word", f"word {number} is empty; write what stands there, or leave it out")
+            raise BadRecord("empty_word", f"word {number} is empty; fill it in, or leave it out")
         starts.append(end)
         chunks.append(word)
         if number + 1 < len(words) and (spaces is None or spaces[number]):
@@ -104,7 +104,7 @@ def _checked(text: str, span: Span) -> Span:
     if not label.strip():
         raise BadRecord("no_label", f"the span {start} to {end} has no label; write one, or leave the span out")
     if not 0 <= start <= end <= len(text):
-        what = f"the span {start} to {end} ({label}) is no part of the text, which has {len(text):,} characters"
+        what = f"the span {start} to {end} ({label}) is outside the text of {len(text):,} characters"
         raise BadRecord("span_outside", f"{what}; fix it: characters are counted from 0, the end is not included")
     covered = text[start:end]
     if not covered.strip():
@@ -115,7 +115,7 @@ def _checked(text: str, span: Span) -> Span:
             what = (
                 f"the span {start} to {end} ({label}) cuts the character {text[offset - 1 : offset + 1]!r} at {offset}"
             )
-            raise BadRecord("span_cuts_character", f"{what}; fix it: what is one character to a reader stays whole")
+            raise BadRecord("span_cuts_character", f"{what}; fix it: a visible character must not be split")
     return start + len(covered) - len(covered.lstrip()), end - len(covered) + len(covered.rstrip()), label
 
 

@@ -188,7 +188,7 @@ def language_probability(text: str, languages: tuple[str, ...]) -> float | None:
     identifier, known = _identifier()
     unknown = [code for code in languages if code not in known]
     if unknown:
-        what = f"{', '.join(unknown)}: no language that can be identified"
+        what = f"{', '.join(unknown)}: unknown language"
         raise InputError.at("data.clean.languages", what, f"write some of: {', '.join(known)}")
     if len(text) < _MIN_CHARACTERS:
         return None

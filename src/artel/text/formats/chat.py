@@ -188,7 +188,7 @@ def _form_of(row: dict[str, Any]) -> str:
     if "prompt" in row and "completion" in row:
         return "completion"
     fix = "name its fields (mapping: {instruction: question, output: answer}), or write converter: module:function"
-    raise BadRecord("unknown_form", f"is no conversation of a known form (it has: {names_of(row)}); {fix}")
+    raise BadRecord("unknown_form", f"has no known form of a conversation (it has: {names_of(row)}); {fix}")
 
 
 def _dialog(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:

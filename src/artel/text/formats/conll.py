@@ -124,7 +124,7 @@ def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list
     """Return problems of columns that are not numbers, and of parts of speech read as entities."""
     problems = []
     if file_name(str(path)).endswith(_UNIVERSAL) and not source.tags and source.yields != WORDS:
-        what = f"{path} is of Universal Dependencies, which give each word a tag"
+        what = f"{path} is from Universal Dependencies, with a tag for each word"
         problems.append(Problem(f"{key}.kind", what, "write kind: words, or tags: NUMBER of a column with names"))
     return problems + [
         Problem(f"{key}.{name}", f"{setting!r} is no column of conll", "write its number: 0 is the first, -1 the last")

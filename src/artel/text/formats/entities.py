@@ -191,7 +191,7 @@ def _result_spans(result: Any, text: str, path: str) -> list[Span]:
     if isinstance(marked, str) and _without_spaces(text[start:end]) != _without_spaces(marked):
         start, end = _characters(text, start), _characters(text, end)
         if _without_spaces(text[start:end]) != _without_spaces(marked):
-            what = f"{path} marks {marked[:40]!r}, and there stands {text[start:end][:40]!r}"
+            what = f"{path} marks {marked[:40]!r}, but the text there is {text[start:end][:40]!r}"
             raise BadRecord("span_outside", f"{what}; export the task again, or leave it out")
     return [(start, end, label) for label in labels]
 

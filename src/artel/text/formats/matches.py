@@ -175,7 +175,7 @@ def _group(file: SourceFile, lines: list[tuple[int, str | BadRecord]]) -> Record
     texts = tuple(dict.fromkeys(line.strip() for _, line in lines if isinstance(line, str)))
     remedy = "write texts that match one below the other, and a blank line between groups"
     if bad is None and len(texts) < 2:
-        bad = BadRecord("no_positive", f"stands alone; {remedy}")
+        bad = BadRecord("no_positive", f"has no line that matches it; {remedy}")
     if bad is None and len(texts) > _MAX_GROUP:
         bad = BadRecord("group_too_large", f"begins {len(texts):,} lines without a blank one between them; {remedy}")
     if bad is not None:

@@ -170,7 +170,7 @@ def _page(entry: _Entry, max_bytes: int) -> tuple[str, bytes] | None:
     start = entry.block.read(_MAX_HEADER_BYTES)
     status, end = _STATUS.match(start), _HEADER_END.search(start)
     if status is None or end is None:
-        raise BadRecord("bad_http", "holds no answer of a server, which begins with HTTP/, a status and headers")
+        raise BadRecord("bad_http", "is not an HTTP response with a status line and headers")
     headers = _headers(start[: end.start()])
     content_type = headers.get("content-type", entry.headers.get("warc-identified-payload-type", ""))
     if status[1] != b"200" or not _is_text(content_type):

@@ -143,7 +143,7 @@ class _Words:
             self._starts = [0, *starts, len(self._document) + 1]
         count = len(self._starts) - 1
         if not 0 <= start < end <= count:
-            what = f"words {start} to {end} ({path}) are no part of the document, which has {count:,} words"
+            what = f"words {start} to {end} ({path}) are outside the document of {count:,} words"
             raise BadRecord("answer_not_in_document", f"{what}; fix start_token and end_token, or leave the line out")
         span = self._starts[start], self._starts[end] - 1
         if not self._document[span[0] : span[1]].strip():
@@ -199,7 +199,7 @@ def _find_texts(answers: list[Any], document: str) -> _Answers:
             spans.append((start, start + len(answer)))
     if answers and not spans:
         what = f"the document does not hold {shortened(repr(answers[0]), 80)}"
-        fix = "write an answer as it stands there, or answers: [] for none"
+        fix = "copy the answer from the document, or write answers: [] for none"
         raise BadRecord("answer_not_in_document", f"{what}; {fix}")
     return ("short", tuple(dict.fromkeys(spans))) if spans else ("unknown", ())
 
@@ -262,7 +262,7 @@ def _squad_span(answer: Any, context: str, path: str) -> Span:
     if start < 0 or context[start:end] != text:
         actual = shortened(repr(context[start:end]), 80) if start >= 0 else "nothing"
         fix = "answer_start counts characters of context from 0; fix it, or leave the question out"
-        what = f"{path} is {shortened(repr(text), 80)}, at {start} stands {actual}"
+        what = f"{path} is {shortened(repr(text), 80)}, but at {start} the context has {actual}"
         raise BadRecord("answer_not_in_context", f"{what}; {fix}")
     return start, end
 

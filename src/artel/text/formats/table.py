@@ -41,7 +41,7 @@ def read_table(file: SourceFile) -> Iterator[Record | Rejected]:
         if isinstance(row, BadRecord):
             yield file.reject(origin, row)
         elif not all(row[1:]):
-            yield file.reject(origin, BadRecord("no_set", f"has nothing in the column {source.set_field!r}"))
+            yield file.reject(origin, BadRecord("no_set", f"has an empty column {source.set_field!r}"))
         else:
             yield Record(row[0], origin, row[1] if source.set_field else file.set_name)
 
@@ -178,7 +178,7 @@ def _column_indices(origin: str, names: list[str], columns: Sequence[tuple[str, 
 
 def _values(row: list[str], width: int, indices: list[int], encoding: str) -> tuple[str, ...] | BadRecord:
     if len(row) != width:
-        fix = "fix the row; a text that holds the delimiter stands in quotes"
+        fix = "fix the row; put texts with the delimiter in quotes"
         return BadRecord("bad_row", f"has {len(row)} columns where the header has {width}; {fix}")
     values = tuple(row[index].replace("\r\n", "\n").replace("\r", "\n") for index in indices)
     if all(map(str.isascii, values)):

@@ -177,7 +177,7 @@ def check_names(messages: Iterable[Message], tools: Tools) -> None:
     for number, message in enumerate(messages, 1):
         for call in message.tool_calls:
             if call.name not in names and message.trained is not False:
-                what = f"message {number} calls {call.name!r}, which is none of the row's tools ({', '.join(names)})"
+                what = f"message {number} calls {call.name!r}, not one of the tools of the row ({', '.join(names)})"
                 raise BadRecord("unknown_tool", f"{what}; describe it there, or leave the row out")
 
 
@@ -195,12 +195,14 @@ def check_results(messages: Iterable[Message]) -> None:
         results += 1
         fix = "put it after the message that calls, or leave the row out"
         if caller is None or (has_calls and not caller.tool_calls):
-            raise BadRecord("no_call", f"message {number} is a tool's answer, and no call is before it; {fix}")
+            raise BadRecord("no_call", f"message {number} is a tool result without a call before it; {fix}")
         if message.tool_call_id and ids and message.tool_call_id not in ids:
-            raise BadRecord("no_call", f"message {number} answers the call {message.tool_call_id!r}: there is none")
+            raise BadRecord(
+                "no_call", f"message {number} answers the call {message.tool_call_id!r}, which does not exist"
+            )
         if has_calls and results > len(caller.tool_calls):
             count = len(caller.tool_calls)
-            raise BadRecord("no_call", f"message {number} is one answer of a tool more than the {count} calls; {fix}")
+            raise BadRecord("no_call", f"message {number} is a result too many for {count} calls; {fix}")
 
 
 def is_padded(row: Any) -> bool:

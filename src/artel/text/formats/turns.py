@@ -115,9 +115,9 @@ class RowReader:
                 raise BadRecord("empty_message", f"{where} ({message.role}) is empty; {fix}")
             if message.role == "system" and messages:
                 if messages[0].role == "system":
-                    raise BadRecord("two_systems", f"{where} is the second of the system; make them one")
-                fix = "put it before all others"
-                raise BadRecord("late_system", f"{where} is of the system and does not stand first; {fix}")
+                    raise BadRecord("two_systems", f"{where} is a second system message; join the two")
+                fix = "put it first"
+                raise BadRecord("late_system", f"{where} is a system message, but not the first message; {fix}")
             if messages and message.role == messages[-1].role and message.role in ("user", "assistant"):
                 message = _joined(messages.pop(), message, where)
             messages.append(message)
@@ -200,8 +200,8 @@ def _joined(first: Message, second: Message, where: str) -> Message:
         fix = "give both one loss_weight, or join them"
         raise BadRecord("mixed_weights", f"{where} follows another of its role, and only one is learned; {fix}")
     if first.tool_calls and second.content.strip():
-        fix = "put the tool's answer between them, or leave the row out"
-        raise BadRecord("no_result", f"{where} speaks after a call that has no answer; {fix}")
+        fix = "put the result between them, or leave the row out"
+        raise BadRecord("no_result", f"{where} continues after a call without a result; {fix}")
     content = "\n\n".join(text for text in (first.content, second.content) if text.strip())
     thought = "\n\n".join(text for text in (first.thought, second.thought) if text)
     return Message(first.role, content, thought, first.trained, (*first.tool_calls, *second.tool_calls))
@@ -223,7 +223,7 @@ def _text_of(content: Any, where: str) -> str:
         text: Any = item
         if isinstance(item, dict):
             if item.get("type", "text") != "text":
-                detail = f"{where} holds {repr(item['type'])[:80]}, which is no text; leave the row out"
+                detail = f"{where} holds {repr(item['type'])[:80]}, not text; leave the row out"
                 raise BadRecord("not_text", detail)
             text = item.get("text", item.get("value"))
         if not isinstance(text, str):

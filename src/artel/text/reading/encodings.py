@@ -191,7 +191,7 @@ def _words_score(text: str) -> tuple[int, float]:
 
 def _unknown_encoding() -> BadRecord:
     known = "UTF-8, UTF-16, UTF-32, windows-1251, koi8-r, cp866, windows-1252"
-    detail = f"is written in no encoding that is recognized ({known}): write that of the source, as encoding: gb18030"
+    detail = f"has an unknown encoding (recognized are {known}); name it in the source: encoding: gb18030"
     return BadRecord("unknown_encoding", detail)
 
 
@@ -342,7 +342,7 @@ def is_single_byte(encoding: str) -> bool:
 
 
 def other_encoding_detail(encoding: str, other: str) -> str:
-    return f"is {other}, and the file as a whole {encoding}; convert it"
+    return f"is {other}, but the file is {encoding}; convert it"
 
 
 def is_text_encoding(name: str) -> bool:

@@ -187,8 +187,8 @@ def _changed(file: Path, size: int) -> WorkError:
     if now < 0:
         what = "is gone"
     elif now == size:
-        what = "changed: it has as many bytes as before, and another time of change or another file has its name"
+        what = "changed (same size, but another modification time or another file)"
     else:
-        what = f"changed: it had {size:,} bytes and now has {now:,}"
-    fix = "start again when it is no longer written, or give a copy of it: nothing was made of what was read"
-    return WorkError.at(str(file), f"{what}, while it was read", fix)
+        what = f"changed from {size:,} to {now:,} bytes"
+    fix = "start again when nothing writes to it, or use a copy"
+    return WorkError.at(str(file), f"{what} while it was read", fix)

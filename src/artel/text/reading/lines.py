@@ -270,7 +270,7 @@ def read_whole(file: Path, origin: str, max_bytes: int) -> bytes:
                 chunks.append(chunk)
                 read += len(chunk)
                 if read > max_bytes:
-                    what = "the bytes it unpacks to are" if compressed else "its bytes are"
+                    what = "its unpacked bytes are" if compressed else "its bytes are"
                     raise _file_too_large(origin, what, max_bytes)
         except DECOMPRESSION_ERRORS as error:
             if not compressed:

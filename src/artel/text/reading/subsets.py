@@ -38,7 +38,7 @@ def check_rows(source: SourceConfig, key: str) -> list[Problem]:
     if not source.rows:
         return []
     if _SLICE.fullmatch(source.rows.strip()) is None:
-        return [Problem(f"{key}.rows", f"{source.rows!r} is no slice of records", _EXAMPLES)]
+        return [Problem(f"{key}.rows", f"{source.rows!r} is not a slice of records", _EXAMPLES)]
     start, stop = _bounds(source.rows)
     if any(bound is not None and bound.is_percent and abs(bound.value) > 100 for bound in (start, stop)):
         return [Problem(f"{key}.rows", f"{source.rows!r} has more than 100%", _EXAMPLES)]
@@ -46,7 +46,7 @@ def check_rows(source: SourceConfig, key: str) -> list[Problem]:
         start = start or _Bound(Fraction(0), stop.is_percent)
         is_comparable = stop.is_percent == start.is_percent and (stop.value < 0) == (start.value < 0)
         if is_comparable and start.value >= stop.value:
-            return [Problem(f"{key}.rows", f"{source.rows!r} takes no record", _EXAMPLES)]
+            return [Problem(f"{key}.rows", f"{source.rows!r} selects no record", _EXAMPLES)]
     return []
 
 
@@ -77,7 +77,7 @@ def slice_rows(source: SourceConfig, key: str, count_by: Callable[[], Items], re
         index += 1
     if is_empty:
         name = source.name or " ".join(source.path)
-        raise InputError.at(f"{key}.rows", f"{source.rows} takes no record of {name}", "write a wider slice")
+        raise InputError.at(f"{key}.rows", f"{source.rows} selects no record of {name}", "write a wider slice")
 
 
 def _bounds(rows: str) -> tuple[_Bound | None, _Bound | None]:
@@ -140,6 +140,6 @@ def check_sets(source: SourceConfig, key: str, seen: set[str]) -> list[Problem]:
         missing = [set_name for set_name in sets if set_name not in seen]
         if missing:
             have = ", ".join(sorted(seen)[:40]) or "none"
-            what = f"no record is of the set{'s' * (len(missing) > 1)} {', '.join(missing)} (there are: {have})"
-            problems.append(Problem(f"{key}.{name}", what, "write the names as they stand in the data, or leave out"))
+            what = f"no record has the set{'s' * (len(missing) > 1)} {', '.join(missing)} (the sets are: {have})"
+            problems.append(Problem(f"{key}.{name}", what, "write the names as in the data, or leave the key out"))
     return problems
