@@ -290,9 +290,7 @@ def test_ngram_limits_come_back_from_a_written_run(tmp_path):
 
 
 def test_a_language_nobody_knows_is_told(tmp_path):
-    with pytest.raises(
-        InputError, match=r"data\.clean\.languages: klingon: unknown language"
-    ) as error:
+    with pytest.raises(InputError, match=r"data\.clean\.languages: klingon: unknown language") as error:
         read(tmp_path, [PROSE], clean={"languages": ["ru", "klingon"]})
     assert "uk" in error.value.problems[0].fix
 

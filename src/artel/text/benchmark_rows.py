@@ -17,7 +17,7 @@ from artel.config import BenchmarkConfig, DataConfig, SourceConfig
 from artel.errors import InputError, Problem, missing_extra
 from artel.registry import FORMATS
 from artel.text.formats.format import format_of
-from artel.text.formats.jsonl import names_of, object_of, read_rows
+from artel.text.formats.jsonl import names_of, nested_field, object_of, read_rows
 from artel.text.formats.table import read_csv_rows
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import (
@@ -118,9 +118,7 @@ def _objects(benchmark: BenchmarkConfig, file: SourceFile) -> Iterator[tuple[str
 
 def _texts(row: dict[str, Any], name: str, key: str) -> list[str]:
     """Return the texts in a field. A dot reaches into an object. Raises BadRecord."""
-    value: Any = row
-    for step in [name] if name in row else name.split("."):
-        value = value.get(step) if isinstance(value, dict) else None
+    value = nested_field(row, name)
     if value is None:
         raise BadRecord("no_field", f"has no field {name!r} ({key}; it has: {names_of(row)})")
     values = value if isinstance(value, list) else [value]

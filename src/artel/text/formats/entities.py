@@ -41,7 +41,7 @@ def read_entities(file: SourceFile) -> Iterator[Record | Rejected | Dropped]:
     if _is_columns(file.origin):
         yield from CONLL.read(file)
         return
-    reader = _RowReader(file)
+    reader = _EntityReader(file)
     for origin, row in read_rows(file):
         try:
             yield reader.read(row, origin)
@@ -49,7 +49,9 @@ def read_entities(file: SourceFile) -> Iterator[Record | Rejected | Dropped]:
             yield file.reject(origin, error)
 
 
-class _RowReader:
+class _EntityReader:
+    """Turns rows of one file into records. Raises BadRecord."""
+
     def __init__(self, file: SourceFile) -> None:
         self._file = file
         self._source = file.source
@@ -73,15 +75,15 @@ class _RowReader:
             and isinstance(entry[words], list)
             and all(isinstance(word, str) for word in entry[words])
         ):
-            text, spans = self._of_words(entry, words)
+            text, spans = self._read_words(entry, words)
         else:
-            text, spans = self._of_spans(entry)
+            text, spans = self._read_spans(entry)
         return tagged_record(text, spans, origin, set_name)
 
     def _override(self, setting: str, name: str) -> str:
         return shlex.quote(f"{self._file.key}.{setting}={name}")
 
-    def _of_words(self, entry: dict[str, Any], words: str) -> tuple[str, list[Span]]:
+    def _read_words(self, entry: dict[str, Any], words: str) -> tuple[str, list[Span]]:
         kind = self._source.yields
         field = _field_of(entry, self._source.tags, _TAGS[kind])
         tags = None if field is None else entry[field]
@@ -95,7 +97,7 @@ class _RowReader:
         names = self._source.tag_names or self._names.get(field, [])
         return tagged_words(entry[words], [_tag_name(tag, names) for tag in tags], kind)
 
-    def _of_spans(self, entry: dict[str, Any]) -> tuple[str, list[Span]]:
+    def _read_spans(self, entry: dict[str, Any]) -> tuple[str, list[Span]]:
         text = entry.get(self._source.field)
         if not isinstance(text, str):
             have = ", ".join(f"{name}: {type(value).__name__}" for name, value in entry.items()) or "none"

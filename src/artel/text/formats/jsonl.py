@@ -130,6 +130,14 @@ def object_of(row: Any) -> dict[str, Any]:
     return row
 
 
+def nested_field(row: dict[str, Any], name: str) -> Any:
+    """Return the value of a field; None if it is missing. A dot in `name` reaches into an object."""
+    value: Any = row
+    for step in [name] if name in row else name.split("."):
+        value = value.get(step) if isinstance(value, dict) else None
+    return value
+
+
 def names_of(fields: dict[Any, Any]) -> str:
     """Return the names of fields, for error messages. Rows of user functions may have names that are not strings."""
     return ", ".join(map(str, fields)) or "none"

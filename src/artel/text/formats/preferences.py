@@ -79,7 +79,7 @@ class PreferenceReader:
             prompt = [*self._rows.messages(self._rows.system(row)), *common]
             chosen, rejected = chosen[len(common) :], rejected[len(common) :]
         better, worse = _single(chosen, "chosen"), _single(rejected, "rejected")
-        prompt, tools = self._with_tools(row, prompt)
+        prompt, tools, _ = extract_tools(prompt, self._rows.tools(row))
         better, worse = _with_calls(better, tools), _with_calls(worse, tools)
         if _identity(better) == _identity(worse):
             raise BadRecord("equal_answers", "chosen and rejected are the same; leave the row out")
@@ -98,13 +98,9 @@ class PreferenceReader:
         else:
             fix = "write completion, or end the messages with the answer"
             raise BadRecord("no_answer", f"has a label and no answer (it has: {names_of(row)}); {fix}")
-        prompt, tools = self._with_tools(row, prompt)
+        prompt, tools, _ = extract_tools(prompt, self._rows.tools(row))
         answer = _with_calls(answer, tools)
         return Preference(_checked(prompt), answer if label else None, None if label else answer, tools)
-
-    def _with_tools(self, row: dict[str, Any], prompt: list[Message]) -> tuple[list[Message], Tools]:
-        prompt, tools, _ = extract_tools(prompt, self._rows.tools(row))
-        return prompt, tools
 
     def _answer(self, row: dict[str, Any], name: str) -> list[Message]:
         turns = _transcript(row[name]) or self._turns(row[name], name, "assistant")

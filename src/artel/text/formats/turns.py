@@ -16,7 +16,7 @@ import re
 from typing import Any, Literal
 
 from artel.config import SourceConfig
-from artel.text.formats.jsonl import names_of, object_of
+from artel.text.formats.jsonl import names_of, nested_field, object_of
 from artel.text.formats.tool_rows import tools_field, tools_of, turn_calls
 from artel.text.records import BadRecord, Message, Tools
 
@@ -57,9 +57,7 @@ class RowReader:
         mapped = {*self.mapping, *self.mapping.values()}
         fields = {name: value for name, value in row.items() if name not in mapped}
         for name, name_in_row in self.mapping.items():
-            value: Any = row
-            for step in [name_in_row] if name_in_row in row else name_in_row.split("."):
-                value = value.get(step) if isinstance(value, dict) else None
+            value = nested_field(row, name_in_row)
             if value is not None:
                 fields[name] = value
         return fields
