@@ -34,11 +34,14 @@ BUCKET_BITS = 20
 VERSION = 1
 """Version of the features below. Classifiers of other versions cannot be applied."""
 _KEY = "data.clean.classifier.from"
+_FIX = "train one: artel data classifier good.txt bad.txt FOLDER"
 _SHINGLER = Shingler(1)
-_FIRST, _SECOND = (
-    np.uint64(0x9E3779B97F4A7C15),
-    np.uint64(0xC2B2AE3D27D4EB4F),
-)  # odd; for the first and second word of a pair
+# Odd factors for the first and the second word of a pair.
+_FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
+_HELD_OUT = 10  # one text in 10 is held out
+_MIN_TEXTS = 20
+"""Minimum texts of each set, enough to train and to test on."""
+_THRESHOLDS = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,7 @@ def _load(folder: str, file: str, changed: int) -> Classifier:
             raise KeyError(f"weights of shape {tensors['weights'].shape}")
         return Classifier(tensors["weights"], float(tensors["bias"][0]))
     except (SafetensorError, KeyError, IndexError) as error:
-        raise InputError.at(_KEY, f"{folder}/{WEIGHTS} is not a classifier: {error}", _fix()) from None
+        raise InputError.at(_KEY, f"{folder}/{WEIGHTS} is not a classifier: {error}", _FIX) from None
 
 
 def _about(folder: str) -> dict[str, Any]:
@@ -132,24 +135,14 @@ def _about(folder: str) -> dict[str, Any]:
             raise TypeError("reads")
         return about
     except (ValueError, KeyError, TypeError):
-        raise InputError.at(_KEY, f"{folder}/{ABOUT} does not describe a classifier", _fix()) from None
+        raise InputError.at(_KEY, f"{folder}/{ABOUT} does not describe a classifier", _FIX) from None
 
 
 def _bytes(folder: str, name: str) -> bytes:
     try:
         return (user_path(folder, _KEY) / name).read_bytes()
     except OSError as error:
-        raise InputError.at(_KEY, f"{Path(folder) / name} cannot be read: {error.strerror}", _fix()) from None
-
-
-def _fix() -> str:
-    return "train one: artel data classifier good.txt bad.txt FOLDER"
-
-
-_HELD_OUT = 10  # one text in 10 is held out
-_MIN_TEXTS = 20
-"""Minimum texts of each set, enough to train and to test on."""
-_THRESHOLDS = (0.1, 0.25, 0.5, 0.75, 0.9)
+        raise InputError.at(_KEY, f"{Path(folder) / name} cannot be read: {error.strerror}", _FIX) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,9 @@ _NUMBERS = re.compile(r"\d+(?:[.,]\d+)*")
 # As in shingles: each character of Kana and Han is a word.
 _SINGLE = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _WORDS = re.compile(rf"[{_SINGLE}]|(?:(?![{_SINGLE}])\w)+")
+# A table of one byte per slot filters out most n-grams of a text that are not in the index: one in sixteen is looked
+# up in vain. Its 16 MB at most stay in the cache that cores share.
+_SLOTS, _MOST_SLOTS = 16, 1 << 24
 
 
 def simplified(text: str) -> str:
@@ -85,11 +88,6 @@ class Ngrams:
         in_query, in_label = first + self.words <= query_words, first >= query_words
         by_part = {"query": in_query, "label": in_label, "overlap": ~(in_query | in_label)}
         return hashes[np.logical_or.reduce([by_part[part] for part in look_at])]
-
-
-# A table of one byte per slot filters out most n-grams of a text that are not in the index: one in sixteen is looked
-# up in vain. Its 16 MB at most stay in the cache that cores share.
-_SLOTS, _MOST_SLOTS = 16, 1 << 24
 
 
 def check_benchmarks(data: DataConfig) -> None:

@@ -14,6 +14,22 @@ from numpy.typing import NDArray
 
 # Any constant would do. The run's seed is not used, so that runs of all seeds are evaluated on the same texts.
 _SEED = 20_261_121
+_LONGEST_HEADING = 80
+# Longer chapters are divided into runs of this many characters: ten documents of a text that is cut.
+_MAX_CHARACTERS = 40_000
+# Without headings a chapter is at most this fraction of the held-out text, so that about the right amount is held out.
+_MAX_FRACTION = 0.25
+_ORDINALS = (
+    "перв|втор|трет|четв[её]рт|пят|шест|седьм|восьм|девят|десят|одиннадцат|двенадцат|последн|"
+    "one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|the|first|second|third|fourth|last"
+)
+_HEADING = re.compile(
+    rf"#{{1,6}}\s+\S"
+    rf"|(?i:глава|часть|книга|том|раздел|песнь|действие|chapter|part|book|volume|section|canto|act)\s+"
+    rf"(?:[IVXLCDM]+\b|\d+|(?i:{_ORDINALS}))"
+    rf"|(?i:пролог|эпилог|предисловие|послесловие|prologue|epilogue|preface|foreword)[.:]?\s*$"
+    rf"|[IVXLC]{{1,8}}\.?\s*$"
+)
 
 
 def split_hash(text: str) -> int:
@@ -41,25 +57,6 @@ def least_fraction(hashes: NDArray[np.uint64], fraction: float) -> float | None:
     below_the_last = hashes[hashes < hashes[-1]]
     highest = int(hashes[min(count, len(below_the_last)) - 1])
     return float(np.nextafter(highest / 2**64, 1.0))
-
-
-_LONGEST_HEADING = 80
-# Longer chapters are divided into runs of this many characters: ten documents of a text that is cut.
-_MAX_CHARACTERS = 40_000
-# Without headings a chapter is at most this fraction of the held-out text, so that about the right amount is held out.
-_MAX_FRACTION = 0.25
-
-_ORDINALS = (
-    "перв|втор|трет|четв[её]рт|пят|шест|седьм|восьм|девят|десят|одиннадцат|двенадцат|последн|"
-    "one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|the|first|second|third|fourth|last"
-)
-_HEADING = re.compile(
-    rf"#{{1,6}}\s+\S"
-    rf"|(?i:глава|часть|книга|том|раздел|песнь|действие|chapter|part|book|volume|section|canto|act)\s+"
-    rf"(?:[IVXLCDM]+\b|\d+|(?i:{_ORDINALS}))"
-    rf"|(?i:пролог|эпилог|предисловие|послесловие|prologue|epilogue|preface|foreword)[.:]?\s*$"
-    rf"|[IVXLC]{{1,8}}\.?\s*$"
-)
 
 
 def is_heading(line: str) -> bool:

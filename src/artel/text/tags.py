@@ -13,6 +13,10 @@ from artel.text.records import BadRecord, Record, Tagged
 OUTSIDE = "O"
 BEGIN, INSIDE, END, SINGLE = "B", "I", "E", "S"
 _PREFIXES = {"B": BEGIN, "I": INSIDE, "M": INSIDE, "E": END, "L": END, "S": SINGLE, "U": SINGLE}
+Span = tuple[int, int, str]
+ENTITIES, WORDS = "entities", "words"
+"""Kinds of records: entities in a text, or a tag for each word."""
+_JOINERS = "\u200d\ufe0e\ufe0f"  # join or follow the parts of one emoji
 
 
 def split_tag(tag: str) -> tuple[str, str]:
@@ -52,13 +56,6 @@ def entities_of(tags: Sequence[str]) -> list[tuple[int, int, str]]:
             entities.append((start, index + 1, open_kind))
             open_kind = ""
     return entities
-
-
-Span = tuple[int, int, str]
-ENTITIES, WORDS = "entities", "words"
-"""Kinds of records: entities in a text, or a tag for each word."""
-
-_JOINERS = "\u200d\ufe0e\ufe0f"  # join or follow the parts of one emoji
 
 
 def tagged_record(text: str, spans: Iterable[Span], origin: str, set_name: str, group: str = "") -> Record:

@@ -38,6 +38,29 @@ _LINE, _PRE, _PRE_END = "\0 ", "\0\1", "\0\2"
 _MARKS = b"\0\1\2\3"
 # These characters replace the white space of <pre> while other white space is folded.
 _STAND_INS = (("\x01", " "), ("\x02", "\n"), ("\x03", "\t"))
+# The tree takes up to 600 bytes per tag: 600 MB.
+MOST_TAGS = 1_000_000
+# For smaller pages and tags the parser takes a few seconds at most, whatever their attributes.
+_LONG_PAGE, _LONG_TAG, _MOST_ATTRIBUTES = 100_000, 20_000, 5_000
+_TAG = re.compile(rb"<[a-zA-Z]")
+_SCRIPT = re.compile(rb"<(script|style)(?=[\s/>])", re.IGNORECASE)
+_SCRIPT_END = {name: re.compile(b"</" + name, re.IGNORECASE) for name in (b"script", b"style")}
+_QUOTED = re.compile(rb"\"[^\"]*\"|'[^']*'")
+# The parser takes less than a second for any page with fewer tags; browsers nest 512 deep.
+_MANY_TAGS = 20_000
+_DEEP = 2_000
+_NEAR = 100  # an end tag closes its element if that is among the last 100 open ones
+_NAMES = re.compile(rb"<(/?[a-zA-Z][a-zA-Z0-9]*)")
+_KEPT_TAGS = _HIDDEN | {"html", "title", "body"}
+_TAGS = re.compile(rb"</?([a-zA-Z][a-zA-Z0-9]*)[^<>]*>")
+# Elements without content, and elements closed by the next of their kind or by their container.
+_FLAT_TAGS = (
+    b"area base br col embed hr img input link meta param source track wbr "
+    b"p li dd dt tr td th tbody thead tfoot caption colgroup option optgroup html head body".split()
+)
+_FLAT = frozenset([*_FLAT_TAGS, *(b"/" + tag for tag in _FLAT_TAGS)])
+# Characters that XML does not allow. lxml refuses pages with one.
+_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
 def html_to_text(data: bytes, content_type: str = "", profile: str = "none", encoding: str = "auto") -> str:
@@ -262,31 +285,6 @@ def _ids(names: frozenset[str]) -> frozenset[int]:
 
 _HIDDEN_IDS, _BLOCK_IDS = _ids(_HIDDEN), _ids(_BLOCKS)
 (_PRE_ID,) = _ids(frozenset({"pre"}))
-# The tree takes up to 600 bytes per tag: 600 MB.
-MOST_TAGS = 1_000_000
-# For smaller pages and tags the parser takes a few seconds at most, whatever their attributes.
-_LONG_PAGE, _LONG_TAG, _MOST_ATTRIBUTES = 100_000, 20_000, 5_000
-_TAG = re.compile(rb"<[a-zA-Z]")
-_SCRIPT = re.compile(rb"<(script|style)(?=[\s/>])", re.IGNORECASE)
-_SCRIPT_END = {name: re.compile(b"</" + name, re.IGNORECASE) for name in (b"script", b"style")}
-_QUOTED = re.compile(rb"\"[^\"]*\"|'[^']*'")
-# The parser takes less than a second for any page with fewer tags; browsers nest 512 deep.
-_MANY_TAGS = 20_000
-_DEEP = 2_000
-_NEAR = 100  # an end tag closes its element if that is among the last 100 open ones
-_NAMES = re.compile(rb"<(/?[a-zA-Z][a-zA-Z0-9]*)")
-_KEPT_TAGS = _HIDDEN | {"html", "title", "body"}
-_TAGS = re.compile(rb"</?([a-zA-Z][a-zA-Z0-9]*)[^<>]*>")
-# Elements without content, and elements closed by the next of their kind or by their container.
-_FLAT_TAGS = (
-    b"area base br col embed hr img input link meta param source track wbr "
-    b"p li dd dt tr td th tbody thead tfoot caption colgroup option optgroup html head body".split()
-)
-_FLAT = frozenset([*_FLAT_TAGS, *(b"/" + tag for tag in _FLAT_TAGS)])
-
-
-# Characters that XML does not allow. lxml refuses pages with one.
-_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
 def main_text(code: bytes, key: str) -> str:

@@ -28,6 +28,11 @@ _CHUNK = 1 << 20
 # From this length on all repeated n-grams count. Shorter ones repeat in any text: only the most frequent one counts.
 _LONG_NGRAM = 5
 _SYMBOL, _DIGIT, _OTHER, _INVISIBLE = range(4)
+# Shorter texts are uncertain: one in ten paragraphs of Russian novels is identified as Bulgarian or Serbian.
+_MIN_LANGUAGE_CHARACTERS = 100
+# Characters examined at the start, in the middle and at the end. The first page may be in another language, and three
+# pages are as reliable as a book.
+_PAGE = 1000
 
 
 def drop_reason(record: Record, rules: CleanConfig) -> str | None:
@@ -173,13 +178,6 @@ def _covered(positions: NDArray[np.int64], length: int, characters: NDArray[np.i
     return float(characters[np.cumsum(edges[:-1]) > 0].sum() / characters.sum())
 
 
-# Shorter texts are uncertain: one in ten paragraphs of Russian novels is identified as Bulgarian or Serbian.
-_MIN_CHARACTERS = 100
-# Characters examined at the start, in the middle and at the end. The first page may be in another language, and three
-# pages are as reliable as a book.
-_PAGE = 1000
-
-
 def language_probability(text: str, languages: tuple[str, ...]) -> float | None:
     """Return the probability (0 to 1) that a text is in one of `languages` (ISO 639 codes); None if it is too short.
 
@@ -190,7 +188,7 @@ def language_probability(text: str, languages: tuple[str, ...]) -> float | None:
     if unknown:
         what = f"{', '.join(unknown)}: unknown language"
         raise InputError.at("data.clean.languages", what, f"write some of: {', '.join(known)}")
-    if len(text) < _MIN_CHARACTERS:
+    if len(text) < _MIN_LANGUAGE_CHARACTERS:
         return None
     if len(text) > 3 * _PAGE:
         middle = len(text) // 2 - _PAGE // 2

@@ -15,6 +15,9 @@ DIGEST = np.dtype([("high", ">u8"), ("low", ">u8")])
 """A digest of 16 bytes as an array element."""
 # Digests sorted at a time: 4 million take 250 MB, temporary arrays included.
 _MAX_SORTED = 4_000_000
+# Shorter units are always kept: a closing brace, "Yes." or a heading is not a duplicate.
+_MIN_CHARACTERS = 30
+_BREAKS = {"line": re.compile(r"(\n)"), "paragraph": re.compile(r"(\n(?:[^\S\n]*\n)+)")}
 
 
 class SeenDigests:
@@ -61,11 +64,6 @@ def repeated(shards: Sequence[NDArray], max_sorted: int = _MAX_SORTED) -> NDArra
         equal = (digest["high"][1:] == digest["high"][:-1]) & (digest["low"][1:] == digest["low"][:-1])
         is_repeated[position[order[1:]][equal]] = True
     return is_repeated
-
-
-# Shorter units are always kept: a closing brace, "Yes." or a heading is not a duplicate.
-_MIN_CHARACTERS = 30
-_BREAKS = {"line": re.compile(r"(\n)"), "paragraph": re.compile(r"(\n(?:[^\S\n]*\n)+)")}
 
 
 class RepeatedUnits:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
+# Compressed bytes decompressed at once. zstd may turn them into 128 MB, and 64 KB into 2 GB, at most 10 % faster.
+_COMPRESSED_BYTES = 1 << 12
+DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, zstandard.ZstdError, lzma.LZMAError)
+"""Raised by reading a compressed file that is cut off, damaged or in another format."""
 
 
 def with_compressed(*suffixes: str) -> tuple[str, ...]:
@@ -44,12 +48,6 @@ def uncompressed_name(origin: str) -> str:
     """Return `file_name` without the suffix of a compressed file: `a.csv` for `b/a.csv.gz`."""
     name = file_name(origin)
     return next((name.removesuffix(suffix) for suffix in COMPRESSED if name.endswith(suffix)), name)
-
-
-# Compressed bytes decompressed at once. zstd may turn them into 128 MB, and 64 KB into 2 GB, at most 10 % faster.
-_COMPRESSED_BYTES = 1 << 12
-DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, zstandard.ZstdError, lzma.LZMAError)
-"""Raised by reading a compressed file that is cut off, damaged or in another format."""
 
 
 def decompression_error(error: Exception) -> BadRecord:

@@ -20,6 +20,7 @@ from artel.text.records import BadRecord, Dropped, Record
 _BOUND = r"\s*(-?\d[\d_]*|-?\d+(?:\.\d+)?%)?\s*"
 _SLICE = re.compile(rf"\[{_BOUND}:{_BOUND}\]")
 _EXAMPLES = 'write rows: "[:1000]", "[10%:]", "[-500:]" or "[100:200]", in quotes: to YAML a bracket begins a list'
+_PILE = "meta.pile_set_name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,6 @@ def _bounds(rows: str) -> tuple[_Bound | None, _Bound | None]:
         raise ValueError(f"{rows!r} did not pass check_rows")
     start, stop = (text and _Bound(Fraction(text.rstrip("%").replace("_", "")), "%" in text) for text in match.groups())
     return start or None, stop or None
-
-
-_PILE = "meta.pile_set_name"
 
 
 def set_name_of(fields: dict[str, Any], source: SourceConfig, default: str) -> str:
