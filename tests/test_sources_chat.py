@@ -376,7 +376,7 @@ def test_preferences_that_cleaning_makes_equal(tmp_path):
 
 def test_too_many_bad_rows_end_the_run(tmp_path):
     file = rows_of(tmp_path, [{"messages": MESSAGES}, {"question": "a"}])
-    with pytest.raises(InputError, match=r"a\.jsonl:2: is no conversation(.|\n)*data\.max_bad"):
+    with pytest.raises(InputError, match=r"a\.jsonl:2: has no known form(.|\n)*data\.max_bad"):
         documents(sources=[{"path": str(file), "format": "chat"}])
 
 

@@ -228,7 +228,7 @@ def test_a_compressed_text_is_a_document_or_lines(tmp_path, suffix):
     file.write_bytes(PACKERS[suffix]("\n".join(TEXTS).encode("cp1251")))
     assert read_texts(tmp_path)[0] == ["\n".join(TEXTS)]
     assert read_texts(file, document="line")[0] == TEXTS
-    with pytest.raises(InputError, match=r"it unpacks to are more than data\.max_document"):
+    with pytest.raises(InputError, match=r"its unpacked bytes are more than data\.max_document"):
         items(file, max_document=1000)
     file.write_bytes(file.read_bytes()[:-20])
     (record,) = items(file)
