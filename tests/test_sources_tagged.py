@@ -104,7 +104,7 @@ def test_columns_are_told_by_their_ending_where_the_format_is_rows(tmp_path, nam
 
 def test_parts_of_speech_are_told_by_their_ending_too(tmp_path):
     file = written(tmp_path, "a.conllu", UNIVERSAL)
-    with pytest.raises(InputError, match="which give each word a tag"):
+    with pytest.raises(InputError, match="with a tag for each word"):
         checked(file, format="entities")
     (item,) = items(file, format="entities", kind="words")
     assert tagged(item)[0] == "Мама мыла раму."

@@ -79,9 +79,8 @@ def _check_columns(row: list[str], first: list[str], source: SourceConfig) -> No
     if len(row) != len(first):
         what = f"has {len(row)} columns, and the sentence began with {len(first)}"
         raise BadRecord("unequal_columns", f"{what}; write the missing ones, or an empty line between sentences")
-    least = max(
-        2, *(number + 1 if number >= 0 else -number for number in map(int, filter(None, (source.words, source.tags))))
-    )
+    columns = [int(column) for column in (source.words, source.tags) if column]
+    least = max([2, *(number + 1 if number >= 0 else -number for number in columns)])
     if len(row) < least:
         what = f"has {len(row)} column{'s' * (len(row) > 1)} where {least} are needed: a word and its tag"
         raise BadRecord("unequal_columns", f"{what}; separate them by spaces or tabs, or write words and tags: NUMBER")
