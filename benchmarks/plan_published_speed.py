@@ -28,7 +28,7 @@ from artel.models.attention_switch import use_for_training
 from artel.models.compile import _COMPILED, repeated_layers
 from artel.models.loading.heads import model_class
 from artel.models.output_head import trust_output_head
-from artel.parallel.grad_norm import norm_here
+from artel.parallel.base import local_norm
 from artel.planning.hardware import find_hardware
 from artel.planning.operations import COLLECTIVE, PRODUCT, Operation, OperationRecorder
 from artel.planning.performance import StepTime, extended, pipeline_bubble, step_time
@@ -78,7 +78,7 @@ def traced(
                     summed, _ = loss.model_losses(model, {"input_ids": ids}, ids)
                 summed.backward()
             with OperationRecorder(model, on_gpu=True) as step:
-                norm = norm_here([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+                norm = local_norm([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
                 optimizer.step(1.0, norm)
     layer = sum(parameter.numel() for parameter in repeated_layers(model)[0].parameters())
     return Trace(passes.operations, step.operations, sum(p.numel() for p in model.parameters()), layer)

@@ -33,8 +33,8 @@ from artel.objectives import Batch
 from artel.objectives.chat import shifted
 from artel.objectives.collate import document_tensors, target_tensors
 from artel.objectives.per_token import inputs_of, token_sums
-from artel.parallel.context.chunks import Part
-from artel.parallel.context.context import check_context, context_problems, exchange_choice, exchanging, split_batch
+from artel.parallel.context_exchange import SequenceShard
+from artel.parallel.context_parallel import check_context, context_problems, exchange_choice, exchanging, split_batch
 from artel.tokens import Rows
 from support.ranks import run_ranks
 
@@ -188,15 +188,15 @@ def test_layers_computed_again_and_compiled_and_masks_of_blocks():
 def test_parts_are_the_whole_and_balanced(size, balanced):
     whole = torch.arange(24.0)[None, None, :, None].expand(2, 3, 24, 5)
     own = 24 // size
-    places = [Part(rank, size, balanced).places(own) for rank in range(size)]
+    places = [SequenceShard(rank, size, balanced).positions(own) for rank in range(size)]
     assert sorted(torch.cat(places).tolist()) == list(range(24))
     if balanced:  # a token at place p sees p + 1
         assert len({int(each.sum()) for each in places}) == 1
-    part = Part(0, size, balanced)
-    cut = part.cut(whole)
+    shard = SequenceShard(0, size, balanced)
+    cut = shard.split(whole)
     for rank in range(size):
         assert torch.equal(cut[rank], whole[:, :, places[rank]])
-    assert torch.equal(part.joined(cut), whole)
+    assert torch.equal(shard.join(cut), whole)
 
 
 @pytest.mark.parametrize("kind", ["joined", "answers", "documents"])
@@ -208,7 +208,7 @@ def test_a_batch_is_split_with_every_target_once(kind):
     assert sum(part.targets for part in parts) == batch.targets
     assert sum(part.tokens for part in parts) == batch.tokens
     for rank, part in enumerate(parts):
-        places = Part(rank, 4, True).places(filled // 4)
+        places = SequenceShard(rank, 4, True).positions(filled // 4)
         real = places < length
         for name in {"input_ids", "targets", "positions"} & set(batch.tensors):
             assert torch.equal(part.tensors[name][:, real], batch.tensors[name][:, places[real]])

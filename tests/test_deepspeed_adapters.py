@@ -17,7 +17,7 @@ from artel.errors import InputError
 from artel.models.loading.build import build_model
 from artel.models.loading.materialize import materialize
 from artel.models.loading.request import ModelRequest
-from artel.parallel.deepspeed.config.read import read_deepspeed
+from artel.parallel.deepspeed.config import read_deepspeed
 from artel.tokens import load_tokenizer, train_tokenizer
 from support.adapter_runs import adapter_run, train_in
 from support.deepspeed_cases import (
@@ -153,7 +153,7 @@ def on_two(rank: int, world: int) -> dict[str, float]:
         resolved = resolve({"zero_optimization": ZERO["3"]}, place, world=world, **train)
     bring = partial(materialize, weights=built.weights)
     layout = DeepSpeedStrategy(built.model, bare_objective(), cpu_processes(rank, world), resolved, bring)
-    layout.own_optimizer(pytorch_optimizer(built.model, resolved.run.train), 2, 2)
+    layout.own_optimizer(pytorch_optimizer(built.model, resolved.config.train), 2, 2)
     frozen = [parameter for parameter in built.model.parameters() if not parameter.requires_grad]
     assert sum(parameter.numel() for parameter in frozen) == 0  # nothing is gathered
     whole = sum(parameter.ds_numel for parameter in frozen)

@@ -57,8 +57,8 @@ def _shared(model_config, rank, world, bring=materialize, **zero):
     layout = DeepSpeedStrategy(skeleton.model, bare_objective(), cpu_processes(rank, world), resolved, fill)
     return (
         layout,
-        layout.own_optimizer(pytorch_optimizer(skeleton.model, resolved.run.train), ROWS, 4),
-        resolved.run.train,
+        layout.own_optimizer(pytorch_optimizer(skeleton.model, resolved.config.train), ROWS, 4),
+        resolved.config.train,
     )
 
 

@@ -89,7 +89,7 @@ def _opened(tree, train, rank, world, seed, *, recomputed="none", frozen=False):
     model = _model(seed, frozen=frozen)
     recompute(model, recomputed)
     layout = DeepSpeedStrategy(model, bare_objective(), cpu_processes(rank, world), resolved)
-    return layout, layout.own_optimizer(pytorch_optimizer(model, resolved.run.train), ROWS, STEPS)
+    return layout, layout.own_optimizer(pytorch_optimizer(model, resolved.config.train), ROWS, STEPS)
 
 
 def _apart(one, other):

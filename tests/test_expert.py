@@ -26,7 +26,7 @@ from artel.objectives.causal import Causal
 from artel.objectives.chat import shifted
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums
 from artel.objectives.types import Batch
-from artel.parallel.expert import expert_meshes, expert_problems, split_experts
+from artel.parallel.expert_parallel import expert_meshes, expert_problems, split_experts
 from artel.parallel.mesh import NAMES
 from artel.tokens import Rows
 from support.ranks import run_ranks

@@ -13,8 +13,8 @@ from artel.errors import InputError
 from artel.models.experts import compute_experts_in_autocast, expert_matrices, experts_of
 from artel.models.lora.adapters import add_adapters, load_adapter, read_adapter, save_adapter
 from artel.models.lora.merge import merge_adapter
-from artel.parallel.expert import expert_problems
-from artel.parallel.tensor.apply import tensor_problems
+from artel.parallel.expert_parallel import expert_problems
+from artel.parallel.tensor_parallel import tensor_problems
 from support.runs import artel, losses, write_run
 
 SIZES = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

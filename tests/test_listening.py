@@ -27,7 +27,7 @@ from artel.launching.interface import (
 )
 from artel.launching.run_secret import run_secret
 from artel.launching.signed_store import ForeignValue, SignedStore
-from artel.parallel.tcp_store import process_store, serve_store
+from artel.parallel.process_group import process_store, serve_store
 from support.runs import ENVIRONMENT, end, start, wait_for_step, workers_of, write_run
 from support.sockets import descendants, free_ports, has_ipv6, listening, outside
 from support.waiting import LIMIT, wait_until_gone

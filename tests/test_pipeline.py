@@ -27,10 +27,10 @@ from artel.models.attention_switch import use_for_training
 from artel.models.loading.heads import model_class
 from artel.objectives import Chat, Masked, PreferenceOptimization, SpanQA
 from artel.parallel import DataParallel, World
-from artel.parallel.fsdp import Sharing, batch_mesh, shard
+from artel.parallel.fsdp import FsdpConfig, batch_mesh, shard
 from artel.parallel.mesh import ParallelDims
-from artel.parallel.pipeline.pipeline import PipelineParallel
-from artel.parallel.pipeline.stages import cut, stages_in_all, stages_problems
+from artel.parallel.pipeline_parallel import PipelineParallel
+from artel.parallel.pipeline_stages import split_into_stages, stage_count, stages_problems
 from artel.tokens import Rows, train_tokenizer
 from artel.tokens.tokenizer.chat_template import CHATML_TOKENS
 from artel.training.optim.parameter_groups import layer_shares
@@ -144,8 +144,8 @@ def pipelined(model, objective, rank, world, schedule, prepare=lambda stage, mes
     """This process's layout of a pipeline over `world` processes, or as `grid` says."""
     grid = ParallelDims(**({"mode": "ddp", "pipeline": world} | grid))
     mesh = grid.mesh("cpu")
-    place, count = mesh.get_local_rank("pipeline"), stages_in_all(grid.pipeline, schedule)
-    stages = cut(model, range(place, count, grid.pipeline), count)
+    place, count = mesh.get_local_rank("pipeline"), stage_count(grid.pipeline, schedule)
+    stages = split_into_stages(model, range(place, count, grid.pipeline), count)
     for stage in stages:
         prepare(stage, mesh, grid)
     processes = World(rank, world, rank, CPU)
@@ -258,7 +258,7 @@ def with_shards(rank, world):
 
 
 def shard_out(stage, mesh, grid):
-    shard(stage, batch_mesh(mesh, grid), Sharing.of(grid, None, "none"))
+    shard(stage, batch_mesh(mesh, grid), FsdpConfig.of(grid, None, "none"))
 
 
 def on_two(rank, world):
@@ -328,7 +328,7 @@ def test_what_cannot_be_cut_is_told_before_there_are_weights(config, processes, 
 def test_stages_hold_their_own_parameters_under_the_names_of_the_whole_model(config):
     objective = objectives()["masked" if config is MPNET else "chat"]
     whole = {name: each.clone() for name, each in model_of(config, objective).named_parameters()}
-    stages = [cut(model_of(config, objective), [index], 3)[0] for index in range(3)]
+    stages = [split_into_stages(model_of(config, objective), [index], 3)[0] for index in range(3)]
     held = [dict(stage.model.named_parameters()) for stage in stages]
     for index, stage in enumerate(stages):
         assert all(torch.equal(each, whole[name]) for name, each in held[index].items())
@@ -350,7 +350,9 @@ def test_layers_are_balanced_by_what_else_a_stage_has():
     for config, expected in ((even, [4, 4]), (headed, [5, 3])):
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
-        assert [len(cut(copy.deepcopy(model), [index], 2)[0].own) for index in range(2)] == expected
+        assert [
+            len(split_into_stages(copy.deepcopy(model), [index], 2)[0].layer_range) for index in range(2)
+        ] == expected
 
 
 @pytest.mark.parametrize("config", [GPT2, LLAMA], ids=lambda config: config.model_type)
@@ -360,7 +362,7 @@ def test_a_stage_learns_as_fast_as_in_the_whole_model(config):
     whole = layer_shares(model, 0.5)
     expected = {name: whole[parameter] for name, parameter in model.named_parameters()}
     for index in range(2):
-        (stage,) = cut(copy.deepcopy(model), [index], 2)
+        (stage,) = split_into_stages(copy.deepcopy(model), [index], 2)
         shares = layer_shares(stage.model, 0.5)
         for name, parameter in stage.model.named_parameters():
             assert shares[parameter] == expected[name], name

@@ -24,7 +24,7 @@ REGISTRIES = {
     "exporter": EXPORTERS, "callbacks": CALLBACKS,
 }  # fmt: skip
 SPLITS = ("pipeline", "tensor", "context", "expert", "mode")  # how a strategy splits a model: nobody else's affair
-TRANSLATORS = ("config/converters/", "config/other_names.py", "parallel/deepspeed/config/")
+TRANSLATORS = ("config/converters/", "config/other_names.py", "parallel/deepspeed/config")
 SOURCES = {str(file.relative_to(PACKAGE)): ast.parse(file.read_text()) for file in sorted(PACKAGE.rglob("*.py"))}
 OTHERS = {name: tree for name, tree in SOURCES.items() if name != "registry.py" and not name.startswith(TRANSLATORS)}
 

@@ -41,7 +41,7 @@ from artel.models.lora.adapters import add_adapters
 from artel.models.loss import model_losses
 from artel.models.output_head import output_head
 from artel.models.targets import IGNORED
-from artel.parallel.tensor.apply import shard_dimension, split_by_tensor, tensor_problems
+from artel.parallel.tensor_parallel import shard_dimension, split_by_tensor, tensor_problems
 from support.ranks import run_ranks
 
 SMALL = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,

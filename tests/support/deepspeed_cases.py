@@ -44,7 +44,7 @@ def gpt2_config():
 
 
 def resolve(tree, folder, *, world=2, device=CPU, **train):
-    from artel.parallel.deepspeed.config.read import read_deepspeed
+    from artel.parallel.deepspeed.config import read_deepspeed
 
     file = Path(folder) / "ds_config.json"
     file.write_text(tree if isinstance(tree, str) else json.dumps(tree))

@@ -53,7 +53,7 @@ class Meeting:
         addresses = choose_interface(hosts.address, hosts.port, _flag(hosts))
         if hosts.rank not in (None, 0) or (hosts.rank is None and not _is_of_this_machine(hosts.address)):
             return cls(hosts, False, addresses)
-        from artel.parallel.tcp_store import serve_store
+        from artel.parallel.process_group import serve_store
 
         try:
             store = serve_store(addresses.own, hosts.port, timedelta(seconds=_ANSWER_SECONDS))

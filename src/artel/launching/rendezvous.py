@@ -12,7 +12,7 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from artel.launching.signed_store import SignedStore
-from artel.parallel.tcp_store import serve_store
+from artel.parallel.process_group import serve_store
 
 _LOOPBACK = "127.0.0.1"
 

@@ -17,7 +17,7 @@ Which kernel runs:
     the same with dropout           in bf16 as above, else those of one length together
     branches on a CPU               one after another, each behind what its document shares
 
-Under context parallelism (`parallel/context/context.py`) each process holds a part of every sequence. An `Exchange`
+Under context parallelism (`parallel/context_parallel.py`) each process holds a part of every sequence. An `Exchange`
 then brings the kernels what they need from the other processes.
 """
 

@@ -1,4 +1,4 @@
-"""Data parallelism: every process holds the whole model, alone or as PyTorch's DistributedDataParallel."""
+"""Data parallelism: every process holds the full model, wrapped in DistributedDataParallel if there are several."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from artel.parallel.process_group import World
 
 
 class DataParallel(Strategy):
-    """Every process holds the whole model and takes a share of each global batch."""
+    """Every process holds the full model and takes a share of each global batch."""
 
     def __init__(self, model: PreTrainedModel, objective: Objective, world: World, precision: str) -> None:
         super().__init__(
@@ -27,19 +27,19 @@ class DataParallel(Strategy):
         self.ddp: DistributedDataParallel | None = None
         if world.size > 1:
             module: nn.Module = InForward(model)
-            # Buffers are computed alike on every rank (masks, rotary angles): nothing to send at each forward. Nor are
-            # frozen weights, which every rank has read for itself, sent at the start: under LoRA that is all the model.
-            alike = [name for name, _ in module.named_buffers()]
-            alike += [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
-            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, alike)
+            # Every rank computes the same buffers (masks, rotary angles) and has read the frozen weights itself (with
+            # LoRA, most of the model): do not broadcast either.
+            ignored = [name for name, _ in module.named_buffers()]
+            ignored += [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)
             devices = [world.device] if world.device.type == "cuda" else None
             self.ddp = DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
             self._forward = self.ddp
 
     def skip_collectives(self) -> None:
         if self.ddp is not None:
-            self.ddp.register_comm_hook(None, _as_it_is)
-            self.ddp.reducer = _ReducerOfOneRank(self.ddp.reducer)  # type: ignore[assignment]
+            self.ddp.register_comm_hook(None, _keep_bucket)
+            self.ddp.reducer = _LocalReducer(self.ddp.reducer)  # type: ignore[assignment]
 
     def _loss_multiplier(self, targets: float) -> float:
         return self._world.size / targets  # DDP divides gradients by the number of processes
@@ -48,22 +48,22 @@ class DataParallel(Strategy):
         return nullcontext() if last or self.ddp is None else self.ddp.no_sync()
 
 
-def _as_it_is(_: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """Exchange a bucket with nobody, as a hook of DistributedDataParallel: the `fake` process group gives none back."""
+def _keep_bucket(_: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """Communication hook that returns the bucket unchanged: the `fake` process group returns no gradients."""
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
 
 
 # PyTorch compares the hook's annotations, which are strings in this file.
-_as_it_is.__annotations__ = {
+_keep_bucket.__annotations__ = {
     "bucket": dist.GradBucket,  # type: ignore[attr-defined]
     "return": torch.futures.Future[torch.Tensor],
 }
 
 
-class _ReducerOfOneRank:
-    """DistributedDataParallel's own, but its buckets keep the order of the start: a new one asks other ranks."""
+class _LocalReducer:
+    """DistributedDataParallel's reducer without its reordering of buckets, which communicates with other ranks."""
 
     def __init__(self, reducer: Any) -> None:
         self._reducer = reducer

@@ -1,14 +1,14 @@
-"""The processes of a run as a mesh of named dimensions: which of them share what.
+"""The processes of a run as a mesh of named dimensions.
 
     pipeline       stages of the model, one after another
-    dp_replicate   replicas of what follows, each with its share of the batch (ddp; across hosts under hsdp)
-    dp_shard       processes that share one replica's weights, gradients and optimizer state; each has its share of the
+    dp_replicate   replicas of the dimensions below, each with its share of the batch (ddp; hosts under hsdp)
+    dp_shard       processes that shard one replica's weights, gradients and optimizer state, each with its share of the
                    batch
-    context        processes that share each sequence
-    tensor         processes that share each layer's matrices
+    context        processes that shard each sequence
+    tensor         processes that shard each layer's matrices
 
-The first varies slowest: neighbours in the last dimension, which communicate most, are on one host. Experts are shared
-by `expert` neighbours among those that share the batch (dp_replicate and dp_shard).
+The first dimension varies slowest, so that neighbours in the last one, which communicate most, are on one host. Experts
+are sharded over `expert` neighbours within dp_replicate and dp_shard.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from artel.config.schema.run import ParallelConfig
 from artel.errors import InputError, Problem
 
 ADVISED_MODES = ("ddp", "zero2", "fsdp", "hsdp")
-"""Values of `parallel.data` that advice tries. zero1 takes the memory of zero2, and more for gradients."""
+"""Values of `parallel.data` that advice tries. zero1 takes as much memory as zero2, plus more for gradients."""
 NAMES = ("pipeline", "dp_replicate", "dp_shard", "context", "tensor")
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelDims:
-    """How many processes each dimension has, and what those that share the batch do with weights."""
+    """Size of each mesh dimension, and the data-parallel mode."""
 
     mode: str
-    """As in the run file: ddp, zero1, zero2, fsdp or hsdp; a plugin's name shards as fsdp does."""
+    """`parallel.data` in the run file: ddp, zero1, zero2, fsdp or hsdp. A plugin's name shards like fsdp."""
     pipeline: int = 1
     dp_replicate: int = 1
     dp_shard: int = 1
@@ -49,41 +49,41 @@ class ParallelDims:
 
     @property
     def dp_degree(self) -> int:
-        """Processes among which a global batch is shared out."""
+        """Number of shares that a global batch is cut into."""
         return self.dp_replicate * self.dp_shard
 
     @property
     def holds_full_model(self) -> bool:
-        """Whether each process holds the whole model: alone, or as DistributedDataParallel."""
+        """True if each process holds the full model: a single process, or DistributedDataParallel."""
         return self.mode == "ddp" and self.dp_replicate == self.world_size
 
     @property
     def sums_replica_gradients(self) -> bool:
-        """Whether DistributedDataParallel sums the gradients of replicas, each with all weights of its stage."""
+        """True if DistributedDataParallel sums the gradients of replicas, each with all weights of its stage."""
         return self.mode == "ddp" and self.dp_replicate > 1
 
     @property
-    def keeps_gathered(self) -> bool:
-        """Whether weights in shards, once gathered, stay whole until the backward pass needs them."""
-        return self.mode in ("ddp", "zero1", "zero2")
+    def reshard_after_forward(self) -> bool:
+        """True if gathered weights are freed after the forward pass, and gathered again for the backward pass."""
+        return self.mode not in ("ddp", "zero1", "zero2")
 
     def dp_rank(self, rank: int) -> int:
-        """Which share of a global batch a process takes."""
+        """Return the index of a process's share of a global batch."""
         return rank // (self.context * self.tensor) % self.dp_degree
 
     def is_reporting_rank(self, rank: int) -> bool:
-        """Whether a process is the one of those that take the same share whose figures count."""
+        """True for the one process per share of the batch whose counts are summed."""
         return rank % (self.context * self.tensor) == 0 and rank // (self.world_size // self.pipeline) == 0
 
     def mesh(self, device: str) -> DeviceMesh:
-        """Process groups of all dimensions; every process of the run must ask for it at the same time."""
+        """Create the process groups of all dimensions. Collective: every process must call it."""
         return init_device_mesh(device, self.sizes, mesh_dim_names=NAMES)
 
 
 def read_parallel_dims(config: ParallelConfig, world_size: int, on_host: int) -> ParallelDims:
-    """The dimensions of `world_size` processes, `on_host` of them on each host.
+    """Return the mesh of `world_size` processes, `on_host` of them on each host.
 
-    Raises InputError where the numbers do not divide one another, or do not go together.
+    Raise InputError if the numbers do not divide one another, or cannot be combined.
     """
     fixed = config.pipeline * config.context * config.tensor
     if world_size % fixed:

@@ -1,6 +1,6 @@
-"""From a whole model to what each process holds of it, by the dimensions of a mesh.
+"""Splits a model over the dimensions of a mesh.
 
-A model is split in this order: experts, stages, matrices, weights; then its weights are loaded, and sequences shared.
+The order: experts, stages, matrices, weights. Then the weights are loaded, and sequences sharded.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from artel.models.experts import experts_of
 from artel.models.hybrid_state import state_modules
 from artel.models.loading.materialize import WeightLoader
 from artel.objectives import Objective
-from artel.parallel.context.context import context_problems, exchange_choice
+from artel.parallel.context_parallel import context_problems, exchange_choice
 from artel.parallel.data_parallel import DataParallel
-from artel.parallel.expert import expert_meshes, expert_problems, split_experts
-from artel.parallel.fsdp import FullyShardedDataParallel, SharedSequences, Sharing, batch_mesh, shard
+from artel.parallel.expert_parallel import expert_meshes, expert_problems, split_experts
+from artel.parallel.fsdp import FsdpConfig, FullyShardedDataParallel, ShardedSequences, batch_mesh, shard
 from artel.parallel.mesh import ParallelDims, read_parallel_dims
-from artel.parallel.pipeline.pipeline import PipelineParallel
-from artel.parallel.pipeline.stages import cut, stages_in_all, stages_problems
+from artel.parallel.pipeline_parallel import PipelineParallel
+from artel.parallel.pipeline_stages import split_into_stages, stage_count, stages_problems
 from artel.parallel.process_group import World
 from artel.parallel.strategy import ParallelStrategy
-from artel.parallel.tensor.apply import split_by_tensor, tensor_problems
+from artel.parallel.tensor_parallel import split_by_tensor, tensor_problems
 from artel.registry import OBJECTIVES
 
 
 @dataclass(frozen=True, slots=True)
 class MeshPlan:
-    """PyTorch's own ways to split a model, by the dimensions of a mesh; see `ParallelPlan`."""
+    """The plan for PyTorch's own strategies, by the dimensions of a mesh; see `ParallelPlan`."""
 
     config: ParallelConfig
     dims: ParallelDims
@@ -46,20 +46,20 @@ class MeshPlan:
     not_compiled_because: None = None
 
     @classmethod
-    def read(cls, run: RunConfig, world_size: int, on_host: int) -> MeshPlan:
-        """The plan for `world_size` processes, `on_host` of them on each host. Raises InputError."""
-        dims = read_parallel_dims(run.parallel, world_size, on_host)
-        if dims.tensor > 1 and run.model.quantize != "none":
+    def read(cls, config: RunConfig, world_size: int, on_host: int) -> MeshPlan:
+        """Return the plan for `world_size` processes, `on_host` of them on each host. Raise InputError."""
+        dims = read_parallel_dims(config.parallel, world_size, on_host)
+        if dims.tensor > 1 and config.model.quantize != "none":
             fix = "write model.quantize: none, or parallel.tensor: 1"
             raise InputError.at("parallel.tensor", "quantized matrices cannot be split", fix)
-        return cls(run.parallel, dims)
+        return cls(config.parallel, dims)
 
     @property
     def shards_weights(self) -> bool:
         return not self.dims.holds_full_model
 
     @property
-    def whole_matrices(self) -> bool:
+    def full_matrices(self) -> bool:
         return self.dims.holds_full_model
 
     @property
@@ -92,7 +92,7 @@ class MeshPlan:
                 problems.append(
                     Problem("parallel.pipeline", what, "write 1; parallel.data: fsdp shares out the weights")
                 )
-            problems += _problems_beside_stages(dims, config)
+            problems += _problems_with_pipeline(dims, config)
             if documents and state_modules(model):
                 what = f"{model.config.model_type} has layers with a state: within stages documents are not kept apart"
                 problems.append(Problem("parallel.pipeline", what, "write 1; or data.document_mask: false"))
@@ -121,31 +121,31 @@ class MeshPlan:
             experts = dict.fromkeys(experts_of(model).values(), rest)
         stages = []
         if dims.pipeline > 1:
-            count = stages_in_all(dims.pipeline, config.schedule)
-            stages = cut(model, range(mesh.get_local_rank("pipeline"), count, dims.pipeline), count)
+            count = stage_count(dims.pipeline, config.schedule)
+            stages = split_into_stages(model, range(mesh.get_local_rank("pipeline"), count, dims.pipeline), count)
         if dims.tensor > 1:
             tell(split_by_tensor(model, mesh["tensor"], sequence=config.sequence))
-        sharing = Sharing.of(dims, autocast_dtype(precision), config.offload)
-        # Host memory is where offloaded weights stay; buffers are needed where layers are computed.
-        place = torch.device("cpu") if config.offload != "none" else device
+        fsdp_config = FsdpConfig.of(dims, autocast_dtype(precision), config.offload)
+        # Offloaded weights stay in host memory. Buffers must be on the device that computes.
+        weights_device = torch.device("cpu") if config.offload != "none" else device
         if stages:
             if dims.dp_degree * dims.context > 1:
                 for stage in stages:
-                    shard(stage, batch_mesh(mesh, dims), sharing)
+                    shard(stage, batch_mesh(mesh, dims), fsdp_config)
             if load_weights is not None:
-                load_weights(model, device=place)
+                load_weights(model, device=weights_device)
                 _move_buffers(model, device)
             return PipelineParallel(model, stages, objective, world, precision, dims, mesh["pipeline"], config.schedule)
-        shard(model, batch_mesh(mesh, dims), sharing, experts)
+        shard(model, batch_mesh(mesh, dims), fsdp_config, experts)
         if load_weights is not None:
-            load_weights(model, device=place)
+            load_weights(model, device=weights_device)
         _move_buffers(model, device)
         if dims.context == 1:
             return FullyShardedDataParallel(model, objective, world, precision, dims)
         exchange = exchange_choice(model, dims.context, config.exchange, tensor=dims.tensor)
         tell(f"sequences are shared by {dims.context} processes: {exchange.value}, {exchange.why}")
-        shared = SharedSequences(model, mesh["context"], exchange.value)
-        return FullyShardedDataParallel(model, objective, world, precision, dims, shared)
+        sequences = ShardedSequences(model, mesh["context"], exchange.value)
+        return FullyShardedDataParallel(model, objective, world, precision, dims, sequences)
 
 
 def _move_buffers(model: PreTrainedModel, device: torch.device) -> None:
@@ -153,8 +153,8 @@ def _move_buffers(model: PreTrainedModel, device: torch.device) -> None:
         buffer.data = buffer.data.to(device)
 
 
-def _problems_beside_stages(dims: ParallelDims, config: ParallelConfig) -> list[Problem]:
-    """What cannot be combined with a pipeline."""
+def _problems_with_pipeline(dims: ParallelDims, config: ParallelConfig) -> list[Problem]:
+    """Return the settings that cannot be combined with a pipeline."""
     problems = []
     if config.offload != "none" and dims.dp_degree == 1:
         what = "weights that processes share out can be offloaded, and here each stage has one process"
@@ -165,7 +165,7 @@ def _problems_beside_stages(dims: ParallelDims, config: ParallelConfig) -> list[
         problems.append(Problem("parallel.expert", "experts are not shared within a pipeline", "write 1"))
     if dims.tensor > 1 and config.sequence:
         problems.append(Problem("parallel.sequence", "parts of a sequence do not pass between stages", "write false"))
-    if dims.tensor > 1 and stages_in_all(dims.pipeline, config.schedule) > dims.pipeline:
+    if dims.tensor > 1 and stage_count(dims.pipeline, config.schedule) > dims.pipeline:
         what = f"{config.schedule} gives each process two stages, whose matrices are not split"
         problems.append(Problem("parallel.schedule", what, "write 1f1b"))
     return problems

@@ -1,4 +1,4 @@
-"""The processes of a run, as the launcher's environment describes them (torchrun, or none for a single process)."""
+"""The processes of a run, as described by the launcher's environment (torchrun, or none for a single process)."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from artel.errors import InputError, WorkError
+from artel.errors import InputError, Problem, WorkError
 from artel.host import usable_cores
-from artel.parallel.tcp_store import process_store
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 # Long enough for a checkpoint on a slow disk, short enough that a lost rank does not hold its peers for an hour.
 _TIMEOUT = timedelta(minutes=20)
-# The newest process group. DistributedDataParallel holds it too; were that reference the last, the model's end would
-# destroy the group with the interpreter's lock held, and wait for gloo's threads while one of them waits for that lock
-# (torch 2.13; one of 24 interrupted runs never ended). What Python itself holds is given up without the lock.
-_kept: list[dist.ProcessGroup | None] = []
+# Keeps the current process group alive. DistributedDataParallel holds it too. If that were the last reference, freeing
+# the model would destroy the group while holding the GIL, and wait for gloo's threads while one of them waits for the
+# GIL (torch 2.13; one of 24 interrupted runs never ended). Python's own reference is released without the GIL.
+_current_group: list[dist.ProcessGroup | None] = []
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This process among those of the run."""
+    """This process and the number of processes in the run."""
 
     rank: int
     size: int
     local_rank: int
     device: torch.device
     on_host: int = 1
-    """How many of them are on this host."""
+    """Number of the run's processes on this host."""
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that writes and tells."""
+        """True for the rank that writes files and prints."""
         return self.rank == 0
 
     def barrier(self) -> None:
@@ -49,45 +49,48 @@ class World:
             dist.barrier()
 
     def all_gather(self, value: T) -> list[T]:
-        """The values of all ranks, by rank; each is what can be pickled."""
+        """Return the values of all ranks, in order of rank. Values are pickled."""
         values = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(values, value)
         return values
 
     def share(self, work: Callable[[list[T]], list[R]], items: list[T]) -> list[R]:
-        """What `work` makes of all items, one of each; each rank does a part. Raises WorkError on all if one fails."""
+        """Return `work(items)`, one result per item, with the items divided among ranks.
+
+        Raise WorkError on all ranks if one fails.
+        """
         if self.size == 1:
             return work(items)
         mine, done, failure = items[self.rank :: self.size], [], ""
         try:
             done = work(mine) if mine else []
-        except Exception as error:  # else the others would wait for ever
+        except Exception as error:  # otherwise the other ranks would wait forever
             failure = str(error) or type(error).__name__
-        together: list[Any] = [None] * len(items)
-        for number, (theirs, wrong) in enumerate(self.all_gather((done, failure))):
-            if wrong:
-                raise WorkError.at(f"process {number}", wrong, "see what it says")
-            together[number :: self.size] = theirs
-        return together
+        results: list[Any] = [None] * len(items)
+        for rank, (rank_results, rank_failure) in enumerate(self.all_gather((done, failure))):
+            if rank_failure:
+                raise WorkError.at(f"process {rank}", rank_failure, "see what it says")
+            results[rank :: self.size] = rank_results
+        return results
 
-    def wait_at_most(self, seconds: float) -> None:
-        """From now on collectives, of every group there is, fail after so long; libraries give each group its own."""
+    def set_timeout(self, seconds: float) -> None:
+        """Set the timeout of collectives in every existing group, since libraries create their own."""
         if self.size > 1:
             for group in dist.distributed_c10d._world.pg_map:
                 group.set_timeout(timedelta(seconds=seconds))
 
 
 def local_device(local_rank: int = 0) -> torch.device:
-    """What a process of this host computes on: the GPU of its number, or the CPU where there is none."""
+    """Return the GPU with this local rank, or the CPU if there is no GPU."""
     return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
 
 @contextmanager
 def join_world(threads: int | None) -> Iterator[World]:
-    """Join the process group, gloo on CPU and nccl on GPU, for the length of the block; on a single process, none.
+    """Join the process group (gloo on CPU, nccl on GPU) inside the block. A single process joins none.
 
-    `threads` are CPU threads of each process; by default its cores, shared with others that may use them.
+    `threads`: CPU threads of each process. Default: its cores, divided among the processes that may use them.
     """
     environment = os.environ
     world_size = int(environment.get("WORLD_SIZE", "1"))
@@ -104,13 +107,13 @@ def join_world(threads: int | None) -> Iterator[World]:
         torch.set_num_threads(threads or usable_cores())
         yield World(0, 1, 0, device)
         return
-    # Numbers that the host needs (counts, signals) go through gloo in either case, so that no step waits for a GPU.
+    # Numbers that the host needs (counts, signals) always go through gloo, so that no step waits for a GPU.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     rank = int(environment["RANK"])
     store = process_store(rank, _TIMEOUT)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT)
-    _kept[:] = [dist.group.WORLD]
-    torch.set_num_threads(threads or _threads_here())
+    _current_group[:] = [dist.group.WORLD]
+    torch.set_num_threads(threads or _default_threads())
     try:
         yield World(dist.get_rank(), dist.get_world_size(), local_rank, device, local_size)
     except BaseException:
@@ -120,18 +123,52 @@ def join_world(threads: int | None) -> Iterator[World]:
     dist.destroy_process_group()
 
 
-def _threads_here() -> int:
-    """How many threads keep the cores busy that this process may use, with the others of its host that may use them.
+def _default_threads() -> int:
+    """Return the number of threads that keeps the cores of this process busy together with its neighbours.
 
-    srun and mpirun may give each process cores of its own (--cpus-per-task, --bind-to): they are not shared.
+    srun and mpirun may pin each process to cores of its own (--cpus-per-task, --bind-to). Those are not divided.
     """
     cores = sorted(os.sched_getaffinity(0))
-    of_all: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(of_all, (socket.gethostname(), cores))
-    return threads_of(cores, [theirs for host, theirs in of_all if host == socket.gethostname()])
+    cores_by_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(cores_by_rank, (socket.gethostname(), cores))
+    return threads_of(cores, [others for host, others in cores_by_rank if host == socket.gethostname()])
 
 
-def threads_of(cores: list[int], of_all: list[list[int]]) -> int:
-    """The threads of a process that may use these `cores`, where all processes of its host may use `of_all`."""
-    sharing = sum(not set(cores).isdisjoint(theirs) for theirs in of_all)
+def threads_of(cores: list[int], cores_by_process: list[list[int]]) -> int:
+    """Return the threads of a process allowed to use `cores`, given the cores of every process on its host."""
+    sharing = sum(not set(cores).isdisjoint(others) for others in cores_by_process)
     return max(1, len(cores) // sharing)
+
+
+def serve_store(address: str, port: int, timeout: timedelta) -> TCPStore:
+    """Return a store that this process serves, at `address` only. Port 0: any free port. Raise OSError.
+
+    A store that torch opens by itself listens on every interface of the host.
+    """
+    family, kind, protocol, _, location = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(location)
+        listener.listen()  # torch listens again, with a longer queue; here a port that was just taken raises OSError
+        port = listener.getsockname()[1]
+        return TCPStore(address, port, is_master=True, timeout=timeout, master_listen_fd=listener.detach())
+
+
+def process_store(rank: int, timeout: timedelta) -> Store:
+    """Return the store of a run at MASTER_ADDR and MASTER_PORT. The launcher serves it, or else rank 0.
+
+    Raise InputError if the environment lacks the address, WorkError if rank 0 cannot listen there.
+    """
+    environment = os.environ
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
+    if missing:
+        what, fix = "is not set by what has started this process", "export it: where the process of rank 0 listens"
+        raise InputError([Problem(name, what, fix) for name in missing])
+    address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    if rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        try:
+            return serve_store(address, port, timeout)
+        except OSError as error:
+            what, fix = f"cannot listen there: {error.strerror}", "set MASTER_PORT to a free port of the first host"
+            raise WorkError.at(f"{address}:{port}", what, fix) from None
+    return TCPStore(address, port, is_master=False, timeout=timeout)

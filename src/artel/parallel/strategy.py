@@ -40,8 +40,8 @@ class OptimizerProtocol(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Clip gradients and take one step. Return (gradient norm, True if the step was good), both on the device.
 
-        `rate`: learning rate as a fraction of the peak. `guarded`: a bad step changes nothing. `spike`: count the step
-        as bad.
+        `rate`: learning rate as a fraction of the peak. `guarded`: leave the weights unchanged if the step is bad.
+        `spike`: treat the step as bad.
         """
         ...
 
@@ -156,7 +156,7 @@ class ParallelStrategy(Protocol):
         ...
 
     def check_split(self) -> None:
-        """Raise InputError if the split model computes other outputs than the whole one, with the real weights."""
+        """Raise InputError if the split model computes different outputs than the full one. Runs on real weights."""
         ...
 
     def own_optimizer(
@@ -198,7 +198,7 @@ class ParallelPlan(Protocol):
         ...
 
     @property
-    def whole_matrices(self) -> bool:
+    def full_matrices(self) -> bool:
         """True if each rank holds every trained matrix in full."""
         ...
 

@@ -78,7 +78,7 @@ def check_layout(
     `model` is that model, where the caller has built it: many layouts can be asked about with one.
     """
     plan = plan_parallelism(config, world_size, on_host)
-    if plan.whole_matrices:
+    if plan.full_matrices:
         return
     problems = []
     if plan.splits_layers and config.validate_.tasks:

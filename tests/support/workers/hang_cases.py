@@ -108,7 +108,7 @@ def waits(rank, port, pipe):
                    "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
     dist.init_process_group("gloo")
     groups = [dist.new_group([0, 1]), None]
-    World(rank, 2, rank, torch.device("cpu")).wait_at_most(1.5)
+    World(rank, 2, rank, torch.device("cpu")).set_timeout(1.5)
     for group in groups:
         dist.all_reduce(torch.ones(1), group=group)  # they have met
     reading, writing = pipe

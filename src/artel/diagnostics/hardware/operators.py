@@ -29,7 +29,7 @@ from artel.models.attention import AttentionOptions, attend
 from artel.models.compile import compile_layers
 from artel.models.cpu.cross_entropy import can_take, cpu_cross_entropy_with_grad
 from artel.models.device import autocast_dtype, pick_precision
-from artel.parallel.tensor.styles import Columns, Rows
+from artel.parallel.tensor_styles import Columns, Rows
 from artel.planning.operations import DISPATCH, MEMORY, Operation, OperationRecorder
 from artel.planning.rates import Rates, rate_key
 

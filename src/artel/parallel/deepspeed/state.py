@@ -1,7 +1,7 @@
-"""Weights and optimizer state of a DeepSpeed engine as whole tensors by name, in and out: artel's own checkpoints.
+"""Reads and writes the weights and optimizer state of a DeepSpeed engine as full tensors by name, for checkpoints.
 
-Under ZeRO the parameters of a group lie behind one another in a flat tensor, of which each process holds a piece; the
-optimizer keeps its averages of such pieces. Stage 3 deals them out parameter by parameter.
+ZeRO concatenates the parameters of a group into a flat tensor and gives each process a shard of it; the optimizer keeps
+its averages per shard. Stage 3 shards each parameter separately.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _SCALE, _GOOD_STEPS = "loss_scale|scale", "loss_scale|good_steps"
 
 
 def full_weights(engine: DeepSpeedEngine) -> dict[str, torch.Tensor]:
-    """Trained parameters, float32, and kept buffers by name, whole, on the CPU of the first process; others have none.
+    """Return full trained parameters, float32, and persistent buffers by name, on the CPU of rank 0. Collective.
 
-    All processes must ask at the same time.
+    Other ranks get an empty dict.
     """
     from deepspeed.utils import safe_get_full_fp32_param
 
     model, weights, holders = engine.module.model, {}, _holders(engine)
     for name, parameter in _trained(engine):
         if engine.zero_optimization_stage() == 3:
-            whole = safe_get_full_fp32_param(parameter)
+            full = safe_get_full_fp32_param(parameter)
         else:
-            whole = _gathered(holders[parameter], parameter)
+            full = _gather(holders[parameter], parameter)
         if dist.get_rank() == 0:
-            weights[name] = whole.detach().to("cpu", copy=True)
-    persistent = model.state_dict().keys()  # without buffers that are computed anew
+            weights[name] = full.detach().to("cpu", copy=True)
+    persistent = model.state_dict().keys()  # without buffers that are recomputed
     if dist.get_rank() == 0:
         weights |= {
             name: buffer.detach().to("cpu", copy=True) for name, buffer in model.named_buffers() if name in persistent
@@ -45,7 +45,7 @@ def full_weights(engine: DeepSpeedEngine) -> dict[str, torch.Tensor]:
 
 
 def load_weights(engine: DeepSpeedEngine, weights: dict[str, torch.Tensor]) -> None:
-    """Put whole weights by name, which every process gives alike, in their places."""
+    """Load full weights by name. All ranks must pass the same tensors."""
     import deepspeed
     from deepspeed.utils import safe_set_local_fp32_param
 
@@ -56,9 +56,9 @@ def load_weights(engine: DeepSpeedEngine, weights: dict[str, torch.Tensor]) -> N
                 with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
                     if dist.get_rank() == 0:
                         parameter.copy_(weights[name])
-                safe_set_local_fp32_param(parameter, _piece(weights[name], parameter))
+                safe_set_local_fp32_param(parameter, _local_shard(weights[name], parameter))
             else:
-                _put(weights[name], holders[parameter], parameter)
+                _scatter(weights[name], holders[parameter], parameter)
         if stage in (1, 2):
             engine.optimizer.update_lp_params()
         for name, buffer in engine.module.model.named_buffers():
@@ -67,9 +67,9 @@ def load_weights(engine: DeepSpeedEngine, weights: dict[str, torch.Tensor]) -> N
 
 
 def full_state(engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """`parameter name|state name` -> tensor, whole, on the CPU of the first process; others have none.
+    """Return `parameter name|state name` -> full tensor, on the CPU of rank 0. Collective.
 
-    What an optimizer keeps as a number becomes a float64 tensor. All processes must ask at the same time.
+    Other ranks get an empty dict. State that an optimizer keeps as a number becomes a float64 tensor.
     """
     from deepspeed.utils import safe_get_full_optimizer_state
 
@@ -81,11 +81,11 @@ def full_state(engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer) -> dic
             if not isinstance(value, torch.Tensor):
                 value = torch.tensor(value, dtype=torch.float64)
             elif value.ndim:
-                at_3 = engine.zero_optimization_stage() == 3
-                value = safe_get_full_optimizer_state(parameter, key) if at_3 else _gathered(value, parameter)
+                is_stage_3 = engine.zero_optimization_stage() == 3
+                value = safe_get_full_optimizer_state(parameter, key) if is_stage_3 else _gather(value, parameter)
             if dist.get_rank() == 0:
                 state[f"{name}|{key}"] = value.detach().to("cpu", copy=True)
-    if dist.get_rank() == 0 and _scales(engine):
+    if dist.get_rank() == 0 and _has_dynamic_scale(engine):
         scaler = engine.optimizer.loss_scaler
         state[_SCALE] = torch.tensor(float(scaler.cur_scale))
         state[_GOOD_STEPS] = torch.tensor(scaler.cur_iter - scaler.last_overflow_iter - 1, dtype=torch.int32)
@@ -93,10 +93,7 @@ def full_state(engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer) -> dic
 
 
 def load_state(engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor]) -> None:
-    """Put a whole state, which every process gives alike, in its places.
-
-    Raises InputError where the engine keeps it on a disk of its own.
-    """
+    """Load a full optimizer state. All ranks must pass the same tensors. Raise InputError with NVMe offload."""
     from deepspeed.utils import safe_set_local_optimizer_state
 
     if engine.zero_nvme_offload_optimizer():
@@ -105,7 +102,7 @@ def load_state(engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer, state:
         raise InputError.at("zero_optimization.offload_optimizer.device", what, fix)
     state = dict(state)
     scale, good_steps = state.pop(_SCALE, None), state.pop(_GOOD_STEPS, None)
-    if _scales(engine) and scale is not None and good_steps is not None:
+    if _has_dynamic_scale(engine) and scale is not None and good_steps is not None:
         scaler = engine.optimizer.loss_scaler
         scaler.cur_scale, scaler.cur_iter, scaler.last_overflow_iter = float(scale), int(good_steps), -1
     stage, parameters, holders = engine.zero_optimization_stage(), dict(_trained(engine)), _holders(engine)
@@ -118,23 +115,23 @@ def load_state(engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer, state:
             if key not in values:
                 values[key] = torch.zeros_like(holder)
             if stage == 3:
-                safe_set_local_optimizer_state(parameter, _piece(value, parameter), key)
+                safe_set_local_optimizer_state(parameter, _local_shard(value, parameter), key)
             else:
-                _put(value, values[key], parameter)
+                _scatter(value, values[key], parameter)
         elif value.dtype == torch.float64:
             values[key] = int(value)
-        else:  # PyTorch keeps its count of steps on the CPU unless the optimizer is fused
+        else:  # PyTorch keeps its step count on the CPU unless the optimizer is fused
             values[key] = value.to(holder.device if optimizer.defaults.get("fused") else "cpu", copy=True)
 
 
 def _trained(engine: DeepSpeedEngine) -> list[tuple[str, nn.Parameter]]:
-    """A tied parameter has one name only."""
+    """Return trained parameters by name. Tied parameters appear once."""
     named = engine.module.model.named_parameters()
     return [(name, parameter) for name, parameter in named if parameter.requires_grad]
 
 
-# What each of DeepSpeed's optimizers calls its flat float32 tensors, and the parameters that lie in each: stage 3;
-# 1 and 2; 1 in bf16 with gradients summed in float32.
+# Attributes of DeepSpeed's optimizers: flat float32 tensors, and the parameters in each. Stage 3; stages 1 and 2; stage
+# 1 in bf16 with float32 gradients.
 _FLAT = (
     ("fp32_partitioned_groups_flat", "fp16_groups"),
     ("single_partition_of_fp32_groups", "bit16_groups"),
@@ -143,7 +140,7 @@ _FLAT = (
 
 
 def _holders(engine: DeepSpeedEngine) -> dict[nn.Parameter, torch.Tensor]:
-    """For each trained parameter the tensor that is stepped in its place: itself, or a flat one that it lies in."""
+    """Return the tensor that the optimizer steps for each trained parameter: itself, or the flat one that holds it."""
     if engine.zero_optimization_stage() == 0:
         return {parameter: parameter for _, parameter in _trained(engine)}
     for flat, members in _FLAT:
@@ -153,45 +150,48 @@ def _holders(engine: DeepSpeedEngine) -> dict[nn.Parameter, torch.Tensor]:
     raise NotImplementedError(type(engine.optimizer).__name__)
 
 
-def _gathered(flat: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """What all processes' flat tensors hold for a parameter, whole; without ZeRO it is whole already.
+def _gather(flat: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+    """Return a parameter's full tensor from all processes' flat tensors. Without ZeRO, `flat` is already full.
 
-    DeepSpeed's own safe_get_full_optimizer_state knows the averages of the first group of parameters alone (0.19.8: it
-    looks for all groups' when the first has been stepped).
+    DeepSpeed's own safe_get_full_optimizer_state finds the averages of the first parameter group only (0.19.8: it
+    searches all groups once the first has been stepped).
     """
     if not hasattr(parameter, "_hp_mapping"):
         return flat
-    whole = torch.zeros(parameter.numel(), dtype=flat.dtype, device=parameter.device)
+    full = torch.zeros(parameter.numel(), dtype=flat.dtype, device=parameter.device)
     if parameter._hp_mapping is not None:
-        here, there = _places(parameter)
-        whole[here] = flat.detach()[there].to(whole.device)
-    dist.all_reduce(whole)
-    return whole.view(parameter.shape)
+        in_parameter, in_flat = _fragment(parameter)
+        full[in_parameter] = flat.detach()[in_flat].to(full.device)
+    dist.all_reduce(full)
+    return full.view(parameter.shape)
 
 
-def _put(whole: torch.Tensor, flat: torch.Tensor, parameter: nn.Parameter) -> None:
-    """The inverse of `_gathered`: this process's piece of `whole` into its flat tensor."""
+def _scatter(full: torch.Tensor, flat: torch.Tensor, parameter: nn.Parameter) -> None:
+    """Inverse of `_gather`: copy this process's fragment of `full` into its flat tensor."""
     if not hasattr(parameter, "_hp_mapping"):
-        flat.detach().copy_(whole)
+        flat.detach().copy_(full)
     elif parameter._hp_mapping is not None:
-        here, there = _places(parameter)
-        flat.detach()[there] = whole.flatten()[here].to(flat)
+        in_parameter, in_flat = _fragment(parameter)
+        flat.detach()[in_flat] = full.flatten()[in_parameter].to(flat)
 
 
-def _places(parameter: nn.Parameter) -> tuple[slice, slice]:
-    """Which part of a parameter this process steps, under stages 1 and 2, and where in its flat tensor that lies."""
+def _fragment(parameter: nn.Parameter) -> tuple[slice, slice]:
+    """Return the fragment that this process steps in stages 1 and 2: (slice of parameter, slice of flat tensor)."""
     mapping = parameter._hp_mapping  # type: ignore[attr-defined]
-    here, there = mapping.lp_fragment_address, mapping.hp_fragment_address
-    return slice(here.start, here.start + here.numel), slice(there.start, there.start + there.numel)
+    in_parameter, in_flat = mapping.lp_fragment_address, mapping.hp_fragment_address
+    return (
+        slice(in_parameter.start, in_parameter.start + in_parameter.numel),
+        slice(in_flat.start, in_flat.start + in_flat.numel),
+    )
 
 
-def _piece(whole: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """What this process holds of a whole tensor under stage 3: equal pieces, the last ones filled up with zeros."""
+def _local_shard(full: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+    """Return this process's shard of a full tensor in stage 3: all of one size, the last ones padded with zeros."""
     size = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
-    flat = whole.flatten()
+    flat = full.flatten()
     flat = F.pad(flat, (0, size * dist.get_world_size() - flat.numel()))
     return flat.narrow(0, size * dist.get_rank(), size)
 
 
-def _scales(engine: DeepSpeedEngine) -> bool:
+def _has_dynamic_scale(engine: DeepSpeedEngine) -> bool:
     return bool(engine.fp16_enabled() and engine.dynamic_loss_scale())

@@ -77,7 +77,7 @@ def device_floor(layout: Layout, size: Size, precision: str) -> int:
     """Bytes that one process holds at least on its device, without activations."""
     tensor, pipeline, *_ = layout.splits
     gathered = 0
-    if layout.dims.keeps_gathered and not layout.is_whole:
+    if not layout.dims.reshard_after_forward and not layout.is_whole:
         gathered = size.weights * _bytes(precision) // (tensor * pipeline)
     return gathered if layout.offloads else size.held // layout.shards + gathered
 
@@ -121,7 +121,7 @@ def step_seconds(
     sharing = dims.dp_shard * context
     exchanged = 0.0
     if sharing > 1:
-        gathers = 1 if dims.keeps_gathered else 2 * micro_batches
+        gathers = 2 * micro_batches if dims.reshard_after_forward else 1
         sent = (gathers * width * weights + micro_batches * 4 * size.trained / (tensor * pipeline)) / expert
         exchanged += sent / (link if sharing * tensor <= layout.on_host else network)
     if dims.dp_replicate > 1:

@@ -74,7 +74,7 @@ def layouts(
                 dims = read_parallel_dims(parallel, processes, on_host)
             except InputError:
                 continue
-            key = (dims.sizes, expert, dims.holds_full_model, dims.keeps_gathered)
+            key = (dims.sizes, expert, dims.holds_full_model, dims.reshard_after_forward)
             alone = processes == 1 and not dims.holds_full_model and offload == "none"  # nothing to share
             if key in seen or alone or dims.dp_degree > run.train.batch:
                 continue

@@ -29,7 +29,7 @@ from artel.models.output_head import trust_output_head
 from artel.models.quantization import compute_in, scales, shrink_weights
 from artel.objectives import Batch, Objective
 from artel.parallel import ParallelStrategy, World, plan_parallelism
-from artel.parallel.tensor.styles import forget_meshes
+from artel.parallel.tensor_styles import clear_mesh_caches
 from artel.planning.operations import Operation, OperationRecorder
 from artel.planning.plan.compiled_kernels import KernelShapes
 from artel.planning.plan.compiled_layers import save_as_compiled
@@ -235,4 +235,4 @@ def fake_process_group(world: World) -> Iterator[None]:
     finally:
         dist.destroy_process_group()
         _clear_sharding_prop_cache()
-        forget_meshes()
+        clear_mesh_caches()

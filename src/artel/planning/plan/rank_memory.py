@@ -203,4 +203,4 @@ def copies_checkpoints(run: RunConfig) -> bool:
 
 def is_sharded(run: RunConfig, world: World) -> bool:
     """Whether each rank holds, and writes, a part of its own."""
-    return not plan_parallelism(run, world.size, world.on_host).whole_matrices
+    return not plan_parallelism(run, world.size, world.on_host).full_matrices

@@ -46,7 +46,7 @@ def watchdog(run: Run) -> Iterator[None]:
     The Python stacks of all its threads are then in RUN/hangs/TIME-process-RANK.txt.
     """
     seconds = run.config.train.hang_timeout
-    run.world.wait_at_most(_A_YEAR if seconds is None else seconds + _LONGER_SECONDS)
+    run.world.set_timeout(_A_YEAR if seconds is None else seconds + _LONGER_SECONDS)
     if seconds is None:
         yield
         return

@@ -62,7 +62,7 @@ def load_teacher(name: str, config: RunConfig, objective: Objective, world: Worl
     model_config = ModelConfig.model_validate({"from": name})
     request = objective.model_request(model_config, config.data.block, config.seed)
     precision = teacher_precision(config, world.device)
-    shards = world.size > 1 and not plan_parallelism(config, world.size, world.on_host).whole_matrices
+    shards = world.size > 1 and not plan_parallelism(config, world.size, world.on_host).full_matrices
     parallel = ParallelConfig(data="fsdp") if shards else ParallelConfig()
     on_meta = shards and read_adapter(name) is None and must_load_whole(model_config) is None
     load_weights = None

@@ -1,8 +1,8 @@
-"""How a model is made: where its layers are, and which parameters are used before and after them.
+"""The structure of a model: where its layers are, and which parameters are used before and after them.
 
-Without a list of architectures: the model is run once without its layers, on tensors that have shapes and no values,
-and the graph of gradients is followed back from what the layers are called with, and from what the model returns. So it
-is seen as well whether only hidden states pass from layer to layer, without which a model cannot be cut between them.
+There is no list of architectures. The model runs once without its layers on fake tensors, and the autograd graph is
+followed back from the inputs of the layers and from the output of the model. This also shows whether only hidden states
+pass from layer to layer; otherwise the model cannot be split between them.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ FORMS: tuple[Callable[[torch.Tensor], Any], ...] = (
     lambda hidden: (hidden, None),
     lambda hidden: (hidden, None, None),
 )
-"""What a layer may return, as the model that calls it expects it."""
+"""Forms in which a layer may return its hidden states, as its model expects them."""
 
 
 class NotSequential(Exception):
-    """Why a model is not a row of layers that hand on hidden states."""
+    """The model is not a sequence of layers that pass on hidden states. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class Anatomy:
-    """Where a model's layers are, and what is around them."""
+class ModelStructure:
+    """The layers of a model, and the parameters around them."""
 
     stack: str
-    """The name of the list of layers."""
+    """Name of the list of layers."""
     layers: int
     form: int
-    """What the layers return: which of `FORMS`."""
+    """Index in `FORMS` of what the layers return."""
     before: frozenset[str]
-    """Parameters that the first layer's input is made with."""
+    """Parameters that contribute to the first layer's input."""
     after: frozenset[str]
-    """Parameters that the outputs are made with, from what the last layer returns."""
-    everywhere: dict[str, frozenset[int]]
-    """Parameters outside of the layers whose values layers take besides hidden states -> those layers."""
+    """Parameters between the last layer's output and the model's."""
+    side_inputs: dict[str, frozenset[int]]
+    """Parameters outside the layers that contribute to layer inputs other than hidden states -> those layers."""
 
-    def place(self, name: str) -> int | None:
-        """The number of the layer that a parameter is in."""
+    def layer_of(self, name: str) -> int | None:
+        """Return the index of the layer that holds a parameter, or None."""
         inside = name.removeprefix(f"{self.stack}.")
         return None if inside == name else int(inside.partition(".")[0])
 
 
-def examine(model: PreTrainedModel) -> Anatomy:
-    """Raises NotSequential."""
+def model_structure(model: PreTrainedModel) -> ModelStructure:
+    """Return the structure of `model`. Raise NotSequential."""
     config = model.config.get_text_config()
     if model.config.is_encoder_decoder:
         raise NotSequential("it has an encoder and a decoder")
@@ -66,7 +66,7 @@ def examine(model: PreTrainedModel) -> Anatomy:
         for form in range(len(FORMS)):
             try:
                 return _traced(model, name, len(stack), form)
-            except Exception as error:  # whatever an architecture's own code raises where it is not what we take it for
+            except Exception as error:  # whatever the architecture's code raises if the guess is wrong
                 reason = error
     if isinstance(reason, NotSequential):
         raise reason
@@ -84,56 +84,56 @@ def _outermost_lists(model: PreTrainedModel, count: int | None) -> Iterator[tupl
             yield name, module
 
 
-def _traced(model: PreTrainedModel, stack: str, layers: int, form: int) -> Anatomy:
-    """What a forward pass without values and without the layers shows, if they are the list `stack`."""
-    tape = _Tape(form, layers)
-    # transformers knows these tensors, and asks nothing about their values; those of the meta device it does not know.
+def _traced(model: PreTrainedModel, stack: str, layers: int, form: int) -> ModelStructure:
+    """Return the structure that a forward pass on fake tensors shows, assuming that the layers are the list `stack`."""
+    recorder = _LayerRecorder(form, layers)
+    # transformers avoids value-dependent checks on fake tensors, but not on tensors of the meta device.
     with FakeTensorMode(allow_non_fake_inputs=True):
-        skeleton = _skeleton(model, stack, tape)
-        names = _untied(skeleton)
+        skeleton = _skeleton(model, stack, recorder)
+        names = _untie(skeleton)
         ids = torch.zeros((2, 3), dtype=torch.int64)
         output = skeleton(input_ids=ids, **({"use_cache": False} if hasattr(skeleton.config, "use_cache") else {}))
-    if len(tape.inputs) != layers:
-        raise NotSequential(f"{len(tape.inputs)} of its {layers} layers are called")
-    before, made_before = _reached([tape.inputs[0]])
-    after, made_after = _reached(tree_leaves(output))
-    if made_before & made_after:
+    if len(recorder.inputs) != layers:
+        raise NotSequential(f"{len(recorder.inputs)} of its {layers} layers are called")
+    before, nodes_before = _ancestors([recorder.inputs[0]])
+    after, nodes_after = _ancestors(tree_leaves(output))
+    if nodes_before & nodes_after:
         raise NotSequential("what is made before the layers is needed after them")
-    handed = {id(hidden) for hidden in tape.handed}
-    if after & handed != {id(tape.handed[-1])}:
+    outputs = {id(hidden) for hidden in recorder.outputs}
+    if after & outputs != {id(recorder.outputs[-1])}:
         raise NotSequential("not only the last layer's output is used")
-    everywhere: dict[str, set[int]] = {}
-    for place, others in enumerate(tape.others):
-        needed, _ = _reached(others)
-        if needed & handed:
+    side_inputs: dict[str, set[int]] = {}
+    for index, tensors in enumerate(recorder.side_inputs):
+        needed, _ = _ancestors(tensors)
+        if needed & outputs:
             raise NotSequential("a layer takes more of the earlier ones than hidden states")
         for leaf in needed:
-            everywhere.setdefault(names[leaf], set()).add(place)
-    return Anatomy(
+            side_inputs.setdefault(names[leaf], set()).add(index)
+    return ModelStructure(
         stack,
         layers,
         form,
         frozenset(names[leaf] for leaf in before),
-        frozenset(names[leaf] for leaf in after - handed),
-        {name: frozenset(places) for name, places in everywhere.items()},
+        frozenset(names[leaf] for leaf in after - outputs),
+        {name: frozenset(indices) for name, indices in side_inputs.items()},
     )
 
 
-class _Tape:
-    """What the layers of a model are called with, and what they return."""
+class _LayerRecorder:
+    """Records the inputs of each layer, and returns new hidden states in its stead."""
 
     def __init__(self, form: int, layers: int) -> None:
         self.form = FORMS[form]
         self.layers = layers
         self.inputs: list[torch.Tensor] = []
-        self.others: list[list[torch.Tensor]] = []
-        self.handed: list[torch.Tensor] = []
+        self.side_inputs: list[list[torch.Tensor]] = []
+        self.outputs: list[torch.Tensor] = []
 
-    def see(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         hidden = hidden_of(args, kwargs)
-        if place != len(self.inputs):
+        if index != len(self.inputs):
             raise NotSequential("its layers are not called one after another")
-        if self.handed and hidden is not self.handed[-1]:
+        if self.outputs and hidden is not self.outputs[-1]:
             raise NotSequential("something happens between layers")
         if hidden.ndim != 3 or hidden.shape[:2] != (2, 3):
             raise NotSequential(f"hidden states of shape {tuple(hidden.shape)}, not (rows, length, size)")
@@ -141,50 +141,50 @@ class _Tape:
         if any(hasattr(value, "update") and not len(value) for value in rest):
             raise NotSequential("its layers write into something that others read")
         self.inputs.append(hidden)
-        self.others.append([leaf for leaf in tree_leaves(rest) if isinstance(leaf, torch.Tensor)])
-        self.handed.append(torch.empty_like(hidden).requires_grad_())
-        return self.form(self.handed[-1])
+        self.side_inputs.append([leaf for leaf in tree_leaves(rest) if isinstance(leaf, torch.Tensor)])
+        self.outputs.append(torch.empty_like(hidden).requires_grad_())
+        return self.form(self.outputs[-1])
 
 
-class _Taped(nn.Module):
-    """In the place of a layer of the skeleton."""
+class _RecordedLayer(nn.Module):
+    """Takes the place of a layer in the skeleton."""
 
-    def __init__(self, layer: nn.Module, place: int, tape: _Tape) -> None:
+    def __init__(self, layer: nn.Module, index: int, recorder: _LayerRecorder) -> None:
         super().__init__()
         copy_attributes(layer, self)
-        self._place, self._tape = place, tape
+        self._index, self._recorder = index, recorder
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._tape.see(self._place, args, kwargs)
+        return self._recorder.call(self._index, args, kwargs)
 
 
-def _skeleton(model: PreTrainedModel, stack: str, tape: _Tape) -> PreTrainedModel:
-    """A copy without values, with a tape in the place of the layers."""
-    known: dict[int, Any] = {}
-    for place, layer in enumerate(model.get_submodule(stack).children()):
-        known[id(layer)] = _Taped(layer, place, tape)
+def _skeleton(model: PreTrainedModel, stack: str, recorder: _LayerRecorder) -> PreTrainedModel:
+    """Return a copy of `model` with fake tensors, and with recorders in place of its layers."""
+    memo: dict[int, Any] = {}
+    for index, layer in enumerate(model.get_submodule(stack).children()):
+        memo[id(layer)] = _RecordedLayer(layer, index, recorder)
     inside = f"{stack}."
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if not name.startswith(inside):
             fake = torch.empty(tensor.shape, dtype=tensor.dtype)
-            known[id(tensor)] = nn.Parameter(fake, requires_grad=False) if isinstance(tensor, nn.Parameter) else fake
-    skeleton: PreTrainedModel = copy.deepcopy(model, known).eval()
+            memo[id(tensor)] = nn.Parameter(fake, requires_grad=False) if isinstance(tensor, nn.Parameter) else fake
+    skeleton: PreTrainedModel = copy.deepcopy(model, memo).eval()
     return skeleton
 
 
-def _untied(skeleton: nn.Module) -> dict[int, str]:
-    """Give each name a parameter of its own, so that it is seen which one is used where: id of each -> name."""
+def _untie(skeleton: nn.Module) -> dict[int, str]:
+    """Give each name a separate parameter, to see which name is used where. Return the names by id."""
     names = {}
     for prefix, module in skeleton.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                module._parameters[name] = own = nn.Parameter(torch.empty(parameter.shape))
-                names[id(own)] = f"{prefix}.{name}" if prefix else name
+                module._parameters[name] = untied = nn.Parameter(torch.empty(parameter.shape))
+                names[id(untied)] = f"{prefix}.{name}" if prefix else name
     return names
 
 
-def _reached(tensors: Iterable[Any]) -> tuple[set[int], set[Any]]:
-    """(ids of the leaves that `tensors` are computed from, the nodes of the graph in between)."""
+def _ancestors(tensors: Iterable[Any]) -> tuple[set[int], set[Any]]:
+    """Return (ids of the leaves that `tensors` are computed from, nodes of the autograd graph in between)."""
     leaves: set[int] = set()
     nodes: set[Any] = set()
     open_nodes: list[Any] = []

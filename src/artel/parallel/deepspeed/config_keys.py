@@ -1,4 +1,4 @@
-"""A DeepSpeed file read, and which keys it may have: DeepSpeed itself ignores most of those that it does not know."""
+"""Reads a DeepSpeed file and checks its keys: DeepSpeed itself ignores most keys that it does not know."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOP_LEVEL = frozenset(
     "use_data_before_expert_parallelism zero_allow_untested_optimizer zero_force_ds_cpu_optimizer".split()
 )
 
-# What has no bearing on the numbers, and which key of a run file does it.
+# Keys that do not change the result -> artel's own key for it, or what artel does.
 ARTELS_OWN = {
     "steps_per_print": "log.every",
     "wall_clock_breakdown": "profile",
@@ -47,7 +47,7 @@ ARTELS_OWN = {
 }
 
 _GONE = "DeepSpeed has it no more"
-# What would train something else than the run file says, or cannot be had; switched off it does no harm.
+# Keys that would train something else than the run file says, or that no longer exist -> fix. Allowed if switched off.
 REFUSED = {
     "torch_autocast": 'write "bf16" or "fp16" for it',
     "tensor_parallel": "write parallel.tensor, without deepspeed",
@@ -68,12 +68,12 @@ REFUSED = {
 
 
 def read_tree(file: str) -> dict[str, Any]:
-    """The file's keys and values; as DeepSpeed does, JSON with comments is read too (Hjson)."""
+    """Return the content of the file: JSON, or JSON with comments (Hjson) as in DeepSpeed."""
     import hjson
 
     text = read_file(Path(file))
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         tree = dict(pairs)
         if len(tree) < len(pairs):
             names = [name for name, _ in pairs]
@@ -82,10 +82,10 @@ def read_tree(file: str) -> dict[str, Any]:
         return tree
 
     try:
-        tree = json.loads(text, object_pairs_hook=once)
+        tree = json.loads(text, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         try:
-            tree = hjson.loads(text, object_pairs_hook=once)
+            tree = hjson.loads(text, object_pairs_hook=unique)
         except hjson.HjsonDecodeError:
             where = f"{file}:{error.lineno}"
             raise InputError.at(where, f"is no JSON: {error.msg}", "check commas and quotes") from None
@@ -95,7 +95,7 @@ def read_tree(file: str) -> dict[str, Any]:
 
 
 class Findings:
-    """Problems of a file, to be reported together, and notes for the log."""
+    """Problems of a file, which are reported together, and notes for the log."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -109,12 +109,12 @@ class Findings:
         self.notes.append(f"{self.file}: {key} {what}")
 
     def refuse(self) -> None:
-        """Raises InputError with all problems, if there are any."""
+        """Raise InputError with all problems, if there are any."""
         if self.problems:
             raise InputError(self.problems)
 
     def unknown(self, where: str, keys: Collection[str], known: Collection[str]) -> None:
-        """A problem for each key that is not known, with the nearest that is."""
+        """Add a problem for each unknown key, with the nearest known one."""
         for key in keys:
             if key not in known:
                 near = difflib.get_close_matches(key, sorted(known), 1)
@@ -122,7 +122,7 @@ class Findings:
                 self.problem(f"{where}.{key}" if where else key, "is no key of DeepSpeed's", fix)
 
     def compare(self, where: str, block: dict[str, Any], ours: dict[str, tuple[str, Any]]) -> None:
-        """A problem for each of the file's values that is not artel's; `ours` is name and value by the file's key."""
+        """Add a problem for each value that differs from the run's. `ours`: the file's key -> (artel's key, value)."""
         for key, value in block.items():
             path = f"{where}.{key}" if where else key
             if key in ours:
@@ -135,39 +135,40 @@ class Findings:
                 fix = f"did you mean {near[0]}?" if near else "leave it out"
                 self.problem(path, f"is {json.dumps(value)}, and artel has no such thing", fix)
 
-    def defaults(self, where: str, block: dict[str, Any], apart: Collection[str] = ()) -> None:
-        """Take out what is "auto" and no trainer fills in: DeepSpeed's own default holds."""
-        for key in [key for key, value in block.items() if value == AUTO and key not in apart]:
+    def defaults(self, where: str, block: dict[str, Any], exclude: Collection[str] = ()) -> None:
+        """Remove "auto" values that artel does not fill in, so that DeepSpeed's own defaults apply."""
+        for key in [key for key, value in block.items() if value == AUTO and key not in exclude]:
             del block[key]
             self.note(f"{where}.{key}", "is DeepSpeed's own default")
 
 
 def is_off(block: object) -> bool:
-    """Whether a key says that something is not wanted; of a number of processes, that it is one."""
+    """True if a value switches a feature off. For a number of processes, that is 1."""
     if isinstance(block, dict):
         return not block or block.get("enabled") is False
     return not block or block == AUTO or (isinstance(block, int) and not isinstance(block, bool) and block == 1)
 
 
 def check_block(findings: Findings, where: str, model: type[BaseModel], block: dict[str, Any]) -> None:
-    """What DeepSpeed's own model of a block says against it."""
+    """Add the problems that DeepSpeed's own pydantic model finds in a section."""
     try:
         model(**block)
     except ValidationError as error:
-        for each in error.errors():
-            path = [str(part) for part in each["loc"]]
+        for detail in error.errors():
+            path = [str(key) for key in detail["loc"]]
             owner = _model_at(model, path[:-1])
-            if each["type"] == "extra_forbidden" and owner is not None:
-                findings.unknown(".".join([where, *path[:-1]]), path[-1:], _names(owner))
+            if detail["type"] == "extra_forbidden" and owner is not None:
+                known = {field.alias or name for name, field in owner.model_fields.items()}
+                findings.unknown(".".join([where, *path[:-1]]), path[-1:], known)
             else:
-                what = f"is {each['input']!r}: {each['msg'][:1].lower()}{each['msg'][1:]}"
+                what = f"is {detail['input']!r}: {detail['msg'][:1].lower()}{detail['msg'][1:]}"
                 findings.problem(".".join([where, *path]), what, "write another value, or leave it out")
     except AssertionError as error:
         findings.problem(where, str(error), "change what it names")
 
 
 def integers(model: type[BaseModel], block: dict[str, Any]) -> dict[str, Any]:
-    """`block` with whole numbers where its model has them: people write sizes as 1e9, which JSON reads as a float."""
+    """Return `block` with ints where its model has ints: people write sizes as 1e9, which JSON reads as a float."""
     result = {}
     for key, value in block.items():
         field = _field(model, key)
@@ -185,10 +186,6 @@ def _field(model: type[BaseModel], key: str) -> Any:
     return fields.get(key) or next((field for field in fields.values() if field.alias == key), None)
 
 
-def _names(model: type[BaseModel]) -> set[str]:
-    return {field.alias or name for name, field in model.model_fields.items()}
-
-
 def _model_at(model: type[BaseModel] | None, path: list[str]) -> type[BaseModel] | None:
     for key in path:
         field = None if model is None else _field(model, key)
@@ -197,7 +194,7 @@ def _model_at(model: type[BaseModel] | None, path: list[str]) -> type[BaseModel]
 
 
 def _inner(annotation: object) -> type[BaseModel] | None:
-    """The model of an annotation that is one, or may be one."""
+    """Return the pydantic model in an annotation, if there is one."""
     choices = typing.get_args(annotation) if typing.get_origin(annotation) in (typing.Union, types.UnionType) else ()
     for choice in (annotation, *choices):
         if isinstance(choice, type) and issubclass(choice, BaseModel):
@@ -206,7 +203,7 @@ def _inner(annotation: object) -> type[BaseModel] | None:
 
 
 def _close(one: object, other: object) -> bool:
-    """Whether numbers, or lists of them, are the same but for how they were written."""
+    """True if two numbers, or lists of numbers, are equal up to rounding."""
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_close, one, other))
     numbers = isinstance(one, int | float) and isinstance(other, int | float)

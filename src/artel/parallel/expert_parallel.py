@@ -1,8 +1,8 @@
-"""The experts of each layer shared out over processes that each have tokens of their own.
+"""Expert parallelism: the experts of each layer sharded over processes with different tokens.
 
-A process keeps 1/size of each layer's experts, whole. Tokens are sent to the processes that hold the experts chosen for
-them, computed there by the model's own code for experts, and sent back (Lepikhin et al. 2021, "GShard"). A holder has
-then seen the tokens of the whole expert group, and its gradients are sums over that group.
+A process keeps 1/size of each layer's experts in full. Tokens are sent to the processes that hold their chosen experts,
+computed there by the model's own expert code, and sent back (Lepikhin et al. 2021, "GShard"). So an expert sees the
+tokens of the entire expert group, and its gradients are sums over that group.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from artel.errors import Problem
 from artel.models.experts import adapted_experts, experts_of
-from artel.parallel.context.gather_ulysses import in_autocast
+from artel.parallel.context_exchange import in_autocast
 
 _KEY = "parallel.expert"
 
@@ -33,7 +33,7 @@ def _count(experts: nn.Module) -> int:
 
 
 def expert_problems(model: PreTrainedModel, size: int) -> list[Problem]:
-    """Why a model's experts cannot be shared out over `size` processes; it may be on the meta device."""
+    """Return the reasons why experts cannot be sharded over `size` processes. The model may be on the meta device."""
     kind, layers = model.config.model_type, experts_of(model)
     if not layers:
         what = f"{kind} has no experts that are held in one tensor a layer"
@@ -57,16 +57,16 @@ def expert_problems(model: PreTrainedModel, size: int) -> list[Problem]:
 
 
 def expert_meshes(mesh: DeviceMesh, size: int) -> tuple[DeviceMesh, DeviceMesh]:
-    """(The 1-D mesh `expert` of those that share experts, the mesh of those that hold the same ones), for this process.
+    """Return this process's meshes: (1-D `expert` mesh over which experts are sharded, mesh with the same experts).
 
-    `mesh` has the five dimensions; `size` divides dp_replicate x dp_shard. Ranks that share experts are neighbours in
-    these two. Ranks that hold the same experts share their weights in dimension `dp_shard`, which here contains
-    context, or replicate them (`dp_replicate`). Every process must call this at the same time.
+    `mesh` has the five dimensions, and `size` divides dp_replicate x dp_shard. The ranks of an `expert` mesh are
+    neighbours in these two dimensions. Ranks with the same experts shard their weights in dimension `dp_shard`, which
+    here includes context, or replicate them (`dp_replicate`). Collective: every process must call this.
     """
     pipeline, replicas, shards, context, tensor = mesh.shape
     if shards % size == 0:
         shards //= size
-    else:  # a group reaches over several replicas
+    else:  # an expert group spans several replicas
         replicas, shards = replicas * shards // size, 1
     ranks = mesh.mesh.reshape(pipeline, replicas, shards, size, context, tensor).transpose(3, 4)
     names = ("pipeline", "dp_replicate", "dp_shard", "expert", "tensor")
@@ -77,23 +77,23 @@ def expert_meshes(mesh: DeviceMesh, size: int) -> tuple[DeviceMesh, DeviceMesh]:
 
 
 def split_experts(model: PreTrainedModel, mesh: DeviceMesh) -> str:
-    """Keep this process's share of each layer's experts, and send tokens to the others'; what was done, in words.
+    """Keep this process's shard of each layer's experts and send tokens to the others. Return a summary for the log.
 
-    `mesh` is the 1-D mesh `expert`. Parameters become DTensors, shared out by expert; they may be on the meta device.
-    The model's code sees tokens and results as before. `expert_problems` must have found none.
+    `mesh` is the 1-D mesh `expert`. Parameters become DTensors sharded by expert; they may be on the meta device. The
+    model's code sees the same tokens and results as before. `expert_problems` must have found none.
     """
     layers = experts_of(model)
     for module in layers.values():
-        for name, whole in module.named_parameters(recurse=False):
-            local_shard = whole.detach().chunk(mesh.size())[mesh.get_local_rank()].clone()
+        for name, full in module.named_parameters(recurse=False):
+            local_shard = full.detach().chunk(mesh.size())[mesh.get_local_rank()].clone()
             sharded = DTensor.from_local(local_shard, mesh, [Shard(0)], run_check=False)
-            module.register_parameter(name, nn.Parameter(sharded, requires_grad=whole.requires_grad))
+            module.register_parameter(name, nn.Parameter(sharded, requires_grad=full.requires_grad))
         module.forward = partial(_forward, module, mesh)
     counts = sorted({_count(module) // mesh.size() for module in layers.values()})
     return f"{' or '.join(map(str, counts))} experts of each of {len(layers)} layers a process"
 
 
-# Not compiled: how many tokens go where is known only when it is computed.
+# Not compiled: the number of tokens for each process is known only at run time.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _forward(
     experts: nn.Module,
@@ -102,21 +102,21 @@ def _forward(
     top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor,
 ) -> torch.Tensor:
-    """What the experts of all processes make of this one's tokens, as the module of whole experts would.
+    """Forward pass of all processes' experts on this process's tokens, like the module that holds every expert.
 
     hidden_states (tokens, width), top_k_index int64 and top_k_weights (tokens, choices).
     """
-    if hidden_states.is_meta:  # nothing is chosen there
+    if hidden_states.is_meta:  # no routing on the meta device
         return torch.empty_like(hidden_states)
     group, choices, chosen = mesh.get_group(), top_k_index.shape[1], top_k_index.flatten()
-    # By expert, and so by process. One wait for the device tells the host how much goes where.
+    # Sorted by expert, and so by process. The host waits once for the device, to read the counts.
     order = chosen.argsort(stable=True)
     counts = chosen.new_zeros(_count(experts)).scatter_add_(0, chosen, torch.ones_like(chosen)).view(mesh.size(), -1)
     counts_here = torch.empty_like(counts)
     dist.all_to_all_single(counts_here, counts, group=group)
     sent, received = _rows_by_process(counts, counts_here, len(chosen))
 
-    (tokens,) = in_autocast(hidden_states)  # they are computed in that precision anyway, and half as much to send
+    (tokens,) = in_autocast(hidden_states)  # the experts compute in that precision anyway: half as much to send
     tokens = _Exchange.apply(tokens[order // choices], sent, received, group)
     local = torch.arange(counts.shape[1], device=chosen.device).repeat(mesh.size())
     local = local.repeat_interleave(counts_here.flatten(), output_size=sum(received))
@@ -127,9 +127,9 @@ def _forward(
 
 
 def _rows_by_process(counts: torch.Tensor, counts_here: torch.Tensor, rows: int) -> tuple[list[int], list[int]]:
-    """How many of `rows` rows go to each process, and how many come from each, by experts (processes, experts of each).
+    """Return the rows sent to each process, and received from each. `counts`: (processes, experts of each).
 
-    In a step that is traced for a plan nothing is chosen: each process gets the same.
+    A step traced for a plan has no routing: the `rows` are divided evenly.
     """
     if isinstance(counts, FakeTensor):
         even = [rows // len(counts) + (process < rows % len(counts)) for process in range(len(counts))]
@@ -139,35 +139,35 @@ def _rows_by_process(counts: torch.Tensor, counts_here: torch.Tensor, rows: int)
 
 
 def _compute(experts: nn.Module, size: int, tokens: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """What this process's experts make of `tokens` (count, width); `local` int64 (count,): which of them is chosen."""
+    """Run this process's experts on `tokens` (count, width). `local`: int64 (count,), index of each token's expert."""
     count = len(tokens)
-    if count == 0:  # the weights must have a gradient all the same: others wait to add theirs to it
+    if count == 0:  # the weights still need a gradient: other ranks wait to add theirs to it
         tokens, local = torch.cat([tokens, tokens.new_zeros(1, tokens.shape[1])]), local.new_zeros(1)
-    once = tokens.new_ones(len(tokens), 1)  # the weights of the choices have stayed where the tokens come from
+    weights = tokens.new_ones(len(tokens), 1)  # the router's weights are applied by the process that sent the tokens
     with _only_local(experts, size):
-        return type(experts).forward(experts, tokens, local[:, None], once)[:count]
+        return type(experts).forward(experts, tokens, local[:, None], weights)[:count]
 
 
 @contextmanager
 def _only_local(experts: nn.Module, size: int) -> Iterator[None]:
-    """Meanwhile the module is one of 1/size as many experts, in plain tensors."""
-    shared: dict[str, Any] = dict(experts._parameters)
+    """Inside the block, make the module hold 1/size of its experts, in plain tensors."""
+    sharded: dict[str, Any] = dict(experts._parameters)
     count = _count(experts)
-    # A piece of a layer that FSDP gathers is a DTensor of the experts' mesh again.
-    experts._parameters.update({name: each.to_local() for name, each in shared.items()})
+    # FSDP gathers its shard of a layer as a DTensor on the experts' mesh.
+    experts._parameters.update({name: each.to_local() for name, each in sharded.items()})
     vars(experts)["num_experts"] = count // size
     try:
         yield
     finally:
-        experts._parameters.update(shared)
+        experts._parameters.update(sharded)
         vars(experts)["num_experts"] = count
 
 
 class _Exchange(torch.autograd.Function):
-    """All-to-all of rows with its backward pass: `sent` and `received` are numbers of rows by process.
+    """All-to-all of rows with a backward pass. `sent` and `received`: number of rows by process.
 
-    torch.distributed.nn.functional has the same but deprecates it. Its successor returns results that may not have
-    arrived yet, and kernels do not wait for them.
+    torch.distributed.nn.functional deprecates its own version. The successor may return before the data has arrived,
+    and kernels do not wait for it.
     """
 
     @staticmethod
@@ -183,6 +183,6 @@ class _Exchange(torch.autograd.Function):
 
 
 def _exchanged(rows: torch.Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> torch.Tensor:
-    arrived = rows.new_empty(sum(received), *rows.shape[1:])
-    dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
-    return arrived
+    output = rows.new_empty(sum(received), *rows.shape[1:])
+    dist.all_to_all_single(output, rows.contiguous(), received, sent, group=group)
+    return output

@@ -1,13 +1,13 @@
-"""The layers of a model shared out over processes, which work on different micro-batches at the same time.
+"""Pipeline parallelism: processes hold different layers and work on different micro-batches at the same time.
 
-Only hidden states and their gradients travel. All processes of a pipeline are given the same micro-batches, and every
-stage takes what it needs of them from its own copy. Micro-batches of one step may be of different shapes: hidden states
-are filled up to the largest on their way, and nowhere else.
+Only hidden states and their gradients are sent. All processes of a pipeline get the same micro-batches, and every stage
+reads its inputs from its own copy. Micro-batches of a step may differ in shape: hidden states are padded to the largest
+only while they are sent.
 
-The orders are PyTorch's: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019, "PipeDream"), interleaved 1F1B
+The schedules are PyTorch's: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019, "PipeDream"), interleaved 1F1B
 (Narayanan et al. 2021, "Megatron-LM"), zero bubble (Qi et al. 2023, ZB1P). Sequential is GPipe with one micro-batch at
-a time. Zero bubble takes a stage's backward pass apart, except where that would do its work twice: in the last stage,
-whose loss computes all its gradients at once, and where layers are compiled or compute their activations again.
+a time. Zero bubble splits the backward pass of a stage, except where that would do its work twice: in the last stage,
+whose loss computes all its gradients at once, and in layers that are compiled or recompute their activations.
 """
 
 from __future__ import annotations
@@ -38,13 +38,12 @@ from artel.models.half_base import hidden_dtype
 from artel.models.profiler_ranges import profiler_range
 from artel.models.router_aux_loss import attach_loss, router_aux_loss_of
 from artel.objectives import Batch, Objective
-from artel.parallel.base import Strategy
-from artel.parallel.grad_norm import norm_of_shards
+from artel.parallel.base import Strategy, sharded_norm
 from artel.parallel.mesh import ParallelDims
-from artel.parallel.pipeline.stages import Stage, Task, stages_in_all
+from artel.parallel.pipeline_stages import Stage, Task, stage_count
 from artel.parallel.process_group import World
 
-_ORDERS: dict[str, Any] = {
+_SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
     "1f1b": Schedule1F1B,
     "interleaved": ScheduleInterleaved1F1B,
@@ -55,11 +54,11 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class PipelineParallel(Strategy):
-    """Each process holds one stage of the model, or two; `model` holds the parameters of its stages.
+    """Each process holds one stage of the model, or two. `model` holds the parameters of its stages.
 
-    `stages` are those that `cut` gave for this process's place in the pipeline, in order, on its device. Where
-    processes share the batch, each has been through fully_shard as a whole (layer by layer, and then the Stage itself),
-    set to sum gradients and not to average them. `mesh` is the dimension `pipeline` of the whole mesh.
+    `stages`: from `split_into_stages` for this process's rank in the pipeline, in order, on its device. If processes
+    share the batch, each stage has been through fully_shard (layer by layer, then the Stage itself), set to sum
+    gradients instead of averaging them. `mesh`: dimension `pipeline` of the full mesh.
     """
 
     def __init__(
@@ -77,11 +76,11 @@ class PipelineParallel(Strategy):
         self._stages = stages
         self._schedule = schedule
         self._group = mesh.get_group()
-        self._count = stages_in_all(dims.pipeline, schedule)
+        self._count = stage_count(dims.pipeline, schedule)
         self._sent: list[tuple[torch.dtype, int]] = []
-        """(precision, size) of the hidden states that each stage sends."""
-        self._orders: dict[bool, tuple[Any, int, tuple[int, int]]] = {}
-        """The newest order for training (True) and for looking (False), for how many micro-batches, up to what size."""
+        """(dtype, width) of the hidden states that each stage sends."""
+        self._engines: dict[bool, tuple[Any, int, tuple[int, int]]] = {}
+        """Newest PyTorch schedule for training (True) and evaluation (False), its micro-batches and largest size."""
         self._scale: torch.Tensor | float = 1.0
         self._counted = 0
         self._sums = torch.zeros(0)
@@ -107,30 +106,30 @@ class PipelineParallel(Strategy):
 
     def run(self, batches: list[Batch], targets: float, loss_scale: torch.Tensor | None = None) -> torch.Tensor:
         self._scale = self._loss_multiplier(targets) * (1.0 if loss_scale is None else loss_scale)
-        # Else the same masks of dropout would be drawn in all stages.
+        # Otherwise all stages would draw the same dropout masks.
         torch.manual_seed(torch.initial_seed() + self._stages[0].index)
         if self._objective.needs_global_statistics:
             self._objective.set_global_statistics(self._global_statistics(batches))
         self._sums = torch.zeros(len(self._objective.sums), device=self._world.device)
         batches = [self._local_batch(batch) for batch in batches]
-        # One order for the whole step: where weights are in shards, a new one forgets gradients when it first runs.
+        # One schedule for the full step: if weights are sharded, the first run of a new one drops the gradients.
         size = _largest(batches)
         at_a_time = 1 if self._schedule == "sequential" else len(batches)
         for start in range(0, len(batches), at_a_time):
-            self._learn_from(batches[start : start + at_a_time], size)
-        self._add_shared()
+            self._train_on(batches[start : start + at_a_time], size)
+        self._sum_shared_gradients()
         return self._count_once(self._sums)
 
     def probe_memory(self, batch: Batch) -> None:
-        """With as many micro-batches as this process holds at a time, of which GPipe may hold more than are tried."""
-        self._measure()
+        """Run as many micro-batches as this process holds at a time. GPipe may hold more than are tried here."""
+        self._measure_hidden_states()
         batch, device = self._local_batch(batch), self._world.device
         self._scale, self._sums = 1.0, torch.zeros(len(self._objective.sums), device=device)
         outputs = []
         for stage in self._stages:
             stage.size = None
             for _ in range(1 if self._schedule == "sequential" else self._count - stage.index):
-                stage.tasks.append(self._learning(stage, batch, counted=True))
+                stage.tasks.append(self._training_task(stage, batch, counted=True))
                 outputs.append(stage(*self._example(stage, _largest([batch]), device.type)))
         for output in outputs:
             output.backward(torch.zeros_like(output))
@@ -138,81 +137,80 @@ class PipelineParallel(Strategy):
             stage.zero_grad(set_to_none=True)
 
     def norm(self) -> torch.Tensor:
-        spared = [
+        excluded = [
             parameter
             for stage in self._stages
             for name, parameter in stage.model.named_parameters()
             if name in stage.counted_elsewhere
         ]
         owners = self._world.size // self.dims.pipeline
-        return norm_of_shards(self.model.parameters(), owners, self._world.device, spared)
+        return sharded_norm(self.model.parameters(), owners, self._world.device, excluded)
 
     def evaluate(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
         totals = torch.zeros(len(self._objective.sums), dtype=torch.float64)
-        outputs = self._room_for_outputs(count)
-        coming = iter(batches)
+        outputs = self._empty_outputs(count)
+        remaining = iter(batches)
         with self._eval_mode():
-            while chunk := list(islice(coming, self._count)):  # enough to keep all stages busy
-                results = self._look([batch for batch, _ in chunk], self._objective.evaluate_batch)
-                for (sums, rows), (_, indices) in zip(results, chunk, strict=False):  # none but of the last stage
+            while chunk := list(islice(remaining, self._count)):  # enough to keep all stages busy
+                results = self._forward_only([batch for batch, _ in chunk], self._objective.evaluate_batch)
+                for (sums, rows), (_, indices) in zip(results, chunk, strict=False):  # only the last stage has results
                     totals += self._count_once(sums).double().cpu()
-                    self._keep_outputs(outputs, rows, indices)
-        return self._over_all_ranks(totals, outputs)
+                    self._store_outputs(outputs, rows, indices)
+        return self._reduce_evaluation(totals, outputs)
 
     @contextmanager
     def generating(self) -> Iterator[bool]:
-        yield False  # no process can write: a token would have to go through all stages
+        yield False  # no process can generate: each token would have to pass through all stages
 
     def _global_statistics(self, batches: list[Batch]) -> list[float]:
-        statistics = [
-            self._count_once(statistic) for statistic in self._look(batches, self._objective.batch_statistics)
-        ]
-        # Only the last stage knows how many numbers there are.
+        results = self._forward_only(batches, self._objective.batch_statistics)
+        statistics = [self._count_once(statistic) for statistic in results]
+        # Only the last stage knows the number of statistics.
         width = -self.all_reduce_min(-len(statistics[0]) if statistics else 0)
         total = torch.stack(statistics).sum(dim=0).double().tolist() if statistics else [0.0] * width
         return self.all_reduce_sum(total)
 
     def _count_once(self, sums: torch.Tensor) -> torch.Tensor:
-        # Ranks that share the matrices of a layer all have the same sums.
+        # Ranks of one tensor-parallel group all have the same sums.
         return sums if self._world.rank % self.dims.tensor == 0 else torch.zeros_like(sums)
 
     # One pass through the pipeline
 
-    def _learn_from(self, batches: list[Batch], size: tuple[int, int]) -> None:
-        """Forward and backward of micro-batches; their sums are added to `_sums`."""
+    def _train_on(self, batches: list[Batch], size: tuple[int, int]) -> None:
+        """Run forward and backward over micro-batches, and add their sums to `_sums`."""
         self._counted = len(batches)
-        # The last one once more, for nothing, until there are as many as the order needs.
-        batches = batches + batches[-1:] * (self._enough(len(batches)) - len(batches))
-        order = self._order(len(batches), size, training=True)
+        # Repeat the last one, without counting it, until the schedule has enough.
+        batches = batches + batches[-1:] * (self._valid_count(len(batches)) - len(batches))
+        engine = self._engine(len(batches), size, training=True)
         for stage in self._stages:
             for number, batch in enumerate(batches):
-                stage.tasks.append(self._learning(stage, batch, counted=number < self._counted))
+                stage.tasks.append(self._training_task(stage, batch, counted=number < self._counted))
         with profiler_range("artel: pipeline"):
-            order.step(target=torch.arange(len(batches)))
+            engine.step(target=torch.arange(len(batches)))
 
-    def _look(self, batches: list[Batch], work: Callable[[PreTrainedModel, Batch], Any]) -> list[Any]:
-        """What the objective finds of each micro-batch, forward only, on the last stage; on others nothing."""
+    def _forward_only(self, batches: list[Batch], work: Callable[[PreTrainedModel, Batch], Any]) -> list[Any]:
+        """Return `work` of each micro-batch on the last stage, and an empty list on the others."""
         results: list[Any] = []
         batches = [self._local_batch(batch) for batch in batches]
-        nothing = torch.zeros(len(self._objective.sums), device=self._world.device)
+        zeros = torch.zeros(len(self._objective.sums), device=self._world.device)
 
-        def looking(batch: Batch) -> Task:
+        def task(batch: Batch) -> Task:
             def call(model: PreTrainedModel) -> torch.Tensor:
                 with self._autocast():
                     results.append(work(model, batch))
-                return nothing
+                return zeros
 
             return Task(call)
 
         with torch.no_grad():
-            order = self._order(len(batches), _largest(batches), training=False)
+            engine = self._engine(len(batches), _largest(batches), training=False)
             for stage in self._stages:
-                stage.tasks.extend(looking(batch) for batch in batches)
-            order.step()
+                stage.tasks.extend(task(batch) for batch in batches)
+            engine.step()
         return results
 
-    def _learning(self, stage: Stage, batch: Batch, *, counted: bool) -> Task:
-        """The forward pass of a micro-batch; its sums count, or it is there to make up the number."""
+    def _training_task(self, stage: Stage, batch: Batch, *, counted: bool) -> Task:
+        """Return the forward pass of a micro-batch. `counted`: False if it only fills the schedule."""
 
         def call(model: PreTrainedModel) -> torch.Tensor:
             with profiler_range("artel: forward"), self._autocast():
@@ -225,62 +223,62 @@ class PipelineParallel(Strategy):
         if balance is None or "balance" not in self._objective.sums:
             return Task(call)
 
-        def hand_on(hidden: torch.Tensor) -> torch.Tensor:
-            if not torch.is_grad_enabled():  # the model's head is being tried
+        def before_send(hidden: torch.Tensor) -> torch.Tensor:
+            if not torch.is_grad_enabled():  # a test of the model's head
                 return hidden
-            with balance.recording() as logits:  # within the objective's own watch: what its routers have given so far
+            with balance.recording() as logits:  # nested in the objective's recording: router logits so far
                 pass
             sums = balance.loss(logits, batch.tensors["targets"], batch.tensors.get("real"))
             if counted:
                 self._sums[self._objective.sums.index("balance")] += sums.detach()
             return attach_loss(hidden, sums * (self._scale if counted else 0.0))
 
-        return Task(call, hand_on)
+        return Task(call, before_send)
 
     def _last_loss(self, sums: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        """What the backward pass of a micro-batch begins with, on the last stage."""
+        """Return the loss of a micro-batch, on the last stage."""
         return sums[0] * (self._scale if int(number) < self._counted else 0.0)
 
-    def _enough(self, count: int) -> int:
-        """The least number of micro-batches, at least `count`, that the order can be made for.
+    def _valid_count(self, count: int) -> int:
+        """Return the smallest number of micro-batches from `count` on that the schedule accepts.
 
-        PyTorch's interleaved orders go in rounds of about as many as there are processes, all of the same length.
+        PyTorch's interleaved schedules run rounds of about one micro-batch per process, all of the same length.
         """
         if self._schedule in ("interleaved", "zero_bubble"):
             while count % max(1, count // self.dims.pipeline):
                 count += 1
         return count
 
-    def _order(self, count: int, size: tuple[int, int], *, training: bool) -> Any:
-        """PyTorch's schedule of so many micro-batches of up to `size`; a new one where the newest will not do.
+    def _engine(self, count: int, size: tuple[int, int], *, training: bool) -> Any:
+        """Return PyTorch's schedule for `count` micro-batches of up to `size`: the newest one, or a new one.
 
-        It keeps what it receives hidden states into. So that micro-batches of ever other lengths do not each make
-        another, what it has room for grows only.
+        A schedule owns the buffers that receive hidden states. Its size only grows, so that micro-batches of varying
+        lengths do not create a new schedule each.
         """
-        self._measure()
-        order, known, room = self._orders.get(training, (None, count, size))
-        if order is None or known != count or room[0] < size[0] or room[1] < size[1]:
-            room = max(room[0], size[0]), max(room[1], size[1])
-            self._orders.pop(training, None)  # its memory goes before new is taken
-            order = self._new_order(count, room, training=training)
-            self._orders[training] = (order, count, room)
+        self._measure_hidden_states()
+        engine, known_count, largest = self._engines.get(training, (None, count, size))
+        if engine is None or known_count != count or largest[0] < size[0] or largest[1] < size[1]:
+            largest = max(largest[0], size[0]), max(largest[1], size[1])
+            self._engines.pop(training, None)  # free its memory before allocating more
+            engine = self._new_engine(count, largest, training=training)
+            self._engines[training] = (engine, count, largest)
         for stage in self._stages:
-            stage.size = room
-        return order
+            stage.size = largest
+        return engine
 
-    def _new_order(self, count: int, size: tuple[int, int], *, training: bool) -> Any:
-        engines = [self._engine(stage, size) for stage in self._stages]
-        kind = _ORDERS[self._schedule]
+    def _new_engine(self, count: int, size: tuple[int, int], *, training: bool) -> Any:
+        stages = [self._pytorch_stage(stage, size) for stage in self._stages]
+        kind = _SCHEDULES[self._schedule]
         if not training:
-            kind = ScheduleGPipe if len(engines) == 1 else ScheduleLoopedBFS
+            kind = ScheduleGPipe if len(stages) == 1 else ScheduleLoopedBFS
         elif kind is Schedule1F1B and count < self._count:
-            kind = ScheduleGPipe  # PyTorch's 1F1B refuses so few, with which it would hold no less
-        one = kind in (ScheduleGPipe, Schedule1F1B)
-        # Gradients are not divided by the number of micro-batches: the loss is by the targets already.
+            kind = ScheduleGPipe  # PyTorch's 1F1B refuses so few micro-batches, for which it would save no memory
+        single = kind in (ScheduleGPipe, Schedule1F1B)
+        # Do not divide gradients by the number of micro-batches: the loss is already divided by the targets.
         loss = self._last_loss if training else None
-        return kind(engines[0] if one else engines, count, loss_fn=loss, scale_grads=False)
+        return kind(stages[0] if single else stages, count, loss_fn=loss, scale_grads=False)
 
-    def _engine(self, stage: Stage, size: tuple[int, int]) -> PipelineStage:
+    def _pytorch_stage(self, stage: Stage, size: tuple[int, int]) -> PipelineStage:
         sent = torch.empty(len(self._objective.sums), device="meta", requires_grad=True)
         if not stage.is_last:
             (sent,) = self._example(stage, size, "meta", after=True)
@@ -292,17 +290,17 @@ class PipelineParallel(Strategy):
             input_args=self._example(stage, size, "meta"),
             output_args=(sent,),
             group=self._group,
-            dw_builder=None if _comes_apart(stage) else _nothing_left,
+            dw_builder=None if _can_split_backward(stage) else _no_weight_gradients,
         )
 
     def _example(
         self, stage: Stage, size: tuple[int, int], device: str, *, after: bool = False
     ) -> tuple[torch.Tensor, ...]:
-        """Hidden states of (rows, length) as a stage receives or, `after` it, sends them: none before the first."""
+        """Return hidden states of (rows, length) as a stage receives them (the first receives none), or sends them."""
         if stage.is_first and not after:
             return ()
         dtype, width = self._sent[stage.index if after else stage.index - 1]
-        # Not zeros: what comes of them may be what the model's head is tried with.
+        # Not zeros: they may reach a test of the model's head.
         states = torch.linspace(-1, 1, width, dtype=dtype, device=device).repeat(*size, 1)
         return (states.requires_grad_(),)
 
@@ -310,8 +308,8 @@ class PipelineParallel(Strategy):
         hidden = self.model.config.get_text_config().hidden_size
         self._sent = [(hidden_dtype(self.model), hidden)] * self._count
 
-    def _measure(self) -> None:
-        """Find what hidden states each stage sends, by sending four tokens through all; once."""
+    def _measure_hidden_states(self) -> None:
+        """Find dtype and width of the hidden states of each stage, by sending four tokens through all. Runs once."""
         if self._sent:
             return
         config = self.model.config.get_text_config()
@@ -338,7 +336,7 @@ class PipelineParallel(Strategy):
 
     @contextmanager
     def _eval_mode(self) -> Iterator[None]:
-        """Without dropout; weights that were gathered for forward passes alone are let go."""
+        """Context without dropout. Frees weights gathered for forward passes afterwards."""
         for stage in self._stages:
             stage.eval()
         try:
@@ -350,53 +348,53 @@ class PipelineParallel(Strategy):
                     if isinstance(module, FSDPModule):
                         module.reshard()
 
-    def _add_shared(self) -> None:
-        """Sum the gradients of parameters that several stages hold: all do so in the same order, and stay equal."""
-        here: dict[str, list[torch.Tensor]] = {}
+    def _sum_shared_gradients(self) -> None:
+        """Sum the gradients of parameters held by several stages, in the same order on all, so that they stay equal."""
+        local: dict[str, list[torch.Tensor]] = {}
         holders: dict[str, tuple[int, ...]] = {}
         for stage in self._stages:
             parameters = dict(stage.model.named_parameters())
             for name in stage.shared:
                 if parameters[name].requires_grad:
                     holders[name] = tuple(sorted({index % self.dims.pipeline for index in stage.shared[name]}))
-                    here.setdefault(name, []).append(_gradient(parameters[name]))
+                    local.setdefault(name, []).append(_local_gradient(parameters[name]))
         rank = dist.get_rank(self._group)
-        for name in sorted(here):
+        for name, mine in sorted(local.items()):
             others = [other for other in holders[name] if other != rank]
-            parts = {rank: torch.stack(here[name]).sum(dim=0) if len(here[name]) > 1 else here[name][0].contiguous()}
-            parts |= {other: torch.empty_like(parts[rank]) for other in others}
+            sums = {rank: torch.stack(mine).sum(dim=0) if len(mine) > 1 else mine[0].contiguous()}
+            sums |= {other: torch.empty_like(sums[rank]) for other in others}
             messages = [
-                dist.P2POp(operation, part, group=self._group, group_peer=other)
+                dist.P2POp(operation, tensor, group=self._group, group_peer=other)
                 for other in others
-                for operation, part in ((dist.isend, parts[rank]), (dist.irecv, parts[other]))
+                for operation, tensor in ((dist.isend, sums[rank]), (dist.irecv, sums[other]))
             ]
             for message in dist.batch_isend_irecv(messages) if messages else ():
                 message.wait()
-            total = torch.stack([parts[other] for other in holders[name]]).sum(dim=0)
-            for gradient in here[name]:
+            total = torch.stack([sums[other] for other in holders[name]]).sum(dim=0)
+            for gradient in mine:
                 gradient.copy_(total)
 
 
 def _largest(batches: list[Batch]) -> tuple[int, int]:
-    """(most rows, most tokens in a row)."""
+    """Return (most rows, most tokens in a row)."""
     shapes = [batch.tensors["input_ids"].shape for batch in batches]
     return max(shape[0] for shape in shapes), max(shape[1] for shape in shapes)
 
 
-def _gradient(parameter: torch.Tensor) -> torch.Tensor:
-    """This process's part of a gradient, which is zero where the step has not needed the parameter."""
+def _local_gradient(parameter: torch.Tensor) -> torch.Tensor:
+    """Return this process's shard of a gradient: zeros if the step did not use the parameter."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     gradient = parameter.grad
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
-def _comes_apart(stage: Stage) -> bool:
-    """Whether gradients of inputs and of weights can be computed one after the other without doing anything twice."""
-    plain = (layer._compiled_call_impl is None and "forward" not in vars(layer) for layer in stage.layers)
-    return not stage.is_last and all(plain)
+def _can_split_backward(stage: Stage) -> bool:
+    """True if gradients of inputs and of weights can be computed separately without doing any work twice."""
+    unwrapped = (layer._compiled_call_impl is None and "forward" not in vars(layer) for layer in stage.layers)
+    return not stage.is_last and all(unwrapped)
 
 
-def _nothing_left() -> Callable[[], None]:
-    """For PyTorch's engine: what is left to do of a backward pass that was done as a whole."""
+def _no_weight_gradients() -> Callable[[], None]:
+    """`dw_builder` for a stage whose backward pass has already computed everything."""
     return lambda: None

@@ -1,1 +1,0 @@
-"""Context parallelism: several processes share each sequence."""

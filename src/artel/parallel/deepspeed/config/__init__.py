@@ -1,1 +1,0 @@
-"""A DeepSpeed file, checked against the run file and completed from it."""

@@ -1,0 +1,228 @@
+"""Sections of a DeepSpeed file: batch, ZeRO, optimizer, schedule and precision, each compared with the run file."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from artel.config import TrainConfig
+from artel.errors import Problem
+from artel.models.device import bf16_is_native, pick_precision
+from artel.parallel.deepspeed.config_keys import AUTO, Findings, check_block, integers
+
+# DeepSpeed's schedules by type, with artel's names.
+_SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+
+
+def micro_batch(findings: Findings, tree: dict[str, Any], train: TrainConfig, world: int, stage: int) -> int | None:
+    """Return the rows of a micro-batch, or None if both files leave it open.
+
+    The file may set any of its three batch numbers. The global batch is always the run file's.
+    """
+    numbers: dict[str, int | None] = {}
+    for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+        value = tree.pop(key, AUTO)
+        if value in (AUTO, None):
+            numbers[key] = None
+        elif isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
+            findings.problem(key, f"is {value!r}", 'write a whole number above 0, or "auto"')
+            return None
+        else:
+            numbers[key] = int(value)
+    batch, rows, accumulation = numbers.values()
+    if batch is not None and batch != train.batch:
+        what = f"is {batch:,}, and train.batch is {train.batch:,}"
+        findings.problem("train_batch_size", what, f'write "auto", or train.batch: {batch}')
+    if isinstance(train.micro_batch, int):
+        if rows not in (None, train.micro_batch):
+            what = f"is {rows}, and train.micro_batch is {train.micro_batch}"
+            fix = f'write "auto", or train.micro_batch: {rows}'
+            findings.problem("train_micro_batch_size_per_gpu", what, fix)
+        rows = train.micro_batch
+    share = math.ceil(train.batch / world)
+    if accumulation is not None:
+        if rows is None:
+            rows = math.ceil(share / accumulation)
+        if math.ceil(share / rows) != accumulation:
+            what = (
+                f"is {accumulation}, and a process's {share} rows of a batch of {train.batch} on {world} "
+                f"process(es) are {math.ceil(share / rows)} micro-batches of {rows}"
+            )
+            findings.problem("gradient_accumulation_steps", what, 'write "auto"')
+    if rows is None and stage == 3:
+        findings.note("train_micro_batch_size_per_gpu", "is 1: under stage 3 none can be tried; write a number")
+        rows = 1
+    return rows
+
+
+def zero_settings(findings: Findings, tree: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return the ZeRO section, taken out of `tree`, with old forms of DeepSpeed converted to today's."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    block = tree.pop("zero_optimization", {})
+    if isinstance(block, bool):  # its first form
+        block = {"stage": int(block)}
+    if not isinstance(block, dict):
+        findings.problem("zero_optimization", f"is {block!r}", 'write {"stage": 1}, 2 or 3')
+        block = {}
+    zero = dict(block)
+    for old, new in (
+        ("cpu_offload", "offload_optimizer"),
+        ("cpu_offload_params", "offload_param"),
+        ("cpu_offload_param", "offload_param"),
+    ):
+        if zero.pop(old, False) is True:
+            zero.setdefault(new, {"device": "cpu"})
+    by_width = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+    findings.defaults("zero_optimization", zero, exclude=by_width)
+    stage = zero.setdefault("stage", 0)
+    if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
+        findings.problem("zero_optimization.stage", f"is {stage!r}", "write 0, 1, 2 or 3")
+        zero["stage"] = stage = 0
+    for key in ("offload_param", "offload_optimizer"):
+        if isinstance(zero.get(key), dict):
+            zero[key] = _offload(findings, f"zero_optimization.{key}", dict(zero[key]), device)
+    if stage < 3 and zero.pop("offload_param", None) is not None:
+        findings.note("zero_optimization.offload_param", f"has no effect in stage {stage}")
+    for key in by_width[1:] if stage < 3 else ():
+        zero.pop(key, None)
+    if zero.get("zenflow") is not None:
+        findings.problem("zero_optimization.zenflow", "steps with an optimizer of its own", "leave it out")
+    checked = {key: value for key, value in zero.items() if value != AUTO}
+    check_block(findings, "zero_optimization", DeepSpeedZeroConfig, checked)
+    return integers(DeepSpeedZeroConfig, zero)
+
+
+def _offload(findings: Findings, where: str, block: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    findings.defaults(where, block)
+    if device.type == "cpu" and block.get("device", "none") != "none":
+        if block.get("pin_memory", True):
+            findings.note(f"{where}.pin_memory", "is off: there is no accelerator to copy to")
+        block["pin_memory"] = False
+    if block.get("device") == "nvme":
+        import deepspeed
+
+        folder = block.get("nvme_path")
+        if folder is None or not Path(str(folder)).is_dir():
+            findings.problem(f"{where}.nvme_path", f"{folder!r} is no folder", "name a folder on the disk")
+        if not deepspeed.ops.__compatible_ops__.get("async_io", False):  # compiled at its first use
+            what = "nvme is read and written by a part of DeepSpeed that needs libaio, which is not here"
+            findings.problem(f"{where}.device", what, "apt install libaio-dev, or write cpu")
+        elif where.endswith("optimizer"):
+            findings.note(f"{where}.device", "is nvme: a checkpoint's optimizer state cannot be put back there")
+    for key, default in (("ratio", 1.0), ("super_offload", False)):
+        if block.get(key, default) != default:
+            what = f"{block[key]!r} needs DeepSpeed's own Adam, and artel steps with PyTorch's"
+            findings.problem(f"{where}.{key}", what, "leave it out")
+    return block
+
+
+def check_optimizer(findings: Findings, tree: dict[str, Any], train: TrainConfig) -> None:
+    """Take the optimizer section out of `tree`, and report where it differs from artel's optimizer, which steps."""
+    block = tree.pop("optimizer", None)
+    if block is None:
+        return
+    kind = str(block.get("type", "")).lower() if isinstance(block, dict) else ""
+    parameters = dict(block.get("params") or {}) if isinstance(block, dict) else {}
+    name = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd"}.get(kind)  # DeepSpeed's Adam is AdamW by default
+    if kind == "adam" and parameters.get("adam_w_mode") is False:
+        name = None
+    if name != train.optimizer:
+        what = f"is {kind or 'not given'}, and train.optimizer is {train.optimizer}"
+        findings.problem("optimizer.type", what, "leave the block out, or write another train.optimizer")
+        return
+    ours: dict[str, tuple[str, Any]] = {
+        "lr": ("train.learning_rate", train.learning_rate),
+        "weight_decay": ("train.weight_decay", train.weight_decay),
+    }
+    if name == "adamw":
+        ours |= {"betas": ("train.betas", list(train.betas)), "eps": ("train.epsilon", train.epsilon)}
+    else:
+        ours |= {"momentum": ("train.momentum", train.momentum)}
+    for key in ("torch_adam", "adam_w_mode", "bias_correction", "fused", "foreach"):  # do not change the result
+        parameters.pop(key, None)
+    findings.compare("optimizer.params", parameters, ours)
+
+
+def check_schedule(findings: Findings, tree: dict[str, Any], train: TrainConfig) -> None:
+    """Report where the schedule differs from artel's. Keep only its lengths, until the length of the run is known."""
+    block = tree.get("scheduler")
+    if block is None:
+        return
+    kind = str(block.get("type", "")) if isinstance(block, dict) else str(block)
+    if _SCHEDULES.get(kind) != train.schedule:
+        what = f"is {kind or 'not given'}, and train.schedule is {train.schedule}"
+        known = ", ".join(f"{name} is {ours}" for name, ours in _SCHEDULES.items())
+        findings.problem("scheduler.type", what, f"leave the block out, or write another train.schedule ({known})")
+        return
+    parameters = dict(block.get("params") or {})
+    lengths = {key: parameters.pop(key) for key in ("total_num_steps", "warmup_num_steps") if key in parameters}
+    for key, value in lengths.items():
+        if value != AUTO and (isinstance(value, bool) or not isinstance(value, int | float) or value != int(value)):
+            findings.problem(f"scheduler.params.{key}", f"is {value!r}", 'write a whole number or "auto"')
+    if parameters.get("last_batch_iteration") == -1:
+        del parameters["last_batch_iteration"]
+    ours: dict[str, tuple[str, Any]] = {
+        "warmup_min_lr": ("the warmup's start", 0.0),
+        "warmup_min_ratio": ("the warmup's start", 0.0),
+        "warmup_max_lr": ("train.learning_rate", train.learning_rate),
+        "warmup_type": ("the warmup's form", "linear"),
+        "cos_min_ratio": ("train.minimum_learning_rate", train.minimum_learning_rate),
+    }
+    findings.compare("scheduler.params", parameters, ours)
+    known_lengths = {key: int(value) for key, value in lengths.items() if value != AUTO and not findings.problems}
+    tree["scheduler"] = {"params": known_lengths}
+
+
+def resolve_precision(
+    findings: Findings, tree: dict[str, Any], requested: str, device: torch.device
+) -> Literal["fp32", "bf16", "fp16"]:
+    """Return the precision on which both files and the device agree, and set it in the file's blocks."""
+    from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+
+    if "bfloat16" in tree:  # its old name
+        tree["bf16"] = tree.pop("bfloat16")
+    if requested == "fp8":
+        findings.problems.append(Problem("train.precision", "fp8 is not for DeepSpeed", "write bf16, or auto"))
+    enabled: dict[str, object] = {}
+    for name, model in (("fp16", DeepSpeedFP16Config), ("bf16", DeepSpeedBF16Config)):
+        block = dict(tree.get(name) or {})
+        enabled[name] = block.pop("enabled", AUTO)
+        if requested != AUTO and enabled[name] not in (AUTO, requested == name):
+            what = f"is {json.dumps(enabled[name])}, and train.precision is {requested}"
+            findings.problem(f"{name}.enabled", what, 'write "auto", or train.precision: auto')
+        for key in (f"{name}_master_weights_and_grads", "bf16_optimizer_states"):
+            if block.get(key):
+                what = "needs DeepSpeed's own Adam, and artel steps with PyTorch's"
+                findings.problem(f"{name}.{key}", what, "leave it out")
+        findings.defaults(name, block)
+        check_block(findings, name, model, block)
+        tree[name] = integers(model, block)
+    if all(value is True for value in enabled.values()):
+        findings.problem("fp16.enabled", "and bf16.enabled are both true", "keep one")
+    precision = _supported_precision(findings, enabled, requested, device)
+    for name in enabled:
+        tree[name]["enabled"] = name == precision
+    return precision
+
+
+def _supported_precision(
+    findings: Findings, enabled: dict[str, object], requested: str, device: torch.device
+) -> Literal["fp32", "bf16", "fp16"]:
+    """Return the precision that the device supports. `enabled`: true, false or "auto" in the file, by name."""
+    on = [name for name, value in enabled.items() if value is True or (value == AUTO and requested == name)]
+    if "fp16" in on:
+        if device.type != "cpu":
+            return "fp16"
+        findings.note("fp16", "is replaced by fp32: this is a CPU")
+    elif "bf16" in on:
+        if device.type != "cpu" or requested == "bf16" or bf16_is_native(device):
+            return "bf16"
+        findings.note("bf16", "is replaced by fp32: this CPU would only emulate it")
+    elif requested == AUTO and enabled["bf16"] == AUTO and pick_precision(AUTO, device) == "bf16":
+        return "bf16"
+    return "fp32"

@@ -1,1 +1,0 @@
-"""Pipeline parallelism: several processes share the layers."""

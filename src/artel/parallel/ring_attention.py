@@ -1,0 +1,164 @@
+"""Ring attention: keys and values travel round the processes, and none ever holds more than two shards of them.
+
+Each process computes its queries with one process's keys and values at a time, while the next ones arrive. Results are
+merged by their log-sum-exp, and the backward pass goes round again with the gradients of keys and values (Liu et al.
+2023, "Ring Attention with Blockwise Transformers"). Since each process holds a chunk from either end of the sequence
+(`SequenceShard`), each step computes either all queries with the early keys or the late queries with all keys: half of
+a full product on every process (Brandon et al. 2023, "Striped Attention", solves the same with stripes).
+
+It pays when the keys and values of a full sequence do not fit beside one layer's other activations. It uses the PyTorch
+kernels that return the log-sum-exp: FlashAttention 2 on GPUs, PyTorch's own on CPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from artel.errors import InputError
+from artel.models.attention import AttentionOptions
+from artel.parallel.context_exchange import SequenceShard, in_autocast, repeat_heads
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Keys and values of one process after another. No mask, window or dropout (`context_problems` reports them)."""
+
+    shard: SequenceShard
+    group: str
+
+    def query_ranges(self, length: int) -> Sequence[range]:
+        return self.shard.spans(length)
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        if options.mask is not None or options.dropout:
+            raise ValueError("ring attention has no mask and no dropout")
+        query, key, value = in_autocast(query, key, value)
+        if query.device.type == "cuda" and query.dtype == torch.float32:
+            fix = "write train.precision: bf16, or parallel.exchange: gather"
+            raise InputError.at("parallel.exchange", "ring: its kernel on a GPU has no float32", fix)
+        scale = query.shape[-1] ** -0.5 if options.scale is None else options.scale
+        return _Ring.apply(query, key, value, _RingOptions(self.shard, self.group, options.causal, scale))
+
+
+class _RingOptions(NamedTuple):
+    shard: SequenceShard
+    group: str
+    causal: bool
+    scale: float
+
+    def visible(self, step: int, length: int) -> tuple[slice, slice, bool]:
+        """Return (queries, keys, causal) to compute at a step, out of `length` tokens each.
+
+        The keys are those of the process `step` before this one.
+        """
+        every = slice(0, length)
+        if not self.causal or step == 0:
+            return every, every, self.causal
+        if step <= self.shard.rank:  # an earlier process: its early keys precede all queries, its late ones follow them
+            return every, slice(0, length // 2), False
+        return slice(length // 2, length), every, False
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ring: _RingOptions
+    ) -> torch.Tensor:
+        length, copies = query.shape[2], query.shape[1] // key.shape[1]
+        query = query.contiguous()
+        result = torch.zeros(*query.shape[:3], value.shape[-1], dtype=torch.float32, device=query.device)
+        total = torch.full(query.shape[:3], -torch.inf, device=query.device)  # log-sum-exp of the scores so far
+        block = [key.contiguous(), value.contiguous()]
+        for step in range(ring.shard.size):
+            incoming = [_send(tensor, ring) for tensor in block] if step < ring.shard.size - 1 else []
+            queries, keys, causal = ring.visible(step, length)
+            step_key, step_value = (repeat_heads(tensor[:, :, keys], copies) for tensor in block)
+            output, log_sum, random = _forward(query[:, :, queries], step_key, step_value, causal, ring.scale)
+            before = total[:, :, queries]
+            after = torch.logaddexp(before, log_sum)
+            scaled = result[:, :, queries] * (before - after).exp()[..., None]
+            result[:, :, queries] = scaled + output * (log_sum - after).exp()[..., None]
+            total[:, :, queries] = after
+            block = [_wait(tensor) for tensor in incoming]
+        output = result.to(query.dtype)
+        ctx.save_for_backward(query, key, value, output, total, *random)
+        ctx.ring = ring
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+        query, key, value, result, total, *random = ctx.saved_tensors
+        ring: _RingOptions = ctx.ring
+        length, copies = query.shape[2], query.shape[1] // key.shape[1]
+        grad_output = grad_outputs[0].contiguous()
+        query_grad = torch.zeros_like(query, dtype=torch.float32)
+        block = [key.contiguous(), value.contiguous()]
+        # Gradients travel with their keys and values, and are back where they belong after a full round.
+        block_grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in block]
+        for step in range(ring.shard.size):
+            incoming = [_send(tensor, ring) for tensor in block] if step < ring.shard.size - 1 else []
+            queries, keys, causal = ring.visible(step, length)
+            step_key, step_value = (repeat_heads(tensor[:, :, keys], copies) for tensor in block)
+            by_query = [tensor[:, :, queries] for tensor in (grad_output, query, result, total)]
+            gradients = _backward(by_query, step_key, step_value, causal, ring.scale, random)
+            query_grad[:, :, queries] += gradients[0]
+            for sums, gradient in zip(block_grads, gradients[1:], strict=True):
+                sums[:, :, keys] += gradient.unflatten(1, (-1, copies)).sum(2, dtype=torch.float32)
+            block_grads = [_wait(_send(tensor, ring)) for tensor in block_grads]
+            block = [_wait(tensor) for tensor in incoming]
+        key_grad, value_grad = block_grads
+        return query_grad.to(query.dtype), key_grad.to(key.dtype), value_grad.to(value.dtype), None
+
+
+def _send(block: torch.Tensor, ring: _RingOptions) -> torch.Tensor:
+    """Start sending to the next process, and return the tensor being received from the previous one."""
+    size, rank = ring.shard.size, ring.shard.rank
+    sent, received = [0] * size, [0] * size
+    sent[(rank + 1) % size] = received[(rank - 1) % size] = len(block)
+    return torch.ops._c10d_functional.all_to_all_single(block, received, sent, ring.group)
+
+
+def _wait(block: torch.Tensor) -> torch.Tensor:
+    return torch.ops._c10d_functional.wait_tensor(block)
+
+
+def _forward(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Return (output, log-sum-exp of each query's scores in float32, random state of a GPU's kernel).
+
+    Queries, keys and values have the same number of heads.
+    """
+    if query.device.type == "cpu":
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return *kernel(query, key, value, 0.0, causal, scale=scale), []
+    outputs = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
+    return outputs[0], outputs[1], list(outputs[6:8])
+
+
+def _backward(
+    by_query: list[torch.Tensor],
+    key: torch.Tensor,
+    value: torch.Tensor,
+    causal: bool,
+    scale: float,
+    random: list[torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of queries, keys and values due to these keys and values.
+
+    `by_query`: gradient of the output, queries, output, and log-sum-exp over all keys.
+    """
+    grad_output, query, result, total = by_query
+    inputs = grad_output, query, key, value, result, total.contiguous()
+    if query.device.type == "cpu":
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        return kernel(*inputs, 0.0, causal, scale=scale)
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_backward
+    # All sequences have the same length, so cumulative lengths are None.
+    return kernel(*inputs, None, None, query.shape[2], key.shape[2], 0.0, causal, *random, scale=scale)

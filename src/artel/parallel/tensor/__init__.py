@@ -1,1 +1,0 @@
-"""Tensor parallelism: several processes share the matrices of each layer."""

@@ -1,0 +1,332 @@
+"""Tensor parallelism: the matrices of each layer and the vocabulary split over processes (Megatron-LM, 2019).
+
+Split parameters become DTensors over the tensor mesh, and `fully_shard` may shard them again. The others stay plain
+tensors with the same values and the same complete gradients on every process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from artel.errors import InputError, Problem
+from artel.models.compile import repeated_layers
+from artel.models.experts import adapted_experts, experts_of
+from artel.models.half_base import HalfConv1D, HalfEmbedding, HalfLinear
+from artel.parallel.tensor_plans import Plan, Split, read_plan, wildcards
+from artel.parallel.tensor_styles import (
+    Columns,
+    Embedding,
+    Experts,
+    Fused,
+    Head,
+    Rows,
+    SequenceSplit,
+    gather_around,
+    keep_local,
+    share_inputs,
+    split_parameter,
+    split_sequence,
+    sum_gradients,
+)
+
+_KEY = "parallel.tensor"
+_BY_OUTPUTS = (Split.COLUMNS, Split.GATHERED_COLUMNS, Split.FUSED)
+_BY_INPUTS = (Split.ROWS, Split.ROWS_OF_FULL_INPUT)
+
+
+def tensor_problems(model: PreTrainedModel, size: int, *, sequence: bool) -> list[Problem]:
+    """Return the reasons why a model cannot be split over `size` processes.
+
+    The model may be on the meta device, with adapters. `sequence`: also split between the matrices, by sequence.
+    """
+    kind, plan = model.config.model_type, read_plan(model)
+    if getattr(model, "is_quantized", False):
+        return [
+            Problem(_KEY, "quantized matrices cannot be split", "write model.quantize: none, or parallel.tensor: 1")
+        ]
+    if plan.unknown:
+        what = f"transformers splits {kind} in ways that artel does not know: {', '.join(plan.unknown)}"
+        return [Problem(_KEY, what, f"write {_KEY}: 1")]
+    if not plan.splits:
+        what = f"neither transformers nor artel knows how {kind} is split"
+        return [Problem(_KEY, what, f"write {_KEY}: 1, or split it otherwise (parallel.data, parallel.pipeline)")]
+    problems = _size_problems(model, plan, size) + _layer_problems(model, plan)
+    if adapted_experts(model):
+        what = "model.lora.target names experts, whose adapters cannot be split"
+        problems.append(Problem(_KEY, what, f"leave them out of the target, or write {_KEY}: 1"))
+    return problems + (_sequence_problems(model, plan) if sequence else [])
+
+
+def split_by_tensor(model: PreTrainedModel, mesh: DeviceMesh, *, sequence: bool) -> str:
+    """Split a model in place over `mesh` (1-D, dimension `tensor`). Return a summary for the log.
+
+    The model may be on the meta device; otherwise its weights must be the same on all processes. `tensor_problems` must
+    have found none. Call `split_experts` first: experts that it has sharded stay as they are. From then on all
+    processes of the mesh need the same batches and the same dropout.
+    """
+    plan, modules = read_plan(model), dict(model.named_modules())
+    sequence_split = SequenceSplit() if sequence else None
+    replicated_experts = {
+        name
+        for name, split in plan.splits.items()
+        if split is Split.EXPERTS and not _can_split_experts(modules[name], mesh)
+    }
+    gathering = _gathering_modules(modules, plan)
+    for name, split in plan.splits.items():
+        inside = any(name.startswith(f"{outer}.") for outer in gathering)
+        if name not in replicated_experts:
+            layer_sequence = None if inside else sequence_split
+            _split_layer(modules[name], split, plan.fused_counts.get(name, 1), mesh, layer_sequence)
+    for name, key in plan.divided:
+        setattr(modules[name], key, getattr(modules[name], key) // mesh.size())
+    for name in dict.fromkeys(_parent(name) for name, split in plan.splits.items() if split in _BY_OUTPUTS):
+        if name not in gathering:
+            share_inputs(modules[name], mesh, sequence_split)
+    if sequence_split is not None:
+        _split_between(model, modules, plan, gathering, mesh, sequence_split)
+    vocabulary = _split_vocabulary(model, mesh)
+    counts = Counter(
+        "experts" if split is Split.EXPERTS else "matrices"
+        for split in plan.splits.values()
+        if split is not Split.SUMMED
+    )
+    done = [f"{counts['matrices']} matrices"]
+    if counts["experts"]:
+        done.append("experts" if not replicated_experts else "experts not")
+    done += ["vocabulary"] * vocabulary + ["sequences between them"] * sequence
+    return f"split over {mesh.size()} processes: {', '.join(done)}"
+
+
+def shard_dimension(parameter: torch.Tensor, shards: int) -> Shard | None:
+    """Return the dimension that fully_shard must split over `shards` processes, or None for the first.
+
+    This is its `shard_placement_fn`. If the vocabulary does not divide, the last process has a smaller shard. DTensor
+    reassembles shards of such shards in the wrong order (torch 2.13: `_StridedShard` assumes equal sizes), and
+    checkpoints would be wrong. Splitting columns is right. Raise InputError if the columns do not divide either.
+    """
+    if not isinstance(parameter, DTensor) or shards == 1 or not parameter.placements[0].is_shard(0):
+        return None
+    rows, size = parameter.shape[0], parameter.device_mesh.size()
+    if rows % size == 0:
+        return None
+    if parameter.ndim == 2 and parameter.shape[1] % shards == 0:
+        return Shard(1)
+    most = -(-rows // size)
+    least = rows - most * (size - 1)
+    # The order is right as long as each inner shard has the rounded-up size that DTensor assumes.
+    for rank in range(shards):
+        first, last = (_shard_size(total, shards, rank) for total in (most, least))
+        if first != -(-(first * (size - 1) + last) // size):
+            what = f"a vocabulary of {rows:,} cannot be shared out over {size} x {shards} processes"
+            raise InputError.at(_KEY, what, f"write {_KEY}: 1, or model.config.vocab_size: {most * size}")
+    return None
+
+
+def _shard_size(total: int, shards: int, rank: int) -> int:
+    largest = -(-total // shards)
+    return max(0, min(largest, total - largest * rank))
+
+
+def _size_problems(model: PreTrainedModel, plan: Plan, size: int) -> list[Problem]:
+    """Return one problem with all dimensions that `size` does not divide, and the sizes that would."""
+    config = model.config.get_text_config()
+    heads = {
+        "attention heads": getattr(config, "num_attention_heads", None),
+        "key-value heads": getattr(config, "num_key_value_heads", None),
+    }
+    numbers: dict[str, int] = {}
+    for label, count in heads.items():
+        for number in count if isinstance(count, list | tuple) else [count]:
+            if number:
+                numbers.setdefault(f"{number} {label}", number)
+    for name, module in model.named_modules():
+        split = plan.splits.get(name)
+        if split in _BY_OUTPUTS or split in _BY_INPUTS:
+            outputs, inputs = _dimensions(module)
+            number = inputs if split in _BY_INPUTS else outputs // plan.fused_counts.get(name, 1)
+            layer = wildcards(name).rpartition("*.")[2]
+            numbers.setdefault(f"{number} {'inputs' if split in _BY_INPUTS else 'outputs'} of {layer}", number)
+    wrong = [label for label, number in numbers.items() if number % size]
+    if not wrong:
+        return []
+    # Report heads only, if any: the matrices follow from them.
+    named = [label for label in wrong if label.endswith("heads")] or wrong[:3]
+    common = math.gcd(*numbers.values())
+    fits = ", ".join(str(each) for each in range(1, common + 1) if common % each == 0)
+    what = f"{model.config.model_type} has {' and '.join(named)}, no multiple of {size}"
+    return [Problem(_KEY, what, f"write one of: {fits}")]
+
+
+def _dimensions(module: Any) -> tuple[int, int]:
+    """Return (outputs, inputs) of a linear layer, with adapters or without."""
+    module = getattr(module, "base_layer", module)
+    outputs, inputs = module.weight.shape
+    return (inputs, outputs) if isinstance(module, Conv1D) else (outputs, inputs)
+
+
+def _layer_problems(model: PreTrainedModel, plan: Plan) -> list[Problem]:
+    """Return a problem if a layer has been replaced by one that the plan does not cover."""
+    for name, module in model.named_modules():
+        split = plan.splits.get(name)
+        if split is None or split in (Split.EXPERTS, Split.SUMMED):
+            continue
+        if hasattr(module, "original_module"):
+            return [Problem("model.lora.save", f"{name} is trained whole and cannot be split", "leave it out")]
+        if any(getattr(module, "lora_variant", {}).values()) or getattr(module, "lora_bias", {}).get("default"):
+            return [Problem("model.lora", f"adapters of this kind cannot be split ({name})", "write dora: false")]
+        base = getattr(module, "base_layer", module)
+        if type(base) not in (nn.Linear, Conv1D, HalfLinear, HalfConv1D):
+            what = f"{name} is a {type(base).__name__}, which cannot be split"
+            return [Problem(_KEY, what, f"write {_KEY}: 1, or train.precision: bf16")]
+    return []
+
+
+def _sequence_problems(model: PreTrainedModel, plan: Plan) -> list[Problem]:
+    kind, layers = model.config.model_type, {id(layer) for layer in repeated_layers(model)}
+    modules = dict(model.named_modules())
+    inside = {id(module) for layer in repeated_layers(model) for module in layer.modules()}
+    if not layers or any(id(modules[name]) not in inside for name in plan.splits):
+        reason = "its layers are not all of one kind"
+    elif any(id(modules[_parent(name)]) in layers for name, split in plan.splits.items() if split in _BY_OUTPUTS):
+        reason = "its layers hold matrices of their own, beside attention and network"
+    elif model.config.is_encoder_decoder or getattr(model.config, "add_cross_attention", False):
+        reason = "its layers look at a second sequence"
+    else:
+        return []
+    what = f"{kind} cannot be split along the sequence: {reason}"
+    return [Problem("parallel.sequence", what, "write sequence: false")]
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _can_split_experts(experts: Any, mesh: DeviceMesh) -> bool:
+    """True if the number of a layer's experts divides, and they are not split yet."""
+    return bool(
+        experts_of(experts)
+        and experts.num_experts % mesh.size() == 0
+        and all(
+            "." not in name and not isinstance(each, DTensor) and each.shape[0] == experts.num_experts
+            for name, each in experts.named_parameters()
+        )
+    )
+
+
+def _split_layer(
+    module: nn.Module, split: Split, fused_count: int, mesh: DeviceMesh, sequence: SequenceSplit | None
+) -> None:
+    if split is Split.SUMMED:
+        sum_gradients(module, mesh, None)
+        return
+    styles: dict[Split, ParallelStyle] = {
+        Split.COLUMNS: Columns(),
+        Split.GATHERED_COLUMNS: Columns(gathered=True),
+        Split.ROWS: Rows(sequence=sequence),
+        Split.ROWS_OF_FULL_INPUT: Rows(full_input=True, sequence=sequence),
+        Split.FUSED: Fused(fused_count),
+        Split.EXPERTS: Experts(),
+    }
+    if not hasattr(module, "base_layer"):
+        parallelize_module(module, mesh, styles[split])
+        return
+    # Adapters: outputs = base(x) + B(A(x)). Splitting the outputs splits B, splitting the inputs splits A.
+    adapters: Any = module
+    parallelize_module(adapters.base_layer, mesh, styles[split])
+    for key in adapters.lora_A:
+        lora_a, lora_b = adapters.lora_A[key], adapters.lora_B[key]
+        if split in _BY_OUTPUTS:
+            keep_local(adapters.lora_dropout[key])
+            parallelize_module(lora_b, mesh, styles[split])
+        else:
+            parallelize_module(lora_a, mesh, styles[split])
+            if sequence is not None:
+                sum_gradients(lora_b, mesh, sequence)
+
+
+def _gathering_modules(modules: dict[str, nn.Module], plan: Plan) -> list[str]:
+    """Return the parents of split layers that must see the full sequence: they hold unsplit parameters or experts.
+
+    A router, for one, would see only some of the tokens.
+    """
+    split_kinds = (*_BY_OUTPUTS, Split.EXPERTS)
+    parents = dict.fromkeys(_parent(name) for name, split in plan.splits.items() if split in split_kinds)
+    return [name for name in parents if not _is_covered(name, modules[name], parents, plan)]
+
+
+def _is_covered(name: str, module: nn.Module, parents: dict[str, None], plan: Plan) -> bool:
+    """True if all parameters in a module belong to split layers that take the module's own input."""
+    if any(other.startswith(f"{name}.") for other in parents):
+        return False
+    prefixes = tuple(f"{layer}." for layer, split in plan.splits.items() if split is not Split.EXPERTS)
+    return all(f"{name}.{key}".startswith(prefixes) for key, _ in module.named_parameters())
+
+
+def _split_between(
+    model: PreTrainedModel,
+    modules: dict[str, nn.Module],
+    plan: Plan,
+    gathering: list[str],
+    mesh: DeviceMesh,
+    sequence: SequenceSplit,
+) -> None:
+    """Split tensors between the matrices by sequence, from the first layer to the last."""
+    layers = repeated_layers(model)
+    split_sequence(layers[0], layers[-1], mesh, sequence)
+    outermost = [name for name in gathering if not any(name.startswith(f"{other}.") for other in gathering)]
+    for name in outermost:
+        gather_around(modules[name], mesh, sequence)
+    inside = {id(module) for layer in layers for module in layer.modules()}
+    for name, module in modules.items():
+        covered = any(f"{name}.".startswith(f"{other}.") for other in (*outermost, *plan.splits))
+        if id(module) in inside and not covered and next(module.parameters(recurse=False), None) is not None:
+            sum_gradients(module, mesh, sequence)
+
+
+def _split_vocabulary(model: PreTrainedModel, mesh: DeviceMesh) -> bool:
+    """Split the embedding and the output head by vocabulary. Return True if either was split.
+
+    These stay unsplit: modules that are no plain embedding or linear layer, and modules tied to one; heads that are not
+    over the vocabulary; vocabularies so small that a process would get none.
+    """
+    ends: dict[Any, Any] = {Embedding: model.get_input_embeddings(), Head: model.get_output_embeddings()}
+    # A pipeline stage has one of them, or none.
+    weighted: dict[Any, Any] = {
+        style: module for style, module in ends.items() if getattr(module, "weight", None) is not None
+    }
+    supported = {Embedding: (nn.Embedding, HalfEmbedding), Head: (nn.Linear, HalfLinear)}
+    chosen: dict[type[ParallelStyle], Any] = {
+        style: module for style, module in weighted.items() if type(module) in supported[style]
+    }
+    refused = {id(module.weight) for style, module in weighted.items() if style not in chosen}
+    rows = {module.weight.shape[0] for module in chosen.values()}
+    size, is_split = mesh.size(), False
+    if any(-(-count // size) * (size - 1) >= count for count in rows):
+        return False
+    for style, module in chosen.items():
+        if id(module.weight) in refused or getattr(module, "max_norm", None) is not None:
+            continue
+        for parameter in list(module.parameters(recurse=False)):
+            if not isinstance(parameter, DTensor):  # a tied weight is already split
+                _replace_parameter(model, parameter, split_parameter(parameter, mesh, Shard(0)))
+        parallelize_module(module, mesh, style())
+        is_split = True
+    return is_split
+
+
+def _replace_parameter(model: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:
+    """Replace a parameter under all of its names."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if parameter is old:
+                setattr(module, name, new)
