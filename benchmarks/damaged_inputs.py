@@ -43,7 +43,7 @@ from artel.models.loading.request import ModelRequest
 from artel.preparing import prepare
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer, train_tokenizer
 from artel.tokens.store.manifest import SPLITS, read_manifest
-from artel.training.checkpoint.format import Content, Progress, load_checkpoint, write_shared, write_whole
+from artel.training.checkpoint.format import Content, Progress, load_checkpoint, write_full, write_sharded
 from artel.training.checkpoint.items import CheckpointItems
 from artel.training.optim.optimizer import Optimizer
 
@@ -224,9 +224,9 @@ class Checkpoints:
             self._optimizer.step(1.0)
             progress = Progress(step=step, tokens=step * 64, validation={"loss": 3.5}, best=3.5, best_step=3, store="x")
             content = Content(self._items.state(), progress, "run: x\n")
-            write_whole(folder / f"step-{step:09d}", content)
+            write_full(folder / f"step-{step:09d}", content)
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        write_shared(folder / "pieces", content, first=True, group=None)
+        write_sharded(folder / "pieces", content, first=True, group=None)
         dist.destroy_process_group()
         self.older = folder / "step-000000003"
         self.forms = [files_in(folder / "step-000000006"), files_in(folder / "pieces")]

@@ -1,4 +1,4 @@
-"""What keeping host memory gains and costs a training step on a CPU (src/artel/training/memory/cpu_allocator.py).
+"""What keeping host memory gains and costs a training step on a CPU (src/artel/training/memory.py).
 
     python benchmarks/kept_memory.py [--steps 6] [--rounds 2] [--unequal]
 
@@ -53,10 +53,10 @@ def measure(name: str, steps: int, *, unequal: bool) -> dict[str, Any]:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from artel.training.memory import cpu_allocator as host_memory
+    from artel.training import memory as host_memory
 
     if name == KEPT_SMALL:
-        host_memory._may_promise = lambda: False
+        host_memory.has_no_memory_limit = lambda: False
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=256, n_head=4, vocab_size=4096, n_positions=256))

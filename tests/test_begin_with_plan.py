@@ -14,7 +14,7 @@ from artel.parallel import World
 from artel.planning.rates import Rates, about_here, save_rates
 from artel.preparing import prepare
 from artel.training.loop import train
-from artel.training.memory.micro_batch import MicroBatchPlan
+from artel.training.micro_batch import MicroBatchPlan
 from artel.training.planned import planned_micro_batch
 from artel.training.run_folder import RunFolder
 from support.runs import artel, write_run

@@ -10,9 +10,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from artel.config import TrainConfig
 from artel.errors import InputError, WorkError
 from artel.host import process_memory
-from artel.training.checkpoint.format import Content, Progress, full_weights, load_checkpoint, write_shared, write_whole
+from artel.training.checkpoint.format import Content, Progress, full_weights, load_checkpoint, write_full, write_sharded
 from artel.training.checkpoint.items import CheckpointItems
-from artel.training.checkpoint.sharded_files import read_pieces, write_pieces
+from artel.training.checkpoint.sharded_files import read_shards, write_shards
 from artel.training.optim.optimizer import Optimizer
 
 
@@ -55,9 +55,9 @@ def test_a_callbacks_state_is_saved_and_loaded(tmp_path, optimizer, group, in_pi
     content = Content(CheckpointItems(optimizer, [counts, print]).state(), Progress(step=3), "run: x\n")
     path = tmp_path / "step-000000003"
     if in_pieces:
-        write_shared(path, content, first=True, group=None)
+        write_sharded(path, content, first=True, group=None)
     else:
-        write_whole(path, content)
+        write_full(path, content)
     weights = {name: tensor.detach().clone() for name, tensor in optimizer.weights().items()}
     optimizer.load_weights({name: tensor + 1 for name, tensor in weights.items()})
     counts.value = torch.zeros(2)
@@ -75,15 +75,15 @@ def test_shards_are_written_from_where_they_lie(tmp_path, group):
     tensors = {"weight": torch.arange(8 << 20, dtype=torch.float32)}
     _RESET.write_text("5")  # the peak begins anew (proc(5))
     before = process_memory("VmHWM")
-    write_pieces(tmp_path, tensors)
+    write_shards(tmp_path, tensors)
     assert process_memory("VmHWM") - before < tensors["weight"].nbytes // 2
     read = {"weight": torch.zeros(8 << 20)}
-    read_pieces(tmp_path, read)
+    read_shards(tmp_path, read)
     assert torch.equal(read["weight"], tensors["weight"])
 
 
 def test_a_callback_that_a_checkpoint_does_not_know_begins_anew(tmp_path, optimizer):
-    write_whole(tmp_path / "step-000000003", Content(CheckpointItems(optimizer).state(), Progress(step=3), "run: x\n"))
+    write_full(tmp_path / "step-000000003", Content(CheckpointItems(optimizer).state(), Progress(step=3), "run: x\n"))
     counts = Counts("as it was")
     load_checkpoint(tmp_path, CheckpointItems(optimizer, [counts]), print)
     assert counts.value == "as it was"
@@ -95,7 +95,7 @@ def test_an_error_of_a_callback_is_not_taken_for_a_damaged_checkpoint(tmp_path, 
             raise KeyError("its own")
 
     items = CheckpointItems(optimizer, [Fails(torch.ones(1))])
-    write_whole(tmp_path / "step-000000003", Content(items.state(), Progress(step=3), "run: x\n"))
+    write_full(tmp_path / "step-000000003", Content(items.state(), Progress(step=3), "run: x\n"))
     with pytest.raises(KeyError, match="its own"):
         load_checkpoint(tmp_path, items, print)
 

@@ -12,7 +12,7 @@ import yaml
 from artel.config import dump_run, load_run, run_from
 from artel.parallel import World
 from artel.preparing import prepare
-from artel.training.comparison import note_reached, reached, read_choice
+from artel.training.comparison import reached, read_choice, record_reached
 from artel.training.loop import train
 from artel.training.run_folder import RunFolder
 from support.runs import artel, write_run
@@ -52,7 +52,7 @@ def test_a_run_says_at_its_end_what_it_reached_and_its_report_too(tmp_path, fold
 
 
 def test_figures_stand_beside_the_expected_ones(folder):
-    line = note_reached(folder, load_run(str(folder.config)), RESULT)
+    line = record_reached(folder, load_run(str(folder.config)), RESULT)
     assert line == (
         "reached: 2.200 bits per byte of validation, expected 1.80 to 2.20; 900 tokens/s, planned 1,000 (-10%); "
         "0.5 min, planned 0.5 (+0%)"
@@ -61,19 +61,19 @@ def test_figures_stand_beside_the_expected_ones(folder):
 
 
 def test_under_another_budget_no_bits_per_byte_were_expected(folder):
-    line = note_reached(folder, load_run(str(folder.config), {"train.budget": 60}), RESULT)
+    line = record_reached(folder, load_run(str(folder.config), {"train.budget": 60}), RESULT)
     assert line is not None
     assert "2.200 bits per byte of validation; 900 tokens/s, planned 1,000 (-10%); 0.5 min, planned 1.0 (-50%)" in line
 
 
 def test_a_model_that_is_not_the_chosen_one_has_no_expectation(folder):
     run = load_run(str(folder.config), {"model.config.n_layer": 3})
-    assert note_reached(folder, run, RESULT) is None
+    assert record_reached(folder, run, RESULT) is None
     assert "reached" not in json.loads(folder.choice.read_text())
 
 
 def test_a_run_without_validation_is_compared_without_it(folder):
-    line = note_reached(folder, load_run(str(folder.config)), RESULT | {"validation": None})
+    line = record_reached(folder, load_run(str(folder.config)), RESULT | {"validation": None})
     assert line is not None
     assert line.startswith("reached: 900 tokens/s, planned 1,000 (-10%)")
 
@@ -84,7 +84,7 @@ def test_a_run_without_validation_is_compared_without_it(folder):
 def test_a_damaged_file_tells_nothing(folder, content):
     folder.choice.write_text(content)
     assert read_choice(folder) is None
-    assert note_reached(folder, load_run(str(folder.config)), RESULT) is None
+    assert record_reached(folder, load_run(str(folder.config)), RESULT) is None
 
 
 def test_a_restart_keeps_its_plan_without_what_the_earlier_run_measured(folder):

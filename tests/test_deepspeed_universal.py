@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from artel.training.checkpoint.sharded_files import piece_shapes, read_pieces
+from artel.training.checkpoint.sharded_files import read_shards, stored_shapes
 from support.ranks import run_ranks
 from support.runs import DEEPSPEED, artel, write_run
 
@@ -153,9 +153,9 @@ def test_pieces_make_the_same_files(folder, checkpoint, tmp_path):
         assert done.returncode == 0, done.stderr
     newest = tmp_path / "run" / "checkpoints" / "latest"
     assert not (newest / "model.safetensors").exists()
-    shapes = piece_shapes(newest)
+    shapes = stored_shapes(newest)
     stored = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
-    read_pieces(newest, stored)
+    read_shards(newest, stored)
     zero = tmp_path / "out" / "global_step2" / "zero"
     names = sorted(path.name for path in zero.iterdir() if path.is_dir())
     assert names == sorted(name for name in checkpoint if "|" not in name)

@@ -20,8 +20,8 @@ from artel.objectives.distill.teacher_outputs import divergence, hidden_loss, in
 from artel.parallel import World
 from artel.preparing import prepare
 from artel.tokens import evaluation_rows, load_tokenizer, micro_batches, train_tokenizer
-from artel.training.teacher.kept import KeptSplit, shards_of
-from artel.training.teacher.teacher import set_teacher
+from artel.training.teacher import set_teacher
+from artel.training.teacher_outputs import CachedOutputs, shards_of
 from support import WORKERS
 from support.objectives import objective_run
 from support.runs import artel, kill, losses, metrics, start, torchrun
@@ -230,7 +230,7 @@ def test_killed_while_it_asks_the_teacher_it_asks_for_the_rest_alone(tmp_path, c
     done = torchrun(2, WORKERS / "train_cases.py", other)
     assert done.returncode == 0, done.stderr[-3000:]
     for split in ("train", "validation"):
-        one, two = KeptSplit(aside, split), KeptSplit(whole, split)
+        one, two = CachedOutputs(aside, split), CachedOutputs(whole, split)
         assert len(one) == len(two) > 0
         for number in range(0, len(one), 7):
             a, b = one.read(number), two.read(number)

@@ -20,7 +20,7 @@ from artel.parallel import World
 from artel.preparing import prepare
 from artel.tokens import Tokenizer, evaluation_rows, load_tokenizer, train_tokenizer
 from artel.tokens.tokenizer.chat_template import CHATML_TOKENS
-from artel.training.teacher.teacher import set_teacher
+from artel.training.teacher import set_teacher
 from support.objectives import conversations, objective_run
 from support.runs import artel, losses, metrics, write_run
 from support.two_tokenizers import ENGLISH, OTHER, RUSSIAN, byte_level, fast, sentencepiece

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from artel.training.memory.cpu_allocator import release_free_memory, retained_host_memory
+from artel.training.memory import release_free_memory, retained_host_memory
 from support.waiting import LIMIT
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc is told to keep memory")

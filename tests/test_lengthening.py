@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from artel.config import Overrides, load_run
 from artel.inference import export
-from artel.training.best import compare_with_best
+from artel.training.callbacks import compare_with_best
 from artel.training.checkpoint.format import Progress
 from artel.training.lengthening import _reason_to_refuse, _refused
 from artel.training.schedule import Length

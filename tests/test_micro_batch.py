@@ -23,8 +23,8 @@ from artel.models.activation_checkpointing import NotSelective, recompute
 from artel.objectives import objective_of
 from artel.preparing import prepare
 from artel.tokens import train_tokenizer
-from artel.training.memory import micro_batch
-from artel.training.memory.micro_batch import (
+from artel.training import micro_batch
+from artel.training.micro_batch import (
     MicroBatchPlan,
     cache_key,
     find_micro_batch,

@@ -21,7 +21,7 @@ from artel.parallel import World
 from artel.preparing import prepare
 from artel.storage.unexpected_errors import machine_error
 from artel.training.loop import train
-from artel.training.memory.micro_batch import MemoryLimit, MicroBatchPlan, next_smaller
+from artel.training.micro_batch import MemoryLimit, MicroBatchPlan, next_smaller
 from support.ranks import run_ranks
 from support.runs import largest_difference, losses, write_run
 

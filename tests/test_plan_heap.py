@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from artel.planning.plan.cpu_heap import LARGE, Range
-from artel.training.memory.cpu_allocator import retained_host_memory
+from artel.training.memory import retained_host_memory
 from support.waiting import LIMIT
 
 EVENTS = 300

@@ -31,7 +31,7 @@ from artel.models.loading.request import ModelRequest
 from artel.secrets import hide_secrets
 from artel.storage import checksum, fetch
 from artel.tokens import Sample, StoreWriter, TokenStore, train_tokenizer
-from artel.training.checkpoint.format import Content, Progress, load_checkpoint, write_whole
+from artel.training.checkpoint.format import Content, Progress, load_checkpoint, write_full
 from artel.training.checkpoint.items import CheckpointItems
 from support.runs import write_run
 from support.waiting import LIMIT
@@ -104,7 +104,7 @@ def test_names_in_a_checkpoint_stay_in_it(tmp_path, name):
         {"model": {"w": torch.zeros(2)}, "optimizer": {"w|m": torch.zeros(2)}}, Progress(step=2), "run: x\n"
     )
     path = tmp_path / "step-000000002"
-    write_whole(path, content)
+    write_full(path, content)
     shutil.copytree(path, tmp_path / "step-000000001")
     target = path / name
     target.parent.mkdir(exist_ok=True)

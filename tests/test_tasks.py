@@ -11,7 +11,7 @@ from artel.config import load_run
 from artel.errors import InputError
 from artel.inference import open_model, run_tasks
 from artel.reports.curves import CurveReader
-from artel.training.tasks.harness import check_data, check_tasks, task_directions, task_figures
+from artel.training.task_harness import check_data, check_tasks, task_directions, task_metrics
 from support.runs import artel, metrics, torchrun, write_run
 from support.tasks import counting, passages
 
@@ -48,7 +48,7 @@ def test_figures_join_the_curves_and_are_those_of_the_saved_model(trained):
     assert {*figures[4]} == {*figures[6]} == names
     assert figures[4]["passages/byte_perplexity"] != figures[6]["passages/byte_perplexity"]
     results = run_tasks(open_model(str(folder)), tasks, None, None)
-    assert task_figures(results) == figures[6]
+    assert task_metrics(results) == figures[6]
     assert task_directions(results) == {name: name != "passages/byte_perplexity" for name in names}
     result = json.loads((folder / "result.json").read_text())
     assert {name: result["validation"][name] for name in names} == figures[6]
@@ -180,5 +180,5 @@ def test_several_processes_give_the_figures_of_their_model(trained, tmp_path, da
     assert list(figures) == [4, 6]
     step, state = best_of(tmp_path / data / "checkpoints")
     assert (step, state["best"]) == min((values[name], step) for step, values in figures.items())[::-1]
-    alone = task_figures(run_tasks(open_model(str(tmp_path / data)), tasks, None, None))
+    alone = task_metrics(run_tasks(open_model(str(tmp_path / data)), tasks, None, None))
     assert figures[6] == pytest.approx(alone, rel=1e-5)

@@ -25,9 +25,8 @@ from artel.registry import FORMATS, OBJECTIVES
 from artel.text import Ledger, read_documents
 from artel.tokens import TokenStore
 from artel.training import RunFolder
-from artel.training.evaluation import News, Validation, micro_batch_size
-from artel.training.reference_log_probs import reference_outputs
-from artel.training.teacher.teacher import set_kept_outputs, set_teacher
+from artel.training.evaluation import ProgressMessages, Validation, micro_batch_size, reference_outputs
+from artel.training.teacher import set_cached_outputs, set_teacher
 
 Tell = Callable[[str], None]
 # Tokens in a block where neither the run nor the data say: long enough that the first tokens, which have little
@@ -102,13 +101,13 @@ def evaluate(
         untrained = open_untrained(opened.run, tell).model
         compute_in(untrained, precision)
         reference = DataParallel(untrained, objective, world, precision)
-        size, news = micro_batch_size(run, world), News(tell, "evaluating the model before training:")
-        log_probs = reference_outputs(objective, store.validation, reference, world, size, news)
+        size, news = micro_batch_size(run, world), ProgressMessages(tell, "evaluating the model before training:")
+        log_probs = reference_outputs(objective, store.validation, reference, size, news)
         objective.set_reference(log_probs.numpy(), validation=True)
     if data is None:
         with_teacher(objective, run, store, world, tell)
     started = time.monotonic()
-    size, news = micro_batch_size(run, world), News(tell, f"evaluating {opened.name}:")
+    size, news = micro_batch_size(run, world), ProgressMessages(tell, f"evaluating {opened.name}:")
     figures, outputs = validation.evaluate(strategy, size, run.validate_.blocks, news)
     part = store.validation
     details = objective.details(outputs, part)
@@ -155,7 +154,7 @@ def with_teacher(objective: Objective, run: RunConfig, store: TokenStore, world:
     if teacher is None:
         return
     if teacher.settings is not None:
-        if not set_kept_outputs(objective, store, note):
+        if not set_cached_outputs(objective, store, note):
             tell("without the figures of the teacher: what it said is not kept any more")
         return
     try:

@@ -7,7 +7,7 @@ from typing import Any
 from artel.errors import InputError
 from artel.inference.mteb_tasks import run_mteb
 from artel.inference.open import OpenedModel
-from artel.training.tasks import harness
+from artel.training import task_harness
 
 
 def run_tasks(opened: OpenedModel, tasks: list[str], folder: str | None, limit: int | None) -> dict[str, Any]:
@@ -28,5 +28,5 @@ def run_tasks(opened: OpenedModel, tasks: list[str], folder: str | None, limit: 
             f"{opened.name} writes no text and gives no vectors: no harness of tasks can ask it",
             "evaluate it by the metrics of its objective: leave --tasks out",
         )
-    harness.check_known(tasks, "--tasks", folder)
-    return harness.run_tasks(opened.model, opened.tokenizer, tasks, folder=folder, limit=limit)
+    task_harness.check_known(tasks, "--tasks", folder)
+    return task_harness.run_tasks(opened.model, opened.tokenizer, tasks, folder=folder, limit=limit)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from artel.errors import InputError
 from artel.inference.match_files import unit_vectors
 from artel.inference.open import OpenedModel
-from artel.training.evaluation import News
+from artel.training.evaluation import ProgressMessages
 
 _PAIRS = 64  # scored by a reranker between two lines of progress
 
@@ -64,7 +64,7 @@ def paragraphs(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _pair_scores(opened: OpenedModel, query: str, texts: list[str], tell: Callable[[str], None]) -> list[float]:
-    news, scores = News(tell, "scoring paragraphs:"), list[float]()
+    news, scores = ProgressMessages(tell, "scoring paragraphs:"), list[float]()
     for start in range(0, len(texts), _PAIRS):
         pairs = [(query, text) for text in texts[start : start + _PAIRS]]
         scores += [answer["score"] for answer in opened.objective.answers(opened.model, "rerank", pairs)]

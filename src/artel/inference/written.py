@@ -9,7 +9,7 @@ from artel.inference.open import OpenedModel
 from artel.models.generate import Sampling, check_embedded
 from artel.objectives.types import GenerationEval, GenerationPrompt
 from artel.parallel import World
-from artel.training.evaluation import News
+from artel.training.evaluation import ProgressMessages
 
 
 def figures_of(
@@ -22,7 +22,7 @@ def figures_of(
     tell(f"{opened.name} writes {writing.what}")
 
     def write(beginnings: list[GenerationPrompt]) -> list[str]:
-        news = News(tell, f"{opened.name} writes:")
+        news = ProgressMessages(tell, f"{opened.name} writes:")
         texts = []
         for written in write_beginnings(opened, beginnings, sampling, tell):
             texts.append(written.text)

@@ -48,7 +48,7 @@ from artel.training.metrics.trackers import check_trackers
 from artel.training.model_setup import check_layout
 from artel.training.optim.optimizer import check_optimizer
 from artel.training.run_folder import RunFolder
-from artel.training.tasks.harness import check_tasks
+from artel.training.task_harness import check_tasks
 from artel.training.unreached import unreached_settings
 
 

@@ -1,7 +1,7 @@
-"""Callbacks: small objects that the loop calls after every step, each deciding for itself whether it is due.
+"""Callbacks: small objects that the loop calls after every step. Each decides for itself whether it is due.
 
-The verdict on a step is read late: those here that need it ask the guard first. A user's own callback runs before them,
-so under `train.on_bad_step: stop` it may see the weights of a bad step, after which the run ends.
+Whether a step was good is known late: callbacks that need to know ask the guard first. A user's callback runs before
+them, so with `train.on_bad_step: stop` it may see the weights of a bad step, after which the run ends.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from artel.errors import Interrupted, Problem, WorkError
 from artel.interrupts import SAME, answered_by, in_main_thread
 from artel.models.flops import tokens_a_second, utilization
 from artel.storage import write_file
-from artel.training.best import compare_with_best
 from artel.training.evaluation import Validation
 from artel.training.faults.bad_steps import Guard
-from artel.training.memory.in_use import memory_in_use
+from artel.training.memory import memory_in_use
 from artel.training.metrics.jsonl import Lines
 from artel.training.run import IntervalClock, Run
+from artel.training.task_harness import best_is_task, run_tasks, task_directions, task_metrics
 
 
 class Callback(Protocol):
@@ -35,7 +35,7 @@ class Callback(Protocol):
 
 
 class Log:
-    """A line of metrics every `log.every` steps and at the end: means over the good steps since the line before."""
+    """Logs metrics every `log.every` steps and at the end: means over the good steps since the last line."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -47,7 +47,7 @@ class Log:
         self._guard.rewound(run)
         sums = run.strategy.all_reduce_sum(run.window.double().tolist())
         totals = dict(zip(run.objective.sums, sums, strict=True))
-        if not totals["targets"]:  # bad steps alone: bad_steps.jsonl has them
+        if not totals["targets"]:  # only bad steps, which are in bad_steps.jsonl
             return
         run.check_folder()
         run.window.zero_()
@@ -79,7 +79,7 @@ class Log:
 
 
 class Validate:
-    """The objective's metrics on the validation split, at `validate.every` and at the end; stops after `patience`."""
+    """Evaluates the validation split at `validate.every` and at the end. Ends the run after `validate.patience`."""
 
     def __init__(self, guard: Guard, validation: Validation) -> None:
         self._guard, self._validation = guard, validation
@@ -112,10 +112,7 @@ class Validate:
 
 
 class ShowSamples:
-    """What the model makes of `validate.prompts` before the first step and after each validation.
-
-    The first rank writes it to samples.jsonl.
-    """
+    """Continues `validate.prompts` before the first step and after each validation, into samples.jsonl."""
 
     def __call__(self, run: Run) -> None:
         if run.newest_validation == run.step:
@@ -143,14 +140,14 @@ def _continued(run: Run, prompt: str) -> str:
 
 
 class MeasureEnd:
-    """Under `train.budget`: times what the end of the run takes, after the second step of this start.
+    """With `train.budget`: times what the end of the run will take, after the second step of this start.
 
-    A few micro-batches are evaluated, one prompt continued, one checkpoint written, which the loop waits for as it does
-    for the last one, and also where `checkpoint.every` is never. The final model is taken to need as long as a
-    checkpoint, of which it is a part. Raises WorkError where the checkpoint cannot be written: the last one could not.
+    It evaluates a few micro-batches, continues one prompt, and writes one checkpoint, even if `checkpoint.every` is
+    never. The loop waits for it as it does for the last one. The final model is assumed to take as long as a
+    checkpoint, which contains it. Raises WorkError if the checkpoint cannot be written: neither could the last one.
     """
 
-    _MICRO_BATCHES = 4  # of the validation, after one that warms up
+    _MICRO_BATCHES = 4  # of the validation, after one for warm-up
 
     def __init__(self, guard: Guard, validation: Validation) -> None:
         self._guard, self._validation = guard, validation
@@ -177,12 +174,12 @@ class MeasureEnd:
         count = self._validation.count(run.config.validate_.blocks)
         if count == 0:
             return
-        some = min(count, self._MICRO_BATCHES * rows)
-        self._validation.evaluate(run.strategy, run.batch_plan.size, min(some, rows))
+        timed = min(count, self._MICRO_BATCHES * rows)
+        self._validation.evaluate(run.strategy, run.batch_plan.size, min(timed, rows))
         started = run.clock()
-        self._validation.evaluate(run.strategy, run.batch_plan.size, some)
+        self._validation.evaluate(run.strategy, run.batch_plan.size, timed)
         seconds = run.clock() - started
-        run.budget.note_end("validation", seconds * math.ceil(count / rows) / math.ceil(some / rows))
+        run.budget.note_end("validation", seconds * math.ceil(count / rows) / math.ceil(timed / rows))
 
     def _show(self, run: Run) -> None:
         prompts = run.config.validate_.prompts
@@ -194,7 +191,7 @@ class MeasureEnd:
 
 
 class Save:
-    """A checkpoint at `checkpoint.every`, at the end, on a requested stop, and where `checkpoint.best` improved."""
+    """Saves a checkpoint at `checkpoint.every`, at the end, on a requested stop, and if `checkpoint.best` improved."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -204,7 +201,7 @@ class Save:
     def __call__(self, run: Run) -> None:
         every = run.config.checkpoint.every
         better = run.step == run.progress.best_step
-        if not self._started and every != Interval():  # not never
+        if not self._started and every != Interval():  # that is, never
             run.saver.touch_memory()
         self._started = True
         if not (better or run.stop_requested or run.finished or self._clock.is_due(run, every)):
@@ -219,19 +216,113 @@ class Save:
 
 
 def _save_and_wait(run: Run) -> None:
-    """Write a checkpoint while the loop waits. Raises WorkError on all ranks where one of them could not."""
+    """Write a checkpoint while the loop waits. Raise WorkError on all ranks if one of them fails."""
     saved = run.saver.save(run.progress_so_far(), last=True)
     if run.strategy.all_reduce_sum([float(not saved)])[0]:
         lines = run.saver.failures or ["the checkpoint could not be written"]
         raise WorkError([Problem(f"step {run.step}", line) for line in lines])
 
 
+class EvaluateTasks:
+    """Evaluates `validate.tasks` at `validate.tasks_every` and at the end. `checkpoint.best` may be one of the metrics.
+
+    Ranks that hold the full model divide the questions; ranks that shard the weights each ask all of them. With
+    `train.budget` the tasks also run after the second step of this start, to find out how long they take at the end.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._clock = IntervalClock()
+        self._steps = 0
+
+    def __call__(self, run: Run) -> None:
+        config = run.config.validate_
+        if not config.tasks:
+            return
+        self._steps += 1
+        measures_end = run.config.train.budget is not None and self._steps == 2
+        is_due = self._clock.is_due(run, config.tasks_every)
+        if not (is_due or measures_end or run.finished):
+            return
+        self._guard.rewound(run)
+        results = self._results(run)
+        if results is not None:
+            self._record(run, task_metrics(results))
+        if best_is_task(run.config):
+            self._compare(run, results, is_due)
+
+    def _results(self, run: Run) -> dict[str, Any] | None:
+        """Return the harness's results, or None if a task failed, or on ranks that do not take part."""
+        run.trackers.busy("asking the tasks")
+        config, strategy = run.config.validate_, run.strategy
+        world = run.world if strategy.holds_full_model else None
+        with run.timed_end("tasks"), strategy.generating() as takes_part:
+            if not (takes_part or strategy.holds_full_model):
+                return None
+            try:
+                return run_tasks(
+                    strategy.model, run.tokenizer, config.tasks, limit=config.tasks_limit, world=world, quiet=True
+                )
+            except Exception as error:  # whatever the harness or a task raises: the run continues without it
+                if not strategy.holds_full_model:
+                    raise  # the other ranks wait for this one within a layer
+                reason = str(error).strip().partition("\n")[0][:300] or type(error).__name__
+                run.tell(f"step {run.step}: validate.tasks could not be asked: {reason}")
+                return None
+
+    def _record(self, run: Run, metrics: dict[str, float]) -> None:
+        progress = run.progress
+        progress.validation = progress.validation | metrics
+        if progress.best_step == run.step:
+            progress.best_validation = progress.best_validation | metrics
+        run.check_folder()
+        run.trackers.tasks({"step": run.step, "epoch": round(run.length.epoch(run.step), 6), "tasks": metrics})
+
+    def _compare(self, run: Run, results: dict[str, Any] | None, is_due: bool) -> None:
+        """Compare the first rank's metric with the best, so that all ranks save the same step."""
+        name = run.config.checkpoint.best
+        assert name is not None
+        metrics = {} if results is None else task_metrics(results)
+        known = run.world.first and name in metrics
+        higher = known and results is not None and task_directions(results)[name]
+        value, is_known, is_higher = run.strategy.all_reduce_sum(
+            [metrics[name] if known else 0.0, float(known), float(bool(higher))]
+        )
+        if is_known:
+            at_step = run.progress.validation if run.newest_validation == run.step else metrics
+            compare_with_best(run, value, at_step, higher_is_better=bool(is_higher), counts=is_due)
+
+
+def compare_with_best(
+    run: Run, value: float, metrics: dict[str, float], *, higher_is_better: bool, counts: bool
+) -> None:
+    """Record the value of `checkpoint.best` after the newest step. A better one is saved; `patience` may end the run.
+
+    `metrics`: all of this step. `counts`: True if it counts toward `patience`. A validation that is due only because
+    the run ends does not count, since a longer run would not have it. All ranks pass the same values.
+    """
+    name, progress = run.config.checkpoint.best, run.progress
+    assert name is not None
+    if progress.best_figure != name:
+        progress.best = None  # the run was resumed with another metric
+    is_better = progress.best is None or (value > progress.best if higher_is_better else value < progress.best)
+    if is_better and not math.isnan(value):
+        progress.best, progress.best_figure, progress.best_step = value, name, run.step
+        progress.best_validation, progress.best_calibration = metrics, progress.calibration
+        progress.validations_since_best = 0
+        return
+    progress.validations_since_best += counts
+    patience = run.config.validate_.patience
+    if patience is not None and progress.validations_since_best >= patience and not run.finished:
+        progress.stopped_early = True
+        run.tell(f"step {run.step}: {name} has not improved since step {progress.best_step}; stopping")
+
+
 class StopOnSignal:
     """Ends the run after this step, saved, on SIGTERM, Ctrl-C or Slurm's SIGUSR1; at once on a second Ctrl-C.
 
-    Before the first step there is nothing to finish, so each of these signals ends the run at once. "At once" is what a
-    handler does that a caller of artel had set, else the end of the process. In a thread that is not the main one
-    nothing arrives.
+    Before the first step there is nothing to finish, so each of these signals ends the run at once: through the handler
+    that artel's caller has set, or by ending the process. Signals arrive in the main thread only.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

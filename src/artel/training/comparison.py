@@ -1,4 +1,4 @@
-"""Figures that were planned beside those that were measured: in words, and in RUN/choice.json."""
+"""Compares planned values with measured ones, in words and in RUN/choice.json."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _UNITS = {
     "host_gib": ("GiB of all processes", 1),
     "minutes": ("min", 1),
 }
-"""Of a figure: its unit, and the decimals that are shown."""
+"""Unit and number of decimals of each value."""
 
 
 EXPECTED = ("bits_per_byte", "tokens_per_second", "minutes")
-"""The figures of RUN/choice.json."""
+"""Values in RUN/choice.json."""
 
 
 BITS_ERROR = 0.1
-"""Error of the expected bits per byte of a chosen model, as a fraction. Two novels on which the fits were not
-made ended between 0.4 % below and 9 % above (benchmarks/NOTES.md)."""
+"""Error of the expected bits per byte of a chosen model, as a fraction. On two novels that were not used for the fits
+it was between -0.4 % and 9 % (benchmarks/NOTES.md)."""
 
 
 def expected_range(bits_per_byte: float) -> tuple[float, float]:
-    """Lowest and highest bits per byte to expect of a chosen model."""
+    """Return the lowest and highest bits per byte to expect of a chosen model."""
     return bits_per_byte * (1 - BITS_ERROR), bits_per_byte * (1 + BITS_ERROR)
 
 
 def compared(planned: Mapping[str, float | None], measured: Mapping[str, float | None]) -> str:
-    """Each measured figure beside the planned one of its name, with the difference."""
+    """Return each measured value with the planned one and the difference, in words."""
     parts = []
     for name, value in measured.items():
         if value is None:
@@ -53,16 +53,16 @@ def compared(planned: Mapping[str, float | None], measured: Mapping[str, float |
     return "; ".join(parts)
 
 
-def note_reached(folder: RunFolder, run: RunConfig, result: Mapping[str, Any]) -> str | None:
-    """Write what a run with `model.auto` reached into RUN/choice.json, beside what its choice expected.
+def record_reached(folder: RunFolder, config: RunConfig, result: Mapping[str, Any]) -> str | None:
+    """Write the results of a run with `model.auto` into RUN/choice.json, next to the expected values.
 
-    `result` is that of result.json. Under another budget than the one that was chosen for, no bits per byte were
-    expected. Returns the comparison in a line; None where the model was not chosen.
+    `result`: as in result.json. With a different budget than at the choice, there are no expected bits per byte. Return
+    the comparison in a line, or None if the model was not chosen automatically.
     """
-    choice, budget = read_choice(folder), run.train.budget
-    if choice is None or choice.get("model") != run.model.config:
+    choice, budget = read_choice(folder), config.train.budget
+    if choice is None or choice.get("model") != config.model.config:
         return None
-    expected = figures(choice, "expected")
+    expected = choice_values(choice, "expected")
     if budget is not None and budget / 60 != expected["minutes"]:
         expected = {"tokens_per_second": expected["tokens_per_second"], "minutes": budget / 60}
     choice["expected"] = expected
@@ -76,13 +76,13 @@ def note_reached(folder: RunFolder, run: RunConfig, result: Mapping[str, Any]) -
 
 
 def reached(choice: Mapping[str, Any]) -> str | None:
-    """What the content of RUN/choice.json says of a run that is done, in a line; None of one that is not."""
-    measured = figures(choice, "reached")
-    return f"reached: {compared(figures(choice, 'expected'), measured)}" if measured else None
+    """Return the comparison in RUN/choice.json in a line, or None if the run is not finished."""
+    measured = choice_values(choice, "reached")
+    return f"reached: {compared(choice_values(choice, 'expected'), measured)}" if measured else None
 
 
-def figures(choice: Mapping[str, Any], group: str) -> dict[str, float]:
-    """The known figures of RUN/choice.json that are `expected` or `reached`; whatever else stands there is left out."""
+def choice_values(choice: Mapping[str, Any], group: str) -> dict[str, float]:
+    """Return the known values of RUN/choice.json in a group, `expected` or `reached`."""
     values = choice.get(group)
     if not isinstance(values, dict):
         return {}
@@ -90,10 +90,10 @@ def figures(choice: Mapping[str, Any], group: str) -> dict[str, float]:
 
 
 def read_choice(folder: RunFolder) -> dict[str, Any] | None:
-    """RUN/choice.json; None where there is none, or it is damaged."""
+    """Return RUN/choice.json, or None if it is missing or damaged."""
     try:
         choice = orjson.loads(folder.choice.read_bytes())
     except (OSError, ValueError):
         return None
-    is_whole = isinstance(choice, dict) and {"tokens_per_second", "minutes"} <= figures(choice, "expected").keys()
-    return choice if is_whole else None
+    is_valid = isinstance(choice, dict) and {"tokens_per_second", "minutes"} <= choice_values(choice, "expected").keys()
+    return choice if is_valid else None

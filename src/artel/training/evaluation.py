@@ -1,28 +1,32 @@
-"""Evaluates a model on a split of a store: while it is trained, and afterwards."""
+"""Evaluates a model on a split of a store, during training and afterwards."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 
 from artel.config import RunConfig
+from artel.errors import InputError
 from artel.objectives import Batch, Objective
 from artel.parallel import ParallelStrategy, World
-from artel.tokens import PackedSamples, StoreSplit, evaluation_rows
+from artel.storage import write_file
+from artel.tokens import PackedSamples, StoreSplit, TokenStore, evaluation_rows
 from artel.training.heartbeat import heartbeat
 
-# What a micro-batch holds when the run file says auto: 4,096 tokens keep two CPU cores busy and stay in their caches'
-# reach; 32,768 fill a GPU's matrix units and need a few GiB for the logits of a 50k vocabulary.
+# Tokens of a micro-batch if the run file says auto: 4,096 keep two CPU cores busy and within reach of their caches;
+# 32,768 fill a GPU's matrix units and need a few GiB for the logits of a 50k vocabulary.
 _AUTO_TOKENS = {"cpu": 4096, "cuda": 32768}
+_MESSAGE_SECONDS = 10.0
 
 
-_SECONDS_BETWEEN_NEWS = 10.0
-
-
-class News:
-    """How far a long piece of work is, in a line every ten seconds: `evaluating 40%`."""
+class ProgressMessages:
+    """Progress of a long piece of work, as a message every ten seconds: `evaluating 40%`."""
 
     def __init__(self, tell: Callable[[str], None], what: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._tell, self._what, self._clock = tell, what, clock
@@ -30,32 +34,32 @@ class News:
 
     def __call__(self, share: float) -> None:
         now = self._clock()
-        if now - self._last >= _SECONDS_BETWEEN_NEWS:
+        if now - self._last >= _MESSAGE_SECONDS:
             self._last = now
             self._tell(f"{self._what} {share:.0%}")
 
 
 def micro_batch_size(config: RunConfig, world: World) -> int:
-    """Rows of a micro-batch of this run on this device."""
+    """Return the rows of an evaluation micro-batch for this run and device."""
     if config.train.micro_batch != "auto":
         return config.train.micro_batch
     return max(1, _AUTO_TOKENS.get(world.device.type, 4096) // config.data.block)
 
 
 class Validation:
-    """A split of a store as an objective sees it, and its metrics for a model."""
+    """A split of a store as the objective's dataset, and a model's metrics on it."""
 
     def __init__(self, objective: Objective, part: StoreSplit) -> None:
         self.part = part
         self.samples = objective.dataset(part)
         self._objective = objective
 
-    def stored_samples(self, read: int) -> int:
-        """How many samples of the split are in the first `read` that the objective reads."""
-        return self.samples.samples_in(read) if isinstance(self.samples, PackedSamples) else read
+    def stored_samples(self, count: int) -> int:
+        """Return the number of the store's samples in the first `count` samples of the dataset."""
+        return self.samples.samples_in(count) if isinstance(self.samples, PackedSamples) else count
 
     def count(self, most: int | None) -> int:
-        """How many samples are evaluated where at most so many shall be, and as many as figures need."""
+        """Return the number of samples to evaluate: at most `most`, but as many as the metrics need."""
         least = self._objective.min_evaluated(self.part)
         return min(len(self.samples), max(least, most or len(self.samples)))
 
@@ -66,9 +70,9 @@ class Validation:
         most: int | None = None,
         progress: Callable[[float], None] = lambda _: None,
     ) -> tuple[dict[str, float], np.ndarray]:
-        """(metrics, outputs of each sample that has any) over the first `most` samples; the ranks share them.
+        """Evaluate the first `most` samples, divided among ranks. Return (metrics, outputs per sample, if any).
 
-        `progress` is called with the fraction that is done, from 0 to 1, before each batch.
+        `progress` is called with the fraction done, from 0 to 1, before each batch.
         """
         count = self.count(most)
         totals, outputs = strategy.evaluate(self._batches(strategy, micro_batch, count, progress), count)
@@ -79,8 +83,64 @@ class Validation:
     ) -> Iterator[tuple[Batch, np.ndarray]]:
         ranks = strategy.dp_degree
         mine = np.arange(strategy.dp_rank, count, ranks)
-        for start in range(0, -(-count // ranks), micro_batch):  # all alike: some may have only padding in the last
+        # The same number of batches on all ranks: some ranks may have only padding in the last one.
+        for start in range(0, -(-count // ranks), micro_batch):
             indices = mine[start : start + micro_batch]
             heartbeat("a validation batch")
             progress(start * ranks / count)
             yield self._objective.batch(evaluation_rows(self.samples, indices, micro_batch)), indices
+
+
+# Outputs of the untrained model, such as DPO's log-probabilities: computed once, saved in the run
+
+
+def set_reference(
+    objective: Objective,
+    store: TokenStore,
+    strategy: ParallelStrategy,
+    world: World,
+    micro_batch: int,
+    file: Path,
+    resumes: bool,
+    tell: Callable[[str], None],
+) -> None:
+    """Give an objective that needs a reference the untrained model's outputs for each sample.
+
+    A run that `resumes` reads them from `file`; the file of a run without a checkpoint may be of another model. It
+    holds `train` and `validation`, float64 (samples, len(objective.outputs)), and the store's digest.
+    """
+    if not objective.needs_reference:
+        return
+    known = _read_reference(file, store.digest) if resumes and file.is_file() else None
+    world.barrier()  # all ranks read before the first one writes
+    if known is None:
+        what = "computing what the model says of each answer before training"
+        tell(what)
+        parts = {"train": store.train, "validation": store.validation}
+        known = {}
+        for name, part in parts.items():
+            if part.samples:
+                progress = ProgressMessages(tell, f"{what} ({name}):")
+                known[name] = reference_outputs(objective, part, strategy, micro_batch, progress)
+        if world.first:
+            write_file(file, save(known, metadata={"store": store.digest}))
+    for name, outputs in known.items():
+        objective.set_reference(outputs.numpy(), validation=name == "validation")
+
+
+def reference_outputs(
+    objective: Objective, part: StoreSplit, strategy: ParallelStrategy, micro_batch: int, progress: ProgressMessages
+) -> torch.Tensor:
+    """Return the model's outputs for each sample of a split, float64 (samples, len(objective.outputs))."""
+    return torch.from_numpy(Validation(objective, part).evaluate(strategy, micro_batch, None, progress)[1])
+
+
+def _read_reference(file: Path, digest: str) -> dict[str, torch.Tensor] | None:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            if (tensors.metadata() or {}).get("store") != digest:
+                return None
+            return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118  # not a mapping
+    except (OSError, SafetensorError) as error:
+        fix = "put a copy of it back, or begin anew with --restart: the model is no longer what it was"
+        raise InputError.at(str(file), f"is damaged: {error}", fix) from None

@@ -1,4 +1,4 @@
-"""Ends a run: the final model, and the result."""
+"""Finishes a run: final model and result."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from artel.models.loading.build import build_model
 from artel.models.loading.save import save_model
 from artel.storage import write_file
 from artel.training.checkpoint.format import Progress, checkpoint_path, full_weights, load_weights, read_progress
-from artel.training.comparison import note_reached
+from artel.training.comparison import record_reached
 from artel.training.optim.bf16_adamw import hold_in_bf16
 from artel.training.run import Run
 
 
 def no_report() -> None:
-    """For runs whose trackers get none."""
+    """Return no report, for runs whose trackers need none."""
 
 
 def finish(run: Run) -> dict[str, Any]:
-    """Write RUN/model and RUN/result.json; called when the last step is saved. Returns the result.
+    """Write RUN/model and RUN/result.json after the last step is saved. Return the result.
 
-    Where validations stopped improving, the model is the best one, not the last.
+    If the run stopped because validations did not improve, the model is the best one, not the last.
     """
     run.check_folder()
     for failure in run.saver.failures:
@@ -46,10 +46,10 @@ def finish(run: Run) -> dict[str, Any]:
         "peak_memory_gib": _peak_memory(run.world.device) / 2**30,
     }
     is_frozen = any(not weight.requires_grad for weight in run.strategy.model.parameters())
-    (frozen,) = run.strategy.all_reduce_sum([float(is_frozen)])  # of a pipeline each rank knows its own stage
+    (frozen,) = run.strategy.all_reduce_sum([float(is_frozen)])  # with a pipeline each rank knows only its own stage
     if run.world.first:
         run.objective.calibrate(progress.calibration)
-        # A rank that holds the full model has the final weights already; else they are read from the checkpoint.
+        # A rank that holds the full model has the final weights. Otherwise read them from the checkpoint.
         weights = None
         if not run.strategy.holds_full_model:
             weights = (_frozen_weights(run) if frozen else {}) | full_weights(saved)
@@ -63,7 +63,7 @@ def finish(run: Run) -> dict[str, Any]:
             note=run.folder.note_model,
         )
         run.folder.note_weights()
-        comparison = note_reached(run.folder, run.config, result)
+        comparison = record_reached(run.folder, run.config, result)
         if comparison is not None:
             run.tell(comparison)
         write_file(run.folder.result, orjson.dumps(result, option=orjson.OPT_INDENT_2))
@@ -72,7 +72,7 @@ def finish(run: Run) -> dict[str, Any]:
 
 
 def close_trackers(run: Run, make_report: Callable[[], str | None]) -> None:
-    """Give the trackers of a run that is done its report, and say what comes next."""
+    """Pass the report of a finished run to its trackers, and print what to do next."""
     run.trackers.finished(make_report)
     run.trackers.close()  # the progress bar ends before the last messages
     name = shlex.quote(str(run.folder.path))
@@ -83,21 +83,21 @@ def close_trackers(run: Run, make_report: Callable[[], str | None]) -> None:
 
 
 def _final_checkpoint(run: Run, progress: Progress) -> tuple[Path, int]:
-    """The checkpoint that becomes the final model, and its step; `progress` gets the metrics of that step."""
+    """Return (checkpoint for the final model, its step). Sets the metrics of that step in `progress`."""
     best = run.folder.checkpoints / "best"
-    if not progress.stopped_early or not best.exists():  # on a full disk there may be no best
+    if not progress.stopped_early or not best.exists():  # after a full disk there may be no best checkpoint
         return checkpoint_path(run.folder.checkpoints, progress.step), progress.step
     if run.strategy.holds_full_model:
         load_weights(best, run.strategy.model)
-    saved = read_progress(best)  # an earlier step than the best, where the disk was full when the best was to be saved
+    saved = read_progress(best)  # may be an earlier step, if the disk was full when the best was to be saved
     progress.validation, progress.calibration = saved.best_validation, saved.best_calibration
     return best, saved.step
 
 
 def _frozen_weights(run: Run) -> dict[str, torch.Tensor]:
-    """The weights that stay as they were, which no checkpoint has: the model is built once more.
+    """Return frozen weights, which are in no checkpoint, by building the model again.
 
-    Adapters are saved without the weights beneath them, so nothing is built for them.
+    Return nothing for adapters, which are saved without their base model.
     """
     config = run.config
     if config.model.lora is not None:
@@ -110,7 +110,7 @@ def _frozen_weights(run: Run) -> dict[str, torch.Tensor]:
 
 
 def _peak_memory(device: torch.device) -> int:
-    """Bytes: of the device where there is one, else the largest resident size this process has had."""
+    """Return the peak in bytes: of the GPU, or this process's largest resident size."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,4 +1,4 @@
-"""The sign that a process gets further, for the watchdog: whoever finishes a piece of work calls `heartbeat`."""
+"""Signals progress to the watchdog: code that finishes a piece of work calls `heartbeat`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _listener: Callable[[str], None] | None = None
 
 
 def heartbeat(done: str) -> None:
-    """This process got further; `done` names what it finished. Does nothing while no watchdog listens."""
+    """Report that this process has finished `done`. Does nothing if no watchdog listens."""
     if _listener is not None:
         _listener(done)
 
 
 def listen(listener: Callable[[str], None] | None) -> None:
-    """Have `listener` hear every heartbeat of this process from now on; None for nobody."""
+    """Set the listener for the heartbeats of this process. None removes it."""
     global _listener  # one process, one loop
     _listener = listener

@@ -21,22 +21,21 @@ from artel.models.profiler_ranges import profiler_range
 from artel.objectives import Batch
 from artel.parallel import World
 from artel.preparing import Prepared
-from artel.training.callbacks import Callback, Log, MeasureEnd, Save, ShowSamples, StopOnSignal, Validate
+from artel.training.callbacks import Callback, EvaluateTasks, Log, MeasureEnd, Save, ShowSamples, StopOnSignal, Validate
 from artel.training.faults.bad_steps import Guard
 from artel.training.faults.out_of_memory import optimizer_memory, use_less_memory
 from artel.training.faults.rank_status import rank_status
 from artel.training.faults.watchdog import watchdog
 from artel.training.finish import close_trackers, finish, no_report
 from artel.training.heartbeat import heartbeat
-from artel.training.memory.cpu_allocator import retained_host_memory
-from artel.training.memory.micro_batch import is_out_of_memory
+from artel.training.memory import retained_host_memory
+from artel.training.micro_batch import is_out_of_memory
 from artel.training.planned import CompareWithPlan
 from artel.training.prefetch import Prefetcher, gc_between_steps
 from artel.training.profile import Profile
 from artel.training.run import Run
 from artel.training.run_folder import RunFolder
 from artel.training.setup import open_run
-from artel.training.tasks.callback import EvaluateTasks
 
 
 def train(
@@ -48,15 +47,14 @@ def train(
     clock: Callable[[], float] = time.monotonic,
     make_report: Callable[[], str | None] = no_report,
 ) -> dict[str, Any]:
-    """Train, or resume, the run that `config` describes. Returns the result, as in result.json.
+    """Train, or resume, the run that `config` describes. Return the result, as in result.json.
 
-    `callbacks` are called after every step, before those that are always there. One that has `state_dict` and
-    `load_state_dict` is saved in every checkpoint and resumes with the run. `clock` gives seconds: intervals, the
-    budget and the figures of the result go by it. `make_report` gives the report of the run that is done, as HTML, for
-    trackers that keep it.
+    `callbacks` are called after every step, before the built-in ones. One that has `state_dict` and `load_state_dict`
+    is saved in every checkpoint and resumes with the run. `clock` returns seconds, for intervals, the budget and the
+    result. `make_report` returns the HTML report of the finished run, for trackers that keep it.
 
-    Raises InputError before the first step, or where `train.budget` is too short, WorkError when the work fails,
-    Interrupted when asked to stop.
+    Raise InputError before the first step, or if `train.budget` is too short; WorkError if the work fails; Interrupted
+    if asked to stop.
     """
     folder = RunFolder(Path(config.run))
     if world.first:
@@ -65,14 +63,14 @@ def train(
         signals = StopOnSignal()
         at_end.callback(signals.close)
         with rank_status(folder, world) as status:
-            with retained_host_memory(world.device):  # micro-batches are tried in the memory that steps have
+            with retained_host_memory(world.device):  # try micro-batches under the same conditions as steps
                 run, validation = open_run(config, prepared, world, tell, callbacks, clock)
             status.follow(run)
             guard, profile = Guard(run), Profile(run)
             for close in (run.trackers.close, run.saver.close, profile.close):  # the last is called first
                 at_end.callback(close)
-            # The order matters: metrics are logged before a validation, and both come before a save. The profile is
-            # last, so that it sees each step together with what callbacks do after it.
+            # The order matters: metrics are logged before a validation, and both come before a save. The profile comes
+            # last, so that a profiled step includes the callbacks after it.
             validate, samples, measure = Validate(guard, validation), ShowSamples(), MeasureEnd(guard, validation)
             callbacks = [*callbacks, Log(guard), validate, samples, EvaluateTasks(guard), measure, Save(guard)]
             callbacks += [CompareWithPlan(run), signals.follow(run), profile]
@@ -86,15 +84,15 @@ def train(
                     samples.show(run)
                 while not run.finished:
                     with run.timed_step():
-                        # The samples of a step are a function of its number alone (law 1).
+                        # The samples of a step are a function of its number alone (principle 1).
                         with profiler_range("artel: data"):
                             batches = prefetcher.next()
-                        # All ranks learn how many targets the global batch has, by which each loss is divided (law 2).
+                        # All ranks learn the number of targets in the global batch, the loss's divisor (principle 2).
                         synchronize(run, batches, signals.requested)
                         sums = forward_backward(run, batches)
-                        # The result of the previous step is read only now: the device is busy with this one, and
-                        # nothing waits. When memory ran out, or that step was bad and the weights went back to a
-                        # checkpoint, this step is done again.
+                        # Only now read whether the previous step was good: the device is busy with this one, and
+                        # nothing waits. If memory ran out, or that step was bad and a checkpoint was restored, repeat
+                        # this step.
                         if sums is None or guard.rewound(run):
                             continue
                         with profiler_range("artel: optimizer"), optimizer_memory():
@@ -107,7 +105,7 @@ def train(
                             heartbeat(type(callback).__name__)
                     collect_garbage(run.step)
             result = finish(run)
-        close_trackers(run, make_report)  # only now does the run's folder say that it is complete
+        close_trackers(run, make_report)  # the status in the run's folder is now "complete"
         return result
 
 
@@ -125,12 +123,12 @@ def synchronize(run: Run, batches: list[Batch], stop: bool) -> None:
 
 
 def forward_backward(run: Run, batches: list[Batch]) -> torch.Tensor | None:
-    """Forward and backward of this rank's micro-batches, through the run's strategy.
+    """Run forward and backward over this rank's micro-batches, through the run's strategy.
 
-    Returns this rank's sums, float32 (len(objective.sums),), on the device; None when memory ran out and
-    `run.batch_plan` now asks for less.
+    Return this rank's sums, float32 (len(objective.sums),), on the device; None if memory ran out and `run.batch_plan`
+    is now smaller.
 
-    Raises OutOfMemory when all processes must start again with less, WorkError when there is nothing smaller to try.
+    Raise OutOfMemory if all processes must start again with less, WorkError if there is nothing smaller to try.
     """
     torch.manual_seed(_dropout_seed(run.config.seed, run.step, run.strategy.dp_rank))
     try:
@@ -140,7 +138,7 @@ def forward_backward(run: Run, batches: list[Batch]) -> torch.Tensor | None:
             if run.step == 0 and (refusal := architecture_error(error, run.strategy.model)) is not None:
                 raise refusal from error
             raise
-    # Only now is the error gone: its traceback held the frames of the attempt, and these held the tensors.
+    # The error's traceback held the frames of the attempt, and with them its tensors, until here.
     use_less_memory(run)
     return None
 

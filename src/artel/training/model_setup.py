@@ -1,7 +1,7 @@
-"""From a run file to a model that the loop can train.
+"""Builds a model that the loop can train, from a run file.
 
-The steps in order: build (whole, or on the meta device) → check against the strategy → precision → parallelize and load
-weights → find the micro-batch that fits → activation checkpointing → compile → optimizer.
+The steps in order: build (in full, or on the meta device) → check against the strategy → precision → parallelize and
+load weights → find the micro-batch that fits → activation checkpointing → compile → optimizer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from artel.objectives import Objective, objective_type
 from artel.parallel import OptimizerProtocol, ParallelPlan, ParallelStrategy, World, plan_parallelism
 from artel.registry import OPTIMIZERS
 from artel.tokens import Samples, Tokenizer
-from artel.training.memory.micro_batch import (
+from artel.training.micro_batch import (
     MemoryLimit,
     MicroBatchPlan,
     cache_key,
@@ -54,28 +54,28 @@ from artel.training.run_folder import RunFolder
 
 @dataclass(slots=True)
 class TrainableModel:
-    """What the loop needs to take steps."""
+    """A model split by its strategy, its optimizer, and the choices made."""
 
     strategy: ParallelStrategy
     optimizer: OptimizerProtocol
     batch_plan: MicroBatchPlan
     memory_limit: MemoryLimit
     precision: str
-    """What layers compute in."""
+    """Precision of the layers."""
     compiled: bool
     chosen: dict[str, Any]
-    """What was chosen, by key of the run file."""
+    """Choices by key of the run file."""
     summary: str
-    """Model, device and what was chosen, in a line."""
+    """Model, device and choices, in a line."""
 
 
 def check_layout(
     config: RunConfig, auto_class: str, world_size: int, on_host: int, model: PreTrainedModel | None = None
 ) -> None:
-    """Raise InputError where a run cannot be split over `world_size` processes, `on_host` of them on each host.
+    """Raise InputError if a run cannot be split over `world_size` processes, `on_host` of them on each host.
 
-    Called before any text is read, with the model on the meta device: `set_up_model` asks again, of the model itself.
-    `model` is that model, where the caller has built it: many layouts can be asked about with one.
+    Called before any text is read, with a model on the meta device. `set_up_model` checks the real model again. Callers
+    that check many layouts pass the `model`.
     """
     plan = plan_parallelism(config, world_size, on_host)
     if plan.full_matrices:
@@ -111,11 +111,9 @@ def set_up_model(
     steps: int | None,
     tell: Callable[[str], None],
 ) -> TrainableModel:
-    """The run's model, spread over the processes of `world`, and its optimizer.
+    """Build the run's model, split over the processes of `world`, and its optimizer. Raise InputError.
 
-    `steps` is the length of the run; None where `train.budget` ends it.
-
-    Raises InputError.
+    `steps`: length of the run, None if `train.budget` ends it.
     """
     plan = plan_parallelism(config, world.size, world.on_host)
     documents = getattr(objective, "apart", False)
@@ -130,8 +128,13 @@ def set_up_model(
         raise InputError(problems)
     is_checked = not any(parameter.is_meta for parameter in model.parameters())
     if is_checked:
-        objective.check(model)  # on the device: other kernels run there
-    precision = _in_precision(model, config, plan, world, tell)
+        objective.check(model)  # on the device, whose kernels may differ
+    precision = _precision(config, plan, world)
+    if config.train.weights == "bf16":
+        hold_in_bf16(model)
+    if precision == "fp8":
+        tell(use_float8(model))
+    compute_in(model, precision)
     model.train()
     strategy = plan.parallelize(model, objective, world, precision, load_weights=load_weights, tell=tell)
     strategy.check_split()
@@ -151,8 +154,8 @@ def set_up_model(
         compiled = Choice(OFF, plan.not_compiled_because)
     if compiled.value != OFF:
         compile_layers(model, fixed=objective.fills_blocks(config))
-    make_plain = plain_optimizer(model, config.train, config.seed)
-    optimizer = strategy.own_optimizer(make_plain, batch_plan.size, steps)
+    make_optimizer = plain_optimizer(model, config.train, config.seed)
+    optimizer = strategy.own_optimizer(make_optimizer, batch_plan.size, steps)
     if optimizer is None:
         loss_scale = LossScale(world.device) if precision == "fp16" else None
         optimizer = Optimizer(model, config.train, config.seed, loss_scale, precision)
@@ -186,16 +189,16 @@ def _build(
     world: World,
     documents: bool,
 ) -> tuple[BuiltModel, WeightLoader | None]:
-    """The model whole and on its device; or on the meta device, where `plan` shards it, and what loads its weights.
+    """Return the full model on its device; or, if `plan` shards it, a model on the meta device and its weight loader.
 
-    Stages of a pipeline cannot be tried alone: where documents do not see one another, each process tries the whole
-    model first.
+    Isolated documents are tested on the full model. A pipeline stage cannot be tested, so each process then builds the
+    full model first.
     """
     precision = _precision(config, plan, world)
     request = objective.model_request(config.model, config.data.block, config.seed)
     request = replace(request, base_dtype=base_dtype(config, precision))
-    tried_whole = plan.splits_layers and documents
-    if not plan.shards_weights or tried_whole or must_load_whole(config.model) is not None:
+    tests_full_model = plan.splits_layers and documents
+    if not plan.shards_weights or tests_full_model or must_load_whole(config.model) is not None:
         built = build_model(request, tokenizer)
         built.model.to(world.device)
         return built, None
@@ -205,25 +208,12 @@ def _build(
 
 
 def _precision(config: RunConfig, plan: ParallelPlan, world: World) -> str:
-    """What layers compute in: DeepSpeed's configuration says it where there is one."""
+    """Return the precision of the layers: DeepSpeed's, if its file sets one, or the run's."""
     return plan.precision or pick_precision(config.train.precision, world.device, config.train.weights)
 
 
-def _in_precision(
-    model: PreTrainedModel, config: RunConfig, plan: ParallelPlan, world: World, tell: Callable[[str], None]
-) -> str:
-    """Hold the weights in the run's dtype; returns what layers compute in."""
-    precision = _precision(config, plan, world)
-    if config.train.weights == "bf16":
-        hold_in_bf16(model)
-    if precision == "fp8":
-        tell(use_float8(model))
-    compute_in(model, precision)
-    return precision
-
-
 def _recompute(model: PreTrainedModel, config: RunConfig, plan: MicroBatchPlan) -> str:
-    """Switch activation checkpointing on as planned; what is recomputed, in words."""
+    """Switch on activation checkpointing as planned. Return what is recomputed, in words."""
     done, mode = recompute(model, plan.recompute), config.train.activation_checkpointing
     if done.startswith("none (") and mode not in ("auto", "none"):
         what = f"{mode}: {model.config.model_type} cannot compute its layers twice"
@@ -232,7 +222,7 @@ def _recompute(model: PreTrainedModel, config: RunConfig, plan: MicroBatchPlan) 
 
 
 def _memory_limit(config: RunConfig, strategy: ParallelStrategy, world: World) -> MemoryLimit:
-    """What earlier starts of this run on as many such processes found too large."""
+    """Return the limit set by earlier starts of this run with the same number of processes."""
     most = -(-config.train.batch // strategy.dp_degree)
     key = cache_key(config, strategy.model, most, config.data.block, world.device, world.size)
     return MemoryLimit(RunFolder(Path(config.run)).micro_batches, key)
@@ -247,7 +237,7 @@ def _fit(
     tell: Callable[[str], None],
     strategy_size: int | None,
 ) -> MicroBatchPlan:
-    """The micro-batch and what is recomputed: as the run or its strategy says, or what fits the longest sample."""
+    """Return micro-batch and recomputation: set by the run or its strategy, or what fits the longest sample."""
     mode, size = config.train.activation_checkpointing, strategy_size or config.train.micro_batch
     if size != "auto" and mode != "auto":
         return MicroBatchPlan(size, mode)
@@ -265,12 +255,12 @@ def _fit(
 
     earlier = ""
 
-    def attempt(rows: int, how: Recompute) -> None:
+    def attempt(rows: int, mode: Recompute) -> None:
         nonlocal earlier
-        again = "" if how == modes[0] else f" with activation_checkpointing: {how}"
-        tell(f"{earlier}checking whether a micro-batch of {rows} fits into memory{again}")
+        suffix = "" if mode == modes[0] else f" with activation_checkpointing: {mode}"
+        tell(f"{earlier}checking whether a micro-batch of {rows} fits into memory{suffix}")
         earlier = f"a micro-batch of {rows} does not fit; "
-        recompute(strategy.model, how)
+        recompute(strategy.model, mode)
         try:
             strategy.probe_memory(repeat_sample(objective, samples, index, rows))
             earlier = f"a micro-batch of {rows} fits; "

@@ -1,5 +1,5 @@
-"""The plan that was made before the run, `RUN/plan.json`: the search for a micro-batch starts from it, and what is
-measured is written beside it.
+"""Uses `RUN/plan.json`, the plan made before the run: the search for a micro-batch starts from it, and measurements are
+added to it.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ import torch
 from artel.host import process_memory, usable_cores
 from artel.models.flops import tokens_a_second
 from artel.storage import write_file
-from artel.training.comparison import compared, figures, read_choice
-from artel.training.memory.micro_batch import AMPLE, MicroBatchPlan
+from artel.training.comparison import choice_values, compared, read_choice
+from artel.training.micro_batch import AMPLE, MicroBatchPlan
 from artel.training.run import Run
 from artel.training.run_folder import RunFolder
 
 _FEWEST_SECONDS = 10.0
 """Time in steps before their speed is compared with the plan."""
 _SLOW = 0.6
-"""Share of the planned speed below which a warning is due. No plan in benchmarks/plan.md was that far off."""
+"""Fraction of the planned speed below which a warning is printed. No plan in benchmarks/plan.md was that far off."""
 _BUSY = 1.5
-"""Load for each core, above which other programs must be running: a run keeps each core busy once."""
+"""Load per core above which other programs must be running: a run keeps each core busy once."""
 _TRUSTED_ON_CPU = 0.7
-"""Of the memory. A plan was up to 26 % too low (benchmarks/plan.md), and a CPU's process that takes more is killed."""
+"""Fraction of the memory up to which a plan is trusted. Plans were up to 26 % too low (benchmarks/plan.md), and a
+process on a CPU that takes too much is killed."""
 
 
 def planned_micro_batch(folder: RunFolder, device: torch.device) -> MicroBatchPlan | None:
-    """The micro-batch of the run's plan, where it fits with room for the plan's error; else None."""
+    """Return the micro-batch of the run's plan if it fits with a margin for the plan's error, or None."""
     plan = _read(folder)
     if plan is None or plan["verdict"] != "fits":
         return None
@@ -41,16 +42,16 @@ def planned_micro_batch(folder: RunFolder, device: torch.device) -> MicroBatchPl
 
 
 def plans_ample_memory(folder: RunFolder) -> bool:
-    """True if the run's plan needs so little of the memory that its micro-batch need not be tried."""
+    """True if the plan needs so little memory that its micro-batch can be used untried."""
     plan = _read(folder)
     return plan is not None and plan["verdict"] == "fits" and plan["memory_share"] < AMPLE
 
 
 class CompareWithPlan:
-    """Compares the plan with the first measured steps, prints what is left at their speed, and notes it in plan.json.
+    """Compares the plan with the first measured steps, and prints the time left at their speed.
 
-    plan.json gets the measurement again at the end of the run. The speed is that of this start without its first step,
-    as in `Progress.tokens_per_second`; the memory is the most that was held so far.
+    Writes the measurements into plan.json, and again at the end of the run. The speed is that of this start without its
+    first step, as in `Progress.tokens_per_second`; the memory is the peak so far.
     """
 
     def __init__(self, run: Run) -> None:
@@ -84,7 +85,7 @@ class CompareWithPlan:
         planned = {} if plan is None else _planned(plan)
         if plan is not None:
             write_file(run.folder.plan, orjson.dumps(plan | {"measured": measured}, option=orjson.OPT_INDENT_2))
-        expected = {} if choice is None else figures(choice, "expected")
+        expected = {} if choice is None else choice_values(choice, "expected")
         planned["tokens_per_second"] = planned.get("tokens_per_second") or expected.get("tokens_per_second")
         if self._is_said or not any(planned.values()):
             return
@@ -95,7 +96,7 @@ class CompareWithPlan:
 
 
 def _what_is_left(run: Run, speed: float, planned: float | None, has_expectation: bool) -> str:
-    """A line for the user: how long the rest of the run takes at this speed, and why it may be slow."""
+    """Return a line that says how long the rest of the run takes at this speed, and why it may be slow."""
     is_slow = planned is not None and speed < _SLOW * planned
     tokens_a_step = max(1.0, run.progress.tokens / run.step)
     if run.length.steps is None:
@@ -123,7 +124,7 @@ def _short(seconds: float) -> str:
 
 
 def _memory(run: Run) -> dict[str, float]:
-    """GiB: of the fullest accelerator's allocator; on CPUs of all processes, what they share once."""
+    """Return the peak memory in GiB: of the fullest GPU's allocator, or on CPUs of all processes together."""
     if run.world.device.type == "cuda":
         peak = -run.strategy.all_reduce_min(-torch.cuda.max_memory_reserved(run.world.device))
         return {"per_rank_gib": peak / 2**30}
@@ -133,7 +134,7 @@ def _memory(run: Run) -> dict[str, float]:
 
 
 def _planned(plan: dict[str, Any]) -> dict[str, float | None]:
-    """The figures of a plan by the names of the measured ones."""
+    """Return a plan's values under the names of the measured ones."""
     return {
         "tokens_per_second": (plan["tokens_per_second"] or {}).get("mid"),
         "per_rank_gib": plan["per_rank_gib"]["reserved"] - plan["per_rank_gib"]["framework"],  # CUDA's context
@@ -142,7 +143,7 @@ def _planned(plan: dict[str, Any]) -> dict[str, float | None]:
 
 
 def _read(folder: RunFolder) -> dict[str, Any] | None:
-    """RUN/plan.json; None where there is none, or it is damaged."""
+    """Return RUN/plan.json, or None if it is missing or damaged."""
     try:
         plan = orjson.loads(folder.plan.read_bytes())
         return plan if isinstance(plan, dict) and "memory_share" in plan else None

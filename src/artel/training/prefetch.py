@@ -1,4 +1,4 @@
-"""Batches are made ahead of the steps that use them, and Python's garbage is collected between steps."""
+"""Makes batches ahead of the steps that use them, and collects Python's garbage between steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Make = Callable[[int], list[Batch]]
 
 
 def local_batches(run: Run, step: int) -> list[Batch]:
-    """This rank's micro-batches of a step, counted from 0: a pure function of the step (law 1)."""
+    """Return this rank's micro-batches of a step, counted from 0: a pure function of the step (principle 1)."""
     numbers = step_numbers(step, run.length.batch, run.length.total)
     rows = micro_batches(
         run.samples,
@@ -40,10 +40,10 @@ def local_batches(run: Run, step: int) -> list[Batch]:
 
 
 class Prefetcher:
-    """The micro-batches of a run's next step, one step after another.
+    """Returns the micro-batches of a run's next step.
 
-    For a GPU a thread makes them ahead. On a CPU they are made when they are asked for, which takes 0.2 ms of a step of
-    4.4 s (GPT-2, 6 x 384, 8 x 256 tokens).
+    For a GPU a thread makes them ahead. On a CPU they are made on request, which takes 0.2 ms of a step of 4.4 s
+    (GPT-2, 6 x 384, 8 x 256 tokens).
     """
 
     def __init__(self, run: Run) -> None:
@@ -53,9 +53,9 @@ class Prefetcher:
         self._newest: tuple[int, list[Batch]] | None = None
 
     def next(self) -> list[Batch]:
-        """The micro-batches of the run's next step: those of the last call, if that step is to be done again."""
+        """Return the micro-batches of the run's next step, or the last ones again if that step is repeated."""
         run = self._run
-        if run.batch_plan != self._plan:  # memory ran out: what was made ahead is too large
+        if run.batch_plan != self._plan:  # memory ran out: batches made ahead are too large
             self.close()
             self._plan = run.batch_plan
         if self._newest is None or self._newest[0] != run.step:
@@ -87,24 +87,24 @@ class Prefetcher:
 
 
 class BatchThread:
-    """Makes the micro-batches of a step in a thread of its own, up to `depth` steps before they are taken.
+    """Makes micro-batches in a thread, up to `depth` steps before they are taken.
 
-    For a GPU they are pinned, so that copying them there does not hold the host up. Making them is reading the store
-    and numpy's work, during most of which other threads run.
+    For a GPU they are pinned, so that copying them does not block the host. Most of the work is reading the store and
+    numpy, which release the GIL.
     """
 
     def __init__(self, make: Make, start: int, end: int, device: torch.device, depth: int = 2) -> None:
-        """`make` gives the micro-batches of each step from `start` on, before `end`; no other thread may call it."""
+        """`make` returns the micro-batches of a step in range(start, end). No other thread may call it."""
         self._next, self._end = start, end
         self._work = _Work(make, start, end, device, depth)
         self._thread = threading.Thread(target=self._work.run, name="batches made ahead", daemon=True)
-        # Also when it is forgotten, and at the latest when Python ends: a thread that Python's end finds within
-        # PyTorch brings the process down. The thread does not know of this object, so it can be forgotten.
+        # Also runs when this object is freed, or when Python exits: a thread still inside PyTorch then would crash the
+        # process. The thread holds no reference to this object, so it can be freed.
         self._finish = weakref.finalize(self, _finish, self._work, self._thread)
         self._thread.start()
 
     def take(self, step: int) -> list[Batch]:
-        """The micro-batches of a step; steps are taken one after another. What `make` raised is raised here."""
+        """Return the micro-batches of a step, in order of steps. Raise whatever `make` raised."""
         if step != self._next or step >= self._end:
             raise ValueError(f"steps are taken in order: {self._next} comes next, before {self._end}, not {step}")
         if not self._finish.alive:
@@ -114,7 +114,7 @@ class BatchThread:
             self.close()
             raise batches
         self._next += 1
-        self._work.places.release()
+        self._work.slots.release()
         return batches
 
     def close(self) -> None:
@@ -131,52 +131,51 @@ class BatchThread:
 
 
 class _Work:
-    """What the thread does, and what it shares with who takes."""
+    """The thread's function and the state it shares."""
 
     def __init__(self, make: Make, start: int, end: int, device: torch.device, depth: int) -> None:
         self._make, self._steps, self._device = make, range(start, end), device
         self.made: queue.SimpleQueue[list[Batch] | BaseException] = queue.SimpleQueue()
-        self.places = threading.Semaphore(depth)
+        self.slots = threading.Semaphore(depth)
         self.stopped = False
 
     def run(self) -> None:
         try:
             if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)  # each thread has its own; pinning would else wake the first GPU
+                torch.cuda.set_device(self._device)  # per thread; otherwise pinning would initialize the first GPU
             for step in self._steps:
-                self.places.acquire()
+                self.slots.acquire()
                 if self.stopped:
                     return
                 batches = self._make(step)
                 self.made.put(pinned(batches) if self._device.type == "cuda" else batches)
-                del batches  # not held until the next is made
-        except BaseException as error:  # whatever it is, it belongs to who takes
+                del batches  # do not hold them until the next are made
+        except BaseException as error:  # raised again by `take`
             self.made.put(error)
 
 
 def _finish(work: _Work, thread: threading.Thread) -> None:
     work.stopped = True
-    work.places.release()
+    work.slots.release()
     thread.join()
 
 
 def pinned(batches: list[Batch]) -> list[Batch]:
-    """The batches in memory that a GPU can read by itself."""
+    """Return the batches in pinned memory, which a GPU can read directly."""
     return [batch.mapped(lambda tensor: tensor.pin_memory()) for batch in batches]
 
 
 @contextmanager
 def gc_between_steps(every: int = 100) -> Iterator[Callable[[int], None]]:
-    """Within the block, Python collects garbage only when the returned function is called with a step.
+    """Collect garbage inside the block only through the yielded function, at steps that `every` divides.
 
-    It does so at each step that `every` divides, among the objects made since the block began. By default Python
-    collects garbage in the middle of a step, at a different step on each rank, and every other rank waits for it: 0.5 s
-    for the 415,000 objects that live after the imports. 100 steps of a GPT-2 left no garbage at all. Afterwards the
-    collector is as it was before the block.
+    It collects only objects made since the block began. By default Python collects in the middle of a step, at a
+    different step on each rank, and all other ranks wait: 0.5 s for the 415,000 objects that live after the imports.
+    100 steps of a GPT-2 left no garbage at all. Afterwards the collector is restored.
     """
-    was_on, frozen = gc.isenabled(), gc.get_freeze_count()
+    was_enabled, frozen = gc.isenabled(), gc.get_freeze_count()
     gc.collect()
-    gc.freeze()  # what lives now lives to the end, mostly: not looked at again
+    gc.freeze()  # most objects that live now live to the end: do not scan them again
     gc.disable()
 
     def collect(step: int) -> None:
@@ -186,7 +185,7 @@ def gc_between_steps(every: int = 100) -> Iterator[Callable[[int], None]]:
     try:
         yield collect
     finally:
-        if not frozen:  # there is no thawing in part
+        if not frozen:  # a partial unfreeze does not exist
             gc.unfreeze()
-        if was_on:
+        if was_enabled:
             gc.enable()

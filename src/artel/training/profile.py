@@ -1,45 +1,56 @@
-"""The profile of a few steps: `profile: true` writes RUN/profile with a Chrome trace and a table of where time goes.
+"""Profiles a few steps: `profile: true` writes a Chrome trace and a table of the time of a step into RUN/profile.
 
-PyTorch's profiler runs for these steps alone, in the first process alone. Outside of them nothing is recorded: a
-callback with nothing to do is called once a step, and ranges (`artel.models.profiler_ranges`) ask whether it runs.
+PyTorch's profiler runs only for these steps and in the first process. Otherwise the cost is one call of the callback
+per step, and a check in each range (`artel.models.profiler_ranges`).
+
+The table sums the time by kind of work. On a CPU an operator counts with its own time, on a GPU a kernel does. What no
+row accounts for is the host's own time: on a GPU, all the time in which the GPU waits. Communication counts in full,
+also while something else runs.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import warnings
+from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import orjson
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from artel.storage import new_folder, write_file
-from artel.training.metrics.profile_table import TimeTable, time_table
 from artel.training.run import Run
 
 _SKIPPED = 5  # steps that compile, fill caches and warm up
 _RECORDED = 3
+_LISTED = 20  # operators in the table
+
+MATRIX = "matrix products"
+ELEMENTWISE = "elementwise and norms"
+HOST = "the host's own time"
 
 
 class Profile:
-    """A callback: records steps 6 to 8 of this start of the run, fewer and earlier where the run is shorter.
+    """A callback that records steps 6 to 8 of this start, or fewer and earlier steps if the run is shorter.
 
-    It is the last in the list, so that it sees a step together with what is done after it. `close` is called however
-    the run ends.
+    It comes last, so that a recorded step includes the other callbacks. Always call `close` at the end.
     """
 
     def __init__(self, run: Run) -> None:
-        """Called before the first step: a run of a single step is recorded from here on."""
+        """Prepare the recording, before the first step. Starts it if the run has a single step."""
         self._run = run
-        self._wanted = run.config.profile and run.world.first
+        self._enabled = run.config.profile and run.world.first
         self._profiler: profile | None = None
         left = _SKIPPED + _RECORDED if run.length.steps is None else run.length.steps - run.step
         skipped = min(_SKIPPED, left // 2)
         self._first = run.step + skipped  # steps done when the recording begins
         self._last = self._first + min(_RECORDED, left - skipped)
         self._begin = max(run.step, self._first - 1)  # the profiler itself warms up for a step
-        if self._wanted and left < _SKIPPED + _RECORDED:
+        if self._enabled and left < _SKIPPED + _RECORDED:
             run.tell(
                 f"profile: of the {left} steps left, {self._last - self._first} from step {self._first + 1} on are "
                 f"recorded; {_SKIPPED + _RECORDED} or more give a steadier picture"
@@ -58,17 +69,14 @@ class Profile:
             self._profiler.step()
 
     def close(self) -> None:
-        """Stop recording, and write what whole steps there are. Does nothing when all is written, or nothing began.
-
-        Raises WorkError when the disk is full.
-        """
+        """Stop recording and write the complete steps, unless that is done. Raise WorkError if the disk is full."""
         if self._profiler is None:
             return
         profiler, self._profiler = self._profiler, None
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a schedule that is not run to its end
+            warnings.simplefilter("ignore")  # warns if the schedule did not reach its end
             profiler.stop()
-        if not self._run.folder.path.is_dir():  # removed while the run was at work: it is not made again for this
+        if not self._run.folder.path.is_dir():  # removed during the run: do not create it again
             return
         steps = self._run.step - self._first
         if steps < 1:
@@ -82,30 +90,117 @@ class Profile:
         )
 
     def _start_if_due(self) -> None:
-        if not self._wanted or self._run.step != self._begin or self._begin == self._last:
+        if not self._enabled or self._run.step != self._begin or self._begin == self._last:
             return
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it announces itself on standard error
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # no messages of its own on standard error
         activities = [ProfilerActivity.CPU]
         if self._run.world.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         warmup = self._first - self._begin
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of no warm-up, where there is no step for it
+            warnings.simplefilter("ignore")  # warns if there is no step for warm-up
             when = schedule(wait=0, warmup=warmup, active=self._last - self._first, repeat=1)
         self._profiler = profile(activities=activities, schedule=when)
         self._profiler.start()
 
     def _wait_for_device(self) -> None:
-        """At both ends of the recording, so that it holds the kernels of its own steps and no others."""
+        """Synchronize at both ends of the recording, so that it has only the kernels of its own steps."""
         if self._run.world.device.type == "cuda":
             torch.cuda.synchronize(self._run.world.device)
 
 
 def _write(profiler: profile, folder: Path, steps: int) -> TimeTable:
-    """trace.json, table.json and table.txt, together or not at all; an earlier profile is replaced."""
+    """Write trace.json, table.json and table.txt, all or none. Replaces an earlier profile."""
     with new_folder(folder, replace=True) as partial:
         profiler.export_chrome_trace(str(partial / "trace.json"))
         table = time_table(profiler, steps)
         write_file(partial / "table.json", orjson.dumps(table.to_json(), option=orjson.OPT_INDENT_2))
         write_file(partial / "table.txt", str(table))
     return table
+
+
+# The first pattern that matches the name of an operator, kernel or range (`profiler_range`) gives its kind. Generated
+# kernels are named after everything that was fused into them (triton_poi_fused__scaled_dot_product_…).
+_KINDS = {
+    "communication": r"nccl|gloo:|c10d|reducer|record_param_comms",
+    ELEMENTWISE: r"^triton_(?!tem_)|^cpp_fused|CompiledFxGraph",
+    "attention": r"scaled_?dot_?product|flash|fmha|sdpa|(flex|efficient|cpu)_attention",
+    "loss": r"cross_?entropy|nll_?loss|log_?softmax|^artel: loss",
+    MATRIX: r"(^|::|_)(mm|addmm|bmm|baddbmm|matmul|mv|dot|linear|linear_pointwise|linear_backward|einsum|scaled_mm"
+    r"|grouped_mm|convolution\w*)(_|$)|gemm|cutlass|nvjet|triton_tem",
+    "optimizer and clipping": r"^Optimizer\.|_foreach_|_fused_(adam|sgd|adagrad)|multi_tensor_apply|^artel: optimizer",
+    "copies": r"^Mem(cpy|set)|^aten::(copy_|clone|contiguous|_?to_copy|to|cat|stack|fill_|zero_)$",
+    "waiting for data": r"^artel: data",
+    "callbacks (log, validate, save)": r"^artel: callbacks",
+}
+_PATTERNS = {kind: re.compile(pattern, re.IGNORECASE) for kind, pattern in _KINDS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class TimeTable:
+    """Milliseconds per step by kind, the most expensive operators, and torch.profiler's own table as text."""
+
+    device: str
+    steps: int
+    milliseconds: float
+    """Wall time of a step."""
+    kinds: dict[str, float]
+    operators: list[dict[str, Any]]
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what table.json holds."""
+        kinds = [
+            {"kind": kind, "milliseconds": round(value, 4), "percent": self._percent(value)}
+            for kind, value in self.kinds.items()
+        ]
+        operators = [{**row, "percent": self._percent(row["milliseconds"])} for row in self.operators]
+        about = {"device": self.device, "steps": self.steps, "milliseconds": round(self.milliseconds, 4)}
+        return {**about, "kinds": kinds, "operators": operators}
+
+    def __str__(self) -> str:
+        rows = [f"{kind:<32} {value:>12.3f} {self._percent(value):>7.1f}" for kind, value in self.kinds.items()]
+        wall = f"{'wall time':<32} {self.milliseconds:>12.3f}"
+        return "\n".join([f"{'':<32} {'ms a step':>12} {'%':>7}", *rows, wall, "", self.text])
+
+    def largest(self, count: int) -> str:
+        """Return the largest kinds, in a line."""
+        kinds = sorted(self.kinds.items(), key=lambda item: -item[1])[:count]
+        return ", ".join(f"{kind} {self._percent(value):.0f} %" for kind, value in kinds)
+
+    def _percent(self, value: float) -> float:
+        return round(100 * value / self.milliseconds, 2) if self.milliseconds else 0.0
+
+
+def time_table(profiler: profile, steps: int) -> TimeTable:
+    """Return the table of a finished recording of `steps` steps."""
+    averages = profiler.key_averages()
+    device = "cuda" if any(row.device_type.name == "CUDA" for row in averages) else "cpu"
+    wall, kinds, operators = 0.0, defaultdict[str, float](float), []
+    for row in averages:
+        if row.key.startswith("ProfilerStep"):
+            wall = max(wall, row.cpu_time_total / 1e3 / row.count)
+            continue
+        if device == "cuda":
+            if row.device_type.name != "CUDA" or row.is_user_annotation:
+                continue
+            milliseconds = row.self_device_time_total / 1e3 / steps
+        else:
+            milliseconds = row.self_cpu_time_total / 1e3 / steps
+        kind = _kind(row.key, is_kernel=device == "cuda")
+        kinds[kind] += milliseconds
+        if not row.is_user_annotation:
+            calls = round(row.count / steps, 2)
+            operators.append({"name": row.key, "kind": kind, "milliseconds": round(milliseconds, 4), "calls": calls})
+    kinds[HOST] = max(0.0, wall - sum(value for kind, value in kinds.items() if kind != HOST))
+    operators.sort(key=lambda row: (-row["milliseconds"], row["name"]))
+    order = f"self_{device}_time_total" if device == "cpu" else "self_device_time_total"
+    text = averages.table(sort_by=order, row_limit=_LISTED, max_name_column_width=80)
+    return TimeTable(device, steps, wall, {k: kinds[k] for k in (*_KINDS, HOST)}, operators[:_LISTED], text)
+
+
+def _kind(name: str, *, is_kernel: bool) -> str:
+    for kind, pattern in _PATTERNS.items():
+        if pattern.search(name):
+            return kind
+    return ELEMENTWISE if is_kernel or name.startswith(("aten::", "artel::")) else HOST

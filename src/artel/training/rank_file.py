@@ -1,11 +1,10 @@
-"""RUN/ranks: the processes of a run say that they live, and where they stand; `artel report` and `artel watch` read it,
-also on another host that shares the disk.
+"""RUN/ranks: a status file for each process. `artel report` and `artel watch` read it, also on another host.
 
     ranks/rank-00000.json    rank, host, pid, device, step, memory_gib, state, message, time, every
 
-Each process that trains writes its file every few seconds (`faults/rank_status.py`). Before that the process that
-starts the run writes the first one's once: it lives until the run ends, and another start of the same run may have left
-a file that says that the run died or failed. That such a start was killed its own host alone can tell.
+Each training process writes its file every few seconds (`faults/rank_status.py`). Before that, the process that starts
+the run writes the first one's once: it lives until the run ends, and an earlier start may have left a file with state
+died or failed. Only its own host can tell that such a process was killed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from artel.plugins import raised
 from artel.training.run_folder import RunFolder
 
 _A_DAY = 86_400.0
-"""Seconds in which a start need not write again: text may be prepared for hours, and hosts waited for."""
+"""Seconds until the next write of a process that starts a run: preparing text or waiting for hosts may take hours."""
 _LONGEST = 500  # characters of a message
 
 
@@ -37,9 +36,9 @@ def rank_file(folder: Path, rank: int) -> Path:
 def write_rank(
     folder: RunFolder, rank: int, facts: dict[str, Any], state: str, message: str = "", *, every: float, identity: str
 ) -> None:
-    """Write a process's file anew. `facts` are its device, step and memory_gib; `every`, how often it writes.
+    """Replace a process's file. `facts`: its device, step and memory_gib. `every`: seconds between writes.
 
-    Nothing is written where the disk refuses, or the folder is another one by now than that of `identity`.
+    Does nothing if the disk refuses, or if the folder is no longer the one of `identity`.
     """
     status = {
         "rank": rank,
@@ -55,21 +54,21 @@ def write_rank(
     with suppress(OSError, ArtelError):
         if identity:
             folder.check_there(identity)
-        # Whole or absent; but not flushed to the disk, for which a training would have to wait.
+        # Complete or absent, but without fsync, for which training would have to wait.
         partial = file.with_name(f".{file.name}.partial")
         partial.write_bytes(orjson.dumps(status))
         partial.replace(file)
 
 
-def how_it_ended(error: BaseException) -> tuple[str, str]:
-    """(stopped or failed, the reason in a line), of a process that ends with an error."""
+def final_state(error: BaseException) -> tuple[str, str]:
+    """Return (state, message) of a process that ends with an error: stopped or failed."""
     if isinstance(error, Interrupted | KeyboardInterrupt):
         return "stopped", ""
     return "failed", error.in_a_line if isinstance(error, ArtelError) else raised(error)
 
 
 def mark_start(folder: RunFolder, state: str = "running", message: str = "") -> None:
-    """Say that the run is being started by this process, or how that ended; files of earlier ranks are removed."""
+    """Write that this process is starting the run, or how that ended. Removes the files of earlier ranks."""
     with suppress(OSError):
         folder.ranks.mkdir(exist_ok=True)
         for file in folder.ranks.glob("rank-*.json"):
@@ -81,11 +80,10 @@ def mark_start(folder: RunFolder, state: str = "running", message: str = "") -> 
 
 @contextmanager
 def start_status(folder: RunFolder) -> Iterator[None]:
-    """While a run is checked, prepared and launched, its first rank's file says that it is at work.
+    """Mark a run as running while it is checked, prepared and launched, in its first rank's file.
 
-    The processes that train write over it. A run that is complete is left as it is until it is known that it goes on,
-    which `mark_start` then says. An error is written where no process has taken over; a run that is refused is left as
-    it was.
+    Training processes overwrite the file. A complete run stays unchanged until `mark_start` says that it continues. An
+    error is written if no process has taken over. If the run is refused, the earlier file is restored.
     """
     file = rank_file(folder.ranks, 0)
     before = file.read_bytes() if file.is_file() else None
@@ -94,25 +92,25 @@ def start_status(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except InputError:
-        if _is_of_this_start(folder):
-            _put_back(file, before)
+        if _is_from_this_process(folder):
+            _restore(file, before)
         raise
     except BaseException as error:
-        if _is_of_this_start(folder):
-            mark_start(folder, *how_it_ended(error))
+        if _is_from_this_process(folder):
+            mark_start(folder, *final_state(error))
         raise
 
 
-def _put_back(file: Path, content: bytes | None) -> None:
+def _restore(file: Path, content: bytes | None) -> None:
     with suppress(OSError):
         if content is not None:
             file.write_bytes(content)
             return
         file.unlink()
-        file.parent.rmdir()  # unless there is more in it
+        file.parent.rmdir()  # if it is empty
 
 
-def _is_of_this_start(folder: RunFolder) -> bool:
+def _is_from_this_process(folder: RunFolder) -> bool:
     try:
         status = orjson.loads(rank_file(folder.ranks, 0).read_bytes())
         return bool(status["pid"] == os.getpid() and status["every"] == _A_DAY)

@@ -19,8 +19,8 @@ from artel.training.budget import FEWEST_STEPS, Budget
 from artel.training.checkpoint.async_saver import Saver
 from artel.training.checkpoint.format import Progress
 from artel.training.checkpoint.items import CheckpointItems
-from artel.training.memory.micro_batch import MemoryLimit, MicroBatchPlan
 from artel.training.metrics.trackers import Trackers
+from artel.training.micro_batch import MemoryLimit, MicroBatchPlan
 from artel.training.run_folder import RunFolder
 from artel.training.schedule import Length, position, rate, rate_by_time
 
@@ -35,7 +35,7 @@ class Run:
     config: RunConfig
     folder: RunFolder
     folder_identity: str
-    """Tells the run's folder from another one that is made in its place while the run is at work."""
+    """Identifies the run's folder, in case it is replaced during the run."""
     world: World
     tokenizer: Tokenizer
     objective: Objective
@@ -74,7 +74,7 @@ class Run:
     tokens: int = 0
     """Input tokens in the newest global batch, without padding."""
     positions: int = 0
-    """Places for input tokens in it: tokens and filler."""
+    """Positions in the newest global batch: tokens and padding."""
     stop_requested: bool = False
     """True on every rank when any rank was asked to stop."""
     newest_validation: int = -1
@@ -102,23 +102,23 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Seconds that the run has taken, all its starts together, on this rank's clock."""
+        """Seconds that the run has taken over all its starts, on this rank's clock."""
         return self.progress.seconds + self.clock() - self.started
 
     @property
     def seconds_left_of_step(self) -> float:
-        """Until the end of the step that is taken, at the present pace; 0 where it is not known."""
+        """Seconds until the end of the current step, at the current pace. 0 if unknown."""
         return max(0.0, self.budget.step_seconds - (self.clock() - self.step_started))
 
     @property
     def budget_used(self) -> float | None:
-        """The share of `train.budget` that had passed as the newest step began; None without a budget."""
+        """Fraction of `train.budget` used when the newest step began. None without a budget."""
         budget = self.config.train.budget
         return None if budget is None else (self.progress.seconds + self.first_rank_seconds) / budget
 
     @property
     def position(self) -> str:
-        """Where the run stands, in words: `step 5 of 100`, or `step 5, after 42% of 30min`."""
+        """Progress in words: `step 5 of 100`, or `step 5, after 42% of 30min`."""
         return position(self.config.train, self.length, self.step, self.progress.seconds + self.first_rank_seconds)
 
     @property
@@ -127,9 +127,9 @@ class Run:
         return self.config.train.learning_rate * self.lr_multiplier(self.step - 1)
 
     def lr_multiplier(self, step: int) -> float:
-        """The learning rate of a step, counted from 0, as a fraction of the peak.
+        """Return the learning rate of a step, counted from 0, as a fraction of the peak.
 
-        Under `train.budget` that of the newest step, or of the one that is taken: it goes by the time.
+        With `train.budget` it follows the time, so it is that of the current step, or of the newest between steps.
         """
         train, progress = self.config.train, self.progress
         if self.length.steps is None:
@@ -153,22 +153,22 @@ class Run:
 
     @contextmanager
     def timed_end(self, part: str) -> Iterator[None]:
-        """Note the seconds within the block as those of a part of what happens at the run's end."""
+        """Record the duration of the block as that of a part of the run's end."""
         started = self.clock()
         yield
         self.budget.note_end(part, self.clock() - started)
 
     def times(self) -> tuple[float, float, float]:
-        """What the first rank tells the others in each step: see `follow`."""
+        """Return the first rank's times, which all ranks pass to `follow` in each step."""
         elapsed = self.seconds
         share = self.budget.share(elapsed, self.progress.train_seconds)
         return self.clock() - self.started, share, self.budget.needed(elapsed)
 
     def follow(self, seconds: float, share: float, needed: float) -> None:
-        """Go by what the first rank says: seconds since the start, the share of the time for steps that has passed, and
-        the seconds that the run takes in all if this step is not its last.
+        """Follow the first rank's clock: decide whether the budget is over, and update the progress.
 
-        Raises InputError where the budget does not suffice for a beginning and an end.
+        `seconds` since the start; `share`: used fraction of the time for steps; `needed`: total duration if this step
+        is not the last. Raise InputError if the budget is too short for the first steps and the end.
         """
         self.first_rank_seconds = seconds
         progress, is_measured = self.progress, self.budget.is_measured
@@ -185,7 +185,7 @@ class Run:
             progress.warmup = self.step
 
     def _over_at_once(self, seconds: float) -> InputError:
-        """The budget is over before its end was measured: by loading alone, or by the first step too."""
+        """Return the error for a budget that is over before the run's end was measured."""
         begun = "loading the model" if self.step == 0 else "loading the model and the first step"
         what = f"{duration(self.budget.seconds)} is too short: {begun} took {seconds:,.0f} s"
         shortest = math.ceil(1.2 * (seconds + FEWEST_STEPS * self.progress.train_seconds))
@@ -207,27 +207,27 @@ class Run:
         self.window_positions += self.positions
 
     def check_folder(self) -> None:
-        """Raise WorkError when the run's folder is gone, before anything is written into another one in its place."""
-        if self.folder_identity:  # empty on a host whose network disk did not show the folder yet: the others check
+        """Raise WorkError if the run's folder is gone or replaced, before anything is written there."""
+        if self.folder_identity:  # empty if a network disk did not show the folder yet: other hosts check
             self.folder.check_there(self.folder_identity)
 
     def progress_so_far(self) -> Progress:
-        """The progress with the wall time of this start added, and on a budget what is measured of the run's end."""
+        """Return the progress including the wall time of this start, and the budget's measurements of the end."""
         end = {} if self.config.train.budget is None else self.budget.end
         return replace(self.progress, run=self.folder_identity, seconds=self.seconds, end=end)
 
 
 class IntervalClock:
-    """Says when an interval of steps, epochs or time ends; one for each callback that works by intervals.
+    """Tells when an interval of steps, epochs or time ends. Each callback with an interval has its own.
 
-    Time counts from the first step of a start: loading a model is no reason to validate it.
+    Time counts from the first step of a start: loading a model does not make a validation due.
     """
 
     def __init__(self) -> None:
         self._last: float | None = None
 
     def is_due(self, run: Run, interval: Interval) -> bool:
-        """True when the interval ends with the newest step, on all ranks alike."""
+        """True if the interval ends with the newest step. The same on all ranks."""
         if interval.seconds is None:
             return run.length.is_due(interval, run.step)
         if self._last is None:

@@ -2,48 +2,50 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
+import transformers
 
+import artel
 from artel.config import RunConfig, dump_run
 from artel.config.schema.quantities import duration
-from artel.errors import InputError
-from artel.host import reset_peak_memory
+from artel.errors import InputError, Problem
+from artel.host import processor, reset_peak_memory
 from artel.interrupts import ended_at_once
 from artel.models.compile import try_compiled
 from artel.models.flops import device_name, flops_a_token, peak_flops
 from artel.objectives import objective_of
-from artel.parallel import World
+from artel.parallel import ParallelStrategy, World
 from artel.preparing import Prepared
 from artel.storage import write_file
-from artel.tokens import PackedSamples, Samples
+from artel.tokens import PackedSamples, Samples, StoreSplit
 from artel.training.budget import Budget
 from artel.training.checkpoint.async_saver import Saver
 from artel.training.checkpoint.format import Progress, list_checkpoints, load_checkpoint
 from artel.training.checkpoint.items import CheckpointItems
 from artel.training.checkpoint.retention import check_space, checkpoint_bytes, commit
 from artel.training.checkpoint.s3_mirror import fetch_newest
-from artel.training.evaluation import Validation
-from artel.training.first_step import check_blocks, check_same_step, check_same_store
-from artel.training.metrics.jsonl import drop_lines_after
+from artel.training.evaluation import Validation, set_reference
+from artel.training.metrics.jsonl import Lines, drop_lines_after
 from artel.training.metrics.trackers import Trackers
 from artel.training.model_setup import set_up_model
 from artel.training.packing import ALONE, AUTO, choose_packing, may_unpack, with_packing
 from artel.training.prefetch import local_batches
 from artel.training.rank_file import mark_start
-from artel.training.reference_log_probs import set_reference
 from artel.training.run import Run
 from artel.training.run_folder import RunFolder
 from artel.training.schedule import Length, position, run_length, warmup_steps
-from artel.training.starts import note_start
-from artel.training.tasks.harness import check_best, check_data
-from artel.training.teacher.teacher import set_teacher
+from artel.training.task_harness import check_best, check_data
+from artel.training.teacher import set_teacher
 
-_KEEPS_APART = ("data.packing", "parallel.exchange")
-"""Keys at which a model, or its parallel strategy, is said not to keep packed samples apart."""
+_ISOLATION_KEYS = ("data.packing", "parallel.exchange")
+"""Keys of problems that report a model or strategy that cannot isolate packed samples."""
 
 
 def open_run(
@@ -54,24 +56,24 @@ def open_run(
     callbacks: Sequence[object] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Run, Validation]:
-    """The run, ready for its next step, and its validation split. Raises InputError.
+    """Return the run, ready for its next step, and its validation split. Raise InputError.
 
-    Messages of the first rank alone go to `tell`. Those of `callbacks` that have a state resume with the run.
-    Where packing was chosen for the run, and its model turns out not to keep samples apart, they are not packed.
+    Only the first rank's messages go to `tell`. `callbacks` that have a state resume with the run. If packing was
+    chosen automatically, and the model turns out not to isolate samples, they are not packed.
     """
     if not world.first:
         tell = _silent
-    reset_peak_memory()  # reading the text and choosing a model took memory that is free again
+    reset_peak_memory()  # do not count memory for preparing text and choosing a model, which is free again
     if config.data.packing == AUTO:
         config = with_packing(config, choose_packing(config, prepared.open().train).value)
     try:
         return _open_run(config, prepared, world, tell, callbacks, clock)
     except InputError as error:
-        if not may_unpack(config) or any(problem.where not in _KEEPS_APART for problem in error.problems):
+        if not may_unpack(config) or any(problem.where not in _ISOLATION_KEYS for problem in error.problems):
             raise
         tell(f"data.packing={ALONE}: {error.problems[0].what}")
     config = with_packing(config, ALONE)
-    world.barrier()  # all have read what was chosen before
+    world.barrier()  # all ranks have read the earlier choice
     if world.first:
         write_file(RunFolder(Path(config.run)).config, dump_run(config))
     return _open_run(config, prepared, world, tell, callbacks, clock)
@@ -85,12 +87,12 @@ def _open_run(
     callbacks: Sequence[object],
     clock: Callable[[], float],
 ) -> tuple[Run, Validation]:
-    started = clock()
+    started, budget = clock(), config.train.budget
     folder = RunFolder(Path(config.run))
     store, tokenizer = prepared.open(), prepared.tokenizer()
     objective = objective_of(config, tokenizer)
     samples, validation = objective.dataset(store.train), Validation(objective, store.validation)
-    check_blocks(samples, store.train, validation, config)
+    _check_blocks(samples, store.train, validation, config)
     objective.fit_statistics(store.train)
     length = run_length(config, samples, store.train)
     check_data(config.validate_.tasks)
@@ -108,22 +110,27 @@ def _open_run(
     items = CheckpointItems(optimizer, callbacks)
     set_reference(objective, store, strategy, world, model.batch_plan.size, folder.before, resumes, tell)
     progress = load_checkpoint(folder.checkpoints, items, tell) or Progress(store=store.digest)
-    check_same_store(progress, store.digest)
+    if progress.step and progress.store != store.digest:
+        raise InputError.at(
+            "data",
+            "the text is not what this run began with (the token store's digest differs)",
+            "restore the text, choose another folder (run=…), or begin anew with --restart",
+        )
     if progress.warmup is None:
         progress.warmup = warmup_steps(config.train, length.steps)
-    if config.train.budget is not None and progress.share == 0.0:
-        progress.seconds = 0.0  # spent on finding out whether the budget suffices, perhaps another one
+    if budget is not None and progress.share == 0.0:
+        progress.seconds = 0.0  # so far the run has only tested a budget, perhaps a different one
     if world.first:
         if progress.step:
             commit(folder.checkpoints, progress, config.checkpoint)
         check_space(folder.checkpoints, checkpoint_bytes(strategy.model, config.train, strategy.stages), tell)
-    check_same_step(progress, strategy, world)
+    _check_same_step(progress, strategy, world)
     if world.first:
         drop_lines_after(folder.bad_steps, progress.step)
-        drop_lines_after(folder.samples, progress.step or -1)  # a run from its beginning writes those of step 0 again
+        drop_lines_after(folder.samples, progress.step or -1)  # a run that starts over repeats those of step 0
 
-    tell(f"{_described(samples, config)} · {_length(config, length)} · {model.summary}")
-    if progress.step:  # said before a tracker drops the figures of later steps: a kill in between leaves no riddle
+    tell(f"{_describe(samples, config)} · {_describe_length(config, length)} · {model.summary}")
+    if progress.step:  # before a tracker drops metrics of later steps, so that a kill in between can be explained
         tell(f"resuming from {position(config.train, length, progress.step, progress.seconds)}")
     peak = peak_flops(device_name(world.device), model.precision)
     flops_per_token = None
@@ -132,7 +139,7 @@ def _open_run(
     run = Run(
         config=config,
         folder=folder,
-        folder_identity=folder.identity(),  # after the first rank has made it: all have met since
+        folder_identity=folder.identity(),  # the first rank has created it, and all ranks have synchronized since
         world=world,
         tokenizer=tokenizer,
         objective=objective,
@@ -165,23 +172,71 @@ def _open_run(
         peak_flops=peak,
         window=torch.zeros(len(objective.sums), device=world.device),
         norm=torch.zeros((), device=world.device),
-        budget=_budget(config.train.budget, progress),
+        # The used share stays, unless it refers to a different budget.
+        budget=Budget(budget, progress.end, progress.share if progress.share_of == budget else 0.0),
         clock=clock,
         started=started,
     )
     if world.first:
-        note_start(run, model.chosen)
+        _record_start(run, model.chosen)
     if model.compiled and not run.finished:
         _compile(run)
     return run, validation
 
 
-def _budget(seconds: float | None, progress: Progress) -> Budget:
-    """The budget of this start. The share that has passed is kept, unless it is a share of another budget."""
-    return Budget(seconds, progress.end, progress.share if progress.share_of == seconds else 0.0)
+def _check_same_step(progress: Progress, strategy: ParallelStrategy, world: World) -> None:
+    """Raise InputError if processes found different checkpoints: all hosts must see the same run folder."""
+    if strategy.all_reduce_sum([float(progress.step)]) != [float(progress.step * world.size)]:
+        raise InputError.at(
+            "run",
+            f"process {world.rank} found step {progress.step}, others found another",
+            "put the run's folder on a disk that all hosts share",
+        )
 
 
-def _described(samples: Samples, config: RunConfig) -> str:
+def _check_blocks(samples: Samples, part: StoreSplit, validation: Validation, config: RunConfig) -> None:
+    """Raise InputError if the text is shorter than a block, or if the run needs validation text and has none."""
+    problems = []
+    block = config.data.block
+    if len(samples) == 0:
+        what = f"the training text has {part.tokens:,} tokens, less than a block of {block:,} needs"
+        fix = f"write data.block: {max(2, part.tokens - 1)} or less, or give more text"
+        problems.append(Problem("data.block", what, fix))
+    if validation.part.samples and len(validation.samples) == 0:
+        what = f"the validation text has {validation.part.tokens:,} tokens, less than a block of {block:,} needs"
+        fix = "write a larger data.validation, a smaller data.block, or data.validation: 0"
+        problems.append(Problem("data.validation", what, fix))
+    if config.validate_.patience is not None and not validation.part.samples:
+        problems.append(Problem("validate.patience", "there is no validation part to go by", "give data.validation"))
+    if problems:
+        raise InputError(problems)
+
+
+def _record_start(run: Run, chosen: dict[str, Any]) -> None:
+    """Add a line to RUN/starts.jsonl: the environment, and the values `chosen` for keys that are `auto`."""
+    world = run.world
+    lines = Lines(run.folder.starts)
+    lines.add(
+        {
+            "step": run.step,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "processes": world.size,
+            "environment": {
+                "hosts": -(-world.size // world.on_host),
+                "device": processor() if world.device.type == "cpu" else device_name(world.device),
+                "platform": platform.platform(),
+                "python": platform.python_version(),
+                "artel": artel.__version__,
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+            },
+            "chosen": chosen | {"train.steps": run.length.steps},
+        }
+    )
+    lines.close()
+
+
+def _describe(samples: Samples, config: RunConfig) -> str:
     block = config.data.block
     if not isinstance(samples, PackedSamples):
         return f"{len(samples):,} samples of up to {block} tokens"
@@ -192,7 +247,7 @@ def _described(samples: Samples, config: RunConfig) -> str:
     )
 
 
-def _length(config: RunConfig, length: Length) -> str:
+def _describe_length(config: RunConfig, length: Length) -> str:
     train = config.train
     if train.budget is not None:
         return f"steps of {train.batch} for {duration(train.budget)}, learning rate by {train.schedule}"
@@ -200,14 +255,14 @@ def _length(config: RunConfig, length: Length) -> str:
 
 
 def _compile(run: Run) -> None:
-    """Compile the layers now, rather than in the first step; where that fails they run as they are."""
+    """Compile the layers before the first step. If that fails they run uncompiled."""
     batch = local_batches(run, run.step)[0]
 
     def last_line() -> str:
         mark_start(run.folder, "stopped")
         return f"stopped while compiling the layers\n    {run.folder.how_to_continue}"
 
-    with ended_at_once(last_line):  # the compilers, which take minutes, must not be killed
+    with ended_at_once(last_line):  # compilers take minutes and must not be interrupted
         run.tell("compiling the layers")
         run.trackers.busy("compiling")
         failure = try_compiled(

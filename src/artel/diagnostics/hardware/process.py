@@ -13,7 +13,7 @@ import torch.distributed as dist
 from artel.diagnostics.hardware.operators import measure
 from artel.host import usable_cores
 from artel.parallel import local_device
-from artel.training.memory.cpu_allocator import retained_host_memory
+from artel.training.memory import retained_host_memory
 
 
 def main(folder: Path, count: int, compiles: bool) -> None:

@@ -25,7 +25,7 @@ from artel.preparing import Prepared
 from artel.registry import OPTIMIZERS
 from artel.tokens import Tokenizer, load_tokenizer
 from artel.training import RunFolder
-from artel.training.checkpoint.format import Content, Progress, checkpoint_path, write_whole
+from artel.training.checkpoint.format import Content, Progress, checkpoint_path, write_full
 from artel.training.checkpoint.items import MODEL, OPTIMIZER
 from artel.training.optim.local_shards import trained_tensors
 from artel.training.schedule import run_length
@@ -98,7 +98,7 @@ def begin_run(run: RunConfig, prepared: Prepared, folder: Path, tell: Callable[[
     checkpoints, progress = run_folder.checkpoints, Progress(step, run=run_folder.identity(), store=store.digest)
     checkpoints.mkdir(parents=True, exist_ok=True)
     content = Content({MODEL: weights, OPTIMIZER: state}, progress, dump_run(run))
-    write_whole(checkpoint_path(checkpoints, step), content)
+    write_full(checkpoint_path(checkpoints, step), content)
     tell(f"step {step:,} of {folder} is this run's: weights, averages, count of steps; the order of samples is its own")
 
 

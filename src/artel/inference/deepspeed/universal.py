@@ -31,7 +31,7 @@ from artel.preparing import Prepared
 from artel.storage import disk_errors
 from artel.training import RunFolder
 from artel.training.checkpoint.format import Progress, read_progress
-from artel.training.checkpoint.sharded_files import piece_shapes, read_pieces
+from artel.training.checkpoint.sharded_files import read_shards, stored_shapes
 from artel.training.schedule import rate, rate_by_time, run_length
 
 _CHUNK_BYTES = 2**30
@@ -98,7 +98,7 @@ def write_universal(run: RunConfig, prepared: Prepared, checkpoint: Path, folder
 
 def _parameters(checkpoint: Path) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
     """Each trained parameter in float32 and Adam's averages of it, by DeepSpeed's names."""
-    shapes = piece_shapes(checkpoint)
+    shapes = stored_shapes(checkpoint)
     stepped = [name.removesuffix(f"|{AVERAGES[0]}") for name in shapes if name.endswith(f"|{AVERAGES[0]}")]
     while stepped:
         read: dict[str, torch.Tensor] = {}
@@ -108,7 +108,7 @@ def _parameters(checkpoint: Path) -> Iterator[tuple[str, dict[str, torch.Tensor]
             for stored in (names[-1], *(f"{names[-1]}|{key}" for key in AVERAGES)):
                 shape, dtype = shapes[stored]
                 read[stored] = torch.empty(shape, dtype=dtype)
-        read_pieces(checkpoint, read)
+        read_shards(checkpoint, read)
         for name in names:
             averages = {key: read.pop(f"{name}|{key}").float() for key in AVERAGES}
             yield name, {"fp32": read.pop(name).float(), **averages}

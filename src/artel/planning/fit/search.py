@@ -34,7 +34,7 @@ from artel.planning.plan import Plan, PlannedText, make_plan
 from artel.planning.plan.live_bytes import ACTIVATIONS, LOSS
 from artel.planning.plan.plan import TIGHT
 from artel.planning.plan.untraced import FRAMEWORK
-from artel.training.memory.micro_batch import sizes_to_try
+from artel.training.micro_batch import sizes_to_try
 
 _PLANS_A_LAYOUT = 3
 _HOPELESS = 1.25  # of the memory: guesses of what a layout takes are not as far off

@@ -3,7 +3,7 @@
 Run as a program of its own: it reads events as lines `number size` (`-number 0` frees) and prints the bytes of all
 pages that a tensor ever lay in. Only addresses are asked for; no page is touched but those with glibc's own notes.
 
-While training freed memory stays with the process (training/memory/cpu_allocator.py), so each page that was ever used
+While training freed memory stays with the process (training/memory.py), so each page that was ever used
 counts. Large tensors lie in a range of addresses of their own, in pages of 2 MB: `Range` says where, as
 models/cpu/memory.cpp does. Small ones come from glibc, which is asked. PyTorch asks for multiples of 64 bytes; glibc
 2.36 cuts a little off both ends of a larger piece, where small objects then come to lie. Freed, the piece is too short

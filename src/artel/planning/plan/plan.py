@@ -37,7 +37,7 @@ from artel.planning.plan.models import ModelOutline
 from artel.planning.plan.rank_memory import CHECKPOINT, RankMemory, is_sharded, rank_memory
 from artel.planning.rates import read_rates
 from artel.training.budget import FEWEST_STEPS
-from artel.training.memory.micro_batch import enough_rows, sizes_to_try
+from artel.training.micro_batch import enough_rows, sizes_to_try
 from artel.training.model_setup import check_layout
 
 GIB = 2**30

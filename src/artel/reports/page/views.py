@@ -14,7 +14,7 @@ from artel.reports.page.language import Language
 from artel.reports.page.run_file import in_yaml, set_keys
 from artel.reports.progress import elapsed_seconds, seconds_left
 from artel.reports.run_data import RunData, Sample
-from artel.training.comparison import EXPECTED, expected_range, figures
+from artel.training.comparison import EXPECTED, choice_values, expected_range
 
 Table = dict[str, Any]
 """columns, rows, the numbers of columns that hold numbers, whether it is of code, a caption."""
@@ -272,7 +272,7 @@ def plan_table(run: RunData, words: Language) -> Table | None:
 
 def choice_table(run: RunData, words: Language) -> Table | None:
     """What the choice of a model (`model.auto`) expected beside what was reached; None where nothing was chosen."""
-    expected, reached = (figures(run.choice or {}, group) for group in ("expected", "reached"))
+    expected, reached = (choice_values(run.choice or {}, group) for group in ("expected", "reached"))
     if not expected:
         return None
     planned: dict[str, Any] = dict(expected)

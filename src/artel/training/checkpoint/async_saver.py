@@ -1,10 +1,10 @@
-"""Checkpoints written while training goes on: the loop waits for a copy in host memory, a thread does the rest.
+"""Writes checkpoints while training continues: the loop waits for a copy in host memory, and a thread does the rest.
 
-The copies are kept from one checkpoint to the next, and made while the second step runs: memory that a process has not
-touched before comes slowly (0.26 GB/s on a virtual machine, where copying into touched memory went at 4.8).
+The buffers are reused from one checkpoint to the next, and allocated while the second step runs: memory that a process
+has not touched before comes slowly (0.26 GB/s on a virtual machine that copied into touched memory at 4.8).
 
-A checkpoint that cannot be written (the disk is full) is taken away again and training goes on; what went wrong is said
-at once, and again at the end.
+A checkpoint that cannot be written (a full disk) is removed, and training continues. The failure is reported at once,
+and again at the end.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ from artel.errors import ArtelError
 from artel.host import memory
 from artel.models.cpu.threads import compute_on_one_core
 from artel.parallel import World
-from artel.training.checkpoint.format import Content, Progress, checkpoint_path, write_shared, write_whole
+from artel.training.checkpoint.format import Content, Progress, checkpoint_path, write_full, write_sharded
 from artel.training.checkpoint.items import CheckpointItems, Tensors
 from artel.training.checkpoint.retention import commit
 from artel.training.checkpoint.s3_mirror import copy_checkpoints
 
-# Of the memory that is free when copies are first made, they may take half.
-_SHARE = 0.5
+_MEMORY_SHARE = 0.5  # fraction of the free memory that the buffers may take when they are allocated
 
 
 class Saver:
-    """Writes a run's checkpoints, one at a time; each process of the run has one and calls it alike."""
+    """Writes a run's checkpoints, one at a time. Every process of the run has a Saver and makes the same calls."""
 
     def __init__(
         self,
@@ -48,45 +47,45 @@ class Saver:
         sharded: bool,
         tell: Callable[[str], None],
     ) -> None:
-        """`sharded`: every rank writes the shards that it has; otherwise the first rank has, and writes, all."""
+        """`sharded`: every rank writes its own shards. Otherwise the first rank holds, and writes, everything."""
         self._folder, self._items, self._world = folder, items, world
         self._config, self._run_file, self._sharded, self._tell = config, run_file, sharded, tell
-        # Of its own, so that what its thread says to its peers does not mix with what the loop says.
+        # A separate group, so that the thread's collectives do not mix with the loop's.
         self._group = dist.new_group(backend="gloo") if sharded else None
         self._thread = ThreadPoolExecutor(1, "checkpoints", initializer=_begin_thread, initargs=(world.device,))
         self._pending: Future[bool] | None = None
-        self._copies: dict[str, Tensors] = {}
-        self._has_room: bool | None = None
+        self._buffers: dict[str, Tensors] = {}
+        self._has_memory: bool | None = None
         self.failures: list[str] = []
-        """What is known of checkpoints that could not be written."""
+        """Messages about checkpoints that could not be written."""
 
     def touch_memory(self) -> None:
-        """Make the memory that copies will lie in, aside; called when the optimizer has its state."""
+        """Allocate the buffers in the thread. Call it once the optimizer has its state."""
         if self._writes and self._is_asynchronous():
-            self._pending = self._thread.submit(self._make_copies, self._items.state())
+            self._pending = self._thread.submit(self._allocate, self._items.state())
 
     def save(self, progress: Progress, *, last: bool) -> bool:
-        """Begin to write a checkpoint; with `last` end it, too. False where that was seen to fail."""
+        """Start writing a checkpoint, and finish it if `last`. Return False if it is known to have failed."""
         self.wait()
         if not (self._writes or self._items.optimizer.saves_collectively):
             return True
         items = self._items.state()
         if not self._writes:
             return True
-        behind = not last and self._is_asynchronous()
-        if behind:
-            items = self._copied(items)
+        in_background = not last and self._is_asynchronous()
+        if in_background:
+            items = self._copy(items)
         content = Content(items, deepcopy(progress), self._run_file)
         self._pending = self._thread.submit(self._write, content)
-        return behind or self.wait()
+        return in_background or self.wait()
 
     def wait(self) -> bool:
-        """Until what was begun is on the disk; False where it could not be written."""
+        """Wait until the pending checkpoint is on the disk. Return False if it could not be written."""
         pending, self._pending = self._pending, None
         return pending is None or pending.result()
 
     def close(self) -> None:
-        """End the thread, when what was begun is done; what goes wrong with it now is not raised."""
+        """Finish the pending checkpoint and end the thread, without raising errors."""
         with suppress(Exception):
             self.wait()
         self._thread.shutdown()
@@ -96,42 +95,42 @@ class Saver:
         return self._sharded or self._world.first
 
     def _is_asynchronous(self) -> bool:
-        """Whether there is room for the copies, decided once."""
+        """True if there is memory for the buffers. Decided once."""
         if not self._config.asynchronous or self._items.optimizer.saves_collectively:
             return False
-        if self._has_room is None:
+        if self._has_memory is None:
             items = self._items.state().values()
-            needed = sum(_copy_bytes(_local(tensor)) for tensors in items for tensor in tensors.values())
-            self._has_room = sys.platform != "linux" or needed <= _SHARE * memory().free / self._world.on_host
-            if not self._has_room:
+            needed = sum(_buffer_bytes(_local(tensor)) for tensors in items for tensor in tensors.values())
+            self._has_memory = sys.platform != "linux" or needed <= _MEMORY_SHARE * memory().free / self._world.on_host
+            if not self._has_memory:
                 copy = f"a copy in host memory, {needed / 1e9:.1f} GB, would take more than half of what is free"
                 self._tell(f"checkpoints are written while training waits: {copy}")
-        return self._has_room
+        return self._has_memory
 
-    def _make_copies(self, items: dict[str, Tensors]) -> bool:
+    def _allocate(self, items: dict[str, Tensors]) -> bool:
         for item, tensors in items.items():
-            self._copies[item] = {name: _empty_like(tensor).zero_() for name, tensor in tensors.items()}
+            self._buffers[item] = {name: _empty_like(tensor).zero_() for name, tensor in tensors.items()}
         return True
 
-    def _copied(self, items: dict[str, Tensors]) -> dict[str, Tensors]:
-        """The same tensors in host memory, which training does not touch."""
+    def _copy(self, items: dict[str, Tensors]) -> dict[str, Tensors]:
+        """Return copies in host memory that training does not change."""
         copied = {}
         for item, tensors in items.items():
-            copies = self._copies.setdefault(item, {})
-            copied[item] = {name: _copy(tensor, name, copies) for name, tensor in tensors.items()}
+            buffers = self._buffers.setdefault(item, {})
+            copied[item] = {name: _copy_into(buffers, name, tensor) for name, tensor in tensors.items()}
         if self._world.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         return copied
 
     def _write(self, content: Content) -> bool:
-        """Whether it was written; a copy elsewhere that fails is said, and made with the next checkpoint."""
+        """Return True if the checkpoint was written. A failed upload is reported, and made up for by the next one."""
         step = content.progress.step
         path = checkpoint_path(self._folder, step)
         try:
             if self._sharded:
-                write_shared(path, content, first=self._world.first, group=self._group)
+                write_sharded(path, content, first=self._world.first, group=self._group)
             else:
-                write_whole(path, content)
+                write_full(path, content)
             if self._world.first:
                 commit(self._folder, content.progress, self._config)
         except ArtelError as error:
@@ -152,33 +151,33 @@ class Saver:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process has of a tensor."""
+    """Return this process's shard of a tensor."""
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def _copy(tensor: torch.Tensor, name: str, copies: Tensors) -> torch.Tensor:
-    """Copy a tensor into the memory that `copies` has under its name; where none fits, it gets new memory."""
+def _copy_into(buffers: Tensors, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor into its buffer, or into a new one if that does not fit."""
     local = _local(tensor)
-    copy = copies.get(name)
+    copy = buffers.get(name)
     if copy is None or copy.shape != local.shape or copy.dtype != local.dtype:
-        copy = copies[name] = _empty_like(tensor)
+        copy = buffers[name] = _empty_like(tensor)
     copy.copy_(local, non_blocking=True)
     return DTensor(copy, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else copy
 
 
 def _begin_thread(device: torch.device) -> None:
-    """Leave the cores to training; and have the GPU that it has, since each thread has a current one of its own."""
+    """Leave the cores to training, and set the GPU: the current GPU is per thread."""
     compute_on_one_core()
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
-def _copy_bytes(tensor: torch.Tensor) -> int:
-    """What a copy takes in host memory: pinned, the next power of two (PyTorch's CachingHostAllocator)."""
+def _buffer_bytes(tensor: torch.Tensor) -> int:
+    """Return the host memory of a buffer. Pinned, it is the next power of two (PyTorch's CachingHostAllocator)."""
     return 1 << (tensor.nbytes - 1).bit_length() if tensor.is_cuda and tensor.nbytes else tensor.nbytes
 
 
 def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    """In host memory; where it comes from a GPU, pinned, so that it is copied without a stop in between."""
+    """Allocate host memory, pinned if the tensor is on a GPU, so that it is copied asynchronously."""
     local = _local(tensor)
     return torch.empty(local.shape, dtype=local.dtype, device="cpu", pin_memory=local.is_cuda)

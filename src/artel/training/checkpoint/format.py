@@ -1,20 +1,20 @@
-"""Checkpoints: everything a run needs to go on, in safetensors and JSON, whole or absent, verified when read.
+"""Checkpoints: everything a run needs to resume, in safetensors and JSON, complete or absent, verified when read.
 
     checkpoints/step-000001500/model.safetensors       trained parameters and buffers by name, tied ones once
                                optimizer.safetensors   `parameter|state` by name
-                               shard-*.safetensors     in place of both, where processes share them: each one's pieces
-                               callbacks.safetensors   `callbacks/class/name`, of callbacks that have a state
-                               state.json              step, best figure, time spent, digest of the token store
-                               run.yaml                the run file, every key of it
-                               versions.json           of artel, Python, torch and transformers
-                               checksums.json          an xxh3-128 for each of these
+                               shard-*.safetensors     in place of both if they are sharded: each process's shards
+                               callbacks.safetensors   `callbacks/class/name`, for callbacks with a state
+                               state.json              step, best metric, time spent, digest of the token store
+                               run.yaml                the run file with every key
+                               versions.json           artel, Python, torch and transformers
+                               checksums.json          an xxh3-128 for each of these files
     checkpoints/latest, best                           relative symlinks
 
-Tensors are named alike whatever the layout, so that any layout goes on from the checkpoint of any other. Pieces are
-written and read by torch.distributed.checkpoint, in safetensors: nothing is unpickled.
+Tensor names do not depend on the parallel layout, so any layout can resume from a checkpoint of any other.
+torch.distributed.checkpoint writes and reads the shards, in safetensors: nothing is unpickled.
 
-Parameters that are not trained (under adapters, frozen) are those the run began with, and are not written again.
-No random state is stored: order and dropout are functions of (seed, step), and start again from there.
+Parameters that are not trained (frozen, or under adapters) are not saved: the run can load them as it did at its start.
+No random state is stored, since order and dropout are functions of (seed, step).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from artel.models.flops import tokens_a_second
 from artel.parallel import OptimizerProtocol
 from artel.storage import check_regular_in, checksum, new_folder, remove_leftovers
 from artel.training.checkpoint.items import CALLBACKS, MODEL, OPTIMIZER, CheckpointItems, Tensors, is_of_callback
-from artel.training.checkpoint.sharded_files import piece_shapes, read_pieces, told_by_first, write_pieces
+from artel.training.checkpoint.sharded_files import broadcast_from_first, read_shards, stored_shapes, write_shards
 from artel.training.optim.local_shards import trained_tensors
 from artel.training.optim.optimizer import Optimizer
 from artel.training.run_folder import written_checkpoints
@@ -52,15 +52,15 @@ _STATE, SUMS, RUN_FILE, _VERSIONS = "state.json", "checksums.json", "run.yaml", 
 
 @dataclass(slots=True)
 class Progress:
-    """Where a run stands."""
+    """Progress of a run."""
 
     step: int = 0
     tokens: int = 0
-    """Input tokens trained on, without filler."""
+    """Input tokens trained on, without padding."""
     seconds: float = 0.0
-    """Wall time from the loading of the model on, all starts of the run together."""
+    """Wall time since the model began to load, over all starts of the run."""
     train_seconds: float = 0.0
-    """Of these, the time in training steps alone."""
+    """The part of `seconds` in training steps."""
     first_steps_tokens: int = 0
     first_steps_seconds: float = 0.0
     """Part of `tokens` and `train_seconds` in the first step of every start, which compiles and allocates memory."""
@@ -68,41 +68,41 @@ class Progress:
     validation: dict[str, float] = field(default_factory=dict)
     best: float | None = None
     best_figure: str = ""
-    """The `checkpoint.best` that `best` is of."""
+    """Name of the metric `best`, as in `checkpoint.best`."""
     best_step: int | None = None
     best_validation: dict[str, float] = field(default_factory=dict)
     calibration: dict[str, Any] = field(default_factory=dict)
-    """What the newest validation chose for the use of the model (`Objective.calibration`)."""
+    """Values chosen by the newest validation for using the model (`Objective.calibration`)."""
     best_calibration: dict[str, Any] = field(default_factory=dict)
     validations_since_best: int = 0
     stopped_early: bool = False
     run: str = ""
-    """Id of the run, as in the mark of its folder."""
+    """Id of the run, as in its folder."""
     store: str = ""
-    """Digest of the token store that the run is trained on."""
+    """Digest of the run's token store."""
     losses: list[float] = field(default_factory=list)
-    """Of the newest good steps, oldest first: what a spike is measured by; empty where none is looked for."""
+    """Losses of the newest good steps, oldest first, for detecting spikes. Empty if `train.spike` is not set."""
     bad_in_a_row: int = 0
     """Bad steps since the newest good one."""
     warmup: int | None = None
-    """Steps of warmup as the run began; a change of its length does not change them. Under `train.budget`, where warmup
-    is a fraction of the time, None until it is over."""
+    """Warmup steps at the start of the run. Changing the length keeps them. With `train.budget`, where warmup is a
+    fraction of the time, None until it is over."""
     share: float = 0.0
-    """Under `train.budget`: of the time for steps so much, from 0 to 1, had passed at the newest step, whose learning
-    rate went by it. 0 as long as it is not known whether the budget suffices."""
+    """With `train.budget`: fraction of the time for steps used up at the newest step, which sets its learning rate. 0
+    until it is known that the budget is long enough."""
     share_of: float | None = None
-    """The budget in seconds by which `share` was reckoned."""
+    """The budget in seconds that `share` refers to."""
     end: dict[str, list[float]] = field(default_factory=dict)
-    """Under `train.budget`: what the parts of the run's end take, as `Budget.end` has them."""
+    """With `train.budget`: duration of each part of the run's end (`Budget.end`)."""
     spent_budget: float | None = None
-    """The budget in seconds to whose end the run has come."""
+    """The budget in seconds, once the run has used it up."""
 
     @property
     def tokens_per_second(self) -> float | None:
         """Speed of the run so far: the one definition for terminal, page, JSON, model card and plan.
 
-        Input tokens without padding per second of training steps, without the first step of every start unless there
-        are no others. None before the first step.
+        Input tokens without padding per second of training steps. The first step of every start is left out, unless
+        there are no others. None before the first step.
         """
         tokens, seconds = self.tokens - self.first_steps_tokens, self.train_seconds - self.first_steps_seconds
         return tokens_a_second(tokens, seconds) or tokens_a_second(self.tokens, self.train_seconds)
@@ -110,27 +110,26 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a checkpoint is made of."""
+    """Content of a checkpoint."""
 
     items: dict[str, Tensors]
-    """Item -> its tensors by name; the names of all items differ (the optimizer's are `parameter|state`)."""
+    """Item -> its tensors by name. Names are unique over all items (the optimizer's are `parameter|state`)."""
     progress: Progress
     run_file: str
 
 
-def write_whole(path: Path, content: Content) -> None:
-    """Write a checkpoint from one process, which has all of it. Raises WorkError or InputError of the disk."""
+def write_full(path: Path, content: Content) -> None:
+    """Write a checkpoint from one process that holds all of it. Raise WorkError or InputError of the disk."""
     with new_folder(path, replace=True) as partial:
         for item, tensors in content.items.items():
             save_file(_contiguous(tensors), partial / f"{item}.safetensors")
-        _close(partial, content)
+        _write_facts(partial, content)
 
 
-def write_shared(path: Path, content: Content, *, first: bool, group: dist.ProcessGroup | None) -> None:
-    """Write a checkpoint of whose model and optimizer each process has pieces; all of a group call it.
+def write_sharded(path: Path, content: Content, *, first: bool, group: dist.ProcessGroup | None) -> None:
+    """Write a checkpoint whose model and optimizer are sharded. Collective. The callbacks' states are rank 0's.
 
-    Of the callbacks' states those of the first process are written. Raises WorkError or InputError of the disk on
-    every process, except where the first one alone fails at its end.
+    Raise WorkError or InputError of the disk on every process, unless only the first one fails at the end.
     """
     with ExitStack() as stack:
         refused: ArtelError | None = None
@@ -140,19 +139,20 @@ def write_shared(path: Path, content: Content, *, first: bool, group: dist.Proce
                 partial = stack.enter_context(new_folder(path, replace=True))
             except ArtelError as error:
                 refused = error
-        place = told_by_first(str(partial) if partial is not None else None, group)
+        place = broadcast_from_first(str(partial) if partial is not None else None, group)
         if refused is not None:
             raise refused
         if place is None:
             raise WorkError.at(str(path), "the first process could not make the folder")
-        write_pieces(Path(place), content.items[MODEL] | content.items[OPTIMIZER], group)
+        write_shards(Path(place), content.items[MODEL] | content.items[OPTIMIZER], group)
         if first:
             if CALLBACKS in content.items:
                 save_file(_contiguous(content.items[CALLBACKS]), Path(place) / _CALLBACKS)
-            _close(Path(place), content)
+            _write_facts(Path(place), content)
 
 
-def _close(partial: Path, content: Content) -> None:
+def _write_facts(partial: Path, content: Content) -> None:
+    """Write everything but tensors, checksums last."""
     (partial / _STATE).write_bytes(orjson.dumps(asdict(content.progress), option=orjson.OPT_INDENT_2))
     (partial / RUN_FILE).write_text(content.run_file, encoding="utf-8")
     versions = {
@@ -167,9 +167,9 @@ def _close(partial: Path, content: Content) -> None:
 
 
 def load_checkpoint(folder: Path, items: CheckpointItems, tell: Callable[[str], None]) -> Progress | None:
-    """The newest whole checkpoint, put into the model, the optimizer and the callbacks; None where there is none.
+    """Load the newest undamaged checkpoint into model, optimizer and callbacks. Return its progress, or None.
 
-    A damaged one is named and the one before it taken. Raises InputError when checkpoints exist and none is good.
+    Report a damaged checkpoint and try the one before it. Raise InputError if all of them are damaged.
     """
     remove_leftovers(folder)
     problems = []
@@ -180,18 +180,16 @@ def load_checkpoint(folder: Path, items: CheckpointItems, tell: Callable[[str], 
                 progress = read_progress(path)
                 if path.name != f"step-{progress.step:09d}":
                     raise ValueError(f"{_STATE} is of step {progress.step}")
-                of_callbacks = load_file(path / _CALLBACKS) if (path / _CALLBACKS).is_file() else {}
+                callbacks = load_file(path / _CALLBACKS) if (path / _CALLBACKS).is_file() else {}
                 _load(path, items.optimizer)
             except (torch.OutOfMemoryError, MemoryError):
                 raise
-            except Exception as error:  # with its checksums, and yet not what is written: each reader's own kinds
-                if (
-                    items.optimizer.saves_collectively
-                ):  # all processes load it together: it may be that one of them is gone
+            except Exception as error:  # checksums are right but the content is not: whatever each reader raises
+                if items.optimizer.saves_collectively:  # a collective failed, perhaps since another process is gone
                     raise
                 fault = f"is damaged ({' '.join(str(error).split())[:300] or type(error).__name__})"
             else:
-                items.load_callbacks(of_callbacks)
+                items.load_callbacks(callbacks)
                 return progress
         tell(f"{path} {fault}: the checkpoint before it is taken")
         problems.append(Problem(str(path), fault))
@@ -201,29 +199,29 @@ def load_checkpoint(folder: Path, items: CheckpointItems, tell: Callable[[str], 
 
 
 def read_progress(path: Path) -> Progress:
-    """Where the run stood when a checkpoint was written. Raises ValueError or TypeError where that cannot be read."""
-    progress, usual = Progress(**orjson.loads((path / _STATE).read_bytes())), Progress()
+    """Return the progress saved in a checkpoint. Raise ValueError or TypeError if it cannot be read."""
+    progress, default = Progress(**orjson.loads((path / _STATE).read_bytes())), Progress()
     for each in fields(Progress):
-        value, like = getattr(progress, each.name), getattr(usual, each.name)
+        value, like = getattr(progress, each.name), getattr(default, each.name)
         if not isinstance(value, int | float | None if like is None else type(like)):
             raise TypeError(f"{_STATE}: {each.name} is {str(value)[:100]}")
     return progress
 
 
 def _load(path: Path, optimizer: OptimizerProtocol) -> None:
-    if optimizer.saves_collectively or ((path / _MODEL).is_file() and not _has_pieces(optimizer.weights())):
-        weights, state = _whole(path)
+    if optimizer.saves_collectively or ((path / _MODEL).is_file() and not _is_sharded(optimizer.weights())):
+        weights, state = _full_tensors(path)
         optimizer.load_weights(weights)
     else:
         assert isinstance(optimizer, Optimizer)
-        read_pieces(path, optimizer.weights())
-        state = optimizer.allocate_state(piece_shapes(path))
-        read_pieces(path, state)
+        read_shards(path, optimizer.weights())
+        state = optimizer.allocate_state(stored_shapes(path))
+        read_shards(path, state)
     optimizer.load(state)
 
 
 def load_weights(path: Path, model: PreTrainedModel) -> None:
-    """Put a checkpoint's weights into a model of the same shape, which this process has whole."""
+    """Load a checkpoint's weights into a model that this process holds in full."""
     weights = full_weights(path)
     with torch.no_grad():
         for name, tensor in trained_tensors(model).items():
@@ -231,44 +229,44 @@ def load_weights(path: Path, model: PreTrainedModel) -> None:
 
 
 def full_weights(path: Path) -> Tensors:
-    """A checkpoint's weights, whole, in the memory of one process, whatever layout wrote it."""
-    return load_file(path / _MODEL) if (path / _MODEL).is_file() else _whole_pieces(path, _is_weight)
+    """Return a checkpoint's full weights in the memory of one process, whatever layout wrote it."""
+    return load_file(path / _MODEL) if (path / _MODEL).is_file() else _join_shards(path, _is_weight)
 
 
-def _whole(path: Path) -> tuple[Tensors, Tensors]:
-    """All weights and all of the optimizer's state, whole."""
+def _full_tensors(path: Path) -> tuple[Tensors, Tensors]:
+    """Return full weights and full optimizer state."""
     if (path / _MODEL).is_file():
         return load_file(path / _MODEL), load_file(path / _OPTIMIZER)
-    both = _whole_pieces(path, lambda name: not is_of_callback(name))
+    both = _join_shards(path, lambda name: not is_of_callback(name))
     weights = {name: tensor for name, tensor in both.items() if _is_weight(name)}
     return weights, {name: tensor for name, tensor in both.items() if not _is_weight(name)}
 
 
-def _whole_pieces(path: Path, chosen: Callable[[str], bool]) -> Tensors:
-    """The chosen tensors of a sharded checkpoint, each whole."""
-    shapes = {name: stored for name, stored in piece_shapes(path).items() if chosen(name)}
+def _join_shards(path: Path, chosen: Callable[[str], bool]) -> Tensors:
+    """Return the chosen tensors of a sharded checkpoint in full."""
+    shapes = {name: stored for name, stored in stored_shapes(path).items() if chosen(name)}
     tensors = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
-    read_pieces(path, tensors)
+    read_shards(path, tensors)
     return tensors
 
 
 def _is_weight(name: str) -> bool:
-    """Whether a checkpoint's tensor is one of the model's; the optimizer's have a kind after the parameter's name."""
+    """True for a tensor of the model. The optimizer's have the name of a state after the parameter's name."""
     return "|" not in name and not is_of_callback(name)
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
+    """Return the path of a step's checkpoint."""
     return folder / f"step-{step:09d}"
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """All checkpoints, oldest first."""
+    """Return all checkpoints, oldest first."""
     return written_checkpoints(folder)
 
 
 def fault_of(path: Path) -> str | None:
-    """What is wrong with a checkpoint's files, as words after its name. Raises InputError where they cannot be read."""
+    """Return what is wrong with a checkpoint's files, to follow its name in a message, or None. Raise InputError."""
     try:
         check_regular_in(path)
     except InputError as error:
@@ -282,7 +280,7 @@ def fault_of(path: Path) -> str | None:
                 return f"is damaged ({name} does not have its checksum)"
         if _STATE not in sums or not any(name.endswith(".safetensors") for name in sums):
             return f"is damaged ({SUMS} does not name all files)"
-    except PermissionError as error:  # no damage, and nothing to be begun anew for
+    except PermissionError as error:  # not damaged, so there is no reason to start over
         fix = f"give yourself the right to read it: chmod -R u+rX {path}"
         raise InputError.at(str(path), f"cannot be read: {error.strerror}", fix) from None
     except (OSError, ValueError, AttributeError, TypeError, SafetensorError) as error:
@@ -290,7 +288,7 @@ def fault_of(path: Path) -> str | None:
     return None
 
 
-def _has_pieces(tensors: Tensors) -> bool:
+def _is_sharded(tensors: Tensors) -> bool:
     return any(isinstance(tensor, DTensor) for tensor in tensors.values())
 
 

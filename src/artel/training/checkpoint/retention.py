@@ -1,4 +1,4 @@
-"""Which checkpoints stay, and whether the disk has room for the next one."""
+"""Retention of checkpoints, and the check for free disk space."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from artel.training.optim.optimizer import state_bytes
 
 
 def commit(folder: Path, progress: Progress, config: CheckpointConfig) -> None:
-    """What comes after a checkpoint has its name: the pointers move, and old ones go.
+    """Finish a checkpoint that has its name: move `latest` and `best`, and remove old checkpoints.
 
-    Done again when a run goes on: a kill may have come between the name and this.
+    Called again when a run resumes, since a kill may have prevented it.
     """
     point(folder / "latest", checkpoint_path(folder, progress.step))
     if progress.best_step is not None and (best := checkpoint_path(folder, progress.best_step)).is_dir():
@@ -29,7 +29,7 @@ def commit(folder: Path, progress: Progress, config: CheckpointConfig) -> None:
 
 
 def retain(folder: Path, config: CheckpointConfig) -> None:
-    """Remove checkpoints beyond those to be kept; what `latest` and `best` point to is never among them."""
+    """Remove checkpoints beyond `checkpoint.keep` and `checkpoint.budget`, but never `latest` or `best`."""
     pointed_to = {(folder / name).resolve() for name in ("latest", "best")}
     checkpoints = [path for path in list_checkpoints(folder) if path.resolve() not in pointed_to]
     newest = set(list_checkpoints(folder)[-config.keep :])
@@ -49,21 +49,21 @@ def retain(folder: Path, config: CheckpointConfig) -> None:
 
 
 def is_for_good(name: str, every: int | None) -> bool:
-    """Whether the checkpoint of that name is one of every `every` steps, which stay."""
+    """True if a checkpoint is permanent: one of every `every` steps."""
     return every is not None and int(name.removeprefix("step-")) % every == 0
 
 
 def checkpoint_bytes(model: PreTrainedModel, train: TrainConfig, stages: int) -> int:
-    """About what a checkpoint takes: trained weights and the optimizer's state, of all `stages` of a pipeline."""
+    """Estimate the bytes of a checkpoint: trained weights and optimizer state, for all `stages` of a pipeline."""
     weights = sum(tensor.numel() * tensor.element_size() for tensor in trained_tensors(model).values())
     return stages * (weights + state_bytes(model, train))
 
 
 def check_space(folder: Path, expected: int, tell: Callable[[str], None]) -> None:
-    """Say what a checkpoint takes and what is free; raise InputError where not even one fits."""
+    """Report the size of a checkpoint and the free space. Raise InputError if not even one fits."""
     with disk_errors(folder):
-        place = next(path for path in (folder, *folder.parents) if path.exists())
-        free = shutil.disk_usage(place).free
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(existing).free
     tell(f"a checkpoint takes about {_words(expected)}; {_words(free)} are free in {folder}")
     if free < expected:
         what = f"a checkpoint takes about {_words(expected)}, and only {_words(free)} are free"
@@ -71,12 +71,12 @@ def check_space(folder: Path, expected: int, tell: Callable[[str], None]) -> Non
 
 
 def folder_bytes(path: Path) -> int:
-    """Bytes of a folder's files."""
+    """Return the total size of a folder's files, in bytes."""
     return sum(file.stat().st_size for file in path.iterdir())
 
 
 def _words(count: int) -> str:
-    """1,500,000 as 1.5 MB."""
+    """Format bytes: 1,500,000 as 1.5 MB."""
     for unit, size in (("GB", 10**9), ("MB", 10**6)):
         if count >= size:
             return f"{count / size:,.1f} {unit}"

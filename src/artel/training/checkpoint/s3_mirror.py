@@ -1,7 +1,7 @@
-"""Checkpoints copied to S3 as they are written, and fetched from there where the machine that wrote them is gone.
+"""Copies checkpoints to S3 as they are written, and fetches them if the machine that wrote them is gone.
 
-A copy is there once its checksums.json is (artel/storage/remote/folders.py): S3 has no rename, and this file is written
-last and removed first.
+A copy is complete once it has its checksums.json (artel/storage/remote/folders.py): S3 has no rename, so this file is
+written last and removed first.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def copy_checkpoints(folder: Path, config: CheckpointConfig) -> None:
 
 
 def fetch_newest(folder: Path, config: RunConfig, tell: Callable[[str], None]) -> None:
-    """Bring the newest whole copy, and the best one with it, into `folder`, where it is newer than all that is there.
+    """Download the newest undamaged copy, and the best one, into `folder`, unless local checkpoints are newer.
 
-    Raises InputError where the copies are another run's, or none of them is whole.
+    Raise InputError if the copies belong to another run, or all of them are damaged.
     """
     address = config.checkpoint.copy_to
     assert address is not None
@@ -51,8 +51,8 @@ def fetch_newest(folder: Path, config: RunConfig, tell: Callable[[str], None]) -
         fault = _fetch(folder, name, config)
         if fault is None:
             _fetch_best(folder, read_progress(folder / name).best_step, copies, config, tell)
-            for each in damaged:  # only now that there is a better one: the run writes them again when it gets there
-                remove_remote_folder(f"{address}/{each}", SUMS)
+            for damaged_name in damaged:  # only now that one is good: the run writes them again when it gets there
+                remove_remote_folder(f"{address}/{damaged_name}", SUMS)
             return
         tell(f"{address}/{name} {fault}: the copy before it is fetched")
         damaged[name] = fault
@@ -64,7 +64,7 @@ def fetch_newest(folder: Path, config: RunConfig, tell: Callable[[str], None]) -
 def _fetch_best(
     folder: Path, step: int | None, copies: list[str], config: RunConfig, tell: Callable[[str], None]
 ) -> None:
-    """Bring the copy of the best step, where it is not here; without one a run goes on as on a disk that was full."""
+    """Download the copy of the best step unless it is here. Without it the run continues as after a full disk."""
     if step is None:
         return
     path = checkpoint_path(folder, step)
@@ -75,20 +75,20 @@ def _fetch_best(
 
 
 def remove_copies(address: str) -> None:
-    """Remove all copies of a run, which begins anew. Raises InputError or WorkError as remove_remote_folder does."""
+    """Remove all copies of a run that starts over. Raise InputError or WorkError as remove_remote_folder does."""
     for name in _copies(address):
         remove_remote_folder(f"{address}/{name}", SUMS)
 
 
 def _copies(address: str) -> list[str]:
-    """Names of the whole copies, oldest first."""
+    """Return the names of complete copies, oldest first."""
     return [name for name in finished_folders(address, SUMS) if name.startswith("step-")]
 
 
 def _fetch(folder: Path, name: str, config: RunConfig, *, any_length: bool = False) -> str | None:
-    """Bring a copy; what is wrong with it, and then it is not kept. Raises InputError where it is another run's.
+    """Download a copy. Return what is wrong with it, after discarding it, or None.
 
-    With `any_length` it may be of the same run before `train.steps`, or what else says its length, changed.
+    Raise InputError if it belongs to another run. `any_length`: the length of the run may have changed since.
     """
     path = folder / name
     pull_folder(f"{config.checkpoint.copy_to}/{name}", path, commit=SUMS)

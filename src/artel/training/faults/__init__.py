@@ -1,1 +1,1 @@
-"""What goes wrong while training: bad steps, memory that runs out, hangs."""
+"""Faults during a run: bad steps, memory that runs out, processes that hang (watchdog) or die (rank status)."""

@@ -1,12 +1,11 @@
-"""Bad steps: a gradient that is NaN or infinite, or a loss that spikes. `train.on_bad_step` says what happens then.
+"""Bad steps: a gradient that is NaN or infinite, or a loss that spikes. `train.on_bad_step` decides what happens.
 
-`stop` ends the run. `skip` leaves the step out: neither the weights nor the optimizer's state change. `rewind` goes
-back to the weights and state of the last checkpoint, and on with the batches after the bad step, so that the batches
-since the checkpoint are not seen again: so PaLM was trained past its spikes (Chowdhery et al. 2022, arXiv:2204.02311,
-section 5.1).
+`stop` ends the run. `skip` drops the step: neither weights nor optimizer state change. `rewind` restores the last
+checkpoint and continues with the batches after the bad step; the batches since the checkpoint are not repeated. PaLM
+was trained past its spikes this way (Chowdhery et al. 2022, arXiv:2204.02311, section 5.1).
 
-The device knows first whether a gradient is finite. The host reads it once the device has been given the next step's
-forward and backward passes, and so waits for nothing. Only a spike must be known before the optimizer steps.
+The device knows first whether a gradient is finite. The host reads this after it has launched the next step's forward
+and backward passes, so it never waits. Only a spike must be known before the optimizer steps.
 """
 
 from __future__ import annotations
@@ -19,23 +18,45 @@ import torch
 from artel.errors import InputError, WorkError
 from artel.tokens import step_numbers
 from artel.training.checkpoint.format import Progress, load_checkpoint
-from artel.training.faults.async_scalar import AsyncScalar
 from artel.training.metrics.jsonl import Lines
 from artel.training.run import Run
 
-# A spike is measured against the mean loss of the newest 100 good steps, once there are 20: fewer say little, and the
-# first steps of a run, whose losses are the highest, are among them for long enough.
+# A spike is measured against the mean loss of the newest 100 good steps, once there are 20: fewer are too noisy, and
+# the first steps of a run have the highest losses.
 _MOST, _LEAST = 100, 20
-# So many bad steps one after another are no accident of the data: the run stops, whatever `on_bad_step` says.
+# This many bad steps in a row are no accident of the data: the run stops, whatever `on_bad_step` says.
 _IN_A_ROW = 10
-_NAMED = 20  # documents named in the message; the file has all
+_NAMED = 20  # documents named in the message; the file has all of them
 
 _NOT_FINITE = "the loss or its gradient is NaN or infinite"
 
 
+class AsyncScalar:
+    """A number on the device that the host reads later, without waiting.
+
+    Reading a GPU tensor waits for all work that is queued on the GPU. This copies the value right after the work that
+    computes it; one step later the copy is there.
+    """
+
+    def __init__(self, value: torch.Tensor) -> None:
+        """Start copying `value`, a scalar on any device."""
+        self._value, self._copied = value, None
+        if value.device.type == "cuda":
+            self._value = torch.empty((), dtype=value.dtype, pin_memory=True)
+            self._value.copy_(value, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def read(self) -> float:
+        """Wait for the copy and return the value."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return float(self._value)
+
+
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A step that the optimizer has taken and whose verdict has not been read yet."""
+    """A step that the optimizer has taken, not yet known to be good or bad."""
 
     step: int
     """Counted from 1."""
@@ -43,23 +64,23 @@ class _Pending:
     norm: torch.Tensor
     good: AsyncScalar
     loss: float | None
-    """Mean over the global batch, where spikes are looked for."""
+    """Mean over the global batch, if `train.spike` is set."""
     spike: str | None
-    """What is wrong with the loss, if anything is."""
+    """What is wrong with the loss, or None."""
 
 
 class Guard:
-    """Takes the optimizer's steps of a run and handles the bad ones, on all ranks alike."""
+    """Takes the optimizer's steps and handles bad ones, in the same way on all ranks."""
 
     def __init__(self, run: Run) -> None:
         self._train = run.config.train
         self._pending: _Pending | None = None
 
     def optimizer_step(self, run: Run, sums: torch.Tensor) -> None:
-        """Clip the gradients, set the learning rate, step, and add this rank's `sums` to those of the log window.
+        """Clip the gradients, set the learning rate, take a step, and add this rank's `sums` to the log window.
 
-        A bad step changes nothing, unless the run is to stop there, and is left out of the window in any case. Called
-        when `rewound` has read the verdict on the step before.
+        A bad step leaves the weights unchanged, except with `on_bad_step: stop`, and is never added to the window. Call
+        `rewound` for the previous step first.
         """
         loss = None if self._train.spike is None else _mean_loss(run, sums)
         spike = None if loss is None else self._spike(run, loss)
@@ -74,10 +95,10 @@ class Guard:
         self._pending = _Pending(run.step + 1, sums, norm, AsyncScalar(good), loss, spike)
 
     def rewound(self, run: Run) -> bool:
-        """Read the verdict on the newest step and handle it if it was bad.
+        """Read whether the newest step was good, and handle it if it was bad.
 
-        Returns True when the weights went back to those of a checkpoint: gradients computed since are not theirs.
-        Raises WorkError when the run is to stop.
+        Return True if a checkpoint was restored; gradients computed since are then invalid. Raise WorkError if the run
+        must stop.
         """
         pending, progress = self._pending, run.progress
         if pending is None:
@@ -92,9 +113,9 @@ class Guard:
         return False
 
     def _spike(self, run: Run, loss: float) -> str | None:
-        """What is wrong with a step of that mean loss; None when nothing is."""
+        """Return what is wrong with a step's mean loss, or None."""
         if not math.isfinite(loss):
-            return _NOT_FINITE if run.optimizer.loss_factor is None else None  # else the loss scale sees to it
+            return _NOT_FINITE if run.optimizer.loss_factor is None else None  # the loss scale handles it, if any
         known, factor = run.progress.losses, self._train.spike
         mean = math.fsum(known) / max(1, len(known))
         if factor is None or len(known) < _LEAST or loss <= factor * mean:
@@ -102,32 +123,37 @@ class Guard:
         return f"the loss, {loss:.4g}, is above {factor:g} times {mean:.4g}, the mean of the {len(known)} before"
 
     def _handle(self, run: Run, bad: _Pending) -> bool:
-        """Skip, rewind or stop, and tell of it. Returns True when the weights went back to those of a checkpoint."""
+        """Skip, rewind or stop, and report it. Return True if a checkpoint was restored."""
         what, did = bad.spike or _NOT_FINITE, self._train.on_bad_step
         if run.progress.bad_in_a_row >= _IN_A_ROW:
             what, did = f"{what}; this is the {_IN_A_ROW}th bad step in a row", "stop"
-        back = _rewind(run) if did == "rewind" else None
-        if did == "rewind" and back is None:
+        restored = _rewind(run) if did == "rewind" else None
+        if did == "rewind" and restored is None:
             did = "skip"
         if did == "skip" and bad.spike is None and run.optimizer.loss_factor is not None:
             what, did = f"{what}, however small the loss is scaled", "stop"
         documents = _documents(run, bad.step)
-        self._write(run, bad, what, did, documents)
+        self._record(run, bad, what, did, documents)
         named = "; ".join(documents[:_NAMED])
         named += f"; and {len(documents) - _NAMED} more" if len(documents) > _NAMED else ""
         if did == "stop":
-            raise _stopped(bad.step, what, named)
+            message = f"{what}; nothing of this step was saved. Documents: {named}"
+            fix = (
+                "lower train.learning_rate, lengthen train.warmup, write train.on_bad_step: skip or rewind, or look at "
+                "these documents; the same command resumes from the last checkpoint"
+            )
+            raise WorkError.at(f"step {bad.step}", message, fix)
         then = "it is left out"
-        if back is not None:
-            run.progress.losses = back.losses
-            then = f"on with the next one, from the weights of step {back.step}"
+        if restored is not None:
+            run.progress.losses = restored.losses
+            then = f"on with the next one, from the weights of step {restored.step}"
         elif self._train.on_bad_step == "rewind":
             then = "it is left out, since there is no checkpoint yet to go back to"
         run.tell(f"step {bad.step}: {what}; {then}. Documents: {named}")
-        return back is not None
+        return restored is not None
 
-    def _write(self, run: Run, bad: _Pending, what: str, did: str, documents: list[str]) -> None:
-        loss = _mean_loss(run, bad.sums) if bad.loss is None else bad.loss  # all ranks sum it
+    def _record(self, run: Run, bad: _Pending, what: str, did: str, documents: list[str]) -> None:
+        loss = _mean_loss(run, bad.sums) if bad.loss is None else bad.loss  # collective
         if not run.world.first:
             return
         line = {"step": bad.step, "loss": loss, "gradient_norm": float(bad.norm), "what": what, "did": did}
@@ -137,37 +163,28 @@ class Guard:
 
 
 def _rewind(run: Run) -> Progress | None:
-    """Load the newest whole checkpoint on all ranks; None where there is none."""
-    run.saver.wait()  # the newest may still be being written
+    """Load the newest undamaged checkpoint on all ranks. Return its progress, or None if there is none."""
+    run.saver.wait()  # the newest checkpoint may still be in progress
     run.world.barrier()
     try:
-        back = load_checkpoint(run.folder.checkpoints, run.items, run.tell)
-    except InputError as error:  # all are damaged: once it has started, that is no longer wrong input
+        restored = load_checkpoint(run.folder.checkpoints, run.items, run.tell)
+    except InputError as error:  # all are damaged, which is not the user's input in a running run
         raise WorkError(error.problems) from None
     run.strategy.model.zero_grad(set_to_none=True)
-    step = -1 if back is None else back.step
+    step = -1 if restored is None else restored.step
     if run.strategy.all_reduce_sum([float(step)]) != [float(step * run.world.size)]:
         what = f"process {run.world.rank} found step {step}, others found another"
         raise WorkError.at(str(run.folder.checkpoints), what, "the same command resumes")
-    return back
+    return restored
 
 
 def _mean_loss(run: Run, sums: torch.Tensor) -> float:
-    """Over all targets of the global batch, from this process's sums of it."""
+    """Return the mean loss of the global batch, from this process's sums. Collective."""
     loss, targets = run.strategy.all_reduce_sum(sums[:2].double().tolist())
     return loss / targets
 
 
 def _documents(run: Run, step: int) -> list[str]:
-    """Where the documents of a step, counted from 1, come from: each `file:line` once."""
+    """Return the origin `file:line` of each document in a step, counted from 1."""
     samples = run.order.at(step_numbers(step - 1, run.length.batch, run.length.total))
     return list(dict.fromkeys(name for index in samples for name in run.samples.origins(int(index))))
-
-
-def _stopped(step: int, what: str, named: str) -> WorkError:
-    message = f"{what}; nothing of this step was saved. Documents: {named}"
-    fix = (
-        "lower train.learning_rate, lengthen train.warmup, write train.on_bad_step: skip or rewind, or look at these "
-        "documents; the same command resumes from the last checkpoint"
-    )
-    return WorkError.at(f"step {step}", message, fix)

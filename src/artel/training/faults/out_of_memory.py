@@ -1,8 +1,8 @@
-"""When memory runs out in the middle of a run, the step is done again with smaller micro-batches.
+"""Repeats a step with smaller micro-batches if memory runs out.
 
-The global batch stays what it is; it is cut into more micro-batches. A process that trains alone continues by itself,
-unless DeepSpeed's engine has the model. One of several cannot call the others back from the collectives in which they
-wait for it: it writes the smaller size into the run's folder and ends, so that a launcher starts all of them again.
+The global batch stays the same; it is cut into more micro-batches. A single process simply continues, unless
+DeepSpeed's engine has the model. One of several cannot interrupt the collectives in which the others wait for it: it
+writes the smaller size into the run's folder and ends, so that a launcher starts all of them again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from artel.errors import ArtelError, OutOfMemory, WorkError
 from artel.models.activation_checkpointing import recompute
-from artel.training.memory.micro_batch import MicroBatchPlan, is_out_of_memory, next_smaller
+from artel.training.micro_batch import MicroBatchPlan, is_out_of_memory, next_smaller
 from artel.training.run import Run
 
 _SMALLER_MODEL = "train.optimizer: adamw8bit, train.weights: bf16 or model.lora"
@@ -23,7 +23,7 @@ _SMALLER_MODEL = "train.optimizer: adamw8bit, train.weights: bf16 or model.lora"
 
 @contextmanager
 def optimizer_memory() -> Iterator[None]:
-    """Within the block, memory that runs out is a WorkError: smaller micro-batches would not help the optimizer."""
+    """Raise WorkError if memory runs out inside the block: smaller micro-batches would not help the optimizer."""
     try:
         yield
     except Exception as error:
@@ -34,15 +34,15 @@ def optimizer_memory() -> Iterator[None]:
 
 
 def use_less_memory(run: Run) -> None:
-    """Choose smaller micro-batches, remember them in the run's folder, and clear away what the failed attempt left.
+    """Choose smaller micro-batches, save the choice in the run's folder, and clean up after the failed attempt.
 
-    Raises OutOfMemory when all processes must start again with less, WorkError when there is nothing smaller to try.
+    Raise OutOfMemory if all processes must start again, WorkError if there is nothing smaller to try.
     """
     where, before = f"step {run.step + 1}", run.batch_plan
     smaller = next_smaller(before, -(-run.length.batch // run.strategy.dp_degree))
     if smaller is None:
         raise _nothing_smaller(where, "though all within its layers was computed again")
-    # DeepSpeed's engine cannot be told to forget half a backward pass.
+    # DeepSpeed's engine cannot discard half a backward pass.
     if run.world.size > 1 or run.optimizer.saves_collectively:
         run.memory_limit.lower(smaller)
         what = f"out of memory on process {run.world.rank} with micro-batches of {before.size}"
@@ -51,7 +51,7 @@ def use_less_memory(run: Run) -> None:
     if smaller.recompute != before.recompute:
         if recompute(run.strategy.model, smaller.recompute).startswith("none"):
             raise _nothing_smaller(where, "and this model cannot compute its layers twice")
-        torch.compiler.reset()  # what is compiled was made of the layers as they were
+        torch.compiler.reset()  # compiled code is of the layers before the change
     gc.collect()
     if run.world.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -59,7 +59,7 @@ def use_less_memory(run: Run) -> None:
     run.tell(f"{where}: out of memory with micro-batches of {before.size}; tried again with {_in_words(smaller)}")
     try:
         run.memory_limit.lower(smaller)
-    except ArtelError as error:  # the next start will have to find it out again
+    except ArtelError as error:  # the next start will have to find the size again
         run.tell(f"{where}: this cannot be remembered: {error.in_a_line}")
 
 

@@ -1,7 +1,7 @@
-"""Each process of a run that trains says every few seconds that it lives, and at which step it is (`rank_file.py`).
+"""Each training process writes every few seconds that it is alive, and its step (`rank_file.py`).
 
-A thread writes it, so that a long validation passes for no death. A process that is killed leaves a file that says
-`running` and grows old.
+A thread writes the file, so that a process in a long validation does not look dead. A killed process leaves a file with
+state `running` that gets old.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from contextlib import contextmanager
 
 from artel.parallel import World
 from artel.storage import disk_errors
-from artel.training.memory.in_use import memory_in_use
-from artel.training.rank_file import how_it_ended, rank_file, write_rank
+from artel.training.memory import memory_in_use
+from artel.training.rank_file import final_state, rank_file, write_rank
 from artel.training.run import Run
 from artel.training.run_folder import RunFolder
 
 _SECONDS = 5.0
-_RANKS = 64  # so many write as often; more of them write less often, or a shared disk has much to do
+_RANKS = 64  # more ranks write less often, to spare a shared disk
 
 
-class SignOfLife(threading.Thread):
-    """Writes the file of this process, again and again; from when it follows the run, with its step."""
+class StatusWriter(threading.Thread):
+    """Writes this process's file again and again, with the step of the run once it follows one."""
 
     def __init__(self, folder: RunFolder, world: World) -> None:
-        super().__init__(name="sign of life", daemon=True)
+        super().__init__(name="rank status", daemon=True)
         self._folder, self._world, self._identity = folder, world, folder.identity()
         self._every = _SECONDS * max(1.0, world.size / _RANKS)
         self._run: Run | None = None
@@ -40,7 +40,7 @@ class SignOfLife(threading.Thread):
 
     def stop(self) -> None:
         self._over.set()
-        self.join(_SECONDS)  # no longer: the disk may hang
+        self.join(_SECONDS)  # with a timeout, since the disk may hang
 
     def write(self, state: str, message: str = "") -> None:
         world = self._world
@@ -51,33 +51,28 @@ class SignOfLife(threading.Thread):
 
 
 @contextmanager
-def rank_status(folder: RunFolder, world: World) -> Iterator[SignOfLife]:
-    """Within the block this process shows that it lives; at its end how it ended.
+def rank_status(folder: RunFolder, world: World) -> Iterator[StatusWriter]:
+    """Write this process's status during the block, and how it ended afterwards.
 
-    The folder is there and claimed. Raises InputError where the disk refuses the folder of the files.
+    The folder must exist and be claimed. Raise InputError if the folder of status files cannot be created.
     """
     if world.first:
         with disk_errors(folder.path):
             folder.ranks.mkdir(exist_ok=True)
-        _remove_others(folder, world)
+        current = {rank_file(folder.ranks, rank) for rank in range(world.size)}
+        for file in folder.ranks.glob("rank-*.json"):
+            if file not in current:  # an earlier start had more ranks
+                file.unlink(missing_ok=True)
     world.barrier()
-    sign = SignOfLife(folder, world)
-    sign.write("running")
-    sign.start()
-    ended, message = "complete", ""
+    writer = StatusWriter(folder, world)
+    writer.write("running")
+    writer.start()
+    state, message = "complete", ""
     try:
-        yield sign
+        yield writer
     except BaseException as error:
-        ended, message = how_it_ended(error)
+        state, message = final_state(error)
         raise
     finally:
-        sign.stop()
-        sign.write(ended, message)
-
-
-def _remove_others(folder: RunFolder, world: World) -> None:
-    """Files of ranks that an earlier start had, and this one has not."""
-    own = {rank_file(folder.ranks, rank) for rank in range(world.size)}
-    for file in folder.ranks.glob("rank-*.json"):
-        if file not in own:
-            file.unlink(missing_ok=True)
+        writer.stop()
+        writer.write(state, message)

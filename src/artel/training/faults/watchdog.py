@@ -1,11 +1,11 @@
-"""A process that gets no further writes down where it stands and ends, so that its launcher can start the run again.
+"""Ends a process that hangs, after writing the stacks of its threads, so that its launcher can start the run again.
 
-Whoever gets further in the loop calls `heartbeat`. A thread watches that this goes on. It needs Python's lock (the
-GIL), which a call that hangs may hold: for that case a small program, watchdog_process.py, watches the thread.
+Code that makes progress calls `heartbeat`, and a thread watches for it. The thread needs the GIL, which a hanging call
+may hold: for that case a small program, watchdog_process.py, watches the thread.
 
-Time in which the watcher did not run does not count, or a machine that slept, a job that Slurm suspended, a program
-in a debugger would pass for one that hangs. The clock is the monotonic one, which on Linux stands while the machine
-sleeps; where it does not (a virtual machine that was paused), the watcher sees that it woke too late.
+Time in which the watchdog itself did not run does not count. Otherwise a machine that slept, a job that Slurm suspended
+or a program in a debugger would look like a hang. The clock is monotonic, which on Linux stops while the machine
+sleeps. If it does not stop (a paused virtual machine), the watchdog sees that it woke up late.
 """
 
 from __future__ import annotations
@@ -24,26 +24,34 @@ from pathlib import Path
 from typing import IO
 
 from artel.storage import report_bus_errors
-from artel.training.faults.watchdog_process import IGNORED, LATEST, SIGNAL, TICK, headline, stacks_file, tell, write
+from artel.training.faults.watchdog_process import (
+    IGNORED,
+    LATEST,
+    SIGNAL,
+    TICK,
+    headline,
+    print_headline,
+    stacks_file,
+    write,
+)
 from artel.training.heartbeat import listen
 from artel.training.run import Run
 
-HUNG = 77  # exit status; of BSD's sysexits.h it is EX_NOPERM, which nothing here means
-# Others that hang with this process began to wait at another moment, and lose their peer when it ends: so long it
-# waits for their stacks to be written too.
+HUNG = 77  # exit status; EX_NOPERM in BSD's sysexits.h, which does not occur here
+# Wait before exiting, so that other ranks can write their stacks: they started to wait later, and lose this peer.
 _OTHERS_SECONDS = 5.0
-# The disk itself may be what hangs: after so long the process ends without a file.
+# The disk itself may be what hangs: exit without a file after this time.
 _WRITE_SECONDS = 30.0
-# Collectives wait this much longer than the watchdog: it tells more than their own error.
+# Collectives time out this much later than the watchdog, whose report says more than their error.
 _LONGER_SECONDS = 300.0
 _A_YEAR = 365 * 24 * 3600.0
 
 
 @contextmanager
 def watchdog(run: Run) -> Iterator[None]:
-    """Within the block this process ends with status HUNG after `train.hang_timeout` seconds without a `heartbeat`.
+    """Exit with status HUNG after `train.hang_timeout` seconds without a `heartbeat` inside the block.
 
-    The Python stacks of all its threads are then in RUN/hangs/TIME-process-RANK.txt.
+    The Python stacks of all threads are then in RUN/hangs/TIME-process-RANK.txt.
     """
     seconds = run.config.train.hang_timeout
     run.world.set_timeout(_A_YEAR if seconds is None else seconds + _LONGER_SECONDS)
@@ -51,7 +59,7 @@ def watchdog(run: Run) -> Iterator[None]:
         yield
         return
     if not faulthandler.is_enabled():
-        faulthandler.enable()  # nccl's own watchdog aborts: then the stacks are on standard error at least
+        faulthandler.enable()  # nccl's own watchdog aborts the process: then the stacks go to standard error
         report_bus_errors()
     thread = _Watchdog(run, seconds)
     listen(thread.hear)
@@ -63,11 +71,11 @@ def watchdog(run: Run) -> Iterator[None]:
 
 
 class _Watchdog:
-    """The thread that watches, and the process that watches the thread."""
+    """The watching thread, and the process that watches the thread."""
 
     def __init__(self, run: Run, seconds: float) -> None:
         self.newest = ("begin the loop",)
-        """What was done last: another tuple at each heartbeat."""
+        """The newest heartbeat, as a new tuple each time."""
         self._run, self._seconds, self._tick = run, seconds, min(TICK, seconds / 10)
         self._rank, self._folder = run.world.rank, run.folder.hangs.absolute()
         self._process = _WatchdogProcess(self._rank, seconds, self._tick, self._folder)
@@ -88,41 +96,41 @@ class _Watchdog:
         while not self._over.wait(self._tick):
             now = time.monotonic()
             waited, before = waited + min(now - before, LATEST * self._tick), now
-            self._process.tell()
+            self._process.tick()
             if self.newest is not seen:
                 seen, waited = self.newest, 0.0
             elif waited > self._seconds:
                 self._end(waited)
 
     def _end(self, waited: float) -> None:
-        """Write the stacks of all threads, and end this process."""
+        """Write the stacks of all threads and exit."""
         last = threading.Timer(_WRITE_SECONDS, os._exit, (HUNG,))
         last.daemon = True
         last.start()
         what = f"got no further for {waited:,.0f} s after step {self._run.step}; what it did last: {self.newest[0]}"
         file, line = stacks_file(self._folder, self._rank), headline(self._rank, what)
-        # In a thread of its own: nobody may read what is told, which may even be what hangs.
-        telling = threading.Thread(target=tell, args=(line, file), daemon=True)
-        telling.start()
+        # In a separate thread: if nobody reads standard error, printing may hang.
+        printing = threading.Thread(target=print_headline, args=(line, file), daemon=True)
+        printing.start()
         with tempfile.TemporaryFile() as stacks, suppress(OSError):
-            faulthandler.dump_traceback(stacks, all_threads=True)  # holds Python's lock: not onto a disk that may hang
+            faulthandler.dump_traceback(stacks, all_threads=True)  # holds the GIL: not onto a disk that may hang
             write(file, line, stacks.fileno())
-        telling.join(1)
-        self._process.tell()  # which would else soon take this end for another hang
+        printing.join(1)
+        self._process.tick()  # otherwise it would soon take this exit for another hang
         if self._run.world.size > 1:
             time.sleep(_OTHERS_SECONDS)
         os._exit(HUNG)
 
 
 class _WatchdogProcess:
-    """watchdog_process.py at work: it reads that the thread lives, and ends this process by SIGNAL when it does not."""
+    """Runs watchdog_process.py, which ends this process with SIGNAL if the thread stops sending ticks."""
 
     def __init__(self, rank: int, seconds: float, tick: float, folder: Path) -> None:
         self._stacks: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process
         faulthandler.register(SIGNAL, self._stacks, all_threads=True, chain=True)
         program = [sys.executable, "-I", "-S", str(Path(__file__).with_name("watchdog_process.py"))]
         about = [os.getpid(), rank, seconds, tick, self._stacks.fileno(), folder]
-        # It inherits what is held back here, until it ignores it: Ctrl-C would end it while it is being imported.
+        # It inherits the blocked signals until it ignores them: Ctrl-C would end it during its imports.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
         try:
             self._process = subprocess.Popen(
@@ -137,8 +145,8 @@ class _WatchdogProcess:
         self._ticks = self._process.stdin.fileno()
         os.set_blocking(self._ticks, False)
 
-    def tell(self) -> None:
-        with suppress(BlockingIOError, BrokenPipeError):  # it is stopped, or was ended: this process goes on without
+    def tick(self) -> None:
+        with suppress(BlockingIOError, BrokenPipeError):  # it is stopped or has ended: continue without it
             os.write(self._ticks, b".")
 
     def close(self) -> None:

@@ -1,15 +1,15 @@
-"""Ends a process whose watchdog (watchdog.py) cannot run: a call that never returns holds Python's lock, the GIL.
+"""Ends a process whose watchdog (watchdog.py) cannot run because a call that never returns holds the GIL.
 
-A program of its own, on the standard library alone, started by the watchdog:
+A separate program that needs only the standard library, started by the watchdog:
 
     python -I -S watchdog_process.py PROCESS RANK SECONDS TICK STACKS FOLDER
 
-Each TICK seconds the watchdog writes a byte to its standard input. After SECONDS without one, during which both ran,
-it sends SIGNAL: Python's faulthandler, which needs no lock, writes the stacks of all threads to the open file STACKS
-(a number) and lets the process die of the signal. What was written is put into a file of FOLDER.
+Every TICK seconds the watchdog writes a byte to its standard input. After SECONDS without one, counting only time in
+which both ran, it sends SIGNAL. Python's faulthandler, which needs no GIL, writes the stacks of all threads to the open
+file STACKS (a descriptor) and lets the process die of the signal. The program then copies the stacks into FOLDER.
 
-faulthandler.dump_traceback_later does the same within the process, but its clock goes on while the process is stopped:
-a job that Slurm suspended for an hour, or a laptop's Ctrl-Z, would end at the moment it goes on.
+faulthandler.dump_traceback_later does the same inside the process, but its clock keeps running while the process is
+stopped: a job that Slurm suspended for an hour, or Ctrl-Z on a laptop, would end the run when it continues.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from contextlib import suppress
 from pathlib import Path
 
 TICK = 1.0
-"""Seconds between two looks, at most."""
+"""Seconds between two checks, at most."""
 LATEST = 5
-"""A look may be so many ticks late on a busy machine; what is later does not count."""
+"""Ticks that a check may be late on a busy machine. Any longer delay does not count."""
 SIGNAL = signal.SIGVTALRM
-"""Of a timer that nobody uses; a process that does not expect it dies of it."""
+"""Signal of a timer that nobody uses. By default it ends the process."""
 IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT)
-"""They are meant for the process, with which the watchdog process ends."""
-# A look at the thread comes after the thread's own of the same moment: it is given so many ticks to end by itself.
+"""Signals meant for the watched process. This program ends with it."""
+# Extra ticks, so that the thread can end the process first.
 _LONGER = 3
 _DIES_SECONDS = 10
 
@@ -56,40 +56,40 @@ def main(process: int, rank: int, seconds: float, tick: float, stacks: int, fold
     file = stacks_file(folder, rank)
     line = headline(rank, f"got no further for {silent:,.0f} s, in a call that held Python's lock")
     write(file, line, stacks)
-    tell(line, file)
+    print_headline(line, file)
 
 
 def stacks_file(folder: Path, rank: int) -> Path:
-    """Where the stacks of a process that hangs are written."""
+    """Return the file for the stacks of a hanging process."""
     return folder / f"{time.strftime('%Y-%m-%d-%H-%M-%S')}-process-{rank}.txt"
 
 
 def headline(rank: int, what: str) -> str:
-    """What happened, in a line."""
+    """Return a line that says what happened."""
     return f"process {rank} on {socket.gethostname()}: {what}"
 
 
 def write(file: Path, line: str, stacks: int) -> None:
-    """Put the headline, the time and what the open file `stacks` holds into `file`."""
+    """Write the headline, the time and the content of the open file `stacks` into `file`."""
     file.parent.mkdir(parents=True, exist_ok=True)
     head = f"{line}\n{time.strftime('%Y-%m-%d %H:%M:%S %z')}\n\n"
     file.write_bytes(head.encode() + os.pread(stacks, os.fstat(stacks).st_size, 0))
 
 
-def tell(line: str, file: Path) -> None:
-    """Say the headline, and where the stacks are, on standard error."""
+def print_headline(line: str, file: Path) -> None:
+    """Print the headline and the path of the stacks on standard error."""
     where = str(file).encode("unicode_escape").decode() if not str(file).isprintable() else file
     print(f"artel: {line}\n    where its threads stood: {where}", file=sys.stderr, flush=True)
 
 
 def _read(limit: float) -> bytes | None:
-    """What the watchdog has written: nothing, b"", when its process has ended; None when it has not for `limit`."""
+    """Return bytes from the watchdog, b"" if its process has ended, or None if nothing came for `limit` seconds."""
     ready, _, _ = select.select([sys.stdin.fileno()], [], [], limit)
     return os.read(sys.stdin.fileno(), 4096) if ready else None
 
 
 def _has_ended() -> bool:
-    """Whether the process ends within _DIES_SECONDS."""
+    """True if the process ends within _DIES_SECONDS."""
     end = time.monotonic() + _DIES_SECONDS
     while time.monotonic() < end:
         if _read(end - time.monotonic()) == b"":
@@ -98,7 +98,7 @@ def _has_ended() -> bool:
 
 
 def _is_stopped(process: int) -> bool:
-    """Whether it is stopped, by a signal or a debugger."""
+    """True if a signal or a debugger has stopped the process."""
     with suppress(OSError):
         status = Path(f"/proc/{process}/stat").read_text()
         return status.rpartition(")")[2].split()[0] in ("T", "t")
@@ -106,5 +106,5 @@ def _is_stopped(process: int) -> bool:
 
 
 if __name__ == "__main__":
-    _, number, its_rank, limit, look, file_number, place = sys.argv
-    main(int(number), int(its_rank), float(limit), float(look), int(file_number), Path(place))
+    process_id, own_rank, limit, interval, descriptor, target = sys.argv[1:]
+    main(int(process_id), int(own_rank), float(limit), float(interval), int(descriptor), Path(target))

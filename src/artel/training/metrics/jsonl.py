@@ -1,4 +1,4 @@
-"""JSON lines added to a file; what a full disk refuses is kept, and written with a later line."""
+"""Appends JSON lines to a file. Lines that a full disk refuses are buffered and written with a later line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Lines:
         self._refused = False
 
     def add(self, line: dict[str, Any]) -> None:
-        """Write a line, or keep it; that the disk refuses is said once."""
+        """Write a line, or buffer it. Warn the first time that the disk refuses one."""
         self._unwritten += orjson.dumps(line) + b"\n"
         try:
             while self._unwritten:
@@ -39,9 +39,9 @@ class Lines:
 
 
 def drop_lines_after(path: Path, step: int) -> None:
-    """Drop the lines of steps after `step`, which a resumed run does again, and what a kill left torn.
+    """Drop lines of steps after `step`, which a resumed run repeats, and lines that a kill left incomplete.
 
-    They stand at the end, where the file is cut: one of ten million lines is not written anew. Raises InputError.
+    They are at the end, so the file is truncated: ten million lines are not written again. Raise InputError.
     """
     if not path.exists():
         return
@@ -60,7 +60,7 @@ def drop_lines_after(path: Path, step: int) -> None:
 
 
 def _is_kept(line: bytes, step: int) -> bool:
-    """True for the line of a step up to `step`."""
+    """True if the line is of a step up to `step`."""
     try:
         return bool(orjson.loads(line)["step"] <= step)
     except (ValueError, KeyError, TypeError):

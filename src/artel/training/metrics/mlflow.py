@@ -1,4 +1,4 @@
-"""MLflow: the server or the store that its own variables name (MLFLOW_TRACKING_URI), else mlflow.db beside mlruns."""
+"""MLflow: the server or store from its own variables (MLFLOW_TRACKING_URI), by default mlflow.db beside mlruns."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import orjson
 
 from artel.config import RunConfig
 from artel.secrets import hide_secrets
-from artel.training.metrics.other_runs import keep_id, kept_id, read_samples, send_earlier
-from artel.training.metrics.tracker import Figures, Tracker, by_name
+from artel.training.metrics.tracker import Metrics, Tracker, by_name, read_samples, save_id, saved_id, send_earlier
 from artel.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -28,24 +27,24 @@ _VARIABLES = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    # A server that is gone is given up after half a minute, not after four: the start and the end of a run wait for it.
+    # Give up on an unreachable server after half a minute, not four: the start and the end of a run wait for it.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "4",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
-_METRICS_A_REQUEST = 1000  # no server takes more
+_METRICS_PER_REQUEST = 1000  # no server accepts more
 
 
 class MlflowTracker(Tracker):
-    """Training does not wait for the server: a thread sends, all that waits in one request.
+    """Sends from a thread, everything that waits in one request, so that training does not wait for the server.
 
-    A resumed run goes on with the same run of MLflow. MLflow keeps every value that it gets, so that a step that is
-    done again is not sent again.
+    A resumed run continues the same MLflow run. MLflow keeps every value it gets, so steps that are repeated are not
+    sent again.
     """
 
     package = "mlflow"
     keeps_report = True
 
-    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
+    def __init__(self, config: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
         for name, value in _VARIABLES.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
@@ -55,28 +54,30 @@ class MlflowTracker(Tracker):
         self._failure: Exception | None = None
         self._waiting: list[Metric] = []
         self._is_done = False
-        earlier = _earlier_run(self._client, kept_id(folder, self.package))
-        its_run = earlier or _begin_run(self._client, folder.path.name, run)
-        self._id, self._experiment = its_run.info.run_id, its_run.info.experiment_id
-        keep_id(folder, self.package, self._id)
-        self._has = set(_steps(self._client, its_run)) if earlier else set()
+        earlier = _earlier_run(self._client, saved_id(folder, self.package))
+        run = earlier or _start_run(self._client, folder.path.name, config)
+        self._id, self._experiment = run.info.run_id, run.info.experiment_id
+        save_id(folder, self.package, self._id)
+        self._sent = set(_sent_steps(self._client, run)) if earlier else set()
         if earlier:
             self._client.update_run(self._id, status="RUNNING")
-        self._client.set_tag(self._id, "mlflow.loggedArtifacts", _table_tag(_SAMPLES))
+        # MLflow shows artifacts named in this tag as tables.
+        tables = orjson.dumps([{"path": _SAMPLES, "type": "table"}]).decode()
+        self._client.set_tag(self._id, "mlflow.loggedArtifacts", tables)
         self._submit(self._client.log_artifact, self._id, str(folder.config))
-        send_earlier(self, folder, step, lambda kind, number: (kind, number) in self._has)
+        send_earlier(self, folder, step, lambda kind, number: (kind, number) in self._sent)
 
-    def training(self, figures: Figures) -> None:
-        self._log("training", by_name("train", figures), figures["step"])
+    def training(self, metrics: Metrics) -> None:
+        self._log("training", by_name("train", metrics), metrics["step"])
 
-    def validation(self, figures: Figures) -> None:
-        self._log("validation", by_name("validation", figures["validation"]), figures["step"])
+    def validation(self, metrics: Metrics) -> None:
+        self._log("validation", by_name("validation", metrics["validation"]), metrics["step"])
 
-    def tasks(self, figures: Figures) -> None:
-        self._log("tasks", by_name("validation", figures["tasks"]), figures["step"])
+    def tasks(self, metrics: Metrics) -> None:
+        self._log("tasks", by_name("validation", metrics["tasks"]), metrics["step"])
 
-    def samples(self, lines: list[Figures]) -> None:
-        """One table of all samples so far, which is written anew."""
+    def samples(self, lines: list[Metrics]) -> None:
+        """Write the table of all samples so far again."""
         rows = [[line["step"], line["prompt"], line["text"]] for line in read_samples(self._folder)]
         self._submit(self._client.log_dict, self._id, {"columns": ["step", "prompt", "text"], "data": rows}, _SAMPLES)
 
@@ -88,7 +89,7 @@ class MlflowTracker(Tracker):
     def hint(self) -> str:
         address = self._client.tracking_uri
         if not address.startswith("http"):
-            return ""  # `mlflow ui` is of the whole package, which may not be there
+            return ""  # `mlflow ui` needs the full mlflow package, which may be missing
         return hide_secrets(f"{address.rstrip('/')}/#/experiments/{self._experiment}/runs/{self._id}")
 
     def close(self) -> None:
@@ -96,19 +97,19 @@ class MlflowTracker(Tracker):
         self._worker.shutdown()
         self._raise_failure()
 
-    def _log(self, kind: str, figures: Figures, step: int) -> None:
+    def _log(self, kind: str, metrics: Metrics, step: int) -> None:
         from mlflow.entities import Metric
 
-        if (kind, step) in self._has:
+        if (kind, step) in self._sent:
             return
         now = int(1000 * time.time())
-        self._waiting += [Metric(name, value, now, step) for name, value in figures.items()]
+        self._waiting += [Metric(name, value, now, step) for name, value in metrics.items()]
         self._submit(self._send_waiting)
 
     def _send_waiting(self) -> None:
-        """Send what has come meanwhile. A later call may then find nothing."""
+        """Send all waiting metrics. A later call may then find none."""
         while self._waiting:
-            first = self._waiting[:_METRICS_A_REQUEST]
+            first = self._waiting[:_METRICS_PER_REQUEST]
             self._client.log_batch(self._id, first)
             del self._waiting[: len(first)]
 
@@ -117,7 +118,7 @@ class MlflowTracker(Tracker):
         return self._worker.submit(self._do, function, *arguments)
 
     def _do(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """In the thread. After a failure nothing more is sent: a request to a server that is gone takes long."""
+        """Run in the thread. Send nothing more after a failure: a request to an unreachable server takes long."""
         if self._failure is None:
             try:
                 function(*arguments)
@@ -129,32 +130,32 @@ class MlflowTracker(Tracker):
             raise self._failure
 
 
-def _earlier_run(client: MlflowClient, its_id: str | None) -> Run | None:
-    """The run of an earlier start; None where there is none, or another server or store was named since."""
+def _earlier_run(client: MlflowClient, run_id: str | None) -> Run | None:
+    """Return the run of an earlier start, or None if there is none in this store."""
     from mlflow.exceptions import MlflowException
 
-    if its_id is None:
+    if run_id is None:
         return None
     try:
-        return client.get_run(its_id)
+        return client.get_run(run_id)
     except MlflowException as error:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None
         raise
 
 
-def _begin_run(client: MlflowClient, name: str, run: RunConfig) -> Run:
+def _start_run(client: MlflowClient, name: str, config: RunConfig) -> Run:
     from mlflow.entities import Param
 
     experiment = os.environ.get("MLFLOW_EXPERIMENT_ID") or _experiment(
         client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
     )
-    its_run = client.create_run(experiment, run_name=name)
-    config = hide_secrets(run.model_dump(mode="json", by_alias=True))
-    params = [Param(key, value) for key, value in _flat(config)]
-    for first in range(0, len(params), 100):  # a request takes 100
-        client.log_batch(its_run.info.run_id, params=params[first : first + 100])
-    return its_run
+    run = client.create_run(experiment, run_name=name)
+    values = hide_secrets(config.model_dump(mode="json", by_alias=True))
+    params = [Param(key, value) for key, value in _flat(values)]
+    for first in range(0, len(params), 100):  # at most 100 per request
+        client.log_batch(run.info.run_id, params=params[first : first + 100])
+    return run
 
 
 def _experiment(client: MlflowClient, name: str) -> str:
@@ -165,7 +166,7 @@ def _experiment(client: MlflowClient, name: str) -> str:
         return found.experiment_id
     try:
         return client.create_experiment(name)
-    except MlflowException:  # another run has just begun it
+    except MlflowException:  # another run has just created it
         found = client.get_experiment_by_name(name)
         if found is None:
             raise
@@ -173,7 +174,7 @@ def _experiment(client: MlflowClient, name: str) -> str:
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted keys and their values as text."""
+    """Yield dotted keys and their values as text."""
     for key, value in tree.items():
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{prefix}{key}.")
@@ -181,14 +182,9 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
             yield f"{prefix}{key}", value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
-def _steps(client: MlflowClient, run: Run) -> Iterator[tuple[str, int]]:
-    """What MLflow has of a run: kinds and steps. A step's metrics were sent together, so that one of them tells."""
+def _sent_steps(client: MlflowClient, run: Run) -> Iterator[tuple[str, int]]:
+    """Yield (kind, step) of all metrics in MLflow. One metric per kind is enough, since a step is sent as a whole."""
     for kind, pattern in (("training", "train/.*"), ("validation", "validation/[^/]*"), ("tasks", "validation/.*/.*")):
         names = [name for name in run.data.metrics if re.fullmatch(pattern, name)]
         if names:
             yield from ((kind, metric.step) for metric in client.get_metric_history(run.info.run_id, names[0]))
-
-
-def _table_tag(file: str) -> str:
-    """MLflow shows artifacts that this tag names as tables."""
-    return orjson.dumps([{"path": file, "type": "table"}]).decode()

@@ -9,21 +9,20 @@ from itertools import groupby
 from operator import itemgetter
 
 from artel.config import RunConfig
-from artel.training.metrics.other_runs import read_samples
-from artel.training.metrics.tracker import Figures, Tracker, by_name
+from artel.training.metrics.tracker import Metrics, Tracker, by_name, read_samples
 from artel.training.run_folder import RunFolder
 
 
 class TensorBoardTracker(Tracker):
-    """Scalars by the names of metrics.jsonl; in the folder text, the run file and the samples as tables.
+    """Scalars under the names of metrics.jsonl. The folder `text` holds the run file and tables of samples.
 
-    A resumed run adds a file, which begins with the step from which on TensorBoard forgets the scalars of the files
-    before. It does not forget texts: their folder is written anew.
+    A resumed run adds a file whose first step tells TensorBoard to drop later scalars of earlier files. It does not
+    drop texts, so their folder is written again.
     """
 
     package = "tensorboard"
 
-    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
+    def __init__(self, config: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         _hook_threads()
@@ -35,16 +34,16 @@ class TensorBoardTracker(Tracker):
         for _, lines in groupby(read_samples(folder), itemgetter("step")):
             self.samples(list(lines))
 
-    def training(self, figures: Figures) -> None:
-        self._write("train", figures, figures["step"])
+    def training(self, metrics: Metrics) -> None:
+        self._write("train", metrics, metrics["step"])
 
-    def validation(self, figures: Figures) -> None:
-        self._write("validation", figures["validation"], figures["step"])
+    def validation(self, metrics: Metrics) -> None:
+        self._write("validation", metrics["validation"], metrics["step"])
 
-    def tasks(self, figures: Figures) -> None:
-        self._write("validation", figures["tasks"], figures["step"])
+    def tasks(self, metrics: Metrics) -> None:
+        self._write("validation", metrics["tasks"], metrics["step"])
 
-    def samples(self, lines: list[Figures]) -> None:
+    def samples(self, lines: list[Metrics]) -> None:
         rows = [f"| {_cell(line['prompt'])} | {_cell(line['text'])} |" for line in lines]
         table = "\n".join(["| prompt | text |", "|---|---|", *rows])
         self._texts.add_text("samples", table, lines[0]["step"])
@@ -56,13 +55,13 @@ class TensorBoardTracker(Tracker):
         self._scalars.close()
         self._texts.close()
 
-    def _write(self, group: str, figures: Figures, step: int) -> None:
-        for name, value in by_name(group, figures).items():
+    def _write(self, group: str, metrics: Metrics, step: int) -> None:
+        for name, value in by_name(group, metrics).items():
             self._scalars.add_scalar(name, value, step)
 
 
 def _hook_threads() -> None:
-    """A writer's thread that fails tells the next call, and needs no traceback besides."""
+    """Print no traceback for TensorBoard's writer thread: its next call raises the error."""
     before = threading.excepthook
 
     def hook(arguments: threading.ExceptHookArgs) -> None:
@@ -73,6 +72,6 @@ def _hook_threads() -> None:
 
 
 def _cell(text: str) -> str:
-    """A text as a cell of a Markdown table, in which nothing is markup."""
+    """Return a text as a cell of a Markdown table, with all markup escaped."""
     escaped = "".join(f"&#{ord(letter)};" if letter in "\\`*_{}[]<>()#+-.!|&~$" else letter for letter in text)
     return " <br> ".join(escaped.splitlines())

@@ -1,83 +1,143 @@
-"""Where figures of a run go: what each such place is asked to do."""
+"""The tracker interface, and helpers for trackers of other packages."""
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
+import orjson
+
 from artel.config import RunConfig
+from artel.errors import InputError
+from artel.storage import write_file
 from artel.training.run_folder import RunFolder
 
-Figures = dict[str, Any]
+Metrics = dict[str, Any]
 
 
 class Tracker:
-    """Where figures go: those of a logged step, those of a validation. One of your own has these methods."""
+    """Receives the metrics of logged steps and validations. A custom tracker overrides these methods."""
 
     package: ClassVar[str] = ""
-    """The module that it needs, which comes with the extra of that name."""
+    """The module that it needs. The extra with the same name installs it."""
     keeps_report: ClassVar[bool] = False
-    """Whether `finished` gets the run's report."""
+    """True if `finished` gets the run's report."""
 
     @classmethod
     def for_this_process(cls) -> type[Tracker]:
-        """The class that shows figures where this process shows them."""
+        """Return the class to use in this process."""
         return cls
 
-    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
-        """`step` is where the run stands, `steps` where it ends; None where `train.budget` ends it."""
+    def __init__(self, config: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
+        """`step`: steps done so far. `steps`: length of the run, None if `train.budget` ends it."""
 
-    def training(self, figures: Figures) -> None: ...
+    def training(self, metrics: Metrics) -> None: ...
 
-    def validation(self, figures: Figures) -> None: ...
+    def validation(self, metrics: Metrics) -> None: ...
 
-    def tasks(self, figures: Figures) -> None:
-        """The figures of `validate.tasks` after a step."""
+    def tasks(self, metrics: Metrics) -> None:
+        """Record the metrics of `validate.tasks` after a step."""
 
-    def samples(self, lines: list[Figures]) -> None:
-        """What the model made of `validate.prompts` after a step: the lines of samples.jsonl."""
+    def samples(self, lines: list[Metrics]) -> None:
+        """Record the model's continuations of `validate.prompts` after a step: lines of samples.jsonl."""
 
     def finished(self, report: Path | None) -> None:
-        """The run is done and its model is written. `report`: its page, a file that is removed after this call.
+        """Record that the run is done and its model written. Not called for a run that was stopped or failed.
 
-        Not called for a run that was stopped or failed.
+        `report`: its HTML page, a temporary file that is removed after this call.
         """
 
     def step(self, step: int) -> None:
-        """A step is done, logged or not; called after each, so it must cost nothing."""
+        """Note that a step is done. Called after every step, so it must be cheap."""
 
     def busy(self, what: str, share: float | None = None) -> None:
-        """What is done that is no step (evaluating, compiling), and how much of it is done, from 0 to 1."""
+        """Show work between steps (evaluating, compiling), and the fraction done, from 0 to 1."""
 
     def hint(self) -> str:
-        """A command that shows what was written, printed when the run is done; empty where there is none."""
+        """Return a command that shows the results, printed when the run is done, or an empty string."""
         return ""
 
     def close(self) -> None: ...
 
 
-def by_name(group: str, figures: Figures) -> Figures:
-    """Numbers by the names that all trackers give them: `train/loss`, `validation/loss`."""
-    numbers = {name: value for name, value in figures.items() if isinstance(value, int | float) and name != "step"}
+def by_name(group: str, metrics: Metrics) -> Metrics:
+    """Return numbers under the names used by all trackers: `train/loss`, `validation/loss`."""
+    numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float) and name != "step"}
     return {f"{group}/{name}": value for name, value in numbers.items()}
 
 
-def validation_row(figures: Figures, training_loss: float | None) -> dict[str, str]:
-    """A row of the table of validations, by titles: the step, the training loss and the objective's own figures.
+def validation_row(metrics: Metrics, training_loss: float | None) -> dict[str, str]:
+    """Return a row of the validation table by column title: step, training loss, the objective's metrics.
 
     The training loss is a dash until it is logged for the first time.
     """
-    metrics = figures["validation"]
-    titles = ["validation loss", *(name.replace("_", " ") for name in list(metrics)[1:])]
+    validation = metrics["validation"]
+    titles = ["validation loss", *(name.replace("_", " ") for name in list(validation)[1:])]
     loss = "-" if training_loss is None else f"{training_loss:.4f}"
-    row = {"step": f"{figures['step']}", "epoch": f"{figures['epoch']:.2f}", "training loss": loss}
-    return row | dict(zip(titles, map(_short, metrics.values()), strict=True))
+    row = {"step": f"{metrics['step']}", "epoch": f"{metrics['epoch']:.2f}", "training loss": loss}
+    return row | dict(zip(titles, map(_short, validation.values()), strict=True))
 
 
-def tasks_text(figures: Figures) -> str:
-    """The figures of tasks in a line: `counting/acc 0.5000`."""
-    return " · ".join(f"{name} {_short(value)}" for name, value in figures["tasks"].items())
+def tasks_text(metrics: Metrics) -> str:
+    """Return the metrics of tasks in one line: `counting/acc 0.5000`."""
+    return " · ".join(f"{name} {_short(value)}" for name, value in metrics["tasks"].items())
 
 
 def _short(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"
+
+
+# A run of artel and its run in another package
+
+
+def saved_id(folder: RunFolder, package: str) -> str | None:
+    """Return the id that an earlier start of this run got from a package, or None."""
+    return _saved_ids(folder).get(package)
+
+
+def save_id(folder: RunFolder, package: str, run_id: str) -> None:
+    ids = _saved_ids(folder) | {package: run_id}
+    write_file(folder.tracker_runs, orjson.dumps(ids, option=orjson.OPT_INDENT_2))
+
+
+def _saved_ids(folder: RunFolder) -> dict[str, str]:
+    file = folder.tracker_runs
+    try:
+        ids = orjson.loads(file.read_bytes()) if file.exists() else {}
+    except ValueError:
+        ids = None
+    if not isinstance(ids, dict) or not all(isinstance(value, str) for value in ids.values()):
+        raise InputError.at(str(file), "is damaged", "remove it: the trackers then begin new runs")
+    return ids
+
+
+def send_earlier(tracker: Tracker, folder: RunFolder, step: int, has: Callable[[str, int], bool]) -> None:
+    """Send lines of metrics.jsonl and samples.jsonl up to `step`, in order, unless the tracker has them already.
+
+    `has` is called with `training`, `validation`, `tasks` or `samples`, and a step.
+    """
+    metrics = ((line["step"], 0, line) for line in _lines(folder.metrics))
+    samples = ((number, 1, list(lines)) for number, lines in groupby(_lines(folder.samples), itemgetter("step")))
+    for number, is_samples, content in heapq.merge(metrics, samples, key=itemgetter(0, 1)):
+        if number > step:
+            return
+        kinds = [kind for kind in ("validation", "tasks") if kind in content]
+        kind = "samples" if is_samples else (*kinds, "training")[0]
+        if not has(kind, number):
+            send: Callable[[Any], None] = getattr(tracker, kind)
+            send(content)
+
+
+def read_samples(folder: RunFolder) -> list[Metrics]:
+    return list(_lines(folder.samples))
+
+
+def _lines(path: Path) -> Iterator[Metrics]:
+    """Yield the complete lines of a file. A kill may have left the last one incomplete."""
+    if path.exists():
+        with path.open("rb") as file:
+            yield from (orjson.loads(line) for line in file if line.endswith(b"\n"))

@@ -1,4 +1,4 @@
-"""Where figures go: the terminal, metrics.jsonl, trackers of other packages. One that fails never stops a run."""
+"""All trackers of a run, and artel's own: terminal, notebook, metrics.jsonl. A failing tracker never stops a run."""
 
 from __future__ import annotations
 
@@ -25,19 +25,18 @@ from artel.printable import in_a_line
 from artel.registry import TRACKERS
 from artel.secrets import hide_secrets
 from artel.training.metrics.jsonl import Lines, drop_lines_after
-from artel.training.metrics.notebook import NotebookTracker
-from artel.training.metrics.tracker import Figures as Figures
+from artel.training.metrics.tracker import Metrics as Metrics
 from artel.training.metrics.tracker import Tracker as Tracker
 from artel.training.metrics.tracker import tasks_text, validation_row
 from artel.training.run_folder import RunFolder
 
-_BAR_SECONDS = 0.1  # the bar is drawn ten times a second; an update takes 50 µs, which many a step does not
+_BAR_SECONDS = 0.1  # redraw the bar ten times a second: an update takes 50 µs, longer than some steps
 _LINE_SECONDS = 10.0
-_PARTS = 1000  # of the bar of a run on a budget
+_BUDGET_BAR = 1000  # length of the progress bar with a budget
 
 
 def check_trackers(track: list[str]) -> None:
-    """Raise InputError for trackers whose packages are not installed."""
+    """Raise InputError for each tracker whose package is not installed."""
     packages = {name: TRACKERS[name].package for name in track}
     missing = {name: package for name, package in packages.items() if package and find_spec(package) is None}
     problems = [missing_extra(package, package, f"track: {name}").problems for name, package in missing.items()]
@@ -46,36 +45,36 @@ def check_trackers(track: list[str]) -> None:
 
 
 class Trackers:
-    """All trackers of a run as one."""
+    """All trackers of a run. One that raises is dropped."""
 
-    def __init__(self, run: RunConfig, folder: RunFolder, *, step: int, steps: int | None) -> None:
-        self._alive: dict[str, Tracker] = {}
+    def __init__(self, config: RunConfig, folder: RunFolder, *, step: int, steps: int | None) -> None:
+        self._active: dict[str, Tracker] = {}
         self._closed = False
-        pause()  # a bar, or lines of metrics, show the progress
+        pause()  # a bar or lines of metrics now show the progress
         self.doing = ""
         """Work of the run between two steps, as last given to `busy`."""
-        for name in run.track:
+        for name in config.track:
             try:
-                self._alive[name] = TRACKERS[name].for_this_process()(run, folder, step, steps)
+                self._active[name] = TRACKERS[name].for_this_process()(config, folder, step, steps)
             except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # a tracker is another's program: the run continues without it
+            except BaseException as error:  # whatever another package raises
                 _warn(name, error)
 
     @property
     def hints(self) -> list[str]:
-        return [hint for tracker in self._alive.values() if (hint := tracker.hint())]
+        return [hint for tracker in self._active.values() if (hint := tracker.hint())]
 
-    def training(self, figures: Figures) -> None:
-        self._each("training", figures)
+    def training(self, metrics: Metrics) -> None:
+        self._each("training", metrics)
 
-    def validation(self, figures: Figures) -> None:
-        self._each("validation", figures)
+    def validation(self, metrics: Metrics) -> None:
+        self._each("validation", metrics)
 
-    def tasks(self, figures: Figures) -> None:
-        self._each("tasks", figures)
+    def tasks(self, metrics: Metrics) -> None:
+        self._each("tasks", metrics)
 
-    def samples(self, lines: list[Figures]) -> None:
+    def samples(self, lines: list[Metrics]) -> None:
         self._each("samples", lines)
 
     def step(self, step: int) -> None:
@@ -86,10 +85,10 @@ class Trackers:
         self._each("busy", what, share)
 
     def finished(self, make_report: Callable[[], str | None]) -> None:
-        """The run is done. `make_report` gives its page, as HTML, or None; it is called where a tracker keeps it."""
+        """Record that the run is done. `make_report` returns its HTML page or None, and is called only if needed."""
         with TemporaryDirectory() as folder:
             report = None
-            if any(tracker.keeps_report for tracker in self._alive.values()):
+            if any(tracker.keeps_report for tracker in self._active.values()):
                 self.busy("making the report")
                 report = _report(make_report, Path(folder) / "report.html")
             self._each("finished", report)
@@ -101,20 +100,20 @@ class Trackers:
             resume()
 
     def _each(self, what: str, *arguments: Any) -> None:
-        for name, tracker in list(self._alive.items()):
+        for name, tracker in list(self._active.items()):
             try:
                 getattr(tracker, what)(*arguments)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
-                del self._alive[name]
+                del self._active[name]
                 _warn(name, error)
 
 
 def _report(make: Callable[[], str | None], file: Path) -> Path | None:
     try:
         html = make()
-    except Exception as error:  # it is the trackers' page alone: the run is done all the same
+    except Exception as error:  # only trackers need the page, and the run is done
         print(in_a_line(f"trackers get no report of the run: {error}"), file=sys.stderr)
         return None
     if html is None:
@@ -129,15 +128,15 @@ def _warn(name: str, error: BaseException) -> None:
 
 
 class JsonLines(Tracker):
-    """metrics.jsonl: a line a logged step, a validation or tasks; on resume, lines after the checkpoint are dropped."""
+    """metrics.jsonl: a line per logged step, validation or tasks. Resuming drops lines after the checkpoint."""
 
-    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
+    def __init__(self, config: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
         drop_lines_after(folder.metrics, step)
         self._lines = Lines(folder.metrics)
         self._hint = f"artel report {shlex.quote(str(folder.path))}"
 
-    def training(self, figures: Figures) -> None:
-        self._lines.add(figures)
+    def training(self, metrics: Metrics) -> None:
+        self._lines.add(metrics)
 
     validation = tasks = training
 
@@ -149,7 +148,7 @@ class JsonLines(Tracker):
 
 
 class ConsoleTracker(Tracker):
-    """A progress bar on a terminal, else a line now and then; a table of validations anywhere; on standard error."""
+    """On standard error: a progress bar on a terminal, otherwise a line every ten seconds; and a validation table."""
 
     @classmethod
     def for_this_process(cls) -> type[Tracker]:
@@ -157,7 +156,7 @@ class ConsoleTracker(Tracker):
 
     def __init__(
         self,
-        run: RunConfig,
+        config: RunConfig,
         folder: RunFolder,
         step: int,
         steps: int | None,
@@ -170,22 +169,22 @@ class ConsoleTracker(Tracker):
         self._console = Console(file=stream or sys.stderr, soft_wrap=True, highlight=False)
         self._header = False
         self._loss: float | None = None
-        self._step, self._steps, self._budget = step, steps, run.train.budget
+        self._step, self._steps, self._budget = step, steps, config.train.budget
         self._used = 0.0
-        """Share of the budget that is over, where there is one."""
+        """Fraction of the budget that is used, if there is one."""
         self._shown = time.monotonic()
         self._first: tuple[int, float] | None = None
-        """The first step of this start, which compiles and warms up, and when it was done."""
+        """First step of this start, which compiles and warms up, and the time of its end."""
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn() if self._budget is None else TaskProgressColumn(),
-            TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.fields[metrics]}"),
             TimeRemainingColumn(),
         )
         self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
-        total = steps if self._budget is None else _PARTS
-        self._task = self._bar.add_task("training", total=total, completed=self._completed(step), figures="")
+        total = steps if self._budget is None else _BUDGET_BAR
+        self._task = self._bar.add_task("training", total=total, completed=self._completed(step), metrics="")
         self._bar.start()
 
     def step(self, step: int) -> None:
@@ -201,13 +200,13 @@ class ConsoleTracker(Tracker):
         elif self._is_due(self._line_seconds):
             self._console.print(f"{self._position(self._step)} · {text}")
 
-    def training(self, figures: Figures) -> None:
-        self._loss, self._used = figures["loss"], figures.get("budget_used", 0.0)
-        text = f"loss {figures['loss']:.4f} · {figures['tokens_per_second']:,.0f} tokens/s"
+    def training(self, metrics: Metrics) -> None:
+        self._loss, self._used = metrics["loss"], metrics.get("budget_used", 0.0)
+        text = f"loss {metrics['loss']:.4f} · {metrics['tokens_per_second']:,.0f} tokens/s"
         if not self._bar.disable:
-            self._bar.update(self._task, completed=self._completed(figures["step"]), figures=text)
-        elif self._is_due(self._line_seconds) or figures["step"] == self._steps:
-            self._console.print(f"{self._position(figures['step'])} · {text}{self._left(figures['step'])}")
+            self._bar.update(self._task, completed=self._completed(metrics["step"]), metrics=text)
+        elif self._is_due(self._line_seconds) or metrics["step"] == self._steps:
+            self._console.print(f"{self._position(metrics['step'])} · {text}{self._left(metrics['step'])}")
 
     def _position(self, step: int) -> str:
         if self._steps is not None:
@@ -215,11 +214,11 @@ class ConsoleTracker(Tracker):
         return f"step {step:,}, {self._used:.0%} of the time"
 
     def _completed(self, step: int) -> int:
-        """Of the bar: steps, or of a budget what was over at the newest logged step."""
-        return step if self._budget is None else round(_PARTS * self._used)
+        """Return the bar's position: steps, or the part of the budget used at the newest logged step."""
+        return step if self._budget is None else round(_BUDGET_BAR * self._used)
 
     def _left(self, step: int) -> str:
-        """What is left of the budget; else the time of the rest at the pace since the first step, with validations."""
+        """Return the time left: of the budget, or at the pace since the first step, including validations."""
         if self._budget is not None:
             return f" · {timedelta(seconds=max(0, round((1 - self._used) * self._budget)))} left"
         first, when = self._first or (step, 0.0)
@@ -229,28 +228,65 @@ class ConsoleTracker(Tracker):
         return f" · {timedelta(seconds=round(seconds))} left"
 
     def _is_due(self, seconds: float) -> bool:
-        """Whether nothing was shown for so long; then it counts as shown now."""
+        """True if nothing was shown for `seconds`. Restarts the interval then."""
         now = time.monotonic()
         is_due = now - self._shown >= seconds
         if is_due:
             self._shown = now
         return is_due
 
-    def validation(self, figures: Figures) -> None:
-        """A line of the table; its columns are the step, the training loss and the objective's own figures."""
-        row = validation_row(figures, self._loss)
+    def validation(self, metrics: Metrics) -> None:
+        """Print a row of the table: step, training loss and the objective's metrics."""
+        row = validation_row(metrics, self._loss)
         if not self._header:
             self._console.print("  ".join(f"{title:>8}" for title in row))
             self._header = True
         self._console.print("  ".join(f"{value:>{max(8, len(title))}}" for title, value in row.items()))
 
-    def tasks(self, figures: Figures) -> None:
-        self._console.print(f"{self._position(figures['step'])} · {tasks_text(figures)}")
+    def tasks(self, metrics: Metrics) -> None:
+        self._console.print(f"{self._position(metrics['step'])} · {tasks_text(metrics)}")
 
     def finished(self, report: Path | None) -> None:
-        """Complete the bar: a run may stop early, and the time of a budget is known only at logged steps."""
-        total = self._step if self._budget is None else _PARTS
+        """Fill the bar: a run may stop early, and the used budget is known only at logged steps."""
+        total = self._step if self._budget is None else _BUDGET_BAR
         self._bar.update(self._task, description="training", total=total, completed=total)
 
     def close(self) -> None:
         self._bar.stop()
+
+
+class NotebookTracker(Tracker):
+    """Below the cell of a notebook: a progress bar and a table of validations, as shown by transformers' Trainer."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
+        from transformers.utils.notebook import NotebookTrainingTracker
+
+        self._loss: float | None = None
+        self._used = 0.0
+        self._step, self._steps = step, steps
+        self._bar = NotebookTrainingTracker(_BUDGET_BAR if steps is None else steps)
+        self._bar.update(self._completed(), comment="begins")
+
+    def step(self, step: int) -> None:
+        self._step = step
+        self._bar.update(self._completed())
+
+    def busy(self, what: str, share: float | None = None) -> None:
+        self._bar.update(self._completed(), force_update=True, comment=what if share is None else f"{what} {share:.0%}")
+
+    def training(self, metrics: Metrics) -> None:
+        self._loss, self._used = metrics["loss"], metrics.get("budget_used", 0.0)
+        text = f"loss {metrics['loss']:.4f}, {metrics['tokens_per_second']:,.0f} tokens/s"
+        self._bar.update(self._completed(), comment=text)
+
+    def validation(self, metrics: Metrics) -> None:
+        self._bar.write_line(validation_row(metrics, self._loss))
+
+    def tasks(self, metrics: Metrics) -> None:
+        self._bar.update(self._completed(), force_update=True, comment=tasks_text(metrics))
+
+    def close(self) -> None:
+        self._bar.update(self._completed(), force_update=True, comment=f"loss {self._loss:.4f}")
+
+    def _completed(self) -> int:
+        return self._step if self._steps is not None else round(_BUDGET_BAR * self._used)

@@ -1,4 +1,4 @@
-"""trackio: a database on this machine; sent to a Space or a server only where its own variables name one."""
+"""trackio: a database on this machine. It is sent to a Space or a server only if trackio's own variables name one."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from pathlib import Path
 
 from artel.config import RunConfig
 from artel.secrets import hide_secrets
-from artel.training.metrics.other_runs import keep_id, kept_id, send_earlier
-from artel.training.metrics.tracker import Figures, Tracker, by_name
+from artel.training.metrics.tracker import Metrics, Tracker, by_name, save_id, saved_id, send_earlier
 from artel.training.run_folder import RunFolder
 
 _PROJECT = "artel"
 
 
 class TrackioTracker(Tracker):
-    """trackio knows a run by its name, which is the folder's with a few letters that no other run has.
+    """trackio identifies a run by name: the folder's, plus a few random letters.
 
-    A resumed run goes on under the same name. In the database of this machine it gets all steps so far, in the place of
-    what was there: the steps that are done again stand once. A Space or a server keeps what it has.
+    A resumed run keeps its name. In the local database all steps so far replace the earlier ones, so repeated steps
+    appear once. A Space or a server keeps what it has.
     """
 
     package = "trackio"
     keeps_report = True
 
-    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
+    def __init__(self, config: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
         self._is_local = not (os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL"))
         self._project = os.environ.get("TRACKIO_PROJECT") or _PROJECT
-        earlier = kept_id(folder, self.package)
+        earlier = saved_id(folder, self.package)
         self._name = earlier or f"{folder.path.name}-{secrets.token_hex(3)}"
         replaces = earlier is not None and self._is_local and folder.metrics.exists()
         with _quiet(offline=self._is_local):
@@ -41,30 +40,30 @@ class TrackioTracker(Tracker):
 
             if replaces:
                 _delete(self._project, self._name)
-            # In a context of its own: a run of trackio that the user has begun stays as it is.
+            # In a separate context, so that a trackio run started by the user is not changed.
             self._run = copy_context().run(
                 trackio.init,
                 project=self._project,
                 name=self._name,
                 resume="allow",
-                config=hide_secrets(run.model_dump(mode="json", by_alias=True)),
+                config=hide_secrets(config.model_dump(mode="json", by_alias=True)),
                 embed=False,
             )
-        keep_id(folder, self.package, self._name)
+        save_id(folder, self.package, self._name)
         self._keep(folder.config, "run-file")
         if replaces or not earlier:
             send_earlier(self, folder, step, lambda kind, number: False)
 
-    def training(self, figures: Figures) -> None:
-        self._run.log(by_name("train", figures), step=figures["step"])
+    def training(self, metrics: Metrics) -> None:
+        self._run.log(by_name("train", metrics), step=metrics["step"])
 
-    def validation(self, figures: Figures) -> None:
-        self._run.log(by_name("validation", figures["validation"]), step=figures["step"])
+    def validation(self, metrics: Metrics) -> None:
+        self._run.log(by_name("validation", metrics["validation"]), step=metrics["step"])
 
-    def tasks(self, figures: Figures) -> None:
-        self._run.log(by_name("validation", figures["tasks"]), step=figures["step"])
+    def tasks(self, metrics: Metrics) -> None:
+        self._run.log(by_name("validation", metrics["tasks"]), step=metrics["step"])
 
-    def samples(self, lines: list[Figures]) -> None:
+    def samples(self, lines: list[Metrics]) -> None:
         import trackio
 
         self._run.log({"samples": trackio.Table(data=lines)}, step=lines[0]["step"])
@@ -85,12 +84,12 @@ class TrackioTracker(Tracker):
 
 
 def _delete(project: str, name: str) -> None:
-    """Remove a run from the database of this machine, where it is there."""
+    """Remove a run from the local database, if it is there."""
     import trackio
 
     try:
         runs = trackio.Api().runs(project)
-    except ValueError:  # there is no such project: TRACKIO_DIR was another one
+    except ValueError:  # no such project: TRACKIO_DIR has changed
         return
     for run in runs:
         if run.name == name:
@@ -99,7 +98,7 @@ def _delete(project: str, name: str) -> None:
 
 @contextmanager
 def _quiet(*, offline: bool) -> Iterator[None]:
-    """trackio prints to standard output, which is for `--json`, and asks the hub for the name of a token's owner."""
+    """Keep trackio from printing to standard output (reserved for `--json`), and from asking the hub about a token."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE

@@ -1,4 +1,4 @@
-"""Weights & Biases: RUN/wandb, sent to its server only where an account is set up."""
+"""Weights & Biases: RUN/wandb, sent to its server only if an account is set up."""
 
 from __future__ import annotations
 
@@ -15,66 +15,65 @@ from urllib.parse import urlsplit
 
 from artel.config import RunConfig
 from artel.secrets import hide_secrets
-from artel.training.metrics.other_runs import keep_id, kept_id, send_earlier
-from artel.training.metrics.tracker import Figures, Tracker, by_name
+from artel.training.metrics.tracker import Metrics, Tracker, by_name, save_id, saved_id, send_earlier
 from artel.training.run_folder import RunFolder
 
 _PROJECT = "artel"
-_LEAST_ROOM = 1 << 16
-"""Bytes of a disk that is not yet full."""
-_SECONDS_TO_BEGIN, _SECONDS_TO_FINISH = 30.0, 60.0
-"""How long a run waits for W&B's server at its beginning and its end; `wandb sync` sends the rest."""
+_LEAST_FREE = 1 << 16
+"""Free bytes below which the disk counts as full."""
+_INIT_TIMEOUT, _FINISH_TIMEOUT = 30.0, 60.0
+"""Seconds that a run waits for W&B's server at its start and end. `wandb sync` sends the rest."""
 
 
 class WandbTracker(Tracker):
-    """Offline without a key: never a prompt, never a wait for an account. W&B's own variables (WANDB_…) hold.
+    """Offline without a key: no prompt, no waiting for an account. W&B's own variables (WANDB_…) apply.
 
-    A resumed run goes on with the same run of W&B. Its server keeps what it has and drops the steps that are done
-    again. Offline there is no server: the new folder gets all steps so far, and takes the place of those before.
+    A resumed run continues the same W&B run, and its server ignores steps that are repeated. Offline, a new folder gets
+    all steps so far and replaces the earlier ones.
     """
 
     package = "wandb"
     keeps_report = True
 
-    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # to the makers of wandb, of its own errors
+    def __init__(self, config: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # wandb reports its own errors to its makers
         import wandb
 
         logging.getLogger("wandb").setLevel(logging.CRITICAL)  # on a full disk each line of its log is a traceback
-        its_id = os.environ.get("WANDB_RUN_ID") or kept_id(folder, self.package) or secrets.token_hex(8)
+        run_id = os.environ.get("WANDB_RUN_ID") or saved_id(folder, self.package) or secrets.token_hex(8)
         is_online = (os.environ.get("WANDB_MODE") or "online") == "online"
         self._run = wandb.init(
-            id=its_id,
+            id=run_id,
             resume="allow",
             project=_unless_set("WANDB_PROJECT", _PROJECT),
             name=_unless_set("WANDB_NAME", folder.path.name),
             dir=_unless_set("WANDB_DIR", str(folder.path.resolve())),
             mode="offline" if is_online and not _has_key() else None,
-            config=hide_secrets(run.model_dump(mode="json", by_alias=True)),
+            config=hide_secrets(config.model_dump(mode="json", by_alias=True)),
             settings=wandb.Settings(**_settings()),
         )
-        keep_id(folder, self.package, its_id)
+        save_id(folder, self.package, run_id)
         self._is_offline = self._run.offline
         self._url = None if self._is_offline else self._run.url
-        self._own_folder = Path(self._run.dir).parent
+        self._wandb_folder = Path(self._run.dir).parent
         self._replaces = self._is_offline and folder.metrics.exists()
-        self._begins = self._run.step
-        """The first step that W&B has not: its server's last one is known to an online run alone."""
+        self._first_step = self._run.step
+        """First step that W&B lacks. Only an online run knows the server's last one."""
         self._is_done = False
         self._files: list[Path] = []
         self._keep(folder.config)
-        send_earlier(self, folder, step, lambda kind, number: number < self._begins)
+        send_earlier(self, folder, step, lambda kind, number: number < self._first_step)
 
-    def training(self, figures: Figures) -> None:
-        self._log(by_name("train", figures), figures["step"])
+    def training(self, metrics: Metrics) -> None:
+        self._log(by_name("train", metrics), metrics["step"])
 
-    def validation(self, figures: Figures) -> None:
-        self._log(by_name("validation", figures["validation"]), figures["step"])
+    def validation(self, metrics: Metrics) -> None:
+        self._log(by_name("validation", metrics["validation"]), metrics["step"])
 
-    def tasks(self, figures: Figures) -> None:
-        self._log(by_name("validation", figures["tasks"]), figures["step"])
+    def tasks(self, metrics: Metrics) -> None:
+        self._log(by_name("validation", metrics["tasks"]), metrics["step"])
 
-    def samples(self, lines: list[Figures]) -> None:
+    def samples(self, lines: list[Metrics]) -> None:
         import wandb
 
         rows = [[line["step"], line["prompt"], line["text"]] for line in lines]
@@ -86,57 +85,57 @@ class WandbTracker(Tracker):
             self._keep(report)
 
     def hint(self) -> str:
-        return f"wandb sync {shlex.quote(str(self._own_folder))}" if self._is_offline else self._url or ""
+        return f"wandb sync {shlex.quote(str(self._wandb_folder))}" if self._is_offline else self._url or ""
 
     def close(self) -> None:
         self._run.finish(exit_code=0 if self._is_done else 1)
         if self._replaces:
-            for earlier in self._own_folder.parent.glob(f"offline-run-*-{self._run.id}"):
-                if earlier != self._own_folder:
+            for earlier in self._wandb_folder.parent.glob(f"offline-run-*-{self._run.id}"):
+                if earlier != self._wandb_folder:
                     shutil.rmtree(earlier)
 
-    def _log(self, figures: dict[str, Any], step: int) -> None:
-        if step < self._begins:
+    def _log(self, metrics: dict[str, Any], step: int) -> None:
+        if step < self._first_step:
             return
-        if shutil.disk_usage(self._own_folder).free < _LEAST_ROOM:  # the process that writes does not tell
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._own_folder))
-        self._run.log(figures, step=step)
+        if shutil.disk_usage(self._wandb_folder).free < _LEAST_FREE:  # wandb's writing process does not report it
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._wandb_folder))
+        self._run.log(metrics, step=step)
 
     def _keep(self, file: Path) -> None:
-        """A version of the run's artifact with one file more; W&B reads the files later, from its own folder."""
+        """Log a new version of the run's artifact with one more file. W&B reads the copies later."""
         import wandb
 
-        own = self._own_folder / "artel"
-        own.mkdir(exist_ok=True)
-        self._files.append(Path(shutil.copy(file, own)))
+        copies = self._wandb_folder / "artel"
+        copies.mkdir(exist_ok=True)
+        self._files.append(Path(shutil.copy(file, copies)))
         artifact = wandb.Artifact(f"run-{self._run.id}", type="run")
-        for each in self._files:
-            artifact.add_file(str(each), policy="immutable")
+        for copy in self._files:
+            artifact.add_file(str(copy), policy="immutable")
         self._run.log_artifact(artifact)
 
 
 def _settings() -> dict[str, Any]:
     settings: dict[str, Any] = {
         "silent": True,
-        "console": "off",  # what a run prints is not taken from the terminal
-        "reinit": "create_new",  # a run of W&B that the user has begun stays as it is
+        "console": "off",  # do not capture the terminal's output
+        "reinit": "create_new",  # do not change a W&B run started by the user
         "disable_git": True,
-        "x_disable_meta": True,  # it has the command line, with what is secret in it
+        "x_disable_meta": True,  # metadata has the command line, including secrets
     }
     if "WANDB_INIT_TIMEOUT" not in os.environ:
-        settings["init_timeout"] = _SECONDS_TO_BEGIN
+        settings["init_timeout"] = _INIT_TIMEOUT
     if "WANDB_FINISH_TIMEOUT" not in os.environ:
-        settings |= {"finish_timeout": _SECONDS_TO_FINISH, "finish_timeout_raises": True}
+        settings |= {"finish_timeout": _FINISH_TIMEOUT, "finish_timeout_raises": True}
     return settings
 
 
 def _unless_set(variable: str, value: str) -> str | None:
-    """An argument of `wandb.init` would go before the variable."""
+    """Return `value`, or None if the variable is set: an argument of `wandb.init` would override it."""
     return None if os.environ.get(variable) else value
 
 
 def _has_key() -> bool:
-    """Whether an account is set up, by variables or by `wandb login`."""
+    """True if an account is set up, by variables or by `wandb login`."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname

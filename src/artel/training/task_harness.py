@@ -1,4 +1,4 @@
-"""EleutherAI's lm-evaluation-harness (Gao et al. 2021), for models that write text. Needs the extra `tasks`."""
+"""EleutherAI's lm-evaluation-harness (Gao et al. 2021) for models that generate text. Needs the extra `tasks`."""
 
 from __future__ import annotations
 
@@ -27,44 +27,44 @@ from artel.tokens import Tokenizer
 KEY = "validate.tasks"
 _BEST = "checkpoint.best"
 _BATCH = 8
-"""Requests in a forward pass."""
+"""Requests per forward pass."""
 _BOOTSTRAPS = 100_000
-"""For the errors of metrics that have no formula: the harness's own number."""
+"""Resamples for the standard error of metrics without a formula: the harness's own default."""
 
 
 def check_tasks(config: RunConfig) -> None:
-    """Raise InputError where a run's `validate.tasks` cannot be answered, as far as that is known before the texts."""
+    """Raise InputError if `validate.tasks` cannot run, as far as that is known before the text is read."""
     if not config.validate_.tasks:
         return
     if not objective_type(config).generates:
         what = f"{config.objective} makes no model that writes text, which the harness needs"
         raise InputError.at(KEY, what, "leave it out: the objective's own metrics are computed")
     check_known(config.validate_.tasks, KEY)
-    if goes_by_task(config) and _is_readable(config.validate_.tasks):
+    if best_is_task(config) and _is_readable(config.validate_.tasks):
         check_best(config)
 
 
-def goes_by_task(config: RunConfig) -> bool:
-    """Whether `checkpoint.best` is a figure of `validate.tasks`: TASK/METRIC."""
+def best_is_task(config: RunConfig) -> bool:
+    """True if `checkpoint.best` is a metric of `validate.tasks`: TASK/METRIC."""
     best = config.checkpoint.best
     return best is not None and "/" in best and best not in objective_type(config).better
 
 
 def check_best(config: RunConfig) -> None:
-    """Raise InputError where `checkpoint.best` is to be a figure of `validate.tasks`, and is none of them.
+    """Raise InputError if `checkpoint.best` names a metric that `validate.tasks` does not have.
 
-    Their names are those that the harness gives for answers by chance to the first example of each.
+    The harness's results for a dummy model on the first example of each task give the names.
     """
-    if not goes_by_task(config):
+    if not best_is_task(config):
         return
     from lm_eval.models.dummy import DummyLM
 
     best, tasks = config.checkpoint.best, config.validate_.tasks
     assert best is not None
     try:
-        with _same_random_state(torch.device("cpu")), _quiet():
+        with _preserved_random_state(torch.device("cpu")), _quiet():
             directions = task_directions(_results(DummyLM(), tasks, folder=None, limit=1, bootstraps=0))
-    except Exception as error:  # of tasks that cannot be asked so
+    except Exception as error:  # tasks that the dummy model cannot answer
         fix = "write a figure of another task, or one of the objective's"
         raise InputError.at(_BEST, f"the figures of validate.tasks are unknown: {_reason(error)}", fix) from None
     if best not in directions:
@@ -76,7 +76,7 @@ def check_best(config: RunConfig) -> None:
 
 
 def check_known(tasks: Sequence[str], key: str, folder: str | None = None) -> None:
-    """Raise InputError where the harness is not installed, and for tasks that it does not know, and files not there."""
+    """Raise InputError if the harness is not installed, or for unknown tasks and missing files."""
     if find_spec("lm_eval") is None:
         raise missing_extra("lm_eval", "tasks", key)
     problems = []
@@ -92,7 +92,7 @@ def check_known(tasks: Sequence[str], key: str, folder: str | None = None) -> No
 
 
 def check_data(tasks: Sequence[str]) -> None:
-    """Raise InputError for tasks whose files are wrong, or whose data cannot be read: they are read here."""
+    """Read all tasks. Raise InputError if a task's file is wrong, or its data cannot be read."""
     for task in tasks:
         try:
             _read(task, tasks)
@@ -102,7 +102,7 @@ def check_data(tasks: Sequence[str]) -> None:
 
 
 def _is_readable(tasks: Sequence[str]) -> bool:
-    """Whether the data of all tasks is here, or can be fetched; if not, `check_data` says so before the first step."""
+    """True if the data of all tasks can be read. If not, `check_data` reports it before the first step."""
     try:
         for task in tasks:
             _read(task, tasks)
@@ -126,21 +126,19 @@ def run_tasks(
     world: World | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """The harness's results of a model on tasks, in the harness's format.
+    """Evaluate a model on tasks. Return the results in the harness's format, or raise whatever the harness raises.
 
-    `folder` holds the user's task files; `limit` is the number of examples of each task. With a `world` of several
-    processes, each answers a share of the questions; all of them call this, and all get the results. `quiet` leaves out
-    the harness's progress and its errors of measurement. The state of random generators does not change.
-
-    Raises whatever the harness raises.
+    `folder`: the user's task files. `limit`: number of examples per task. With a `world` of several processes the
+    questions are divided; all ranks must call this, and all get the results. `quiet`: without progress and standard
+    errors. The state of random generators does not change.
     """
-    _manager(_needs_names(tasks), folder)  # its settings hold before the rest of the harness is imported
-    from artel.training.tasks.model import HarnessModel
+    _manager(_needs_names(tasks), folder)  # sets variables that must precede other imports of the harness
+    from artel.training.harness_model import HarnessModel
 
     was_training = model.training
     model.eval()
     try:
-        with _same_random_state(model.device), _quiet() if quiet else nullcontext():
+        with _preserved_random_state(model.device), _quiet() if quiet else nullcontext():
             harness_model = HarnessModel(model, tokenizer, _BATCH, world)
             return _results(harness_model, tasks, folder=folder, limit=limit, bootstraps=0 if quiet else _BOOTSTRAPS)
     finally:
@@ -153,13 +151,13 @@ def _results(model: Any, tasks: Sequence[str], *, folder: str | None, limit: int
 
     seeded = _seeded_tasks(manager, tasks)
     results = evaluate(model, seeded, limit=limit, log_samples=False, bootstrap_iters=bootstraps)
-    assert results is not None  # None on ranks of the harness's own
-    # What the harness's --output_path writes, without samples and functions, which are no JSON.
+    assert results is not None  # None only on ranks of the harness's own parallelism
+    # The content of the harness's --output_path, without samples and functions, which are not JSON.
     return {name: results[name] for name in ("results", "versions", "n-shot", "higher_is_better", "n-samples")}
 
 
 def _seeded_tasks(manager: Any, tasks: Sequence[str]) -> Any:
-    """The tasks as the harness's own `simple_evaluate` prepares them, which also lists every package there is."""
+    """Prepare the tasks like the harness's `simple_evaluate`, which would also list all installed packages."""
     from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 
     random.seed(DEFAULT_RANDOM_SEED)
@@ -173,19 +171,19 @@ def _seeded_tasks(manager: Any, tasks: Sequence[str]) -> Any:
     return loaded
 
 
-def task_figures(results: dict[str, Any]) -> dict[str, float]:
-    """The metrics of the harness's results by `task/metric`; `task/metric/filter` where an answer was filtered."""
-    return {name: value for name, _, _, value in _figures(results)}
+def task_metrics(results: dict[str, Any]) -> dict[str, float]:
+    """Return the harness's metrics by `task/metric`, or `task/metric/filter` if answers were filtered."""
+    return {name: value for name, _, _, value in _metrics(results)}
 
 
 def task_directions(results: dict[str, Any]) -> dict[str, bool | None]:
-    """Of each figure whether higher is better, as the harness has it; None where the tasks of a group differ in it."""
+    """Return whether higher is better for each metric, or None if the tasks of a group differ."""
     higher = results["higher_is_better"]
-    return {name: higher.get(task, {}).get(metric) for name, task, metric, _ in _figures(results)}
+    return {name: higher.get(task, {}).get(metric) for name, task, metric, _ in _metrics(results)}
 
 
-def _figures(results: dict[str, Any]) -> Iterator[tuple[str, str, str, float]]:
-    """(name, task, metric, value)."""
+def _metrics(results: dict[str, Any]) -> Iterator[tuple[str, str, str, float]]:
+    """Yield (name, task, metric, value)."""
     for task, metrics in results["results"].items():
         for key, value in metrics.items():
             metric, _, kind = key.partition(",")
@@ -203,9 +201,9 @@ def _needs_names(tasks: Sequence[str]) -> bool:
 
 @cache
 def _manager(defaults: bool, folder: str | None) -> Any:
-    """What knows tasks by name; to read the harness's own takes eight seconds of processor time."""
+    """Return the harness's task manager. `defaults`: also read the harness's own tasks, in 8 s of CPU time."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "false")  # datasets would tell its makers of each file it opens
+    os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "false")  # datasets would report each file it opens
     from lm_eval.tasks import TaskManager
 
     return TaskManager(include_path=folder, include_defaults=defaults)
@@ -213,14 +211,14 @@ def _manager(defaults: bool, folder: str | None) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Bars of the harness and of datasets would stand in the run's own."""
+    """Hide progress bars of the harness and of datasets, which would overlap the run's own."""
     with redirect_stderr(io.StringIO()):
         yield
 
 
 @contextmanager
-def _same_random_state(device: torch.device) -> Iterator[None]:
-    """The harness seeds every generator there is."""
+def _preserved_random_state(device: torch.device) -> Iterator[None]:
+    """Restore all random generators afterwards: the harness seeds every one."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):

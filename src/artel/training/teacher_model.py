@@ -1,4 +1,4 @@
-"""The teacher of a run: whole on each of its processes or, where the student is not, sharded over all of them."""
+"""Loads the teacher of a run: in full on each process, or sharded over all of them if the student is."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ from artel.storage import checksum
 from artel.tokens import load_tokenizer
 
 T = TypeVar("T")
-_READ_WITH_A_MODEL = ("*.safetensors", "pytorch_model*.bin", "config.json", "adapter_config.json")
+_MODEL_FILES = ("*.safetensors", "pytorch_model*.bin", "config.json", "adapter_config.json")
 
 
 @dataclass(slots=True)
 class TeacherModel:
-    """A teacher that answers."""
+    """A loaded teacher."""
 
     call: Callable[[Callable[[PreTrainedModel], torch.Tensor]], torch.Tensor]
-    """Calls a function with the model, whose weights are there as long as it runs; all ranks call it together."""
+    """Calls a function with the model, whose weights are gathered while it runs. Collective."""
     config: PreTrainedConfig
     precision: str
     is_sharded: bool
 
     def ask(self, work: Callable[[PreTrainedModel], torch.Tensor], device: torch.device) -> torch.Tensor:
-        """What `work` returns for the model, without gradients and in the run's precision."""
+        """Return `work(model)`, computed without gradients and in the run's precision."""
         dtype = autocast_dtype(self.precision)
         with torch.no_grad(), torch.autocast(device.type, dtype, enabled=dtype is not None):
             return self.call(work)
 
 
 def load_teacher(name: str, config: RunConfig, objective: Objective, world: World) -> TeacherModel:
-    """The model of a folder or hub id, as the teacher of a run. Raises InputError.
+    """Load the model of a folder or hub id as the teacher of a run. Raise InputError.
 
-    Each process has it whole where each has the student whole. Else all processes share its weights (fully_shard),
-    whatever else splits the student.
+    If each process holds the full student, each also holds the full teacher. Otherwise fully_shard shards the teacher
+    over all processes, whatever splits the student.
     """
     tokenizer = load_tokenizer(name, f"{objective.section}.teacher")
     objective.check_teacher(tokenizer)
@@ -93,7 +93,7 @@ def load_teacher(name: str, config: RunConfig, objective: Objective, world: Worl
 
 
 def _make_ready(model: PreTrainedModel, precision: str, device: torch.device) -> None:
-    """Weights that are not trained are held in what they are multiplied in."""
+    """Move a teacher to the device, in the precision it computes in, since its weights are not trained."""
     compute_in(model, precision)
     dtype = autocast_dtype(precision)
     if dtype is not None and not is_quantized(model.config):
@@ -103,25 +103,25 @@ def _make_ready(model: PreTrainedModel, precision: str, device: torch.device) ->
 
 
 def release_memory(device: torch.device) -> None:
-    """Give back what a model that nobody holds any more took."""
+    """Free the memory of a model that is no longer referenced."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def teacher_precision(config: RunConfig, device: torch.device) -> str:
-    """What a run's teacher computes in: as the student, but for fp8, which is for training."""
+    """Return the teacher's precision: the student's, except for fp8, which is only for training."""
     return pick_precision("auto" if config.train.precision == "fp8" else config.train.precision, device)
 
 
 def weights_digest(name: str, key: str) -> str:
-    """What tells a model's weights from others: checksums of its files, or the commit of a hub's model.
+    """Return an identifier of a model's weights: checksums of its files, or the commit of a hub model.
 
-    Raises InputError, at `key`, where there is no such folder.
+    Raise InputError at `key` if there is no such folder.
     """
     folder = Path(name)
     if folder.is_dir():
-        files = sorted(file for pattern in _READ_WITH_A_MODEL for file in folder.glob(pattern))
+        files = sorted(file for pattern in _MODEL_FILES for file in folder.glob(pattern))
         own = " ".join(f"{file.name}:{checksum(file)}" for file in files)
         adapter = read_adapter(name)
         return own if adapter is None else f"{own} over {weights_digest(adapter.base, key)}"

@@ -1,4 +1,4 @@
-"""A model as lm-evaluation-harness asks it. Imported only where the harness is installed."""
+"""Adapts a model to lm-evaluation-harness. Import it only if the harness is installed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from artel.training.heartbeat import heartbeat
 
 
 class HarnessModel(HFLM):
-    """The harness's own class for models of transformers, of a model that may be trained, by one process or several."""
+    """The harness's class for transformers models, for a model in training, on one process or several."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: Tokenizer, batch: int, world: World | None) -> None:
-        """`world`: processes that have the model whole, and share the questions."""
-        # It gives a tokenizer a token for padding, which the one of the run must not get.
-        super().__init__(_Asked(model), tokenizer=deepcopy(tokenizer.hf), batch_size=batch)
+        """`world`: processes that hold the full model and divide the questions."""
+        # The harness adds a padding token to its tokenizer; the run's own must stay unchanged.
+        super().__init__(_ModelCalls(model), tokenizer=deepcopy(tokenizer.hf), batch_size=batch)
         self._processes = world or World(0, 1, 0, model.device)
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
@@ -34,19 +34,19 @@ class HarnessModel(HFLM):
         return self._shared(super().generate_until, requests, disable_tqdm)
 
     def _shared(self, answer: Callable[..., list[Any]], requests: list[Any], disable_tqdm: bool) -> list[Any]:
-        """The answers of all processes. Raises WorkError on each of them where one fails."""
+        """Return the answers of all processes. Raise WorkError on all if one fails."""
         hides_progress = disable_tqdm or self._processes.size > 1
         return self._processes.share(lambda mine: answer(mine, disable_tqdm=hides_progress), requests)
 
 
-class _Asked:
-    """What the harness does with a model. It gets no module: of one it would tie the weights anew."""
+class _ModelCalls:
+    """The calls that the harness makes. It must not get the module itself, whose weights it would tie again."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self.device, self.config, self.dtype = model.device, model.config, model.dtype
 
-    # Each question has another length, for which compiled layers would be compiled again.
+    # Run compiled layers in eager mode: each question has a different length, and would be compiled again.
 
     def __call__(self, inputs: torch.Tensor) -> Any:
         heartbeat("questions of the harness")

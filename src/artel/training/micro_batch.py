@@ -1,7 +1,7 @@
-"""How many samples a process runs at a time, and what it then computes again: what fits, found by trying, remembered.
+"""Finds the largest micro-batch that fits into memory, and the activation recomputation it needs, by trying.
 
-On a GPU memory decides: the largest micro-batch that fits is taken. On a CPU the reach of the caches decides and memory
-seldom does; but there too much of it means a process that is killed, so small attempts tell what larger ones need.
+On a GPU memory decides: the largest micro-batch that fits is used. On a CPU the caches decide, and memory rarely does.
+But there a process that takes too much is killed, so small attempts show what larger ones would need.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from artel.objectives import Batch, Objective
 from artel.registry import OBJECTIVES
 from artel.storage import cache_folder, write_file
 from artel.tokens import Samples, WholeSamples, training_rows
-from artel.training.memory.cpu_allocator import KEPT_SHARE, has_no_memory_limit, release_free_memory
+from artel.training.memory import KEPT_SHARE, has_no_memory_limit, release_free_memory
 
 Attempt = Callable[[int, Recompute], None]
-"""Runs forward and backward of so many of the longest samples, recomputing as told, and leaves no gradients behind."""
+"""Runs forward and backward on that many copies of the longest sample, with that recomputation, and drops gradients."""
 
-# Tokens of a micro-batch beyond which more gain little: 4,096 keep two CPU cores busy and stay in their caches' reach;
+# Tokens of a micro-batch beyond which more gain little: 4,096 keep two CPU cores busy and within reach of their caches;
 # on an H200 nanoGPT 124M made 510k tokens/s with 32,768 and 531k with 65,536.
 _MOST_TOKENS = {"cpu": 4096, "cuda": 65536}
-# Tokens that are enough to go without computing anything again. A CPU gains nothing from larger micro-batches.
+# Tokens of a micro-batch that make recomputation unnecessary. A CPU gains nothing from larger micro-batches.
 _ENOUGH_TOKENS = {"cpu": 1, "cuda": 8192}
-# The share of memory that is left free: for fragments, communication and other processes. Chosen, not measured.
+# Fraction of memory left free for fragmentation, communication and other processes. Chosen, not measured.
 _MARGIN = 0.1
 AMPLE = 0.5
 """Fraction of the free memory below which an estimated micro-batch is used untried. Estimates err by far less, and if
 it does not fit after all, the first step is repeated with a smaller one."""
-_MEASURABLE = 2**20  # bytes; less may be memory that the process had before
-# What is said where no torch.OutOfMemoryError is raised.
+_MEASURABLE = 2**20  # bytes; less may be memory that the process held before
+# Messages of errors other than torch.OutOfMemoryError.
 _OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "std::bad_alloc")
-_LOOKED_AT = 64  # samples
+_CANDIDATES = 64  # samples among which the longest is searched
 _JSON = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
 
 
@@ -58,38 +58,38 @@ class MicroBatchPlan:
     size: int
     """Rows of a micro-batch."""
     recompute: Recompute
-    """What the layers compute again: one of the modes that were asked about."""
+    """Activation recomputation of the layers."""
 
 
 class MemoryLimit:
-    """The most that a run may ask of memory, because more was too much for one of its steps: kept in its folder."""
+    """The largest micro-batch that a run may use since a step ran out of memory. Saved in the run's folder."""
 
     def __init__(self, run: Path, key: Mapping[str, Any]) -> None:
-        """`run` is the folder, `key` all that the limit depends on, as in `find_micro_batch`."""
+        """`run`: the folder. `key`: everything that the limit depends on, as in `find_micro_batch`."""
         self._file, self._key = run / f"limit-{_digest(key)}.json", key
 
     def keep(self, plan: MicroBatchPlan, agree: Callable[[int], int]) -> MicroBatchPlan:
-        """`plan`, or less where the limit is lower; `agree` gives the smallest of all processes' numbers."""
-        known = _remembered(self._file, ("none", "selective", "full"))
-        least = agree(min(_appetite(each) for each in (plan, known) if each is not None))
-        if least == _appetite(plan):
+        """Return `plan`, or a smaller one if the limit is lower. `agree` returns the smallest number of all ranks."""
+        known = _saved(self._file, ("none", "selective", "full"))
+        least = agree(min(_memory_order(each) for each in (plan, known) if each is not None))
+        if least == _memory_order(plan):
             return plan
         return MicroBatchPlan(least // 2, plan.recompute if least % 2 else "full")
 
     def lower(self, plan: MicroBatchPlan) -> None:
-        """Remember that no more than `plan` may be asked from now on. Raises WorkError or InputError of the disk."""
-        _remember([self._file], plan, self._key)
+        """Lower the limit to `plan`. Raise WorkError or InputError of the disk."""
+        _save([self._file], plan, self._key)
 
 
-def _appetite(plan: MicroBatchPlan) -> int:
-    """A number in whose order micro-batches take memory: by rows, of equal ones those with all computed again less."""
+def _memory_order(plan: MicroBatchPlan) -> int:
+    """Return a number that orders micro-batches by memory: by rows, and full recomputation takes less."""
     return 2 * plan.size + (plan.recompute != "full")
 
 
 def next_smaller(plan: MicroBatchPlan, share: int) -> MicroBatchPlan | None:
-    """What is left to try when memory has run out with `plan`: half the rows; of a single one, all computed again.
+    """Return what to try after `plan` ran out of memory: half the rows, or full recomputation for a single row.
 
-    `share` is this process's share of a global batch, in rows: it is cut into equal micro-batches.
+    `share`: this process's rows of a global batch, which are cut into equal micro-batches.
     """
     rows = -(-share // -(-share // plan.size))
     if rows > 1:
@@ -113,30 +113,30 @@ def find_micro_batch(
     planned: MicroBatchPlan | None = None,
     is_ample: bool = False,
 ) -> MicroBatchPlan:
-    """The largest micro-batch that fits, with the first of `modes` that is enough for it.
+    """Return the largest micro-batch that fits, with the first of `modes` that suffices for it.
 
-    `most` is this process's share of a global batch, in rows of `row_tokens` tokens; with `exactly` only that size
-    will do. Of `modes` (some of none, selective, full, in this order) one is enough when `enough_tokens` or the whole
-    share fit: by default 8,192, on a CPU a row; of the last, what fits is taken. `reserve` counts the bytes that the
-    optimizer is going to take and has not yet. `key` holds all that the answer depends on: an answer that was found
-    before is used without trying, one in the folder `run` before one of the cache, so that a run goes on bit for bit as
-    it began whatever became of the cache. `agree` gives the smallest of all processes' numbers: they try the same sizes
-    one after another, and what does not fit one of them is too large for all. What `artel plan` found before the run,
-    `planned`, is tried first, and a little less where it does not fit; with `is_ample` it is taken untried.
+    most: this process's rows of a global batch, of `row_tokens` tokens each. With `exactly`, the only size allowed.
+    modes: some of none, selective, full, in this order. A mode suffices if `enough_tokens` (default: 8,192, on a CPU
+        one row) or all rows fit. With the last mode, anything that fits does.
+    reserve: bytes that the optimizer will take later.
+    key: everything that the answer depends on. An earlier answer is used without trying: first from the folder `run`,
+        so that a run resumes bit for bit even if the cache has changed, then from the cache.
+    agree: returns the smallest number of all ranks. They try the same sizes, and a size must fit all of them.
+    planned: what `artel plan` found. Tried first, then a little less; with `is_ample` used untried.
 
-    Raises InputError when not even a row fits. What else `attempt` raises goes through.
+    Raise InputError if not even one row fits. Other errors of `attempt` propagate.
     """
     name = f"{_digest(key)}.json"
     files = [folder / name for folder in (run, cache_folder() / "micro_batches")]
-    known = next((plan for file in files if (plan := _remembered(file, modes)) is not None), None)
+    known = next((plan for file in files if (plan := _saved(file, modes)) is not None), None)
     known = same_everywhere(known, modes, agree)
     if known is not None:
-        _remember(files[:1], known, key)
+        _save(files[:1], known, key)
         return known
     sizes = [most] if exactly else sizes_to_try(most, row_tokens, device)
-    candidates = _planned_ones(same_everywhere(planned, modes, agree), sizes, modes)
+    candidates = _planned_candidates(same_everywhere(planned, modes, agree), sizes, modes)
     if candidates and agree(int(is_ample)):
-        _remember(files[:1], candidates[0], key)  # for this run alone: nobody has tried it
+        _save(files[:1], candidates[0], key)  # not in the cache, since it is untested
         return candidates[0]
     trials = _Trials(attempt, device, reserve, agree)
     plan = trials.first_that_fits(candidates)
@@ -144,28 +144,28 @@ def find_micro_batch(
         plan = trials.search(sizes, modes, enough_rows(row_tokens, device, enough_tokens))
     if plan is None:
         raise _nothing_fits(modes, row_tokens, sizes[0])
-    _remember(files, plan, key)
+    _save(files, plan, key)
     return plan
 
 
 def enough_rows(row_tokens: int, device: torch.device, enough_tokens: int | None = None) -> int:
-    """Rows of a micro-batch with which nothing need be computed again to make room for more."""
+    """Return the rows of a micro-batch that make recomputation unnecessary."""
     return -(-(enough_tokens or _ENOUGH_TOKENS.get(device.type, 1)) // row_tokens)
 
 
 def same_everywhere(
     plan: MicroBatchPlan | None, modes: Sequence[Recompute], agree: Callable[[int], int]
 ) -> MicroBatchPlan | None:
-    """`plan`, where all processes have the same: hosts with folders of their own may remember differently."""
+    """Return `plan` if all processes have the same, or None: hosts with separate folders may have saved others."""
     number = -1 if plan is None or plan.recompute not in modes else plan.size * len(modes) + modes.index(plan.recompute)
     lowest, highest = agree(number), -agree(-number)
     return plan if lowest == highest >= 0 else None
 
 
-def _planned_ones(
+def _planned_candidates(
     planned: MicroBatchPlan | None, sizes: Sequence[int], modes: Sequence[Recompute]
 ) -> list[MicroBatchPlan]:
-    """What a plan found, and one that takes less: fewer rows, or of the fewest, more computed again."""
+    """Return the planned micro-batch and a smaller one: fewer rows, or more recomputation for the fewest."""
     if planned is None or planned.size not in sizes:
         return []
     smaller = [size for size in sizes if size < planned.size]
@@ -176,10 +176,10 @@ def _planned_ones(
 
 
 def sizes_to_try(most: int, row_tokens: int, device: torch.device) -> list[int]:
-    """Sizes worth trying, smallest first: halves of the share (rounded up) and its divisors, of not too many tokens.
+    """Return sizes worth trying, smallest first: divisors and halves (rounded up) of `most`, up to a limit of tokens.
 
-    The loop cuts a share into equal micro-batches, filled up: 60 rows by at most 16 are four of 15. So divisors waste
-    nothing, and halves are there for shares that have none.
+    The loop cuts a share into equal micro-batches with padding: 60 rows by at most 16 are four of 15. So divisors need
+    no padding, and halves cover shares without divisors.
     """
     divisors = {size for size in range(1, most + 1) if most % size == 0}
     halves = {-(-most // 2**power) for power in range(most.bit_length())}
@@ -188,33 +188,33 @@ def sizes_to_try(most: int, row_tokens: int, device: torch.device) -> list[int]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory is out, of the device or of the host."""
+    """True if an error means that the device or the host is out of memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
 def longest_sample(objective: Objective, samples: Samples) -> tuple[int, int]:
-    """(index, tokens) of the sample that makes the largest batch, for a row of it: what attempts must be made with.
+    """Return (index, tokens) of the sample that makes the largest batch, to be used for attempts.
 
-    Of samples that stand alone, those with most tokens in the store are looked at; blocks are all alike.
+    Single samples are compared among those with most tokens in the store. Blocks are all of one size.
     """
     candidates = np.zeros(1, dtype=np.int64)
     if isinstance(samples, WholeSamples):
-        candidates = np.argsort(np.diff(samples.split.ends().astype(np.int64), prepend=0))[-_LOOKED_AT:]
+        candidates = np.argsort(np.diff(samples.split.ends().astype(np.int64), prepend=0))[-_CANDIDATES:]
     tokens = [repeat_sample(objective, samples, int(index), 1).tensors["input_ids"].numel() for index in candidates]
     return int(candidates[int(np.argmax(tokens))]), max(tokens)
 
 
 def repeat_sample(objective: Objective, samples: Samples, index: int, rows: int) -> Batch:
-    """A micro-batch of so many rows, each of them the same sample."""
+    """Return a micro-batch of `rows` copies of a sample."""
     return objective.batch(training_rows(samples, np.full(rows, index), rows))
 
 
 def cache_key(
     config: RunConfig, model: PreTrainedModel, most: int, row_tokens: int, device: torch.device, world: int
 ) -> dict[str, Any]:
-    """All that decides how large a micro-batch fits: the key under which the answer is remembered."""
+    """Return everything that decides which micro-batch fits: the key under which the answer is saved."""
     data, train = config.data, config.train
     lora, quantize, frozen = config.model.lora, config.model.quantize, config.model.freeze
     return {
@@ -230,7 +230,7 @@ def cache_key(
 
 
 def _device(device: torch.device) -> list[Any]:
-    """Its name and its memory in bytes."""
+    """Return name and memory in bytes."""
     if device.type == "cuda":
         return [torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory]
     return [platform.machine(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
@@ -240,14 +240,14 @@ def _digest(key: Mapping[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(orjson.dumps(key, str, _JSON))
 
 
-def _remember(files: Sequence[Path], plan: MicroBatchPlan, key: Mapping[str, Any]) -> None:
+def _save(files: Sequence[Path], plan: MicroBatchPlan, key: Mapping[str, Any]) -> None:
     for file in files:
-        if _remembered(file, [plan.recompute]) != plan:
+        if _saved(file, [plan.recompute]) != plan:
             write_file(file, orjson.dumps({"size": plan.size, "recompute": plan.recompute, "for": key}, str, _JSON))
 
 
-def _remembered(file: Path, modes: Sequence[Recompute]) -> MicroBatchPlan | None:
-    """What an earlier search found; nothing where the file is not there or not what it should be."""
+def _saved(file: Path, modes: Sequence[Recompute]) -> MicroBatchPlan | None:
+    """Return the result of an earlier search, or None if the file is missing or invalid."""
     try:
         stored = orjson.loads(file.read_bytes())
         size, mode = int(stored["size"]), stored["recompute"]
@@ -269,7 +269,7 @@ def _nothing_fits(modes: Sequence[Recompute], row_tokens: int, rows: int) -> Inp
 
 @dataclass(frozen=True, slots=True)
 class _Trials:
-    """Attempts with ever other sizes, in step with the other processes."""
+    """Attempts with different sizes, the same on all processes."""
 
     attempt: Attempt
     device: torch.device
@@ -277,7 +277,10 @@ class _Trials:
     agree: Callable[[int], int]
 
     def search(self, sizes: list[int], modes: Sequence[Recompute], enough: int) -> MicroBatchPlan | None:
-        """The first mode in which `enough` rows fit, or the largest of the ascending `sizes`; of the last, any."""
+        """Return the first mode in which `enough` rows, or the largest of the ascending `sizes`, fit.
+
+        With the last mode, return whatever fits, or None.
+        """
         for mode in modes:
             last = mode == modes[-1]
             candidates = [size for size in sizes if last or size >= enough or size == sizes[-1]]
@@ -300,7 +303,7 @@ class _Trials:
         return None
 
     def _largest(self, sizes: list[int], mode: Recompute) -> int:
-        """The largest that fits, by halving what is in question; 0 if none does. Each is tried once."""
+        """Return the largest size that fits, by binary search, or 0. Each size is tried at most once."""
         if not sizes or self._fits(sizes[-1], mode):
             return sizes[-1] if sizes else 0
         fitting, failing = -1, len(sizes) - 1
@@ -313,33 +316,33 @@ class _Trials:
         return sizes[fitting] if fitting >= 0 else 0
 
     def _fits(self, rows: int, mode: Recompute) -> bool:
-        """Whether it fits everywhere."""
+        """True if the size fits on all processes."""
         return self.agree(int(self._fits_here(rows, mode))) == 1
 
     def _fits_here(self, rows: int, mode: Recompute) -> bool:
-        kept_free = self.reserve
+        reserved = self.reserve
         if self.device.type == "cuda":
-            kept_free += int(_MARGIN * torch.cuda.get_device_properties(self.device).total_memory)
-        in_the_way, fits = None, False
+            reserved += int(_MARGIN * torch.cuda.get_device_properties(self.device).total_memory)
+        ballast, fits = None, False
         try:
-            in_the_way = torch.empty(kept_free, dtype=torch.uint8, device=self.device)
+            ballast = torch.empty(reserved, dtype=torch.uint8, device=self.device)
             self.attempt(rows, mode)
             fits = True
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-        # Only now is the error gone, whose traceback held the frames, and these the tensors, of the attempt.
-        del in_the_way
+        # The error's traceback held the frames of the attempt, and with them its tensors, until here.
+        del ballast
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self.device)  # what was in the way is none of the run's memory
+            torch.cuda.reset_peak_memory_stats(self.device)  # the ballast is no memory of the run
         return fits
 
     def _within_host_memory(self, sizes: list[int], mode: Recompute) -> tuple[list[int], bool]:
-        """The sizes that the host has memory for, by what attempts with one row and with two take.
+        """Return the sizes that fit into host memory, judging by attempts with one row and with two.
 
-        True beside them if the largest needs so little that it need not be tried.
+        Also return True if the largest needs so little that it can be used untried.
         """
         if self.device.type != "cpu" or sizes[-1] <= 2 or not _RESET.exists():
             return sizes, False
@@ -350,10 +353,10 @@ class _Trials:
         return [size for size in sizes if size <= most], False
 
     def _rows_in_host_memory(self, mode: Recompute, largest: int) -> tuple[int, bool]:
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's: processes that share the host
-        release_free_memory()  # else an attempt would take what is free already, and seem to take nothing
-        before, free = process_memory("VmRSS"), memory().free // here - self.reserve
-        limit = before + int((1 - _MARGIN) * memory().free) // here - self.reserve
+        on_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # from torchrun: processes on this host
+        release_free_memory()  # otherwise an attempt would reuse free memory, and seem to take none
+        before, free = process_memory("VmRSS"), memory().free // on_host - self.reserve
+        limit = before + int((1 - _MARGIN) * memory().free) // on_host - self.reserve
         peaks: list[int] = []
         for rows in (1, 2):
             reset_peak_memory()
@@ -361,7 +364,7 @@ class _Trials:
                 return rows - 1, False
             peaks.append(process_memory("VmHWM"))
             release_free_memory()
-            # A row takes less than the attempt with one did: that had to make room for the gradients, too.
+            # An upper bound for a row: the attempt also allocated the gradients.
             taken = (1 + KEPT_SHARE) * (peaks[0] - before)
             if taken > _MEASURABLE and largest * taken < AMPLE * free and has_no_memory_limit():
                 return largest, True

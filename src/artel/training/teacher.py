@@ -1,8 +1,8 @@
-"""A run's teacher, before the student is there: asked once for all samples, or kept in memory beside the student.
+"""A run's teacher: its outputs are computed once, before the student is loaded, or it stays in memory.
 
-What the teacher says of the samples is kept beside the store under a key of the store, the teacher's weights and the
-objective's settings. All ranks compute it, each its shards; then the teacher's memory is given back. A run that resumes
-goes on with what it began with: the teacher need not be there any more.
+The outputs are cached next to the store, under a key of the store, the teacher's weights and the objective's settings.
+Each rank computes some shards; then the teacher's memory is freed. A run that resumes uses the same outputs, and no
+longer needs the teacher.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from artel.objectives.hooks import Teacher
 from artel.parallel import World
 from artel.storage import lock, write_file
 from artel.tokens import Samples, TokenStore, evaluation_rows, load_tokenizer
-from artel.training.evaluation import News, micro_batch_size
+from artel.training.evaluation import ProgressMessages, micro_batch_size
 from artel.training.heartbeat import heartbeat
-from artel.training.teacher.kept import (
-    KeptSplit,
+from artel.training.teacher_model import TeacherModel, load_teacher, release_memory, teacher_precision, weights_digest
+from artel.training.teacher_outputs import (
+    CachedOutputs,
     Shard,
     damaged_shards,
     read_about,
@@ -40,7 +41,6 @@ from artel.training.teacher.kept import (
     write_manifest,
     write_shard,
 )
-from artel.training.teacher.model import TeacherModel, load_teacher, release_memory, teacher_precision, weights_digest
 
 T = TypeVar("T")
 Tell = Callable[[str], None]
@@ -48,26 +48,26 @@ _FORMAT = 1
 _SPLITS = {"train": False, "validation": True}
 
 
-def set_kept_outputs(objective: Objective, store: TokenStore, note: Path) -> bool:
-    """Give an objective what a run's teacher said of its store's samples; False where that is not kept any more.
+def set_cached_outputs(objective: Objective, store: TokenStore, note: Path) -> bool:
+    """Give an objective the teacher's cached outputs. Return False if they are no longer there.
 
-    `note` is the file of the run that says where. Nothing is computed, and checksums are not compared.
+    `note`: the run's file with their location. Computes nothing, and does not verify checksums.
     """
-    folder = _noted(note, store)
+    folder = _noted_folder(note, store)
     if folder is None:
         return False
     for name, is_validation in _SPLITS.items():
-        objective.set_cached_outputs(KeptSplit(folder, name), validation=is_validation)
+        objective.set_cached_outputs(CachedOutputs(folder, name), validation=is_validation)
     return True
 
 
 def set_teacher(
     objective: Objective, config: RunConfig, store: TokenStore, world: World, note: Path, resumes: bool, tell: Tell
 ) -> None:
-    """Give an objective that has a teacher the teacher, or what it said of the store's samples.
+    """Give an objective its teacher, or the teacher's outputs for the store's samples. Collective.
 
-    `note` is the file of the run that says where that is kept; a run that `resumes` goes by it. All ranks call it.
-    Raises InputError, WorkError.
+    `note`: the run's file with the location of the outputs, which a run that `resumes` uses. Raise InputError or
+    WorkError.
     """
     teacher = objective.teacher
     if teacher is None:
@@ -77,17 +77,17 @@ def set_teacher(
         model = load_teacher(teacher.model, config, objective, world)
         objective.set_teacher(model.call, model.config)
         return
-    folder = _kept_outputs(objective, teacher, config, store, world, note if resumes else None, tell)
+    folder = _cached_outputs(objective, teacher, config, store, world, note if resumes else None, tell)
     alignment = read_manifest(folder).get("note")
     if alignment:
         tell(alignment)
     if world.first and not (resumes and note.is_file()):
         write_file(note, orjson.dumps({"outputs": str(folder)}))
     for name, is_validation in _SPLITS.items():
-        objective.set_cached_outputs(KeptSplit(folder, name), validation=is_validation)
+        objective.set_cached_outputs(CachedOutputs(folder, name), validation=is_validation)
 
 
-def _kept_outputs(
+def _cached_outputs(
     objective: Objective,
     teacher: Teacher,
     config: RunConfig,
@@ -96,12 +96,12 @@ def _kept_outputs(
     note: Path | None,
     tell: Tell,
 ) -> Path:
-    """The folder with the teacher's outputs, found or made."""
+    """Return the folder with the teacher's outputs, after computing what is missing."""
 
     def find() -> str:
-        known = None if note is None else _noted(note, store)
+        known = None if note is None else _noted_folder(note, store)
         if known is not None:
-            _mend(known, tell)
+            _remove_damaged(known, tell)
             return str(known)
         inputs = {
             "format": _FORMAT,
@@ -114,7 +114,7 @@ def _kept_outputs(
             inputs["tokenizer"] = load_tokenizer(teacher.model, f"{objective.section}.teacher").fingerprint
         key = xxhash.xxh3_128_hexdigest(orjson.dumps(inputs, option=orjson.OPT_SORT_KEYS))
         folder = store.folder.resolve().with_name(f"{store.folder.name}.teachers") / key
-        _mend(folder, tell)
+        _remove_damaged(folder, tell)
         return str(folder)
 
     folder = Path(_on_first(world, find))
@@ -126,8 +126,8 @@ def _kept_outputs(
     return folder
 
 
-def _noted(note: Path, store: TokenStore) -> Path | None:
-    """Where a run's outputs are kept, if they are, and are of its store."""
+def _noted_folder(note: Path, store: TokenStore) -> Path | None:
+    """Return the folder named in `note`, if it exists and belongs to the store."""
     try:
         folder = Path(orjson.loads(note.read_bytes())["outputs"])
         return folder if read_manifest(folder)["store"] == store.digest else None
@@ -135,30 +135,26 @@ def _noted(note: Path, store: TokenStore) -> Path | None:
         return None
 
 
-def _mend(folder: Path, tell: Tell) -> None:
-    """Take damaged shards out of a folder that is whole by its name, and its name with them: they are made again."""
+def _remove_damaged(folder: Path, tell: Tell) -> None:
+    """Remove damaged shards from a complete folder, and make it incomplete, so that they are computed again."""
     with _locked(folder, tell):
-        _mend_locked(folder, tell)
-
-
-def _mend_locked(folder: Path, tell: Tell) -> None:
-    if not folder.is_dir():
-        return
-    try:
-        damaged = damaged_shards(folder)
-    except (OSError, ValueError):  # of the manifest: nothing tells which shards are as they were written
-        damaged = ["manifest.json", *(str(file.relative_to(folder)) for file in folder.glob("*/*.safetensors"))]
-    if not damaged:
-        return
-    tell(f"{folder / damaged[0]} is not as it was written: the teacher is asked again")
-    for name in damaged:
-        (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(_parts(folder), ignore_errors=True)
-    folder.rename(_parts(folder))
+        if not folder.is_dir():
+            return
+        try:
+            damaged = damaged_shards(folder)
+        except (OSError, ValueError):  # a damaged manifest: no shard can be verified
+            damaged = ["manifest.json", *(str(file.relative_to(folder)) for file in folder.glob("*/*.safetensors"))]
+        if not damaged:
+            return
+        tell(f"{folder / damaged[0]} is not as it was written: the teacher is asked again")
+        for name in damaged:
+            (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(_parts(folder), ignore_errors=True)
+        folder.rename(_parts(folder))
 
 
 def _locked(folder: Path, tell: Tell) -> AbstractContextManager[object]:
-    """Held by who changes a folder of outputs: runs on one store may have the same teacher."""
+    """Lock a folder of outputs for changes: runs on one store may have the same teacher."""
     waiting = f"waiting for another run that asks the same teacher: {folder}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     return lock(folder.with_name(f"{folder.name}.lock"), lambda: tell(waiting))
@@ -177,7 +173,7 @@ def _compute(
     folder: Path,
     tell: Tell,
 ) -> None:
-    """Ask the teacher for what is missing of a folder; it then has its name."""
+    """Compute the missing shards of a folder, and give it its final name."""
     splits = {"train": store.train, "validation": store.validation}
     datasets = {name: objective.dataset(part) for name, part in splits.items()}
     longest = config.data.block * teacher.bytes_per_target
@@ -185,30 +181,30 @@ def _compute(
     parts = _parts(folder)
     if world.first:
         parts.mkdir(parents=True, exist_ok=True)
-    held = _locked(folder, tell)
-    _on_first(world, held.__enter__)
+    folder_lock = _locked(folder, tell)
+    _on_first(world, folder_lock.__enter__)
     try:
-        if _on_first(world, folder.is_dir):  # the other run has done it
+        if _on_first(world, folder.is_dir):  # another run has computed them meanwhile
             return
         missing = _on_first(world, lambda: [shard for shard in shards if not (parts / shard.name).is_file()])
         tell(f"loading the teacher {teacher.model}")
         model = load_teacher(teacher.model, config, objective, world)
-        news = News(tell, "asking the teacher:")
+        progress = ProgressMessages(tell, "asking the teacher:")
         done = len(shards) - len(missing)
         if done:
             tell(f"asking the teacher: {done:,} of {len(shards):,} shards were there")
         for start in range(0, len(missing), world.size):
-            news(start / len(missing))
-            _round(objective, model, config, datasets, missing[start : start + world.size], world, parts)
+            progress(start / len(missing))
+            _compute_shards(objective, model, config, datasets, missing[start : start + world.size], world, parts)
         del model
         release_memory(world.device)
         _on_first(world, lambda: _finish(objective, folder, parts, shards, store, teacher, tell))
     finally:
         if world.first:
-            held.__exit__(None, None, None)
+            folder_lock.__exit__(None, None, None)
 
 
-def _round(
+def _compute_shards(
     objective: Objective,
     model: TeacherModel,
     config: RunConfig,
@@ -217,7 +213,7 @@ def _round(
     world: World,
     folder: Path,
 ) -> None:
-    """One shard for each rank. Where ranks share the teacher's weights, all run equally many batches."""
+    """Compute one shard per rank. If the teacher is sharded, all ranks run the same number of batches."""
     shard = shards[world.rank] if world.rank < len(shards) else None
     size = micro_batch_size(config, world)
     longest = max(-(-len(each.samples) // size) for each in shards)
@@ -231,10 +227,10 @@ def _round(
         sums = torch.zeros(3, dtype=torch.float64)
         for number in range(longest if model.is_sharded else -(-len(indices) // size)):
             rows = evaluation_rows(samples, indices[number * size : (number + 1) * size], size)
-            of_batch, of_rows, kept = objective.outputs_to_cache(teacher, objective.batch(rows).to(world.device))
-            sums += of_batch
-            counts.append(of_rows[rows.valid])
-            for name, array in kept.items():
+            batch_sums, row_counts, outputs = objective.outputs_to_cache(teacher, objective.batch(rows).to(world.device))
+            sums += batch_sums
+            counts.append(row_counts[rows.valid])
+            for name, array in outputs.items():
                 arrays.setdefault(name, []).append(array)
             heartbeat("a batch of the teacher")
         return sums
@@ -242,7 +238,7 @@ def _round(
     sums = model.ask(work, world.device)
     if shard is not None:
         about = {"sums": sums.tolist(), "seconds": time.monotonic() - started}
-        joined = {name: np.concatenate(pieces) for name, pieces in arrays.items()}
+        joined = {name: np.concatenate(batches) for name, batches in arrays.items()}
         write_shard(folder, shard, np.concatenate(counts), joined, about)
     world.barrier()
 
@@ -256,7 +252,7 @@ def _finish(
     teacher: Teacher,
     tell: Tell,
 ) -> None:
-    """Give a folder with all shards its manifest and its name, and say what it holds."""
+    """Write the manifest of a folder that has all shards, give it its final name, and report its content."""
     about: dict[str, Any] = {"format": _FORMAT, "store": store.digest, "teacher": teacher.model}
     about |= {"settings": teacher.settings, "seconds": 0.0}
     all_answered = all_targets = 0
@@ -267,8 +263,8 @@ def _finish(
         about["seconds"] += sum(each["seconds"] for each in facts)
         all_answered, all_targets = all_answered + int(answered), all_targets + targets
         if answered:
-            figures = {"cross_entropy": loss / answered, "accuracy": right / answered}
-            about[name] = {"targets": targets, "answered": int(answered), **figures}
+            metrics = {"cross_entropy": loss / answered, "accuracy": right / answered}
+            about[name] = {"targets": targets, "answered": int(answered), **metrics}
             tell(f"the teacher on {name}: cross-entropy {loss / answered:.4f}, accuracy {right / answered:.4f}")
     about["note"] = objective.alignment_note(all_answered / max(1, all_targets))
     write_manifest(parts, about, shards)
@@ -278,7 +274,7 @@ def _finish(
 
 
 def _on_first(world: World, work: Callable[[], T]) -> T:
-    """What `work` returns on the first rank, on all ranks; an error of artel's is raised on all."""
+    """Run `work` on the first rank and return its result on all ranks, or raise its InputError or WorkError on all."""
     results: list[Any] = [None, None]
     if world.first:
         try:

@@ -1,20 +1,19 @@
-"""A teacher's outputs for every sample of a store, kept on disk before a student trains.
+"""A teacher's outputs for every sample of a store, cached on disk before the student trains.
 
-    STORE.teachers/KEY/manifest.json               the key's inputs, shards, their checksums and its own
-    STORE.teachers/KEY/train/00000.safetensors     the outputs of some samples, in their order
-    STORE.teachers/KEY/validation/…                the same
+    STORE.teachers/KEY/manifest.json               the inputs of KEY, the shards, their checksums and its own
+    STORE.teachers/KEY/train/00000.safetensors     the outputs of consecutive samples
+    STORE.teachers/KEY/validation/…                the same for the validation split
 
-A shard holds `counts`, uint32 (samples,): the targets of each; and arrays (targets, …) of all of them, one sample
-after another. Samples are those of the objective's dataset, a block or a conversation each.
+A shard holds `counts`, uint32 (samples,): the number of targets of each sample; and arrays (targets, …), concatenated
+over samples. A sample is one of the objective's dataset: a block or a conversation.
 
-A shard appears when it is whole (`write_file`). The folder is `KEY.parts` until all of them are there, and then has a
-manifest and is renamed. So who starts again after a kill computes only what is missing.
+A shard file is complete or absent (`write_file`). The folder is called `KEY.parts` until all shards are there; then it
+gets a manifest and is renamed. So a start after a kill computes only the missing shards.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,13 +29,13 @@ from artel.storage import checksum, write_file
 
 _SHARD_BYTES = 64 * 2**20
 _FEWEST_SHARDS = 32
-"""Of a split with so many samples: each rank has a share, and a kill costs a small part of the work."""
+"""Shards of a split, if it has that many samples: enough for all ranks, and a kill costs little work."""
 _COUNTS = "counts"
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Some samples of a split, one after another."""
+    """Consecutive samples of a split."""
 
     split: str
     number: int
@@ -53,7 +52,7 @@ class Shard:
 
 
 def shards_of(split: str, samples: int, sample_bytes: int) -> list[Shard]:
-    """The shards of a split of so many samples, each of at most `sample_bytes`: the same for any number of ranks."""
+    """Return the shards of a split, the same for any number of ranks. `sample_bytes`: the largest of a sample."""
     size = max(1, min(_SHARD_BYTES // max(1, sample_bytes), -(-samples // _FEWEST_SHARDS)))
     starts = range(0, samples, size)
     return [Shard(split, number, start, min(start + size, samples)) for number, start in enumerate(starts)]
@@ -62,19 +61,19 @@ def shards_of(split: str, samples: int, sample_bytes: int) -> list[Shard]:
 def write_shard(
     folder: Path, shard: Shard, counts: np.ndarray, arrays: dict[str, np.ndarray], about: dict[str, Any]
 ) -> None:
-    """Write a shard, whole or not at all. `about` are facts about it as plain values."""
+    """Write a complete shard or nothing. `about`: facts about it as plain values."""
     content = {_COUNTS: counts.astype(np.uint32), **{name: np.ascontiguousarray(each) for name, each in arrays.items()}}
     write_file(folder / shard.name, save(content, metadata={"about": orjson.dumps(about).decode()}))
 
 
 def read_about(folder: Path, shard: Shard) -> dict[str, Any]:
-    """What `write_shard` was told about a shard, and its `targets`."""
+    """Return the facts given to `write_shard`, and the number of `targets`."""
     with safe_open(folder / shard.name, framework="np") as file:
         return {**orjson.loads((file.metadata() or {})["about"]), "targets": int(file.get_tensor(_COUNTS).sum())}
 
 
 def write_manifest(folder: Path, about: dict[str, Any], shards: list[Shard]) -> None:
-    """Write the manifest of a folder whose shards are all there."""
+    """Write the manifest of a folder that has all of its shards."""
     facts = {
         shard.name: {
             "samples": shard.stop - shard.start,
@@ -89,7 +88,7 @@ def write_manifest(folder: Path, about: dict[str, Any], shards: list[Shard]) -> 
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Raises ValueError or OSError for one that is damaged."""
+    """Return a folder's manifest. Raise ValueError or OSError if it is damaged."""
     manifest = orjson.loads((folder / "manifest.json").read_bytes())
     if not isinstance(manifest, dict) or manifest.get("checksum") != _own_checksum(manifest):
         raise ValueError("does not have the checksum it was written with")
@@ -97,12 +96,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def damaged_shards(folder: Path) -> list[str]:
-    """The names of shards that are missing or not as they were written. Reads them all."""
+    """Return the names of missing or changed shards. Reads all of them."""
     facts = read_manifest(folder)["shards"]
-    return [name for name, fact in facts.items() if not _is_as_written(folder / name, fact)]
+    return [name for name, fact in facts.items() if not _is_unchanged(folder / name, fact)]
 
 
-def _is_as_written(file: Path, fact: dict[str, Any]) -> bool:
+def _is_unchanged(file: Path, fact: dict[str, Any]) -> bool:
     try:
         return file.stat().st_size == fact["bytes"] and checksum(file) == fact["xxh3_128"]
     except OSError:
@@ -114,8 +113,8 @@ def _own_checksum(manifest: dict[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(orjson.dumps(rest, option=orjson.OPT_SORT_KEYS))
 
 
-class KeptSplit:
-    """The outputs for the samples of one split, memory-mapped."""
+class CachedOutputs:
+    """The teacher's outputs for the samples of one split, memory-mapped."""
 
     def __init__(self, folder: Path, split: str) -> None:
         self.folder = folder
@@ -133,29 +132,21 @@ class KeptSplit:
         return int(self._firsts[-1])
 
     def read(self, sample: int) -> dict[str, np.ndarray]:
-        """The arrays of a sample, (targets of the sample, …) each."""
+        """Return the arrays of a sample, (targets of the sample, …) each."""
         shard = bisect.bisect_right(self._firsts, sample) - 1
         try:
             if shard not in self._open:
-                self._open[shard] = _opened(self.folder / self._files[shard][0])
-            file, starts = self._open[shard]
+                opened = safe_open(self.folder / self._files[shard][0], framework="np")
+                ends = np.cumsum(opened.get_tensor(_COUNTS).astype(np.int64))
+                self._open[shard] = opened, np.concatenate([[0], ends])
+            file, starts = self._open[shard]  # starts: first target of each sample, int64 (samples + 1,)
             start, stop = starts[sample - self._firsts[shard] :][:2]
-            return {name: file.get_slice(name)[int(start) : int(stop)] for name in _names(file)}
+            names = (name for name in file.keys() if name != _COUNTS)  # noqa: SIM118  # not a mapping
+            return {name: file.get_slice(name)[int(start) : int(stop)] for name in names}
         except (OSError, SafetensorError) as error:
             raise _damaged(self.folder / self._files[shard][0], str(error)) from None
 
 
-def _opened(path: Path) -> tuple[Any, np.ndarray]:
-    """A shard, and where the targets of each sample start in it, int64 (samples + 1,)."""
-    file = safe_open(path, framework="np")
-    counts = file.get_tensor(_COUNTS).astype(np.int64)
-    return file, np.concatenate([[0], np.cumsum(counts)])
-
-
-def _names(file: Any) -> Iterator[str]:
-    return (name for name in file.keys() if name != _COUNTS)  # noqa: SIM118  # not a mapping
-
-
 def _damaged(file: Path, what: str) -> InputError:
     fix = f"remove {file.parent.parent}: the teacher is asked again, where it is still there"
-    return InputError.at(str(file), f"{what}", fix)
+    return InputError.at(str(file), what, fix)

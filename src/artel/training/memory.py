@@ -1,0 +1,123 @@
+"""Memory of a training process: what it holds now, and keeping freed host memory for the next step.
+
+glibc's malloc gives each tensor above 32 MB its own pages, and returns free memory at the end of its heap to the
+kernel. The kernel clears each page that it hands out: 21 to 27 % of a GPT-2's training step on a CPU (4 x 256, 32 rows
+of 256). Keeping freed memory raises the peak by 12 to 33 %, and it does not grow further with rows of unequal length
+(benchmarks/kept_memory.py).
+
+The heap grows in pages of 2 MB if the kernel has them: address translation of 4 KB pages takes a part of each step,
+above all in virtual machines, which translate twice (measured in benchmarks/NOTES.md).
+
+If C++ can be built, tensors from 256 KB on get their own address range (models/cpu/memory.cpp). PyTorch asks glibc for
+64-byte alignment, so glibc searches a little more than a tensor takes and gives the rest at both ends to small objects:
+afterwards a tensor of the same size no longer fits. If layers keep their inputs only, each left 21 MB behind in
+addition to the 6 that it kept (benchmarks/results.md).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import resource
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from artel.host import memory, process_memory
+from artel.models.cpu.build import library as build_library
+
+KEPT_SHARE = 0.35
+"""Extra memory of a step when freed memory is kept, as a fraction: a little over the largest measured, 0.33."""
+# Parameters and defaults of mallopt(3) in glibc (malloc/malloc.c). The mmap threshold grows to its largest by itself.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
+_MALLOC_VARIABLES = {"MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}
+_NEVER, _DEFAULT_MMAP_MAX, _LARGEST_MMAP_THRESHOLD = -1, 65_536, 32 << 20
+_LARGE_PAGE = 2 << 20
+_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
+
+
+@contextmanager
+def retained_host_memory(device: torch.device) -> Iterator[None]:
+    """Keep freed memory in this process inside the block, if it computes on a CPU and its C library is glibc.
+
+    Does nothing if the user has set one of malloc's own variables.
+    """
+    if device.type != "cpu" or platform.libc_ver()[0] != "glibc" or os.environ.keys() & _MALLOC_VARIABLES:
+        yield
+        return
+    library = ctypes.CDLL(None)
+    library.mallopt(_TRIM_THRESHOLD, _NEVER)
+    library.mallopt(_MMAP_MAX, 0)
+    host = memory()
+    total = host.limit or host.total
+    tensor_range = _tensor_range(total) if has_no_memory_limit() else None
+    if tensor_range is None and has_no_memory_limit():
+        _grow_in_large_pages(library, total // 2)
+    try:
+        yield
+    finally:
+        if tensor_range is not None:
+            tensor_range.let_tensors_go()
+        library.mallopt(_MMAP_MAX, _DEFAULT_MMAP_MAX)
+        library.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+        library.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST_MMAP_THRESHOLD)
+        library.malloc_trim(0)
+
+
+def release_free_memory() -> None:
+    """Return free memory to the kernel, even inside `retained_host_memory`, so that a step's need can be measured."""
+    if platform.libc_ver()[0] != "glibc" or os.environ.keys() & _MALLOC_VARIABLES:
+        return
+    ctypes.CDLL(None).malloc_trim(0)
+    if has_no_memory_limit() and (tensor_range := _library()) is not None:
+        tensor_range.trim_tensors()
+
+
+def has_no_memory_limit() -> bool:
+    """True if unused address space is free: the process has no limit, and the kernel overcommits."""
+    limits = (resource.getrlimit(each)[0] for each in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    try:
+        strict = _OVERCOMMIT.read_text().strip() == "2"
+    except OSError:
+        return False
+    return not strict and all(limit == resource.RLIM_INFINITY for limit in limits)
+
+
+def _tensor_range(size: int) -> ctypes.CDLL | None:
+    """Give large tensors their own range of `size` bytes. Return the library that can end it, or None without C++."""
+    library = _library()
+    return library if library is not None and library.keep_tensors(ctypes.c_size_t(size)) else None
+
+
+def _library() -> ctypes.CDLL | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nothing is slower without it
+        return build_library("memory")
+
+
+def _grow_in_large_pages(library: ctypes.CDLL, size: int) -> None:
+    """Back the next `size` bytes of the heap with large pages, if the kernel has them.
+
+    The heap grows at once and holds the bytes as free. They take address space now, and memory only when used.
+    """
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
+    library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    address = library.malloc(size)
+    if address is None:
+        return
+    first, last = -(-address // _LARGE_PAGE) * _LARGE_PAGE, (address + size) // _LARGE_PAGE * _LARGE_PAGE
+    library.madvise(first, last - first, mmap.MADV_HUGEPAGE)
+    library.free(address)
+
+
+def memory_in_use(device: torch.device) -> int:
+    """Return the bytes reserved by a GPU's allocator, or the resident size of a process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.memory_reserved(device)
+    return process_memory("VmRSS")

@@ -1,1 +1,0 @@
-"""Memory while training: the size of micro-batches, the allocator of CPUs."""

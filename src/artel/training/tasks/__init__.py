@@ -1,1 +1,0 @@
-"""Tasks of lm-evaluation-harness, while a model is trained and afterwards."""
