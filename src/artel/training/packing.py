@@ -21,39 +21,39 @@ _SHARE = 2  # samples per block, on average: below that, packing gains little
 _STEPS = 50  # fewest steps of a packed run: with fewer, neither schedule nor model gets far
 
 
-def with_packing(run: RunConfig, packing: str) -> RunConfig:
+def with_packing(config: RunConfig, packing: str) -> RunConfig:
     """Return the run with `data.packing` set to `packing`, still marked as not set by the user."""
-    data = run.data.model_copy(update={"packing": packing})
+    data = config.data.model_copy(update={"packing": packing})
     data.model_fields_set.discard("packing")
-    return run.model_copy(update={"data": data})
+    return config.model_copy(update={"data": data})
 
 
-def may_unpack(run: RunConfig) -> bool:
-    """Return True if packing was chosen automatically."""
-    return run.data.packing == PACKED and "packing" not in run.data.model_fields_set
+def may_unpack(config: RunConfig) -> bool:
+    """True if packing was chosen automatically."""
+    return config.data.packing == PACKED and "packing" not in config.data.model_fields_set
 
 
-def choose_packing(run: RunConfig, part: StoreSplit) -> Choice:
+def choose_packing(config: RunConfig, part: StoreSplit) -> Choice:
     """Return `best_fit` or `concatenate` for the training `part` of a run's store, with the reason."""
-    return choose_by_lengths(run, np.diff(part.ends().astype(np.int64), prepend=0))
+    return choose_by_lengths(config, np.diff(part.ends().astype(np.int64), prepend=0))
 
 
-def choose_by_lengths(run: RunConfig, tokens: np.ndarray, share: float = 1.0) -> Choice:
-    """Choose as `choose_packing` does, from sample lengths: `tokens`, int (samples,), a `share` of all samples."""
-    kind, block = objective_type(run), run.data.block
+def choose_by_lengths(config: RunConfig, tokens: np.ndarray, share: float = 1.0) -> Choice:
+    """Choose like `choose_packing`, from sample lengths: `tokens`, int (samples,), are a `share` of all samples."""
+    kind, block = objective_type(config), config.data.block
     if not kind.packs_samples or not len(tokens):
         return Choice(ALONE, "")
-    problems = packed_problems(run, kind.auto_class)
+    problems = packed_problems(config, kind.auto_class)
     if problems:
         return Choice(ALONE, problems[0].what)
     blocks = best_fit(np.minimum(sample_sizes(tokens, 1), block), block)[1]
     mean = f"{tokens.mean():,.0f} tokens on average"
     if len(tokens) < _SHARE * blocks:
         return Choice(ALONE, f"samples of {mean} nearly fill blocks of {block:,}")
-    in_all = max(1, round(blocks / share))
-    length = Length.of(run.train, in_all, float(tokens.sum()) / blocks)
-    steps = in_all // run.train.batch if length.steps is None else length.steps
+    all_blocks = max(1, round(blocks / share))
+    length = Length.of(config.train, all_blocks, float(tokens.sum()) / blocks)
+    steps = all_blocks // config.train.batch if length.steps is None else length.steps
     if steps < _STEPS:
-        left = f"packing would leave only {steps:,} steps of {run.train.batch} blocks"
+        left = f"packing would leave only {steps:,} steps of {config.train.batch} blocks"
         return Choice(ALONE, f"{left}. Force it with data.packing={PACKED}")
     return Choice(PACKED, f"samples of {mean} share blocks of {block:,} tokens and do not see each other")

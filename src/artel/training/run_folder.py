@@ -1,4 +1,4 @@
-"""The folder of a run: the names of what is written there, in one place, and whether a run file still describes it."""
+"""The folder of a run: the names of its files, and checks that a run file still describes it."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class RunFolder:
 
     @property
     def validation(self) -> Path:
-        """What the figures of the newest validation leave out: tables, a confusion matrix."""
+        """Details of the newest validation beyond its metrics: tables, a confusion matrix."""
         return self.path / "validation.json"
 
     @property
     def tracker_runs(self) -> Path:
-        """The ids of the runs of other packages that this run goes on with: W&B's, MLflow's, trackio's."""
+        """Ids of this run in W&B, MLflow and trackio."""
         return self.path / "tracker_runs.json"
 
     @property
@@ -69,12 +69,12 @@ class RunFolder:
 
     @property
     def starts(self) -> Path:
-        """A line for each start of the run: when, from which step, on what, and what was chosen."""
+        """A line for each start of the run: time, first step, environment and choices."""
         return self.path / "starts.jsonl"
 
     @property
     def ranks(self) -> Path:
-        """A small file for each process, which it writes again every few seconds: it lives, and where it stands."""
+        """A status file for each process, rewritten every few seconds."""
         return self.path / "ranks"
 
     @property
@@ -87,50 +87,50 @@ class RunFolder:
 
     @property
     def last_checkpoint(self) -> str:
-        """For people: `step 300`, or nothing where no checkpoint is written yet."""
+        """`step 300`, for messages. Empty before the first checkpoint."""
         written = written_checkpoints(self.checkpoints)
         return f"step {int(written[-1].name.removeprefix('step-')):,}" if written else ""
 
     @property
     def how_to_continue(self) -> str:
-        """For people: what is kept of a run that was stopped, and how to continue."""
+        """What is saved of a stopped run and how to continue, for messages."""
         if step := self.last_checkpoint:
             return f"the same command resumes from the last checkpoint ({step})"
         return "no checkpoint is written yet: the same command starts again, with the text prepared so far"
 
     @property
     def before(self) -> Path:
-        """What the model said of each sample before training."""
+        """Outputs of the untrained model for each sample."""
         return self.path / "before-training.safetensors"
 
     @property
     def teacher(self) -> Path:
-        """Where the outputs of the run's teacher are kept."""
+        """Location of the teacher's outputs."""
         return self.path / "teacher.json"
 
     @property
     def micro_batches(self) -> Path:
-        """What was found to fit into memory, so that a run goes on bit for bit as it began."""
+        """Micro-batches found to fit into memory, so that a run resumes bit for bit."""
         return self.path / "micro_batches"
 
     @property
     def plan(self) -> Path:
-        """What `artel plan` said before the run began, and later what was measured."""
+        """The plan made before the run, and later the measurements."""
         return self.path / "plan.json"
 
     @property
     def choice(self) -> Path:
-        """What `model.auto` expected of the model that it chose, and once the run is done what was reached."""
+        """Expected values of the model chosen by `model.auto`, and the results of the finished run."""
         return self.path / "choice.json"
 
     @property
     def profile(self) -> Path:
-        """Where the time of a few steps went."""
+        """Profile of a few steps."""
         return self.path / "profile"
 
     @property
     def hangs(self) -> Path:
-        """Where the threads of a process stood that got no further."""
+        """Stacks of processes that hung."""
         return self.path / "hangs"
 
     @property
@@ -139,40 +139,40 @@ class RunFolder:
 
     @property
     def lock(self) -> Path:
-        """Held by who leads the run: a launcher, or its only process."""
+        """Locked by the launcher, or by the only process."""
         return self.path / ".lock"
 
     @property
     def processes_lock(self) -> Path:
-        """Held by every process of the run together, also when its launcher has been killed."""
+        """Locked by all processes of the run together, even after their launcher was killed."""
         return self.path / ".lock-processes"
 
     def check_claim(self) -> None:
-        """Raise InputError where the folder has what artel would write over and did not make. Writes nothing."""
+        """Raise InputError if artel would overwrite files that it did not make. Writes nothing."""
         check_claim(self.path)
 
     def claim(self, original: Path | None = None) -> str:
-        """Make the folder, and mark it as a run's. Returns a note about a copy. Raises InputError as `check_claim`."""
+        """Create the folder and mark it as a run's. Return a note about a copy. Raise InputError as `check_claim`."""
         return claim(self.path, original)
 
     def check_model_is_artels(self) -> None:
-        """Raise InputError where files of a user lie in `model`: it is about to be removed, or replaced."""
+        """Raise InputError if `model`, about to be removed or replaced, has files of the user."""
         check_model_is_artels(self.path)
 
     def foreign_in_model(self) -> list[Path]:
-        """What lies in `model` and artel did not write."""
+        """Return the files in `model` that artel did not write."""
         return foreign_in_model(self.path)
 
     def note_model(self, names: Iterable[str]) -> None:
-        """Remember which files artel has written into `model`."""
+        """Record which files artel has written into `model`."""
         note_model(self.path, names)
 
     def identity(self) -> str:
-        """What tells this folder from one that is made anew in its place."""
+        """Return an identifier that changes if the folder is replaced by a new one."""
         return identity(self.path)
 
     def check_there(self, its_identity: str) -> None:
-        """Raise WorkError where the folder was removed, moved or made anew."""
+        """Raise WorkError if the folder was removed, moved or replaced."""
         check_there(self.path, its_identity)
 
     def note_weights(self) -> None:
@@ -181,7 +181,7 @@ class RunFolder:
 
     @property
     def original(self) -> Path | None:
-        """The folder that this one is a copy of, before it is claimed."""
+        """The folder that this one was copied from, until it is claimed."""
         return original_of(self.path)
 
     def check_own_checkpoints(self) -> None:
@@ -190,13 +190,13 @@ class RunFolder:
 
     @property
     def is_complete(self) -> bool:
-        """True if the run has ended, and the weights of its model are there."""
+        """True if the run has ended and its model has weights."""
         return self.result.is_file() and has_weights(self.path)
 
     def newest_model(self) -> Path | None:
         """Return `model` unless it lacks weights or a checkpoint is newer, as in a run made longer.
 
-        Raises InputError if these are the weights of another model.
+        Raise InputError if these are the weights of another model.
         """
         if not has_weights(self.path) or not (self.is_complete or not (self.checkpoints / "latest").exists()):
             return None
@@ -204,9 +204,9 @@ class RunFolder:
         return self.model
 
     def restore_config(self) -> Path | None:
-        """Write a missing config.yaml again from the newest checkpoint, and return that file; else None.
+        """Restore a missing config.yaml from the newest checkpoint, and return the checkpoint's file, or None.
 
-        Raises InputError for a run that is complete and has no checkpoint either: nothing says how it was trained.
+        Raise InputError for a complete run without a checkpoint: nothing says how it was trained.
         """
         if self.config.is_file():
             return None
@@ -219,7 +219,7 @@ class RunFolder:
         return saved
 
     def newest_run_file(self) -> Path | None:
-        """The run file in the newest checkpoint where it is undamaged; None without such a checkpoint."""
+        """Return the run file of the newest checkpoint that has an undamaged one, or None."""
         for path in reversed(written_checkpoints(self.checkpoints)):
             file = path / "run.yaml"
             with suppress(OSError, ValueError, AttributeError):
@@ -228,7 +228,7 @@ class RunFolder:
         return None
 
     def check_config(self, config: RunConfig) -> None:
-        """Raise InputError if config.yaml describes another model than the checkpoints do: it was exchanged.
+        """Raise InputError if config.yaml describes a different model than the checkpoints.
 
         Names of files and folders may change, since texts and base models are moved.
         """
@@ -245,11 +245,11 @@ class RunFolder:
 
     @property
     def secret(self) -> Path:
-        """By which the hosts of the run know what is theirs; nobody else's to read, and the same for ever."""
+        """Secret that authenticates the hosts of the run. Readable by the owner only, and never changed."""
         return self.path / ".secret"
 
     def read_result(self) -> dict[str, Any]:
-        """result.json. Raises InputError where it is damaged."""
+        """Return result.json. Raise InputError if it is damaged."""
         try:
             result = orjson.loads(self.result.read_bytes())
             if isinstance(result, dict):
@@ -261,11 +261,11 @@ class RunFolder:
         raise InputError.at(str(self.result), f"is damaged: {what}", fix)
 
     def empty(self) -> None:
-        """Remove what an earlier run wrote here, and nothing else that may lie in the folder, which is claimed.
+        """Remove everything that an earlier run wrote, but no other files. The folder must be claimed.
 
-        `plan` stays, without what was measured: it is that of the run that begins. Of `checkpoints` the checkpoints
-        are removed, also where it is a link to another disk; any other link alone is.
-        Raises InputError where a user's files lie in `model`.
+        `plan` stays, without measurements: it belongs to the run that begins. If `checkpoints` is a link to another
+        disk, the checkpoints there are removed; other links are removed themselves. Raise InputError if `model` has
+        files of the user.
         """
         self.check_model_is_artels()
         with disk_errors(self.path):
@@ -279,7 +279,7 @@ class RunFolder:
             if not self.checkpoints.is_symlink() and self.checkpoints.is_dir() and not any(self.checkpoints.iterdir()):
                 self.checkpoints.rmdir()
             folders = (self.model, self.profile, self.micro_batches, self.hangs, self.ranks)
-            of_trackers = (self.path / "tensorboard", self.path / "wandb", self.tracker_runs)
+            tracker_files = (self.path / "tensorboard", self.path / "wandb", self.tracker_runs)
             files = (
                 self.config,
                 self.ledger,
@@ -292,14 +292,14 @@ class RunFolder:
                 self.teacher,
                 self.choice,
             )
-            for path in (*folders, *of_trackers, *files):
+            for path in (*folders, *tracker_files, *files):
                 _remove(path)
             _forget_measured(self.plan)
             begin_new_run(self.path)
 
 
 def written_checkpoints(folder: Path) -> list[Path]:
-    """The folders in `checkpoints` that have the name of a checkpoint, oldest first."""
+    """Return the folders in `checkpoints` with the name of a checkpoint, oldest first."""
     return sorted(path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{9,}", path.name) and path.is_dir())
 
 
@@ -311,7 +311,7 @@ def _forget_measured(plan: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """A file, a link, or a folder with all in it; nothing where nothing is."""
+    """Remove a file, a link, or a folder with its content, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -319,7 +319,7 @@ def _remove(path: Path) -> None:
 
 
 def is_done(config: RunConfig) -> bool:
-    """Whether the run is complete, as long as `config` says."""
+    """True if the run is complete, with the length that `config` asks for."""
     folder = RunFolder(Path(config.run))
     return folder.is_complete and not (
         folder.config.is_file() and differs_in_length(load_run(str(folder.config)), config)
@@ -330,17 +330,17 @@ _LENGTH = frozenset(("train.epochs", "train.steps", "train.tokens", "train.budge
 
 
 def differs_in_length(before: RunConfig, config: RunConfig) -> bool:
-    """Whether how long the run is differs, and nothing else that shapes the result."""
+    """True if only the length of the run differs, and nothing else that affects the result."""
     changed = {line.partition(":")[0] for line in result_differences(before, config)}
     return bool(changed) and changed <= _LENGTH
 
 
 def check_same(file: Path, config: RunConfig, instead: str) -> None:
-    """Raise InputError where a run file differs from `config` in what shapes the result; `instead` is a way out."""
+    """Raise InputError if a run file differs from `config` in keys that affect the result. `instead`: another fix."""
     remedy = f"set it back, {instead}, or begin anew with --restart"
     changed = result_differences(load_run(str(file)), config)
     if changed:
-        fixes = ["" for _ in changed[1:]] + [remedy]  # once, below the last difference
+        fixes = ["" for _ in changed[1:]] + [remedy]  # only once, after the last difference
         raise InputError(
             [Problem(str(file), f"the run began with {line}", fix) for line, fix in zip(changed, fixes, strict=True)]
         )

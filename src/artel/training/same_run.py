@@ -1,4 +1,4 @@
-"""Whether a run file describes the run that its folder holds."""
+"""Compares a run file with the run in its folder."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from artel.training.run_folder import RunFolder, check_same, differs_in_length, 
 
 
 def check_same_run(config: RunConfig, prepared: Prepared) -> None:
-    """Refuse to resume a run whose file has changed in what shapes the result, and show the difference.
+    """Raise InputError if a run to be resumed has changed keys that affect the result, and show the differences.
 
-    The length may change where the steps done stay what they are (`lengthening.py`): a complete run is then incomplete
-    again. Also writes RUN/config.yaml, and clears away what a killed start was just writing beside it. Called once, by
-    the first process, before the others start. Raises InputError.
+    The length may change if the finished steps stay the same (`lengthening.py`); a complete run is then incomplete
+    again. Also writes RUN/config.yaml, and removes partial files of a killed start. Called once, by the first process,
+    before the others start.
     """
     folder = RunFolder(Path(config.run))
     folder.check_own_checkpoints()
@@ -40,9 +40,9 @@ def check_same_run(config: RunConfig, prepared: Prepared) -> None:
 
 
 def _trained_as(folder: RunFolder, config: RunConfig) -> Path:
-    """The file that says how the run was trained: config.yaml, or the newest checkpoint's run file if it was edited.
+    """Return the file that says how the run was trained: config.yaml, or the newest checkpoint's if that was edited.
 
-    An edited config.yaml may name other places: texts, which the store's digest identifies, and models are moved.
+    config.yaml may name other paths: texts are identified by the store's digest, and models are moved.
     """
     saved = folder.newest_run_file()
     if saved is None or result_differences(load_run(str(folder.config)), config):
@@ -53,9 +53,9 @@ def _trained_as(folder: RunFolder, config: RunConfig) -> Path:
 
 
 def with_earlier_packing(config: RunConfig, *, begun: bool = True) -> RunConfig:
-    """The run with `data.packing` as it began, from RUN/config.yaml, where its file leaves that to artel.
+    """Return the run with the `data.packing` of its start, from RUN/config.yaml, if the run file leaves it open.
 
-    Where it must have `begun`, what was chosen counts only if there are checkpoints of it.
+    `begun`: use that choice only if the run has checkpoints.
     """
     folder = RunFolder(Path(config.run))
     has_begun = not begun or folder.is_complete or written_checkpoints(folder.checkpoints)
@@ -66,10 +66,10 @@ def with_earlier_packing(config: RunConfig, *, begun: bool = True) -> RunConfig:
 
 
 def with_earlier_choice(config: RunConfig, *, begun: bool = True) -> RunConfig | None:
-    """A run with `model.auto` and what was chosen when it began, from RUN/config.yaml; None where there is no such.
+    """Return a run with `model.auto` with the choices of its start, from RUN/config.yaml, or None.
 
-    Where it must have `begun`, a choice counts only if there are checkpoints of it. Keys that the run file sets are its
-    own: one that differs is refused when the two are compared.
+    `begun`: use the choices only if the run has checkpoints. Keys set in the run file stay: if they differ, comparing
+    the two files will refuse them.
     """
     folder = RunFolder(Path(config.run))
     if not folder.config.is_file() or (begun and not (folder.is_complete or written_checkpoints(folder.checkpoints))):
@@ -79,8 +79,8 @@ def with_earlier_choice(config: RunConfig, *, begun: bool = True) -> RunConfig |
         return None
     sections = {}
     for name in ("data", "train"):
-        own, earlier = getattr(config, name), getattr(before, name)
-        kept = {key: getattr(own, key) for key in own.model_fields_set}
-        chosen = earlier if name == "train" else own.model_copy(update={"block": earlier.block})
-        sections[name] = chosen.model_copy(update=kept)
+        section, earlier = getattr(config, name), getattr(before, name)
+        set_keys = {key: getattr(section, key) for key in section.model_fields_set}
+        chosen = earlier if name == "train" else section.model_copy(update={"block": earlier.block})
+        sections[name] = chosen.model_copy(update=set_keys)
     return config.model_copy(update={**sections, "model": before.model})

@@ -1,7 +1,7 @@
-"""Settings that cannot act, because the run ends first: a warmup as long as the run, a validation that never falls due.
+"""Settings without effect because the run ends first: a warmup as long as the run, a validation that is never due.
 
-A run that would reach less than half of its learning rate is refused. The rest does no harm and is only noted. Defaults
-are not looked at: what nobody wrote, nobody expects to act.
+A run that would reach less than half of its learning rate is refused. The rest is harmless and only reported. Defaults
+are ignored: nobody expects an effect of a value that nobody wrote.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from artel.config.schema.quantities import Interval
 from artel.errors import InputError
 from artel.training.schedule import Length, rate
 
-_LONG = 1000  # steps in which every schedule shows its whole course
-_SAMPLED = 200  # steps of a run that are compared, and as many at its end
+_LONG = 1000  # steps that show the full course of every schedule
+_SAMPLED = 200  # steps of a run that are compared, plus as many at its end
 
 
-def unreached_settings(run: RunConfig, length: Length | None = None) -> list[str]:
-    """Sentences about settings that cannot act. `length` is known once the text is prepared.
+def unreached_settings(config: RunConfig, length: Length | None = None) -> list[str]:
+    """Return sentences about settings without effect. `length` is known once the text is prepared.
 
-    Raises InputError for a warmup that ends the run below half of its learning rate, unless the command line made the
-    run shorter: somebody tries a few steps.
+    Raise InputError for a warmup that ends the run below half of its learning rate, unless the command line shortened
+    the run, for a trial of a few steps.
     """
-    steps = run.train.steps if length is None else length.steps
-    notes = list(_without_validation(run))
+    steps = config.train.steps if length is None else length.steps
+    notes = list(_validation_notes(config))
     if steps is not None:
-        if run.parallel.deepspeed is None:  # whose file may have a schedule of its own
-            _refuse_warmup(run, steps)
-            notes += _of_schedule(run, steps)
-        notes += _of_intervals(run, steps, length)
+        if config.parallel.deepspeed is None:  # its file may have another schedule
+            _refuse_warmup(config, steps)
+            notes += _schedule_notes(config, steps)
+        notes += _interval_notes(config, steps, length)
     return notes
 
 
-def _refuse_warmup(run: RunConfig, steps: int) -> None:
-    warmup = run.train.warmup.of(steps)
-    is_trial = any(is_override(run, "train", key) for key in ("steps", "tokens", "epochs"))
+def _refuse_warmup(config: RunConfig, steps: int) -> None:
+    warmup = config.train.warmup.of(steps)
+    is_trial = any(is_override(config, "train", key) for key in ("steps", "tokens", "epochs"))
     if warmup > 2 * steps and not is_trial:
         raise InputError.at(
             "train.warmup", _too_long(warmup, steps), f"write {max(1, steps // 10)}, or 0.1 for a tenth of the run"
@@ -48,8 +48,8 @@ def _too_long(warmup: int, steps: int) -> str:
     return f"{warmup:,} steps of warmup in a run of {steps:,}: {reached}"
 
 
-def _of_schedule(run: RunConfig, steps: int) -> Iterator[str]:
-    train = run.train
+def _schedule_notes(config: RunConfig, steps: int) -> Iterator[str]:
+    train = config.train
     warmup = train.warmup.of(steps)
     if warmup > steps:
         yield f"train.warmup: {_too_long(warmup, steps)}"
@@ -68,10 +68,10 @@ def _of_schedule(run: RunConfig, steps: int) -> Iterator[str]:
             yield f"train.decay has no effect with train.schedule: {train.schedule}"
 
 
-def _of_intervals(run: RunConfig, steps: int, length: Length | None) -> Iterator[str]:
-    """`length` is None where the steps of an epoch are not known."""
-    validate, checkpoint = run.validate_, run.checkpoint
-    has_validation = _has_validation(run)
+def _interval_notes(config: RunConfig, steps: int, length: Length | None) -> Iterator[str]:
+    """Yield sentences about intervals. `length` is None if the steps of an epoch are unknown."""
+    validate, checkpoint = config.validate_, config.checkpoint
+    has_validation = _has_validation(config)
     for section, key, only in (
         (validate, "every", "it is validated once, at the end" if has_validation else ""),
         (validate, "tasks_every", "tasks are asked once, at the end" if validate.tasks else ""),
@@ -83,8 +83,8 @@ def _of_intervals(run: RunConfig, steps: int, length: Length | None) -> Iterator
             yield f"{name}.{key}: {interval} is longer than the run of {steps:,} steps: {only}"
     if checkpoint.keep_every is not None and checkpoint.keep_every > steps:
         yield f"checkpoint.keep_every: {checkpoint.keep_every:,} never comes in a run of {steps:,} steps"
-    if _is_set(run.log, "every") and run.log.every > steps:
-        yield f"log.every: {run.log.every:,} is longer than the run of {steps:,} steps: metrics.jsonl gets one line"
+    if _is_set(config.log, "every") and config.log.every > steps:
+        yield f"log.every: {config.log.every:,} is longer than the run of {steps:,} steps: metrics.jsonl gets one line"
     times = _times_due(validate.every, steps - 1, length)
     if validate.patience is not None and not validate.tasks and times is not None and times <= validate.patience:
         yield (
@@ -93,21 +93,21 @@ def _of_intervals(run: RunConfig, steps: int, length: Length | None) -> Iterator
         )
 
 
-def _without_validation(run: RunConfig) -> Iterator[str]:
-    if not _has_validation(run):
-        if run.validate_.prompts:
+def _validation_notes(config: RunConfig) -> Iterator[str]:
+    if not _has_validation(config):
+        if config.validate_.prompts:
             yield "validate.prompts are continued only before the first step: nothing is validated (data.validation: 0)"
-        elif _is_set(run.validate_, "every") and run.validate_.every != Interval():
+        elif _is_set(config.validate_, "every") and config.validate_.every != Interval():
             yield "validate.every has no effect: nothing is kept for validation (data.validation: 0)"
-        judges = [("checkpoint.best", run.checkpoint), ("validate.patience", run.validate_)]
-        for name, section in judges if not run.validate_.tasks else []:
+        needs_validation = [("checkpoint.best", config.checkpoint), ("validate.patience", config.validate_)]
+        for name, section in needs_validation if not config.validate_.tasks else []:
             key = name.partition(".")[2]
             if key in section.model_fields_set and getattr(section, key) is not None:
                 yield f"{name} has no effect: nothing is kept for validation (data.validation: 0)"
 
 
-def _has_validation(run: RunConfig) -> bool:
-    return bool(run.data.from_store or run.data.validation)
+def _has_validation(config: RunConfig) -> bool:
+    return bool(config.data.from_store or config.data.validation)
 
 
 def _times_due(interval: Interval, steps: int, length: Length | None) -> int | None:
