@@ -1,4 +1,4 @@
-"""Which shard of each sequence a process holds, and two exchanges for attention over the full sequence.
+"""Shards of sequences, and two exchanges that compute attention over the full sequence.
 
     gather    every process gathers the keys and values of all, and computes its own shard's queries. The gradients of
               keys and values are summed where they came from (Llama 3: Dubey et al. 2024, section 3.3.2).

@@ -93,7 +93,7 @@ class RunFolder:
 
     @property
     def how_to_continue(self) -> str:
-        """What is saved of a stopped run and how to continue, for messages."""
+        """Message that says how to continue a stopped run, and from which checkpoint."""
         if step := self.last_checkpoint:
             return f"the same command resumes from the last checkpoint ({step})"
         return "no checkpoint is written yet: the same command starts again, with the text prepared so far"

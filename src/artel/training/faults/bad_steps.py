@@ -66,7 +66,7 @@ class _Pending:
     loss: float | None
     """Mean over the global batch, if `train.spike` is set."""
     spike: str | None
-    """What is wrong with the loss, or None."""
+    """Problem with the loss, or None."""
 
 
 class Guard:
