@@ -227,7 +227,9 @@ def _compute_shards(
         sums = torch.zeros(3, dtype=torch.float64)
         for number in range(longest if model.is_sharded else -(-len(indices) // size)):
             rows = evaluation_rows(samples, indices[number * size : (number + 1) * size], size)
-            batch_sums, row_counts, outputs = objective.outputs_to_cache(teacher, objective.batch(rows).to(world.device))
+            batch_sums, row_counts, outputs = objective.outputs_to_cache(
+                teacher, objective.batch(rows).to(world.device)
+            )
             sums += batch_sums
             counts.append(row_counts[rows.valid])
             for name, array in outputs.items():

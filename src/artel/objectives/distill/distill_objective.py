@@ -9,7 +9,7 @@ T divides the logits of both. T² keeps the gradient of the divergence as large 
 2).
 
 Samples and batches are those of another objective: the next token of texts, the assistant's turns, hidden tokens. With
-`top_k` the teacher's likeliest ids of each target are cached before training (`training/teacher/`), by sample and
+`top_k` the teacher's likeliest ids of each target are cached before training (`training/teacher.py`), by sample and
 target, so that they serve any epoch and step.
 """
 
