@@ -219,15 +219,14 @@ def _changed_beside(original: Path, made: Path) -> list[str]:
     """Names of tensors that are no part of the language and differ in any bit."""
     from safetensors.torch import load_file
 
+    from artel.models.loading.language_part import find_language_part, plan_multimodal, plan_part
     from artel.models.loading.model_folder import read_config
-    from artel.models.loading.multimodal.language_part import find_language_part
-    from artel.models.loading.multimodal.plan import plan_part, plan_whole
     from artel.models.loading.safetensors_files import find_files
 
     config, _ = read_config(str(original))
     _, whole = find_language_part(config, str(original))
     with find_files(str(original), config) as files:
-        plan = plan_part(whole, plan_whole(whole, files))
+        plan = plan_part(whole, plan_multimodal(whole, files))
     own = {*plan.same.values()}
     own |= {key for entry in plan.converted.values() for keys in entry.sources.values() for key in keys}
     before, after = (load_file(folder / "model.safetensors") for folder in (original, made))

@@ -29,7 +29,7 @@ from budget_law import write_fits
 from budget_trials import Trial, trials
 
 from artel.config import RunConfig, run_from
-from artel.models.attention_switch import use_for_training
+from artel.models.attention_switch import use_artel_attention
 from artel.models.device import pick_precision
 from artel.models.loading.build import build_model
 from artel.models.loading.request import ModelRequest
@@ -105,7 +105,7 @@ def train(trial: Trial, data: Path, world: World) -> list[dict[str, Any]]:
     model = build_model(
         ModelRequest(run.model, objective.auto_class, objective.heads, trial.block, trial.seed), tokenizer
     )
-    use_for_training(model.model)
+    use_artel_attention(model.model)
     precision = pick_precision("auto", world.device)
     model.model.train()
     strategy = DataParallel(model.model, objective, world, precision)

@@ -161,7 +161,7 @@ def prepare(options: argparse.Namespace, folder: Path) -> int:
             file.write(json.dumps({"input_ids": sample.ids.tolist(), "assistant_masks": sample.flags.tolist()}) + "\n")
     print(
         f"{part.samples:,} conversations of {part.tokens / part.samples:,.0f} tokens on average fill {len(blocks):,} "
-        f"blocks of {options.block:,}, {blocks.filler:.2%} filler"
+        f"blocks of {options.block:,}, {blocks.padding:.2%} filler"
     )
     return max(1, round(part.samples / len(blocks) * options.blocks))
 

@@ -42,7 +42,7 @@ from artel.models.loading.check import check_model
 from artel.models.loading.request import ModelRequest
 from artel.preparing import prepare
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer, train_tokenizer
-from artel.tokens.store.manifest import SPLITS, read_manifest
+from artel.tokens.manifest import SPLITS, read_manifest
 from artel.training.checkpoint.format import Content, Progress, load_checkpoint, write_full, write_sharded
 from artel.training.checkpoint.items import CheckpointItems
 from artel.training.optim.optimizer import Optimizer

@@ -4,7 +4,7 @@
 
 A small Llama takes steps: alone; while a thread waits that has computed on all cores, as one that writes checkpoints
 or serves a model may; when that has given its helpers back; and beside one that computes on one core
-(src/artel/models/cpu/threads.py). Each row is the median, and its ratio to the first.
+(src/artel/models/device.py). Each row is the median, and its ratio to the first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from artel.host import usable_cores
-from artel.models.cpu.threads import compute_on_one_core, release_helpers
+from artel.models.device import compute_on_one_core, release_helpers
 
 
 def main() -> None:

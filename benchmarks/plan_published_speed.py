@@ -24,7 +24,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from artel.config import TrainConfig
 from artel.models import loss
 from artel.models.activation_checkpointing import Recompute, recompute
-from artel.models.attention_switch import use_for_training
+from artel.models.attention_switch import use_artel_attention
 from artel.models.compile import _COMPILED, repeated_layers
 from artel.models.loading.heads import model_class
 from artel.models.output_head import trust_output_head
@@ -61,7 +61,7 @@ def traced(
     described = CONFIG_MAPPING[config["model_type"]](use_cache=False, **values)
     with torch.device("meta"):
         model = model_class(described, "AutoModelForCausalLM", {})._from_config(described)
-    use_for_training(model)
+    use_artel_attention(model)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")
         model.tie_weights()

@@ -20,7 +20,7 @@ from artel.models.loading.build import build_model, load_model
 from artel.models.loading.check import check_model
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.save import save_model
-from artel.models.lora.adapters import read_adapter
+from artel.models.lora.adapter_folder import read_adapter
 from artel.tokens import train_tokenizer
 from support import WORKERS
 from support.runs import ENVIRONMENT, artel, kill, largest_difference, losses, start, torchrun, wait_for_step, write_run

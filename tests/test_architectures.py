@@ -11,7 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.inference import open_model
-from artel.models.attention_switch import use_for_training
+from artel.models.attention_switch import use_artel_attention
 from artel.models.loading.build import build_model
 from artel.models.loading.check import check_model
 from artel.models.loading.request import ModelRequest
@@ -46,7 +46,7 @@ def test_three_steps_by_the_loop_open_with_transformers(kind, tmp_path):
     assert all(abs(loss - math.log(400)) < 0.5 and math.isfinite(norm) for loss, norm in by_step.values())
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model", attn_implementation="eager").eval()
     ours = open_model(str(tmp_path / "run")).model.eval()
-    use_for_training(ours)
+    use_artel_attention(ours)
     ids = torch.randint(3, 100, (2, 31), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = theirs(ids, use_cache=False).logits
@@ -71,7 +71,7 @@ def test_attention_that_says_more_by_its_masks_is_left_to_the_model(config):
     ids = torch.randint(3, 100, (2, 31))
     with torch.no_grad():
         expected = model(ids, use_cache=False).logits
-        assert not use_for_training(model)
+        assert not use_artel_attention(model)
         torch.testing.assert_close(model(ids, use_cache=False).logits, expected, atol=0, rtol=0)
 
 

@@ -12,14 +12,14 @@ import yaml
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, LlamaConfig
 
 from artel.config import RunConfig, TokenizerTraining, load_run
-from artel.models.attention_switch import use_for_training
-from artel.models.targets import IGNORED
+from artel.models import IGNORED
+from artel.models.attention_switch import use_artel_attention
 from artel.objectives import Chat
 from artel.planning.plan import planned_text, with_planned_packing
 from artel.storage import new_folder
 from artel.text import Conversation, Document, Message, Record
 from artel.tokens import PackedSamples, StoreWriter, TokenStore, evaluation_rows, train_tokenizer
-from artel.tokens.sampling.packing import own_flags, sample_numbers
+from artel.tokens.packing import own_flags, sample_numbers
 from artel.training.packing import choose_by_lengths
 from support.objectives import objective_run
 from support.runs import artel, metrics
@@ -80,7 +80,7 @@ def test_every_sample_is_in_one_block_whole(part):
         seen += members.tolist()
     assert sorted(seen) == list(range(part.samples))
     assert blocks.samples_in(len(blocks)) == part.samples > 2 * len(blocks)
-    assert blocks.filler == pytest.approx(1 - (part.tokens - part.samples) / (len(blocks) * BLOCK))
+    assert blocks.padding == pytest.approx(1 - (part.tokens - part.samples) / (len(blocks) * BLOCK))
     with pytest.raises(ValueError, match="does not fit"):
         PackedSamples(part, 8, lookahead=1)
 
@@ -107,7 +107,7 @@ def test_loss_and_gradients_are_those_of_each_conversation_alone(chat, part, con
     reference = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
 
-    use_for_training(model)
+    use_artel_attention(model)
     chat.check(model)
     blocks, total, counted, tokens = chat.dataset(part), 0.0, 0, 0
     for start in range(0, len(blocks), micro_batch):

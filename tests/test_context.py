@@ -24,11 +24,11 @@ from transformers import (
 )
 
 from artel.errors import InputError
+from artel.models import IGNORED
 from artel.models.activation_checkpointing import recompute
 from artel.models.attention_masks import allow_block_masks
-from artel.models.attention_switch import use_for_training
+from artel.models.attention_switch import use_artel_attention
 from artel.models.compile import repeated_layers
-from artel.models.targets import IGNORED
 from artel.objectives import Batch
 from artel.objectives.chat import shifted
 from artel.objectives.collate import document_tensors, target_tensors
@@ -110,7 +110,7 @@ def difference(config, kind, how, rank, world, prepare=None):
     sums[0].backward()
     reference = gradients(model)
     expected = torch.cat([sums.detach(), torch.tensor([batch.targets, batch.tokens])])
-    assert use_for_training(model, encoders=True)
+    assert use_artel_attention(model, encoders=True)
     if prepare is not None:
         prepare(model)
     part = split_batch(batch, rank, world, config not in ENCODERS)
@@ -157,7 +157,7 @@ def parity_otherwise(rank, world):
 def of_blocks(config, how, rank, world):
     """The difference of the loss where documents are kept apart by FlexAttention, which has no backward here."""
     model, batch = built(config), batch_of("documents")
-    use_for_training(model, encoders=True)
+    use_artel_attention(model, encoders=True)
     with torch.no_grad():
         expected = sums_of(model, batch, config)[0]
         allow_block_masks(model, True)
@@ -279,7 +279,7 @@ def test_what_cannot_be_split_is_told(config, size, exchange, block, options, me
         kind = AutoModelForSeq2SeqLM
     with torch.device("meta"):
         model = kind.from_config(config)
-    use_for_training(model, encoders=True)
+    use_artel_attention(model, encoders=True)
     problems = context_problems(model, size, exchange, block, **options)
     words = " ".join(f"{problem.what} {problem.fix}" for problem in problems)
     assert len(problems) == min(len(messages), 1)
@@ -289,7 +289,7 @@ def test_what_cannot_be_split_is_told(config, size, exchange, block, options, me
 @pytest.mark.parametrize("config", [*DECODERS, *ENCODERS], ids=lambda config: config.model_type)
 def test_models_that_can_are_found_able(config):
     model = built(config)
-    use_for_training(model, encoders=True)
+    use_artel_attention(model, encoders=True)
     assert context_problems(model, 2, "auto", LENGTH) == []
     check_context(model)
     assert model.training
@@ -298,7 +298,7 @@ def test_models_that_can_are_found_able(config):
 @pytest.mark.parametrize("how", ["looks behind", "counts for itself"])
 def test_a_model_that_sees_tokens_by_another_way_is_found_out(how):
     model = built(LLAMA)
-    use_for_training(model)
+    use_artel_attention(model)
     if how == "looks behind":
         model.model.embed_tokens.register_forward_hook(lambda _, __, embedded: embedded + embedded.roll(1, dims=1))
     else:
@@ -313,6 +313,6 @@ def test_outside_of_the_block_nothing_is_exchanged():
     model = built(LLAMA)
     ids = torch.arange(16)[None] + 20
     expected = model(input_ids=ids).logits
-    use_for_training(model)
+    use_artel_attention(model)
     check_context(model)
     torch.testing.assert_close(model(input_ids=ids).logits, expected, atol=1e-4, rtol=1e-4)

@@ -9,7 +9,7 @@ import pytest
 
 from artel.errors import InputError
 from artel.inference import ChatSettings, open_model
-from artel.models.generate import Sampling, write_ids
+from artel.models.generate import Sampling, generate_from_ids
 from artel.tokens.tokenizer.chat_template import CHATML, prompt_ids, turn_end
 from support.chat_models import (
     MARKS,
@@ -175,14 +175,14 @@ def test_load_goes_on_with_what_save_wrote(with_marks, tmp_path):
 
 
 def test_what_was_said_is_answered_alike_whatever_the_engine_keeps(endless):
-    """Several answers in one conversation, each with what came before in the cache, and each by `write_ids` alone."""
+    """Several answers in one conversation, each from a cache of the turns before and by `generate_from_ids`."""
     talk = talk_with(endless, new_tokens=20, seed=3, temperature=0.8, repetition_penalty=1.3)
     opened = open_model(str(endless))
     for number, message in enumerate(("Who are you?", "What is my name?", "a " * 50)):
         ids = prompt_ids(opened.tokenizer, CHATML, [*talk.messages, {"role": "user", "content": message}])
         sampling = Sampling(20, 0.8, 40, 0.6, 3 + number, 1.3)
         end = turn_end(opened.tokenizer, CHATML)
-        alone = said(write_ids(opened.model, opened.tokenizer, ids, sampling, None, end))
+        alone = said(generate_from_ids(opened.model, opened.tokenizer, ids, sampling, None, end))
         assert said(talk.answer(message)) == alone.strip()
     talk.set("new_tokens", "5000")  # more than the engine has room for
     pieces = talk.answer("Hi")
@@ -193,7 +193,7 @@ def test_what_was_said_is_answered_alike_whatever_the_engine_keeps(endless):
     talk.reset()
     ids = prompt_ids(opened.tokenizer, CHATML, [{"role": "user", "content": "Hi"}])
     sampling = Sampling(20, 0.8, 40, 0.6, 3, 1.3)
-    alone = said(write_ids(opened.model, opened.tokenizer, ids, sampling, None, end))
+    alone = said(generate_from_ids(opened.model, opened.tokenizer, ids, sampling, None, end))
     assert said(talk.answer("Hi")) == alone.strip()
 
 

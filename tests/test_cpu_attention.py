@@ -9,7 +9,7 @@ from artel.models.cpu import attention as module
 from artel.models.cpu.documents import document_attention
 
 pytestmark = pytest.mark.skipif(
-    not module.works_here(), reason="needs a C++ compiler and a processor that multiplies bf16"
+    not module.kernels_available(), reason="needs a C++ compiler and a processor that multiplies bf16"
 )
 
 

@@ -13,14 +13,16 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from artel.models.activation_checkpointing import recompute
 from artel.models.attention import AttentionOptions, attend
-from artel.models.attention_switch import use_for_training
+from artel.models.attention_switch import use_artel_attention
 from artel.models.compile import compile_layers
 from artel.models.cpu import attention_dropout as module
-from artel.models.cpu.attention import works_here
+from artel.models.cpu.attention import kernels_available
 from artel.models.cpu.attention_dropout import dropout_attention, padding_of
 from support.waiting import LIMIT
 
-pytestmark = pytest.mark.skipif(not works_here(), reason="needs a C++ compiler and a processor that multiplies bf16")
+pytestmark = pytest.mark.skipif(
+    not kernels_available(), reason="needs a C++ compiler and a processor that multiplies bf16"
+)
 
 DROPOUT = 0.25
 
@@ -205,7 +207,7 @@ def test_compiled_layers_that_are_computed_again_drop_the_same_weights():
     for how in ("none", "selective", "full"):
         torch._dynamo.reset()
         model = copy.deepcopy(begun).train()
-        use_for_training(model, encoders=False)
+        use_artel_attention(model, encoders=False)
         recompute(model, how)
         compile_layers(model, fixed=True)
         torch.manual_seed(3)

@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from artel.models import IGNORED
 from artel.models.cpu import build
 from artel.models.cpu import cross_entropy as module
-from artel.models.cpu.cross_entropy import add_transposed_product, can_take, cpu_cross_entropy_with_grad
+from artel.models.cpu.cross_entropy import add_transposed_product, cpu_cross_entropy_with_grad, supports_logits
 from artel.models.cross_entropy_grad import cross_entropy_with_grad
-from artel.models.targets import IGNORED
 
 CPU = torch.device("cpu")
 HERE = torch.backends.cpu.get_cpu_capability()
@@ -113,6 +113,6 @@ def test_the_operators_declare_what_they_write():
 
 
 def test_what_it_cannot_take():
-    assert can_take(CPU, torch.bfloat16)
-    assert not can_take(CPU, torch.float16)
-    assert not can_take(torch.device("cuda"), torch.float32)
+    assert supports_logits(CPU, torch.bfloat16)
+    assert not supports_logits(CPU, torch.float16)
+    assert not supports_logits(torch.device("cuda"), torch.float32)

@@ -68,7 +68,9 @@ def test_output_and_gradients_are_those_under_a_mask(dtype, key_heads, window, s
     assert not actual[0][1, :, 116:].any()  # padding is not computed
 
 
-@pytest.mark.skipif(not attention.works_here(), reason="needs a C++ compiler and a processor that multiplies bf16")
+@pytest.mark.skipif(
+    not attention.kernels_available(), reason="needs a C++ compiler and a processor that multiplies bf16"
+)
 def test_documents_by_our_backward_pass_are_as_each_alone():
     tensors, grad = heads(torch.bfloat16)
     numbers = numbers_of()

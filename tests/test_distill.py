@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from artel.config import TokenizerTraining, load_run
 from artel.config.schema.distill import HiddenStatesConfig
-from artel.models.attention_switch import use_for_training
+from artel.models.attention_switch import use_artel_attention
 from artel.models.logits_loss import PositionLogits, loss_of_logits
 from artel.objectives import objective_of
 from artel.objectives.distill.teacher_outputs import divergence, hidden_loss, in_classes
@@ -173,7 +173,7 @@ def test_what_is_kept_is_found_by_sample_in_every_epoch(tmp_path, packing):
     """Kept logits of a block are those of the teacher reading that block: whichever the epoch, order or row."""
     _, objective, store = prepared_objective(tmp_path, "distill", **{"data.packing": packing})
     master = AutoModelForCausalLM.from_pretrained(tmp_path / "teacher", dtype=torch.float32)
-    assert use_for_training(master)
+    assert use_artel_attention(master)
     dataset = objective.dataset(store.train)
     order = objective.order(store.train, len(dataset))
     for epoch in (0, 1):

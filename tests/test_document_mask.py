@@ -26,10 +26,10 @@ from transformers import (
 
 from artel.config import ModelConfig, RunConfig, TokenizerTraining
 from artel.errors import InputError
+from artel.models import IGNORED
 from artel.models.attention_masks import allow_block_masks
-from artel.models.attention_switch import use_for_training
+from artel.models.attention_switch import use_artel_attention
 from artel.models.document_mask import check_documents, document_inputs, document_problems
-from artel.models.targets import IGNORED
 from artel.objectives import Causal, Masked
 from artel.objectives.collate import document_tensors
 from artel.storage import new_folder
@@ -82,7 +82,7 @@ def test_decoders_give_each_document_what_it_gets_alone(config, kept):
     ids = torch.randint(5, 120, (2, sum(LENGTHS)))
     expected = torch.cat([model(input_ids=piece, use_cache=False).logits for piece in ids.split(LENGTHS, dim=1)], dim=1)
     if kept:
-        use_for_training(model)
+        use_artel_attention(model)
     inputs = document_inputs(model, **side_by_side(ids, LENGTHS), causal=True)
     torch.testing.assert_close(model(input_ids=ids, use_cache=False, **inputs).logits, expected, atol=1e-5, rtol=1e-5)
     joined = model(input_ids=ids, use_cache=False).logits
@@ -189,7 +189,7 @@ def test_causal_loss_and_gradients_are_those_of_the_documents_alone(tokenizer, t
     expected.backward()
     reference = gradients(model)
 
-    use_for_training(model)
+    use_artel_attention(model)
     total, counted, seen = 0.0, 0, 0
     for start in range(0, len(blocks), micro_batch):
         batch = objective.batch(
@@ -263,7 +263,7 @@ def test_block_masks_give_what_the_eager_reference_gives(config):
     ids = torch.arange(numbers.size)[None] % 100
     model.set_attn_implementation("eager")
     expected = model(ids, use_cache=False, **document_inputs(model, **tensors, causal=True)).logits
-    use_for_training(model)
+    use_artel_attention(model)
     allow_block_masks(model, True)
     check_documents(model, causal=True)
     inputs = document_inputs(model, **tensors, causal=True)
@@ -281,7 +281,7 @@ def test_a_model_that_fails_with_block_masks_gets_tensors():
             return super().forward(*args, attention_mask=attention_mask, **kwargs)
 
     model = Looks(LlamaConfig(**GROUPED)).eval()
-    use_for_training(model)
+    use_artel_attention(model)
     allow_block_masks(model, True)
     numbers = document_tensors(np.repeat(np.arange(1, 5), LENGTHS)[None])
     assert isinstance(document_inputs(model, **numbers, causal=True)["attention_mask"], BlockMask)

@@ -25,7 +25,7 @@ from artel.objectives.statistics import spearman
 from artel.preparing import prepare
 from artel.text import Document, Match, Record
 from artel.tokens import train_tokenizer
-from artel.tokens.sampling.batches import training_rows
+from artel.tokens.batches import training_rows
 from artel.training.evaluation import Validation
 from support.objectives import objective_run
 from support.runs import artel

@@ -19,7 +19,7 @@ from artel.inference import open_model
 from artel.objectives.tokens.word_windows import NO_WORD
 from artel.text import Ledger, read_documents
 from artel.tokens import evaluation_rows, load_tokenizer, train_tokenizer
-from artel.tokens.sampling.batches import one_row
+from artel.tokens.batches import one_row
 from support.entities import document, foreign, objective
 from support.reading import rows_of
 from support.runs import artel as command

@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from artel.config import LoraConfig
 from artel.errors import InputError
 from artel.models.experts import compute_experts_in_autocast, expert_matrices, experts_of
-from artel.models.lora.adapters import add_adapters, load_adapter, read_adapter, save_adapter
-from artel.models.lora.merge import merge_adapter
+from artel.models.lora.adapter_folder import load_adapter, merge_adapter, read_adapter, save_adapter
+from artel.models.lora.adapters import add_adapters
 from artel.parallel.expert_parallel import expert_problems
 from artel.parallel.tensor_parallel import tensor_problems
 from support.runs import artel, losses, write_run

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from artel.errors import InputError
 from artel.models.compile import repeated_layers
-from artel.models.float8 import use_float8
+from artel.models.quantization import use_float8
 from support.precision import GPT2, LLAMA, learn, model_of
 
 sys.path.append(str(Path(sys.prefix) / "torchao"))

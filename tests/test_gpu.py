@@ -11,13 +11,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from artel.config import load_run
 from artel.errors import Interrupted
+from artel.models import IGNORED
 from artel.models.attention import AttentionOptions, attend, block_mask
-from artel.models.attention_switch import use_for_training
-from artel.models.document_mask import check_documents
-from artel.models.log_probs import linear_log_probs
+from artel.models.attention_switch import use_artel_attention
+from artel.models.document_mask import check_documents, obeys_shared_prefixes
+from artel.models.logits_loss import linear_log_probs
 from artel.models.loss import linear_cross_entropy
-from artel.models.shared_prefix import obeys_shared_prefixes
-from artel.models.targets import IGNORED
 from artel.parallel import World, join_world
 from artel.preparing import prepare
 from artel.training import loop
@@ -133,7 +132,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_reference(precision, frozen
 def test_documents_and_branches_are_kept_apart_by_flexattention(compiled):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(LlamaConfig(**LLAMA, vocab_size=300, pad_token_id=None)).to(GPU)
-    use_for_training(model)
+    use_artel_attention(model)
     if compiled:
         for layer in model.model.layers:
             layer.compile()

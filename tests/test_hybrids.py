@@ -25,7 +25,7 @@ import artel
 from artel.config import RunConfig, load_run
 from artel.errors import InputError
 from artel.models.activation_checkpointing import recompute
-from artel.models.attention_switch import use_for_training
+from artel.models.attention_switch import use_artel_attention
 from artel.models.document_mask import check_documents, document_inputs
 from artel.models.hybrid_state import document_split, state_modules
 from artel.models.loading.build import build_model
@@ -105,7 +105,7 @@ def test_each_document_gives_what_it_gives_alone(config):
     sums(expected).backward()
     alone = gradients(model)
 
-    use_for_training(model)
+    use_artel_attention(model)
     numbers = np.repeat(np.arange(1, len(LENGTHS) + 1), LENGTHS)[None].repeat(2, axis=0)
     inputs = document_inputs(model, **document_tensors(numbers), causal=True)
     packed = model(input_ids=ids, use_cache=False, **inputs).logits

@@ -21,12 +21,12 @@ from transformers import (
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.inference import export, open_model
-from artel.models.generate import Sampling, write, write_tokens
+from artel.models.generate import Sampling, generate_text, generate_tokens
 from artel.models.loading.build import build_model, load_model
 from artel.models.loading.check import check_pretrained
 from artel.models.loading.heads import check_sizes
 from artel.models.loading.request import ModelRequest
-from artel.models.quantization import compute_in, keep_trainable
+from artel.models.quantization import keep_trainable_format, set_compute_precision
 from artel.tokens import train_tokenizer
 
 CAUSAL, ANSWERS = "AutoModelForCausalLM", "AutoModelForQuestionAnswering"
@@ -164,8 +164,8 @@ def test_a_folder_that_bitsandbytes_quantized_opens(folder, tmp_path):
     shutil.copytree(folder, packed, ignore=shutil.ignore_patterns("*.safetensors"))
     theirs.save_pretrained(packed)
     opened = open_model(str(packed))
-    keep_trainable(theirs)
-    compute_in(theirs, "fp32")
+    keep_trainable_format(theirs)
+    set_compute_precision(theirs, "fp32")
     with torch.no_grad():
         expected, logits = (model.eval()(torch.arange(9)[None]).logits for model in (theirs, opened.model))
     assert torch.allclose(logits, expected, atol=1e-5)
@@ -189,7 +189,7 @@ def test_logits_that_are_no_numbers(folder):
     opened = open_model(str(folder))
     for temperature in (0.0, 0.8):
         with pytest.raises(InputError, match="logits are NaN or infinite"):
-            list(write(opened.model, opened.tokenizer, "words", Sampling(3, temperature), None))
+            list(generate_text(opened.model, opened.tokenizer, "words", Sampling(3, temperature), None))
 
 
 def test_a_tokenizer_with_more_tokens_than_embeddings(folder, tokenizer):
@@ -206,7 +206,7 @@ def test_a_tokenizer_with_more_tokens_than_embeddings(folder, tokenizer):
     assert rows == tokenizer.vocabulary < opened.tokenizer.vocabulary
     assert torch.tensor(next(opened.tokenizer.encode(["<|image|> words"]))).max() < rows
     with pytest.raises(InputError, match=rf"no embedding for '<\|image\|>' \(id {rows} of {rows}\)"):
-        list(write_tokens(opened.model, opened.tokenizer, [rows], Sampling(2), None, frozenset()))
+        list(generate_tokens(opened.model, opened.tokenizer, [rows], Sampling(2), None, frozenset()))
     with pytest.raises(
         InputError, match=f"2 tokens that its model has no embedding for, from 'elephant' on .id {rows}"
     ):

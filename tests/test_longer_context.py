@@ -11,12 +11,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.inference import open_model
-from artel.models.attention_switch import use_for_training
+from artel.models.attention_switch import use_artel_attention
 from artel.models.document_mask import check_documents
 from artel.models.loading.build import build_model
 from artel.models.loading.check import check_model
-from artel.models.loading.context import change_context
 from artel.models.loading.materialize import materialize
+from artel.models.loading.model_config import change_context
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.save import save_model
 from artel.models.loading.structure import position_limit
@@ -148,7 +148,7 @@ def test_what_cannot_be_extended_is_refused_by_name(folders, tokenizer, tmp_path
 @pytest.mark.parametrize("kind", ["mistral", "qwen3", "gemma3_text"])
 def test_a_window_is_obeyed_with_documents_too(folders, tokenizer, tmp_path, kind):
     model = build_model(request(folders(kind), block=32, attention={"window": 4}), tokenizer).model.eval()
-    use_for_training(model)
+    use_artel_attention(model)
     check_documents(model, causal=True)  # each document's logits are those alone
     save_model(model, tokenizer, tmp_path / "saved")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").eval()

@@ -10,9 +10,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoModelForCausalLM, BertConfig, BertModel, LlamaConfig, PhimoeConfig
 
 from artel.models.activation_checkpointing import recompute
-from artel.models.attention_switch import use_for_training
+from artel.models.attention_switch import use_artel_attention
 from artel.models.half_base import HalfLinear, hold_in_half
-from artel.models.lora.linear import LoraLinear, use_one_function
+from artel.models.lora.layers import LoraLinear, use_lora_linear
 from support.kept_memory import bytes_kept
 
 
@@ -35,7 +35,7 @@ def adapted(model, **options):
     config = LoraConfig(**{"r": 4, "lora_alpha": 8, "target_modules": targets, "init_lora_weights": False} | options)
     theirs = inject_adapter_in_model(config, model).train()
     ours = copy.deepcopy(theirs)
-    use_one_function(ours)
+    use_lora_linear(ours)
     assert any(isinstance(module, LoraLinear) for module in ours.modules())
     return theirs, ours
 
@@ -189,8 +189,8 @@ def test_a_model_on_meta_keeps_its_own_masks(config, is_plain, base):
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
         inject_adapter_in_model(LoraConfig(r=4, target_modules=["q_proj"]), model)
     hold_in_half(model, base)
-    use_one_function(model)
-    assert use_for_training(model) is is_plain
+    use_lora_linear(model)
+    assert use_artel_attention(model) is is_plain
 
 
 @pytest.mark.slow
@@ -199,7 +199,7 @@ def test_what_is_recomputed_keeps_no_rounded_input():
     config = BertConfig(**SMALL, attn_implementation="sdpa")
     model = BertModel(config).train()
     inject_adapter_in_model(LoraConfig(r=4, target_modules=["query", "value"]), model)
-    use_one_function(model)
+    use_lora_linear(model)
     recompute(model, "full")
     inputs = []
     for layer in model.encoder.layer:

@@ -26,10 +26,9 @@ from transformers import (
     RobertaConfig,
 )
 
-from artel.models import log_probs
+from artel.models import IGNORED, logits_loss
 from artel.models import loss as losses
 from artel.models.cross_entropy_grad import row_max
-from artel.models.targets import IGNORED
 
 SMALL = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
          "intermediate_size": 48, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
@@ -81,7 +80,7 @@ def test_log_probabilities_and_their_gradients_are_those_of_whole_logits(frozen,
     logits = F.linear(hidden.double(), weight.double(), None if shift is None else shift.double())
     expected = -F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
     gradients = torch.autograd.grad((expected * factors).sum(), inputs)
-    actual, entropies = log_probs.linear_log_probs(
+    actual, entropies = logits_loss.linear_log_probs(
         hidden, weight, shift, targets, chunk_bytes=size, with_entropies=True
     )
     assert (actual.dtype, entropies.dtype, entropies.requires_grad) == (torch.float32, torch.float32, False)
@@ -118,7 +117,7 @@ class ProductShapes(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("function", [losses.linear_cross_entropy, log_probs.linear_log_probs])
+@pytest.mark.parametrize("function", [losses.linear_cross_entropy, logits_loss.linear_log_probs])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_in_bf16_on_a_cpu_products_come_in_few_shapes(function, compiled):
     """oneDNN compiles and keeps a kernel for each shape. The numbers are those of as many positions as there are."""
@@ -181,7 +180,7 @@ OPENED = [
 @pytest.mark.parametrize(("config", "opens"), OPENED, ids=lambda value: getattr(value, "model_type", None))
 def test_a_model_s_loss_and_gradients_are_those_of_its_logits(config, opens, monkeypatch):
     """And heads behind which something happens to logits are left shut."""
-    for module, name in ((losses, "linear_cross_entropy"), (log_probs, "linear_log_probs")):
+    for module, name in ((losses, "linear_cross_entropy"), (logits_loss, "linear_log_probs")):
         monkeypatch.setattr(module, name, partial(getattr(module, name), chunk_bytes=1))
     torch.manual_seed(0)
     encoder = config.model_type in ("bert", "roberta", "modernbert")
@@ -206,7 +205,7 @@ def test_a_model_s_loss_and_gradients_are_those_of_its_logits(config, opens, mon
         assert_gradients(model, gradients)
     model.zero_grad()
     of_places = targets.flatten()[places]
-    each, entropies = log_probs.target_log_probs(model, {"input_ids": ids}, of_places, places, with_entropies=True)
+    each, entropies = logits_loss.target_log_probs(model, {"input_ids": ids}, of_places, places, with_entropies=True)
     (-each.sum()).backward()
     torch.testing.assert_close(-each.sum(), expected, rtol=1e-5, atol=0)
     torch.testing.assert_close(entropies, entropy(logits.flatten(0, 1)[places]), rtol=1e-5, atol=1e-5)

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from artel.config import ModelConfig, TokenizerTraining
-from artel.models.attention_switch import use_for_training
+from artel.models.attention_switch import use_artel_attention
 from artel.models.loading.build import build_model
 from artel.models.loading.request import ModelRequest
 from artel.tokens import train_tokenizer
@@ -96,7 +96,7 @@ def test_attention_gives_what_the_eager_reference_gives(config):
     ids = torch.randint(0, 100, (2, 17))
     model.set_attn_implementation("eager")
     expected = model(ids, use_cache=False).logits
-    assert use_for_training(model)
+    assert use_artel_attention(model)
     torch.testing.assert_close(model(ids, use_cache=False).logits, expected, atol=2e-5, rtol=1e-4)
 
 
@@ -119,6 +119,6 @@ def test_encoders_see_no_padding_and_give_what_the_eager_reference_gives(config,
     inputs = {"input_ids": torch.randint(3, 100, (2, 17)), "attention_mask": seen}
     model.set_attn_implementation("eager")
     expected = model(**inputs).logits
-    assert use_for_training(model)
+    assert use_artel_attention(model)
     assert model.config._attn_implementation == "artel_masked"
     torch.testing.assert_close(model(**inputs).logits[seen == 1], expected[seen == 1], atol=2e-5, rtol=1e-4)

@@ -16,7 +16,7 @@ from artel.config import load_run
 from artel.errors import OutOfMemory, WorkError
 from artel.host import process_memory
 from artel.models.compile import repeated_layers
-from artel.models.failed_pass import forget_failed_pass
+from artel.models.forward_pass import forget_failed_pass
 from artel.parallel import World
 from artel.preparing import prepare
 from artel.storage.unexpected_errors import machine_error

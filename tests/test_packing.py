@@ -11,8 +11,7 @@ from artel.config import RunConfig
 from artel.objectives import InsertionTagging, PreferenceOptimization, SpanQA
 from artel.storage import new_folder
 from artel.tokens import Sample, StoreWriter, TokenBlocks, TokenStore
-from artel.tokens.sampling.blocks import document_numbers, may_be_predicted
-from artel.tokens.sampling.packing import PackedBlocks, best_fit
+from artel.tokens.packing import PackedBlocks, best_fit, document_numbers, may_be_predicted
 from support import WORKERS
 from support.objectives import conversations
 from support.runs import artel, largest_difference, losses, merged, metrics, torchrun, write_run

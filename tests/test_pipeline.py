@@ -23,7 +23,7 @@ from transformers import (
 
 from artel.config import RunConfig, TokenizerTraining
 from artel.models.activation_checkpointing import recompute
-from artel.models.attention_switch import use_for_training
+from artel.models.attention_switch import use_artel_attention
 from artel.models.loading.heads import model_class
 from artel.objectives import Chat, Masked, PreferenceOptimization, SpanQA
 from artel.parallel import DataParallel, World
@@ -92,7 +92,7 @@ def model_of(config, objective):
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=0.1)
-    use_for_training(model)
+    use_artel_attention(model)
     return model
 
 

@@ -11,7 +11,7 @@ import torch
 from artel.cli.main import main
 from artel.config import run_from
 from artel.errors import InputError
-from artel.models.attention_switch import use_for_training
+from artel.models.attention_switch import use_artel_attention
 from artel.models.loading.materialize import WeightSource, materialize
 from artel.parallel import World, plan_parallelism
 from artel.planning.hardware import find_hardware
@@ -75,7 +75,7 @@ def real_peaks(run, data, outline):
     world = World(0, 1, 0, torch.device("cpu"))
     model = outline.build("fp32")
     source = WeightSource(outline.build("fp32"), run.seed)
-    use_for_training(model)
+    use_artel_attention(model)
     materialize(model, source, device="cpu")
     plan = plan_parallelism(run, 1, 1)
     strategy = plan.parallelize(model, data.objective, world, "fp32", load_weights=None, tell=print)

@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModel, BertConfig, GPT2Config, LlamaConfig, Qwen3Config
 from transformers.activations import NewGELUActivation
 
-from artel.models.attention_switch import use_for_training
+from artel.models.attention_switch import use_artel_attention
 from artel.models.compile import repeated_layers
 from artel.planning.plan.compiled_layers import SavedAsCompiled, save_as_compiled
 from artel.planning.plan.cuda_autocast import cuda_autocast
@@ -28,7 +28,7 @@ def called(config, change):
     """The model, and the layers' calls as `change` makes them of their own."""
     torch.manual_seed(0)
     model = AutoModel.from_config(config).train()
-    use_for_training(model)
+    use_artel_attention(model)
     for layer in repeated_layers(model):
         layer.forward = change(layer.forward)
     with torch.autocast("cpu", torch.bfloat16):

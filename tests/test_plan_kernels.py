@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from artel.config import run_from
-from artel.models.attention_switch import use_for_training
-from artel.models.cpu.attention import works_here
+from artel.models.attention_switch import use_artel_attention
+from artel.models.cpu.attention import kernels_available
 from artel.models.loading.materialize import WeightSource, materialize
 from artel.models.output_head import trust_output_head
 from artel.parallel import World, plan_parallelism
@@ -40,7 +40,7 @@ def step_and_attention():
     outline = ModelOutline.of(run, data.objective, data.tokenizer)
     model, batches = outline.build("bf16"), [data.batch(4)] * 2
     trace = trace_steps(run, outline.build("bf16"), data.objective, batches, world, "none", "bf16")
-    use_for_training(model)
+    use_artel_attention(model)
     trust_output_head(model)
     materialize(model, WeightSource(outline.build("bf16"), run.seed), device="cpu")
     plan = plan_parallelism(run, 1, 1)
@@ -66,7 +66,7 @@ def attend():
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not works_here(), reason="needs a C++ compiler and a processor that multiplies bf16")
+@pytest.mark.skipif(not kernels_available(), reason="needs a C++ compiler and a processor that multiplies bf16")
 def test_as_many_kernels_are_planned_as_onednn_compiles():
     verbose = {"ONEDNN_VERBOSE": "profile_create", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__]

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from artel.config import run_from
-from artel.models.quantization import count, loading_options, quantize_structure, scales, shrink_weights
+from artel.models.quantization import loading_options, num_weights, quantize_structure, scales, shrink_weights
 from artel.parallel import World
 from artel.planning.plan.batches import planned_data
 from artel.planning.plan.fake_run import Trace, trace_steps
@@ -49,7 +49,7 @@ def test_layers_have_the_sizes_that_they_have_when_they_are_loaded(folder: Path,
     quantize_structure(planned, quantize)
     shrink_weights(planned, torch.device("meta"))
     assert sizes(planned) == sizes(loaded)
-    weights = sum(map(count, planned.parameters()))
+    weights = sum(map(num_weights, planned.parameters()))
     assert weights == sum(parameter.numel() for parameter in structure(folder).parameters())
 
 

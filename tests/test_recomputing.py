@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from artel.models.activation_checkpointing import NotSelective, recompute
-from artel.models.attention_switch import use_for_training
+from artel.models.attention_switch import use_artel_attention
 from artel.models.compile import compile_layers
 from support.kept_memory import bytes_kept
 
@@ -48,7 +48,7 @@ MODELS = {
 def build(auto_class, config):
     torch.manual_seed(0)
     model = auto_class.from_config(copy.deepcopy(config)).train()
-    use_for_training(model)
+    use_artel_attention(model)
     return model
 
 

@@ -31,7 +31,7 @@ import artel
 from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.inference.serve.app import Limits
-from artel.models.attention_switch import use_for_training
+from artel.models.attention_switch import use_artel_attention
 from artel.models.encoder_decoder import decoder_inputs
 from artel.models.generate import Sampling
 from artel.models.output_head import output_head
@@ -102,7 +102,7 @@ def model_of(kind, tokenizer):
 def test_loss_and_gradients_are_those_of_the_model_itself(tokenizer, kind, smoothing):
     """Of pairs of unequal length, in groups and with rows of padding, as model(labels=…) has them of one batch."""
     objective, model = objective_of(tokenizer, smoothing=smoothing), model_of(kind, tokenizer)
-    use_for_training(model)
+    use_artel_attention(model)
     objective.check(model)
     rows = training_rows(Samples(objective), np.arange(len(PAIRS)), len(PAIRS) + 9)
     batch = objective.batch(rows)
@@ -169,7 +169,7 @@ def test_an_encoder_of_t5_keeps_its_positions_in_training(tokenizer):
     ids = torch.arange(20, 40).view(2, 10)
     mask = (torch.arange(10) < torch.tensor([[10], [6]])).long()
     expected = model(input_ids=ids, attention_mask=mask).logits
-    use_for_training(model)
+    use_artel_attention(model)
     actual = model(input_ids=ids, attention_mask=mask).logits
     torch.testing.assert_close(actual[mask > 0], expected[mask > 0])
 

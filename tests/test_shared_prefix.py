@@ -18,8 +18,8 @@ from transformers import (
 
 from artel.config import TokenizerTraining
 from artel.models.attention_masks import allow_block_masks
-from artel.models.attention_switch import use_for_training
-from artel.models.shared_prefix import obeys_shared_prefixes, shared_prefix_inputs
+from artel.models.attention_switch import use_artel_attention
+from artel.models.document_mask import obeys_shared_prefixes, shared_prefix_inputs
 from artel.objectives.answer_rows import Answer, answer_tensors
 from artel.tokens import evaluation_rows, train_tokenizer
 from support.preferences import CONTROL, MODEL, PAIRS, preferring, stored
@@ -44,7 +44,7 @@ def built(config):
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=0.2)
-    use_for_training(model)
+    use_artel_attention(model)
     return model
 
 

@@ -79,7 +79,7 @@ def test_a_conversation_that_sets_a_template_off_ends(tokenizer, monkeypatch):
     message = {"role": "user", "content": "later"}
     assert render(tokenizer, template, [message], False) == "fine"
     with monkeypatch.context() as short:
-        short.setattr(chat_template, "in_time", partial(template_limits.in_time, seconds=1.0))
+        short.setattr(chat_template, "run_with_deadline", partial(template_limits.run_with_deadline, seconds=1.0))
         with pytest.raises(InputError, match=r"chat\.template: does not end"):
             render(tokenizer, template, [{**message, "content": "now"}], False)
     assert render(tokenizer, template, [message], False) == "fine"

@@ -33,14 +33,14 @@ from transformers import (
 
 from artel.config import LoraConfig
 from artel.errors import InputError
+from artel.models import IGNORED
 from artel.models.activation_checkpointing import recompute
-from artel.models.attention_switch import use_for_training
+from artel.models.attention_switch import use_artel_attention
 from artel.models.compile import repeated_layers
-from artel.models.log_probs import target_log_probs
+from artel.models.logits_loss import target_log_probs
 from artel.models.lora.adapters import add_adapters
 from artel.models.loss import model_losses
 from artel.models.output_head import output_head
-from artel.models.targets import IGNORED
 from artel.parallel.tensor_parallel import shard_dimension, split_by_tensor, tensor_problems
 from support.ranks import run_ranks
 
@@ -84,7 +84,7 @@ def build(config, *, auto=AutoModelForCausalLM, adapters=False, one_expert=False
             parameter.data.zero_()  # all are equally likely, and the first ones are taken
     if one_expert:
         model.set_experts_implementation("eager")  # which computes no expert that has no token
-    use_for_training(model)
+    use_artel_attention(model)
     if adapters:
         add_adapters(model, LoraConfig(rank=4), base="", generates=True, new_modules=[], seed=0)
         for name, parameter in model.named_parameters():

@@ -8,8 +8,8 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from artel.models.text_stream import TextStream
-from artel.tokens.tokenizer.byte_letters import bytes_of_piece, letters_of_bytes
 from artel.tokens.tokenizer.tokenizer import Tokenizer
+from artel.tokens.tokenizer.word_cache import bytes_of_piece, letters_of_bytes
 
 
 @pytest.fixture(scope="module")

@@ -16,13 +16,13 @@ from artel.config import ModelConfig, TokenizerTraining, run_from
 from artel.errors import InputError, WorkError
 from artel.inference import export, open_model
 from artel.models.document_mask import check_documents
-from artel.models.generate import Sampling, write
+from artel.models.generate import Sampling, generate_text
 from artel.models.loading.build import build_model
 from artel.models.loading.check import check_model, check_pretrained
-from artel.models.loading.multimodal.language_part import whole_of
+from artel.models.loading.language_part import multimodal_of
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.save import save_model
-from artel.models.quantization import compute_in
+from artel.models.quantization import set_compute_precision
 from artel.planning.plan.batches import planned_data
 from artel.planning.plan.disk import disk_bytes
 from artel.planning.plan.models import ModelOutline
@@ -89,7 +89,7 @@ def planned_bytes(run):
     config = run_from(run, {}, {})
     data = planned_data(config)
     outline = ModelOutline.of(config, data.objective, data.tokenizer)
-    return disk_bytes(config, outline.build("fp32"), whole_of(outline.whole), data, None)["model"]
+    return disk_bytes(config, outline.build("fp32"), multimodal_of(outline.whole), data, None)["model"]
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_the_whole_opens_with_the_logits_that_were_trained(family, folders, tmp_
         assert "AutoModelForImageTextToText.from_pretrained(name)" in card
     opened = open_model(str(tmp_path / "run"))
     torch.testing.assert_close(logits(opened.model.eval()), logits(model), atol=1e-6, rtol=1e-5)
-    assert list(write(opened.model, opened.tokenizer, "words and", Sampling(new_tokens=4, top_k=200), 32))
+    assert list(generate_text(opened.model, opened.tokenizer, "words and", Sampling(new_tokens=4, top_k=200), 32))
     check_documents(opened.model, causal=True)
     # Killed in its third step, it ends with the same files.
     weights = tensors_of(made)
@@ -161,7 +161,7 @@ def test_adapters_over_quantized_weights(quantize, folders, tmp_path):
     model = trained(run_file(tmp_path, folder, model={"lora": {"rank": 4}, "quantize": quantize}))
     assert any("bitsandbytes" in type(module).__module__ for module in model.modules())
     opened = open_model(str(tmp_path / "run")).model.eval()
-    compute_in(opened, "fp32")
+    set_compute_precision(opened, "fp32")
     torch.testing.assert_close(logits(opened), logits(model), atol=1e-5, rtol=1e-5)
     export(str(tmp_path / "run"), tmp_path / "merged", merge=True, tell=lambda text: None)
     theirs = PeftModel.from_pretrained(whole_model(folder).float(), tmp_path / "run" / "model").eval()

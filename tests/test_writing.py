@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM, RwkvConfig, RwkvForCausalLM
 
-from artel.models.generate import Sampling, write, write_ids, write_tokens
+from artel.models.generate import Sampling, generate_from_ids, generate_text, generate_tokens
 from artel.tokens import Tokenizer
 from artel.tokens.tokenizer.chat_template import TurnEnd
 from support.chat_models import MARKS, llama, said, trained_tokenizer
@@ -49,7 +49,7 @@ def test_tokens_are_those_of_transformers_generate(kind, ours, theirs):
     written = {}
     for penalty in (1.0, 1.2):
         sampling = Sampling(new_tokens=40, repetition_penalty=penalty, **ours)
-        written[penalty] = list(write_tokens(model, tokenizer, ids, sampling, 128, frozenset()))
+        written[penalty] = list(generate_tokens(model, tokenizer, ids, sampling, 128, frozenset()))
         torch.manual_seed(sampling.seed)
         more = {"repetition_penalty": penalty, "eos_token_id": None, "pad_token_id": 0, **theirs}
         expected = model.generate(torch.tensor([ids]), max_new_tokens=40, **more)
@@ -63,7 +63,7 @@ def test_a_full_window_goes_on_with_its_newer_half(kind):
     model = kind(tokenizer)
     ids = next(tokenizer.encode(["the name of the model is that"])).tolist()
     sampling = Sampling(new_tokens=40, temperature=0, repetition_penalty=1.5)
-    written = list(write_tokens(model, tokenizer, ids, sampling, 16, frozenset()))
+    written = list(generate_tokens(model, tokenizer, ids, sampling, 16, frozenset()))
     start, everything = 0, list(ids)
     for token in written:  # as it is without a cache; the penalty goes by all tokens, also those that left
         if len(everything) - start > 16:
@@ -82,19 +82,23 @@ def test_a_stop_ends_the_text_and_is_never_shown_in_part():
     model = random_gpt2(tokenizer)
     sampling = Sampling(new_tokens=60, temperature=0, repetition_penalty=1.3)
     ids = next(tokenizer.encode(["the model"])).tolist()
-    tokens = list(write_tokens(model, tokenizer, ids, sampling, 128, frozenset()))
-    text = said(write_ids(model, tokenizer, ids, sampling, 128, TurnEnd(frozenset())))
+    tokens = list(generate_tokens(model, tokenizer, ids, sampling, 128, frozenset()))
+    text = said(generate_from_ids(model, tokenizer, ids, sampling, 128, TurnEnd(frozenset())))
     assert text == tokenizer.hf.decode(tokens, skip_special_tokens=True)
     assert len(text) > 60
     token = tokens[20]
-    assert list(write_tokens(model, tokenizer, ids, sampling, 128, frozenset({token}))) == tokens[: tokens.index(token)]
+    assert (
+        list(generate_tokens(model, tokenizer, ids, sampling, 128, frozenset({token}))) == tokens[: tokens.index(token)]
+    )
     for start in range(5, 50, 3):  # a stop of seven characters lies across the borders of tokens
         stop = text[start : start + 7]
-        pieces = list(write_ids(model, tokenizer, ids, sampling, 128, TurnEnd(frozenset(), (stop, "never written"))))
+        pieces = list(
+            generate_from_ids(model, tokenizer, ids, sampling, 128, TurnEnd(frozenset(), (stop, "never written")))
+        )
         assert said(pieces) == text[: text.index(stop)]
     # What may become a stop and does not is shown late, not lost.
     nearly = text[5:11] + "\0"
-    assert said(write_ids(model, tokenizer, ids, sampling, 128, TurnEnd(frozenset(), (nearly,)))) == text
+    assert said(generate_from_ids(model, tokenizer, ids, sampling, 128, TurnEnd(frozenset(), (nearly,)))) == text
 
 
 def test_special_tokens_are_written_out_by_generate_and_not_by_chat():
@@ -107,5 +111,5 @@ def test_special_tokens_are_written_out_by_generate_and_not_by_chat():
         model.lm_head.weight.zero_()
         model.lm_head.weight[mark] = model.model(torch.tensor([ids])).last_hidden_state[0, -1]
     sampling = Sampling(new_tokens=3, temperature=0)
-    assert said(write(model, tokenizer, "the", sampling, None)) == "<|im_start|>" * 3
-    assert said(write_ids(model, tokenizer, ids, sampling, None, TurnEnd(frozenset()))) == ""
+    assert said(generate_text(model, tokenizer, "the", sampling, None)) == "<|im_start|>" * 3
+    assert said(generate_from_ids(model, tokenizer, ids, sampling, None, TurnEnd(frozenset()))) == ""

@@ -26,7 +26,7 @@ from artel.config import TokenizerTraining
 from artel.inference import open_model
 from artel.inference.serve.app import Limits, make_app
 from artel.inference.serve.served import ServedModel
-from artel.models.generate import Sampling, write_tokens
+from artel.models.generate import Sampling, generate_tokens
 from artel.tokens import train_tokenizer
 from support.chat_models import MARKS, llama, saved, trained_tokenizer, user
 from support.runs import LIMIT
@@ -121,7 +121,7 @@ def greedy(served: ServedModel, ids: list[int], count: int) -> list[int]:
     """The tokens that `artel generate` writes."""
     sampling = Sampling(new_tokens=count, temperature=0, top_k=0)
     opened = served.opened
-    return list(write_tokens(opened.model, opened.tokenizer, ids, sampling, None, served.text_end.ids))
+    return list(generate_tokens(opened.model, opened.tokenizer, ids, sampling, None, served.text_end.ids))
 
 
 @dataclass

@@ -27,7 +27,7 @@ from transformers import (
     T5Tokenizer,
 )
 
-from artel.tokens.tokenizer.byte_letters import letters_of_bytes
+from artel.tokens.tokenizer.word_cache import letters_of_bytes
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 BYTE_LETTERS = [chr(letter) for letter in letters_of_bytes().values()]

@@ -16,7 +16,7 @@ from artel.inference.written import figures_of
 from artel.models.device import pick_precision
 from artel.models.loading.check import check_positions
 from artel.models.loading.structure import position_limit
-from artel.models.quantization import compute_in
+from artel.models.quantization import set_compute_precision
 from artel.notebooks import html_table
 from artel.objectives import Objective, objective_of, objective_type
 from artel.parallel import DataParallel, World
@@ -95,11 +95,11 @@ def evaluate(
     # fp8 is for training: evaluate the model as it will be used.
     requested = "auto" if run.train.precision == "fp8" else run.train.precision
     precision = pick_precision(requested, world.device)
-    compute_in(opened.model, precision)
+    set_compute_precision(opened.model, precision)
     strategy = DataParallel(opened.model, objective, world, precision)
     if objective.needs_reference and opened.run is not None:
         untrained = open_untrained(opened.run, tell).model
-        compute_in(untrained, precision)
+        set_compute_precision(untrained, precision)
         reference = DataParallel(untrained, objective, world, precision)
         size, news = micro_batch_size(run, world), ProgressMessages(tell, "evaluating the model before training:")
         log_probs = reference_outputs(objective, store.validation, reference, size, news)

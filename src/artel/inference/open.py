@@ -20,8 +20,8 @@ from artel.models.loading.build import build_model, load_model
 from artel.models.loading.missing_weights import check_finite
 from artel.models.loading.model_folder import read_config
 from artel.models.loading.structure import position_limit
-from artel.models.lora.adapters import read_adapter
-from artel.models.quantization import compute_in
+from artel.models.lora.adapter_folder import read_adapter
+from artel.models.quantization import set_compute_precision
 from artel.objectives import Objective, objective_of
 from artel.preparing import Prepared, prepare
 from artel.preparing.run_mark import check_own_checkpoints
@@ -168,7 +168,7 @@ def _open_folder(name: str, folder: str, run: RunConfig | None) -> OpenedModel:
         config = config.model_copy(update={"quantize": objective.config.model.quantize})
     model = load_model(objective.model_request(config), tokenizer)
     if adapter is not None:
-        compute_in(model, pick_precision("auto", model.device))
+        set_compute_precision(model, pick_precision("auto", model.device))
     check_finite(model, name)
     if run is None:
         objective = _within_positions(objective, model)

@@ -1,24 +1,24 @@
-"""One attention function for training, which transformers knows under the name `artel` (`attention_switch.py`).
+"""The attention function for training, registered in transformers as `artel` (`attention_switch.py`).
 
 For decoders it is registered in `AttentionInterface` only. So transformers builds no T×T mask, and PyTorch's fast path
-for causal attention stays open (with the mask, attention took 133 ms a step instead of 46 on an H200 with a Llama of
-1.5 billion parameters). The mask of a sliding window is made here. Masks that artel makes pass through transformers
-unchanged: tensors (rows, 1, length, length), to which the window is added here, the numbers of documents
-(rows, 1, 1, length), the same with numbers of branches (rows, 1, 2, length), and block masks of FlexAttention.
-Encoders, whose rows may have padding, get the masks of transformers.
+for causal attention stays available (with the mask, attention took 133 ms per step instead of 46 on an H200 with a
+Llama of 1.5 billion parameters). The mask of a sliding window is built here. transformers passes on artel's own masks
+unchanged: bool masks (rows, 1, length, length), to which the window is added here; document numbers
+(rows, 1, 1, length); document and branch numbers (rows, 1, 2, length); block masks of FlexAttention. Encoders, whose
+rows may have padding, get the masks of transformers.
 
-Which kernel runs:
+Kernels:
     causal, or without a mask       scaled_dot_product_attention without a mask: cuDNN or FlashAttention 2 on a GPU
     the same on a CPU in bf16       with artel's own backward pass (cpu/attention.py)
-    with dropout on a CPU in bf16   artel's own kernels (cpu/attention_dropout.py), of padded rows and documents too
+    dropout on a CPU in bf16        artel's own kernels (cpu/attention_dropout.py), also with padding and documents
     a sliding window, a mask        scaled_dot_product_attention with a mask (rows, 1, length, length), without cuDNN
     documents on a GPU              FlexAttention, which skips blocks that no token sees (Dong et al. 2024)
-    documents on a CPU              one document after another, each by itself (cpu/documents.py)
-    the same with dropout           in bf16 as above, else those of one length together
-    branches on a CPU               one after another, each behind what its document shares
+    documents on a CPU              one document at a time (cpu/documents.py)
+    the same with dropout           in bf16 as above, else documents of equal length in one batch
+    branches on a CPU               one at a time, each after its document's shared prefix
 
 Under context parallelism (`parallel/context_parallel.py`) each process holds a part of every sequence. An `Exchange`
-then brings the kernels what they need from the other processes.
+then gets what the kernels need from the other processes.
 """
 
 from __future__ import annotations
@@ -34,41 +34,41 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from artel.models.cpu.attention import cpu_attention, repeat_heads, takes, takes_heads, trains_here
+from artel.models.cpu.attention import cpu_attention, is_supported, repeat_heads, supports_heads, supports_training
 from artel.models.cpu.attention_dropout import Padding, dropout_attention, padding_of
 from artel.models.cpu.documents import document_attention
 
 _FLEX_GRAPHS = 64
 NAME = "artel"
 MASKED_NAME = "artel_masked"
-"""The same function with masks made by transformers: for encoders, whose rows may have padding."""
+"""The same function with the masks of transformers, for encoders, whose rows may have padding."""
 
 
 class AttentionOptions(NamedTuple):
-    """How a layer attends."""
+    """The options of one layer's attention."""
 
     mask: torch.Tensor | BlockMask | None
-    """bool (rows, 1, queries, keys): which keys a query sees. It replaces `causal`. Or int64 (rows, 1, 1, length): the
-    number of each token's document, whose tokens see one another; `causal` and `window` hold within it. Or int64
-    (rows, 1, 2, length), documents and in them branches (`models/shared_prefix.py`)."""
+    """bool (rows, 1, queries, keys): the visible keys of each query, in place of `causal`. Or int64 (rows, 1, 1,
+    length): each token's document number; `causal` and `window` apply within documents. Or int64 (rows, 1, 2, length):
+    document and branch numbers (`document_mask.py`)."""
     causal: bool
     window: int | None
-    """A token sees the tokens fewer than this many positions away."""
+    """A token sees tokens fewer than this many positions away."""
     dropout: float
     scale: float | None
 
 
 class Exchange(Protocol):
-    """How processes that each hold a part of every sequence compute attention over the whole sequence."""
+    """Computes attention over whole sequences when each process holds only a part of every sequence."""
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        """As the function `attend`, for this process's part: (rows, heads, part, size) -> query's shape."""
+        """Like the function `attend`, for this process's part: (rows, heads, part, size) -> query's shape."""
         ...
 
     def query_ranges(self, part: int) -> Sequence[range]:
-        """The positions in the sequence of the queries of a mask, where each process holds `part` tokens."""
+        """Return the sequence positions of a mask's queries if each process holds `part` tokens."""
         ...
 
 
@@ -76,15 +76,15 @@ _exchange: Exchange | None = None
 
 
 def is_exchanging() -> bool:
-    """Whether `attention` goes through an `Exchange` now."""
+    """True if `attention` currently uses an `Exchange`."""
     return _exchange is not None
 
 
 @contextmanager
 def attention_exchange(exchange: Exchange) -> Iterator[None]:
-    """Within the block `attention` goes through `exchange`. Run the backward pass within it too.
+    """Use `exchange` for `attention` inside the block. Run the backward pass inside it too.
 
-    Activation checkpointing calls `attention` again on autograd's threads, so this is not local to a thread.
+    It applies to all threads, since activation checkpointing calls `attention` again on autograd's threads.
     """
     global _exchange
     before, _exchange = _exchange, exchange
@@ -122,8 +122,8 @@ def attend(
 ) -> torch.Tensor:
     """Attention of query (rows, heads, queries, size) to key and value (rows, key heads, length, size).
 
-    `query_ranges` are the positions of the queries in the sequence of the keys; None: all positions. For each range
-    only the keys that it may see are read. Returns a tensor of query's shape.
+    `query_ranges`: the positions of the queries in the sequence of the keys (default: all). For each range only the
+    keys that it may see are read. Return a tensor of query's shape.
     """
     if isinstance(options.mask, BlockMask):
         flex = flex_attention if torch.compiler.is_compiling() or query.device.type == "cpu" else _compiled_flex()
@@ -134,7 +134,7 @@ def attend(
     if options.mask is not None and options.mask.dtype == torch.int64:
         numbers = options.mask[:, 0, 0]
         if options.dropout > 0.0:
-            if options.window is None and options.dropout < 1.0 and takes_heads(query, key, value):
+            if options.window is None and options.dropout < 1.0 and supports_heads(query, key, value):
                 return dropout_attention(
                     query, key, value, numbers, causal=options.causal, dropout=options.dropout, scale=options.scale
                 )
@@ -170,13 +170,13 @@ def attend(
 
 
 def _padding(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions) -> Padding | None:
-    """Which keys are shown, where `dropout_attention` is to compute it: there is dropout, or a mask of padding.
+    """Return the visible keys if `dropout_attention` applies: with dropout, or a mask that only hides padding.
 
-    None otherwise, also for a mask that would have to be read while layers are compiled.
+    None otherwise, also for a mask whose values would have to be read while layers are compiled.
     """
     mask, drops = options.mask, options.dropout > 0.0
     assert mask is None or isinstance(mask, torch.Tensor)
-    is_supported = takes_heads(query, key, value) if drops else trains_here(query, key, value)
+    is_supported = supports_heads(query, key, value) if drops else supports_training(query, key, value)
     if not is_supported or options.window is not None or options.dropout >= 1.0:
         return None
     rows, _, length, _ = query.shape
@@ -189,75 +189,73 @@ def _padding(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, option
     return None if padding is None else padding._replace(keys=padding.keys.expand(rows, -1))
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # each batch has other lengths: each would compile anew
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # lengths differ in every batch: each would be compiled again
 def _attend_documents(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, numbers: torch.Tensor, options: AttentionOptions
 ) -> torch.Tensor:
-    """`attend` within documents, with dropout: those of one length together. numbers (rows, length), 0 for padding."""
+    """`attend` within documents, with dropout: one batch per length. numbers (rows, length), 0 for padding."""
     rows, length = numbers.shape
     starts: dict[int, list[int]] = {}
     for row, line in enumerate(numbers):
-        names, lengths = torch.unique_consecutive(line, return_counts=True)
+        documents, lengths = torch.unique_consecutive(line, return_counts=True)
         start = row * length
-        for name, tokens in zip(names.tolist(), lengths.tolist(), strict=True):
-            if name:
+        for document, tokens in zip(documents.tolist(), lengths.tolist(), strict=True):
+            if document:
                 starts.setdefault(tokens, []).append(start)
             start += tokens
-    if not starts:  # padding alone
+    if not starts:  # only padding
         return torch.zeros_like(query)
     states = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
-    places, outputs = [], []
+    indices, outputs = [], []
     for tokens, firsts in starts.items():
         index = (
             torch.tensor(firsts, device=query.device)[:, None] + torch.arange(tokens, device=query.device)
         ).flatten()
-        own, keys, values = (
-            state.index_select(0, index).unflatten(0, (-1, tokens)).transpose(1, 2) for state in states
-        )
-        attended = _attend_range(own, keys, values, None, options, range(tokens), range(tokens))
-        places.append(index)
+        heads = [state.index_select(0, index).unflatten(0, (-1, tokens)).transpose(1, 2) for state in states]
+        attended = _attend_range(heads[0], heads[1], heads[2], None, options, range(tokens), range(tokens))
+        indices.append(index)
         outputs.append(attended.transpose(1, 2).flatten(0, 1))
-    everywhere = torch.zeros_like(states[0], dtype=outputs[0].dtype)
-    everywhere = everywhere.index_copy(0, torch.cat(places), torch.cat(outputs))
-    return everywhere.unflatten(0, (rows, length)).transpose(1, 2)
+    result = torch.zeros_like(states[0], dtype=outputs[0].dtype)
+    result = result.index_copy(0, torch.cat(indices), torch.cat(outputs))
+    return result.unflatten(0, (rows, length)).transpose(1, 2)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # each batch has other lengths: each would compile anew
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # lengths differ in every batch: each would be compiled again
 def _attend_branches(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> torch.Tensor:
-    """`attend`, where the branches of a document see what they share and themselves, and nothing of one another."""
+    """`attend` for branches: each sees its document's shared prefix and itself, but no other branch."""
     assert isinstance(options.mask, torch.Tensor)
     outputs = []
     for row, numbers in enumerate(options.mask[:, 0]):
-        own_query, own_key, own_value = (tensor[row : row + 1] for tensor in (query, key, value))
+        row_query, row_key, row_value = (tensor[row : row + 1] for tensor in (query, key, value))
         pieces: list[torch.Tensor] = []
         documents, branches = numbers
-        # One number for both, since unique_consecutive compares columns one by one. Branches are fewer than tokens.
+        # One number for both, since unique_consecutive compares column by column. There are fewer branches than tokens.
         stride = len(branches) + 1
         names, lengths = torch.unique_consecutive(documents * stride + branches, return_counts=True)
         start, current, shared = 0, 0, slice(0, 0)
         for name, length in zip(names.tolist(), lengths.tolist(), strict=True):
             document, branch = divmod(name, stride)
-            own = slice(start, start + length)
+            span = slice(start, start + length)
             start += length
             if not document:  # padding
-                pieces.append(torch.zeros_like(own_query[:, :, own]))
+                pieces.append(torch.zeros_like(row_query[:, :, span]))
                 continue
-            if document != current or not branch:  # branches follow what they share
-                current, shared = document, slice(own.start, own.start if branch else own.stop)
-            parts = [shared, own] if branch else [own]
-            keys, values = (torch.cat([each[:, :, part] for part in parts], dim=2) for each in (own_key, own_value))
+            if document != current or not branch:  # the shared prefix comes before the branches
+                current, shared = document, slice(span.start, span.start if branch else span.stop)
+            spans = [shared, span] if branch else [span]
+            keys, values = (torch.cat([each[:, :, part] for part in spans], dim=2) for each in (row_key, row_value))
             positions = range(keys.shape[2])
             pieces.append(
-                _attend_range(own_query[:, :, own], keys, values, None, options, positions[-length:], positions)
+                _attend_range(row_query[:, :, span], keys, values, None, options, positions[-length:], positions)
             )
         outputs.append(torch.cat(pieces, dim=2))
     return torch.cat(outputs)
 
 
 def _visible_keys(queries: range, length: int, options: AttentionOptions) -> range:
-    """The positions of all keys that queries at these positions may see."""
+    """Return the positions of all keys that queries at these positions may see."""
     around = length if options.window is None else options.window - 1
     return range(max(0, queries.start - around), queries.stop if options.causal else min(length, queries.stop + around))
 
@@ -271,15 +269,15 @@ def _attend_range(
     queries: range,
     keys: range,
 ) -> torch.Tensor:
-    """`attend` for queries and keys at these positions, with their part of the mask."""
+    """`attend` for queries and keys at the given positions, with their part of the mask."""
     grouped = query.shape[1] != key.shape[1]
     window = options.window if options.window is not None and options.window < len(keys) else None
-    at_the_end = options.causal and mask is None and queries.start > keys.start
-    if at_the_end and window is None and _flash_takes(query, key, value, options.dropout, grouped):
-        # This operator aligns the causal mask with the end of the keys; scaled_dot_product_attention with their start.
+    at_end = options.causal and mask is None and queries.start > keys.start
+    if at_end and window is None and _flash_takes(query, key, value, options.dropout, grouped):
+        # This operator aligns the causal mask with the end of the keys, scaled_dot_product_attention with their start.
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         return flash(query, key, value, options.dropout, True, scale=options.scale)[0]
-    if window is not None or at_the_end:
+    if window is not None or at_end:
         distance = _positions(queries, query.device)[:, None] - _positions(keys, query.device)[None, :]
         if window is None:
             visible = distance >= 0
@@ -287,7 +285,7 @@ def _attend_range(
             visible = (distance < window) & ((distance >= 0) if options.causal else (distance > -window))
         mask = visible if mask is None else mask & visible
     causal = options.causal and mask is None and len(queries) > 1
-    if mask is None and takes(query, key, value, options.dropout):
+    if mask is None and is_supported(query, key, value, options.dropout):
         return cpu_attention(query, key, value, causal=causal, scale=options.scale)
     if mask is not None and grouped and query.device.type == "cuda":  # the kernel for masks has no groups
         key, value = (repeat_heads(each, query) for each in (key, value))
@@ -306,14 +304,14 @@ def _attend_range(
 
 
 def _kernels(query: torch.Tensor, mask: torch.Tensor | None) -> AbstractContextManager[None]:
-    """PyTorch's own choice; with a mask on a GPU not cuDNN, whose backward pass may give NaN (pytorch issue 196678)."""
+    """Exclude cuDNN with a mask on a GPU: its backward pass may give NaN (pytorch issue 196678)."""
     if mask is None or query.device.type != "cuda":
         return nullcontext()
     return sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 def _flash_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, grouped: bool) -> bool:
-    """Whether FlashAttention 2 takes such heads: on a GPU, in half precision, of supported widths."""
+    """True if FlashAttention 2 supports these heads: on a GPU, in half precision, of supported size."""
     if query.device.type != "cuda" or query.shape[-1] % 8:
         return False
     return bool(can_use_flash_attention(SDPAParams(query, key, value, None, dropout, False, grouped)))
@@ -324,9 +322,9 @@ def _positions(span: range, device: torch.device) -> torch.Tensor:
 
 
 def query_positions(part: int, device: torch.device) -> torch.Tensor:
-    """int64 (queries,): the positions in the sequence of the queries of a mask.
+    """Return the sequence positions of a mask's queries, int64 (queries,).
 
-    `part` is the number of tokens that this process holds of each sequence: all of them without an `Exchange`.
+    `part`: the number of tokens of each sequence that this process holds (all, without an `Exchange`).
     """
     spans = [range(part)] if _exchange is None else _exchange.query_ranges(part)
     return torch.cat([_positions(span, device) for span in spans])
@@ -334,22 +332,22 @@ def query_positions(part: int, device: torch.device) -> torch.Tensor:
 
 @cache
 def _compiled_flex() -> Any:
-    """FlexAttention for layers that are not compiled: it is one kernel only when it is compiled itself.
+    """Return compiled FlexAttention, for layers that are not compiled: only compiled it is a single kernel.
 
-    The second length that comes makes a kernel for any length, as in transformers (`WrappedFlexAttention`). One row or
-    several, one block or several, with gradients or without, make some ten graphs; past PyTorch's limit, which is 8, it
-    would compute all scores.
+    The second length compiles a kernel for any length, as in transformers (`WrappedFlexAttention`). One row or several,
+    one block or several, with or without gradients: about ten graphs. Beyond PyTorch's limit of 8 it would fall back to
+    computing all scores.
     """
     return torch.compile(flex_attention, recompile_limit=_FLEX_GRAPHS)  # type: ignore[call-overload]
 
 
 def block_mask(documents: torch.Tensor, positions: torch.Tensor, *, causal: bool) -> BlockMask:
-    """FlexAttention's mask, in blocks of 128 tokens, where tokens see their own document alone.
+    """Build FlexAttention's mask, in blocks of 128 tokens, for tokens that see only their own document.
 
-    documents int64 (rows, length): the number of each token's document; positions int64 (queries,): the positions of
-    the queries in the sequence.
+    documents int64 (rows, length): each token's document number. positions int64 (queries,): the positions of the
+    queries in the sequence.
     """
-    all_positions = len(positions) == documents.shape[1]  # then the kernel need not look them up
+    all_positions = len(positions) == documents.shape[1]  # then the kernel needs no lookup
 
     def visible(row: torch.Tensor, _: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         position = query if all_positions else positions[query]

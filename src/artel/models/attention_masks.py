@@ -1,32 +1,57 @@
-"""Which masks a model gets, so that its documents, or answers behind one prompt, see nothing of one another."""
+"""The kind of mask a model gets for several documents, or several answers to one prompt, in a row."""
 
 from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
+import torch
 from transformers import PreTrainedModel
 
+from artel.models import Choice
 from artel.models.attention import MASKED_NAME, NAME, is_exchanging
 
-_NARROWEST_HEAD = 16
-"""Of FlexAttention's kernels on a GPU (seen with PyTorch 2.11)."""
+_MIN_HEAD_SIZE = 16
+"""The smallest head that FlexAttention's GPU kernels take (PyTorch 2.11)."""
 _BLOCK_MASKS: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+"""The models for which `allow_block_masks` was called."""
+
+
+def attention_choice(model: PreTrainedModel, device: torch.device, *, documents: bool = False) -> Choice:
+    """Return which kernel computes attention in training, and why. `documents`: tokens see only their own document."""
+    implementation = model.config._attn_implementation
+    if implementation != NAME:
+        if implementation == MASKED_NAME:
+            return Choice("scaled_dot_product_attention", "an encoder: padding and documents come as a mask")
+        return Choice(implementation, f"{model.config.model_type} has attention of its own")
+    window = getattr(model.config.get_text_config(), "sliding_window", None)
+    if documents and takes_block_masks(model):
+        return Choice("FlexAttention", "documents are kept apart by blocks; blocks that no token sees are skipped")
+    if documents and device.type == "cpu":
+        return Choice("a document at a time", "documents are kept apart, and what one does not see is not computed")
+    if documents or window is not None:
+        why = "documents are kept apart" if documents else f"a window of {window} tokens, where blocks are longer"
+        return Choice("scaled_dot_product_attention with a mask", why)
+    kernel = "PyTorch's kernel for processors"
+    if device.type == "cuda":
+        kernel = "cuDNN or FlashAttention 2, as PyTorch chooses"
+    why = "causal: no mask is made" if model.can_generate() else "no mask is made"
+    return Choice(f"scaled_dot_product_attention ({kernel})", why)
 
 
 def takes_block_masks(model: PreTrainedModel, device: str | None = None) -> bool:
-    """Whether documents are kept apart by FlexAttention: on a GPU, by `attention`, with what it can do.
+    """True if FlexAttention keeps documents apart: with artel's attention on a GPU, if it supports the model.
 
-    It knows no dropout, on a GPU no heads of fewer than 16 numbers, and a window would need a block mask of its own.
-    `allow_block_masks` can decide otherwise.
-    `device` is the type of the device that the model will be on; by default, that it is on.
+    It has no dropout, its GPU kernels need heads of at least 16, and a window would need its own block mask.
+    `allow_block_masks` overrides the choice. `device`: the type of device the model will run on (default: its own).
     """
     on_gpu = (device or model.device.type) == "cuda"  # on a CPU FlexAttention has no backward (torch 2.13)
+    config = model.config.get_text_config()
     return (
         model.config._attn_implementation == NAME
         and _BLOCK_MASKS.get(model, on_gpu)
-        and getattr(model.config.get_text_config(), "sliding_window", None) is None
+        and getattr(config, "sliding_window", None) is None
         and attention_dropout(model) == 0.0
-        and (not on_gpu or _head_size(model) >= _NARROWEST_HEAD)
+        and (not on_gpu or _head_size(model) >= _MIN_HEAD_SIZE)
     )
 
 
@@ -36,9 +61,9 @@ def _head_size(model: PreTrainedModel) -> int:
 
 
 def takes_document_numbers(model: PreTrainedModel) -> bool:
-    """Whether documents are kept apart by their numbers alone: on a CPU, by `attention` over whole sequences.
+    """True if document numbers are enough to keep documents apart: with artel's attention on a CPU, on whole sequences.
 
-    Where the masks of an encoder include its window, the numbers would not.
+    Not for an encoder with a window: its mask has to include the window, which numbers cannot.
     """
     config = model.config.get_text_config()
     implementation = model.config._attn_implementation
@@ -52,7 +77,7 @@ def takes_document_numbers(model: PreTrainedModel) -> bool:
 
 
 def takes_branches(model: PreTrainedModel, device: str | None = None) -> bool:
-    """Whether branches of documents are kept apart by their numbers: on a CPU, by `attention` over whole sequences.
+    """True if branch numbers are enough to keep branches apart: with artel's attention on a CPU, on whole sequences.
 
     `device` as for `takes_block_masks`.
     """
@@ -65,15 +90,15 @@ def takes_branches(model: PreTrainedModel, device: str | None = None) -> bool:
 
 
 def attention_dropout(model: PreTrainedModel) -> float:
-    """A model's attention dropout, 0 to 1, under any of the names that configurations use."""
+    """Return a model's attention dropout, 0 to 1, under any of the names that configurations use."""
     config = model.config.get_text_config()
     names = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
     return max(float(getattr(config, name, None) or 0.0) for name in names)
 
 
 def allow_block_masks(model: PreTrainedModel, allowed: bool) -> None:
-    """Whether this model may get block masks from now on, whatever its device is; in place of documents' numbers.
+    """Decide for this model whether it gets block masks, on any device. It gets no document numbers from now on.
 
-    False where its code does something to masks that masks of bool alone can; True for a forward pass on a CPU.
+    False if its code modifies masks in a way that only bool masks support; True to run forward passes on a CPU.
     """
     _BLOCK_MASKS[model] = allowed

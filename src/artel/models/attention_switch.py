@@ -1,8 +1,9 @@
-"""Switching a model to artel's attention, where that computes what the model's own attention does.
+"""Switching a model to artel's attention, if that computes the same as the model's own.
 
-A decoder then gets no masks: `is_causal` and the window that a layer names say which tokens see which. The masks of
-some architectures say more (chunks, a window that layers do not name); others read the mask or choose keys themselves.
-So each model runs once on a few tokens, and `_Probe` compares the masks it makes with what reaches its attention.
+A decoder then gets no masks: visibility follows from `is_causal` and the window that each layer passes. The masks of
+some architectures contain more (chunks, a window that layers do not pass); other architectures read the mask or select
+keys themselves. So every model runs once on a few tokens, and `_Probe` compares the masks that it builds with those
+that reach its attention.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
+from artel.models import evaluating
 from artel.models.attention import MASKED_NAME, NAME, attention
-from artel.models.evaluating import evaluating
 
 _PROBE = "artel_probe"
 _TOKENS = 4
-# Layer types of transformers with causal attention, up to a window, or without attention.
+# Layer types of transformers with plain causal attention, at most with a window, or without attention.
 _PLAIN = {"full_attention", "sliding_attention", "linear_attention", "conv", "moe", "hybrid", "hybrid_sliding"}
 
 
-def use_for_training(model: PreTrainedModel, *, encoders: bool = False) -> bool:
-    """Switch a model to artel's attention. Returns False, and changes nothing, where its architecture has its own.
+def use_artel_attention(model: PreTrainedModel, *, encoders: bool = False) -> bool:
+    """Switch a model to artel's attention. Return False, without changes, if its architecture needs its own.
 
-    Encoders keep the masks of transformers, for padding. With `encoders` they do not: then a two-dimensional mask in
-    the model's inputs is ignored. Encoder-decoders and their parts keep their attention: it looks at two
-    sequences, and adds a bias to pairs of positions (T5).
+    Encoders keep the masks of transformers, for padding. With `encoders` they do not, and a two-dimensional mask in the
+    model's inputs is ignored. Encoder-decoders keep their attention: it covers two sequences and adds a bias to pairs
+    of positions (T5).
     """
     if model.config.is_encoder_decoder:
         return False
@@ -57,16 +58,16 @@ def _masked_attention(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """`attention` with a mask that includes the window already."""
+    """`attention` with a mask that already includes the window."""
     return attention(module, query, key, value, attention_mask, **options)
 
 
 def _needs_no_mask(model: PreTrainedModel) -> bool:
-    """Whether a decoder's masks say no more than `is_causal` and its layers' windows, tested on a few tokens.
+    """True if a decoder's masks follow from `is_causal` and its layers' windows. Runs it on a few tokens.
 
-    It needs shapes alone, so it is run on the meta device, which takes no time. Where that cannot be (code that looks
-    at what it is given, quantized layers, which keep what they see) it is run where it is; a model that does not run
-    at all is classified by its layers' types, and one without such types keeps its masks.
+    Shapes are enough, so it runs on the meta device, which takes no time. If that fails (code that reads values) or
+    layers are quantized (they keep state from their inputs), it runs on its own device. A model that does not run at
+    all is judged by its layer types; without these it keeps its masks.
     """
     before = model.config._attn_implementation
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -81,7 +82,7 @@ def _needs_no_mask(model: PreTrainedModel) -> bool:
         try:
             _run(model, attempt)
             return probe.fits
-        except Exception:  # each architecture fails in its own way, and will say why when it is trained
+        except Exception:  # an architecture may raise anything; training will show the error
             continue
         finally:
             model.set_attn_implementation(before)
@@ -90,7 +91,7 @@ def _needs_no_mask(model: PreTrainedModel) -> bool:
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor on the meta device. Floats are bf16, the only precision in which it multiplies experts together."""
+    """Copy a tensor to the meta device. Floats become bf16: grouped products of experts support nothing else there."""
     return tensor.to("meta", torch.bfloat16 if tensor.is_floating_point() else tensor.dtype)
 
 
@@ -105,7 +106,7 @@ def _run(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> None:
 
 
 class _Probe:
-    """Full masks as transformers makes them, and an attention function that checks whether it needs them."""
+    """Builds full masks like transformers, and checks in an attention function whether they are needed."""
 
     def __init__(self) -> None:
         self.fits = True
@@ -114,7 +115,7 @@ class _Probe:
     def mask(
         self, *arguments: Any, local_size: int | None = None, allow_is_causal_skip: bool = True, **more: Any
     ) -> torch.Tensor:
-        """A mask as transformers makes it. A mask that may not be skipped is needed."""
+        """Build a mask like transformers. A mask that may not be skipped is needed."""
         self.fits &= allow_is_causal_skip
         mask = sdpa_mask(*arguments, local_size=local_size, allow_is_causal_skip=False, **more)
         assert mask is not None
@@ -131,7 +132,7 @@ class _Probe:
         sliding_window: int | None = None,
         **options: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Check that the mask arrives as it was made, for the window that the layer names."""
+        """Check that the mask arrives unchanged, and was built for the window that the layer passes."""
         if self._masks:
             self.fits &= any(
                 attention_mask is not None and window == sliding_window and _is_same(attention_mask, mask)
@@ -141,6 +142,6 @@ class _Probe:
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether it is that mask itself. Another one may have its values for so few tokens: chunks of 8,192, and all."""
+    """True for the same mask. Values do not tell: for a few tokens chunks of 8,192 look like full attention."""
     is_view = one.untyped_storage()._cdata == other.untyped_storage()._cdata
     return is_view and one.shape == other.shape and one.dtype == other.dtype

@@ -1,4 +1,4 @@
-"""torch.compile layer by layer: all layers share one graph, and code outside the layers need not compile."""
+"""torch.compile, layer by layer: all layers share one graph, and code outside the layers does not have to compile."""
 
 from __future__ import annotations
 
@@ -16,35 +16,34 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from artel.models.choice import Choice
+from artel.models import Choice
 from artel.models.cpu.build import library, uninterrupted_compilers
 
 OFF = "off"
-_MIN_STEPS = 1000  # for which compiling on a CPU pays
-_MIN_SECONDS = 300
+_MIN_STEPS, _MIN_SECONDS = 1000, 300  # of a run on a CPU that is worth compiling
 _CPU_OPTIONS: dict[str, Any] = {
     # tanh from exponentials: GPT-2's GELU took 2.7 ms forward and 4.9 backward instead of 6.5 and 6.3 (2,048 x 1,536 in
     # bf16, two cores with AVX-512), with the same error against GELU in float64.
     "cpp.use_decompose_tanh": True,
-    # Trust the processor's flags for AVX2 and AVX-512. PyTorch would test in every process whether the C++ compiler
-    # knows them too, which every compiler that can build with PyTorch does. It still tests newer instructions.
+    # Trust the processor's flags for AVX2 and AVX-512. Otherwise every process tests whether the C++ compiler supports
+    # them, as every compiler that can build against PyTorch does. Newer instructions are still tested.
     "cpp.vec_isa_ok": True,
 }
 
-# `has_compiled_layers` is called for every micro-batch, where looking through all layers would take time.
+# `has_compiled_layers` is called for every micro-batch: searching all layers would take too long.
 _COMPILED: WeakSet[nn.Module] = WeakSet()
 
 
 def compile_choice(
     requested: str, device: torch.device, steps: int | None, budget: float | None = None, quantize: str = "none"
 ) -> Choice:
-    """`layers` or `off`, and why, for `train.compile` in a run of `steps`, or of `budget` seconds.
+    """Return `layers` or `off`, and why, for `train.compile` in a run of `steps`, or of `budget` seconds.
 
-    `quantize` is how the weights are held, as `model.quantize` says.
+    `quantize` is the value of `model.quantize`.
 
-    `auto` compiles on a GPU, and on a CPU with a C++ compiler in runs of over 1,000 steps, or five minutes: there
-    compiling takes about 30 s and training gains a quarter (1,417 instead of 1,126 tokens/s for a GPT-2 of 6 × 384 on
-    two cores), which is even after two and a half minutes.
+    `auto` compiles on a GPU, and on a CPU with a C++ compiler in runs of over 1,000 steps or five minutes. On a CPU it
+    takes about 30 s and makes training a quarter faster (1,417 instead of 1,126 tokens/s for a GPT-2 of 6 × 384 on two
+    cores): break-even after two and a half minutes.
     """
     if requested == "off":
         return Choice(OFF, "train.compile: off")
@@ -68,12 +67,12 @@ def compile_choice(
 
 
 def compile_layers(model: PreTrainedModel, *, fixed: bool) -> None:
-    """Compile the repeated layers in place. PyTorch does so when they first run.
+    """Compile the repeated layers in place. PyTorch compiles them when they first run.
 
-    With `fixed`, all batches have one shape and graphs are made for it alone. Otherwise the second length that comes
-    makes graphs for any length.
+    With `fixed`, all batches have the same shape, and graphs are specialized to it. Otherwise the second length
+    compiles graphs for any length.
     """
-    # It would cut a layer where a bucket of DistributedDataParallel ends; each layer is a graph of its own here.
+    # It would split layers at the bucket boundaries of DistributedDataParallel. Here each layer is its own graph.
     if dist.is_initialized():
         torch._dynamo.config.optimize_ddp = False
     options: dict[str, Any] = {}
@@ -83,7 +82,7 @@ def compile_layers(model: PreTrainedModel, *, fixed: bool) -> None:
         options = {**_CPU_OPTIONS, "post_grad_custom_pre_pass": ContiguousMatmul()}
         _warm_up(options)
     for layer in repeated_layers(model):
-        if isinstance(layer, FSDPModule):  # its hooks, which gather weights, stay outside the graph
+        if isinstance(layer, FSDPModule):  # the hooks that gather weights stay outside the graph
             layer.forward = torch.compile(layer.forward, dynamic=False if fixed else None, options=options)
         else:
             layer.compile(dynamic=False if fixed else None, options=options)
@@ -91,16 +90,16 @@ def compile_layers(model: PreTrainedModel, *, fixed: bool) -> None:
 
 
 def has_compiled_layers(model: nn.Module) -> bool:
-    """Whether the layers of this model are compiled, or will be when they first run."""
+    """True if the layers of this model are compiled, or will be when they first run."""
     return model in _COMPILED
 
 
 def _warm_up(options: dict[str, Any]) -> None:
-    """Compute in threads, while PyTorch traces the layers, what it would wait for later.
+    """While PyTorch traces the layers, compute in threads what it would wait for later.
 
-    That is what PyTorch needs to read its cache: the hash of its own files (0.5 s) and the newer instructions that can
-    be used (with AMX six processes of 0.2 s, one after another). PyTorch keeps both, and computes them again where a
-    thread fails. The threads also build artel's C++ kernels.
+    To read its cache PyTorch needs a hash of its own files (0.5 s) and the newer instructions available (with AMX six
+    processes of 0.2 s, one after another). It caches both, and computes them itself if a thread fails. The threads also
+    build artel's C++ kernels.
     """
     from torch._inductor import codecache, config, cpu_vec_isa
 
@@ -114,14 +113,14 @@ def _warm_up(options: dict[str, Any]) -> None:
 
 
 def try_compiled(model: PreTrainedModel, step: Callable[[], object], forget: Callable[[], object]) -> str | None:
-    """Run `step`, forward and backward, which compiles the layers. If that fails, `forget` it, and run it without.
+    """Run `step` (forward and backward), which compiles the layers. If it fails, call `forget` and run it uncompiled.
 
-    Returns why the layers could not be compiled, or None. An error that comes without compiling too is raised.
+    Return why compiling failed, or None. Raise an error that also occurs without compiling.
     """
     try:
         with uninterrupted_compilers():
             step()
-    except Exception as error:  # each part of the compiler and each architecture raise their own
+    except Exception as error:  # the compiler and the architectures raise various errors
         reason = " ".join(str(error).split())[:300] or type(error).__name__
     else:
         return None
@@ -136,7 +135,7 @@ def try_compiled(model: PreTrainedModel, step: Callable[[], object], forget: Cal
 
 
 def repeated_layers(model: nn.Module) -> list[nn.Module]:
-    """The model's layers: the classes that the model lists in `_no_split_modules`."""
+    """Return the model's layers: modules in a ModuleList whose class the model lists in `_no_split_modules`."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     return [
         layer

@@ -1,8 +1,8 @@
-"""Cross-entropy and its gradient with respect to the logits: softmax minus target, in few passes over memory.
+"""Cross-entropy and its gradient with respect to the logits (softmax minus target), in few passes over memory.
 
-Logits are the largest tensor of a training step, and reading and writing them costs more than computing with them.
-PyTorch's operators pass over them seven times here. On a CPU with compiled layers, cpu/cross_entropy.py needs one pass
-and no copy: for 2,048 x 16,384 in bf16 on two cores 9 ms instead of 49 (benchmarks/NOTES.md).
+Logits are the largest tensor of a training step, and moving them costs more than computing with them. PyTorch's
+operators make seven passes here. On a CPU with compiled layers, cpu/cross_entropy.py needs one pass and no copy: 9 ms
+instead of 49 for 2,048 x 16,384 in bf16 on two cores (benchmarks/NOTES.md).
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 
-from artel.models.targets import IGNORED
+from artel.models import IGNORED
 
-_ENTROPY_LOGITS = {"cpu": 2**22, "cuda": 2**26}  # of which the float32 copies are in memory at a time
-_BLOCK = 128  # columns, in each of which the highest logit is found first on a CPU
+_ENTROPY_LOGITS = {"cpu": 2**22, "cuda": 2**26}  # logits whose float32 copy is in memory at a time
+_BLOCK = 128  # columns whose maximum is found first on a CPU
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyShard:
-    """The ids that this process holds of a vocabulary that is sharded over a process group."""
+    """This process's ids of a vocabulary that is sharded over a process group."""
 
     group: dist.ProcessGroup
     size: int
     first: int
     max_ids: int
-    """The number of ids of a process. The last one may have fewer."""
+    """Ids per process. The last one may have fewer."""
     vocabulary: int
-    """The number of ids of all processes together."""
+    """Ids of all processes."""
 
     @classmethod
     def of(cls, weight: DTensor) -> VocabularyShard:
@@ -40,14 +40,14 @@ class VocabularyShard:
         return cls(mesh.get_group(), mesh.size(), mesh.get_local_rank() * max_ids, max_ids, weight.shape[0])
 
     def all_gather(self, logits: torch.Tensor) -> torch.Tensor:
-        """The logits of all ids, (count, vocabulary), from each process's own, (count, ids)."""
+        """Gather the logits of all ids, (count, vocabulary), from the local (count, ids)."""
         local = F.pad(logits, (0, self.max_ids - logits.shape[1])).contiguous()
         parts = [torch.empty_like(local) for _ in range(self.size)]
         dist.all_gather(parts, local, group=self.group)
         return torch.cat(parts, dim=1)[:, : self.vocabulary]
 
     def all_reduce_max(self, scores: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The highest score of all processes and its id, from each process's highest, float32 (count,), and its id."""
+        """Return the maximum over all processes and its id, from the local maximum, float32 (count,), and its id."""
         local = torch.stack([scores, (ids + self.first).float()])  # exact up to 16 million ids
         gathered = local.new_empty(self.size, *local.shape)
         dist.all_gather(list(gathered), local, group=self.group)
@@ -55,7 +55,7 @@ class VocabularyShard:
         return best, gathered[:, 1].gather(0, process[None])[0].long()
 
     def all_reduce_sum(self, *tensors: torch.Tensor) -> Iterable[torch.Tensor]:
-        """The sum over the processes of each of some tensors of one shape."""
+        """Sum each tensor over the processes. All have the same shape."""
         stacked = torch.stack(tensors)
         dist.all_reduce(stacked, group=self.group)
         return stacked
@@ -64,10 +64,10 @@ class VocabularyShard:
 def cross_entropy_with_grad(
     logits: torch.Tensor, targets: torch.Tensor, vocabulary: int, shard: VocabularyShard | None, needs_grad: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(loss of each row in nats, likeliest ids, gradient of their sum with respect to the logits, in their dtype).
+    """Return (loss of each row in nats, most likely ids, gradient of the summed loss, in the logits' dtype).
 
-    logits (count, columns), of which the first `vocabulary` are ids and the rest is padding; targets int64 (count,),
-    `IGNORED` where there is none. With `shard` the logits are those of its ids.
+    logits (count, columns): the first `vocabulary` columns are ids, the rest is padding. targets int64 (count,), or
+    `IGNORED`. With `shard` the logits are those of its ids.
     """
     scores = logits.float()
     scores[:, vocabulary:] = -torch.inf
@@ -78,10 +78,10 @@ def cross_entropy_with_grad(
     else:
         best, guesses = shard.all_reduce_max(best, guesses)
         local = targets - shard.first
-        is_local = (local >= 0) & (local < vocabulary)  # `IGNORED` is below them all
+        is_local = (local >= 0) & (local < vocabulary)  # `IGNORED` is negative
         columns = local.clamp(0, vocabulary - 1)[:, None]
     at_target = scores.gather(1, columns)[:, 0]
-    exponentials = scores.sub_(best[:, None]).exp_()  # in place: passes over memory are the cost of this loss
+    exponentials = scores.sub_(best[:, None]).exp_()  # in place: memory traffic dominates the cost
     total = exponentials.sum(dim=1)
     if shard is not None:
         total, at_target = shard.all_reduce_sum(total, at_target.where(is_local, 0.0))
@@ -94,9 +94,9 @@ def cross_entropy_with_grad(
 
 
 def row_entropies(logits: torch.Tensor, shard: VocabularyShard | None) -> torch.Tensor:
-    """The entropy of softmax(logits) of each row in nats, float32 (count,), without gradient.
+    """Return the entropy of softmax(logits) of each row in nats, float32 (count,), without gradient.
 
-    logits (count, ids); with `shard` they are those of its ids, and the entropy is that over the ids of all processes.
+    logits (count, ids). With `shard` they are those of its ids, and the entropy covers the ids of all processes.
     """
     rows = max(1, _ENTROPY_LOGITS.get(logits.device.type, 2**22) // logits.shape[1])
     parts = [_moments(piece) for piece in logits.detach().split(rows)]
@@ -109,22 +109,19 @@ def row_entropies(logits: torch.Tensor, shard: VocabularyShard | None) -> torch.
 
 
 def _moments(logits: torch.Tensor) -> torch.Tensor:
-    """Of each row the highest logit, and of what all logits are above it, d <= 0, the sums of exp(d) and d exp(d).
-
-    Returns float32 (3, count).
-    """
+    """Return float32 (3, count): the maximum of each row, and the sums of exp(d) and d exp(d), d = logit - maximum."""
     scores = logits.float()
     best = scores.amax(dim=1)
-    scores = (scores - best[:, None]).clamp_(min=-1e4)  # an id that cannot come has a logit of -inf: 0, not NaN
+    scores = (scores - best[:, None]).clamp_(min=-1e4)  # a logit of -inf must give 0, not NaN
     exponentials = scores.exp()
     return torch.stack([best, exponentials.sum(dim=1), torch.linalg.vecdot(exponentials, scores)])
 
 
 def row_max(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The highest number of each row and its column, like `scores.max(dim=1)`: float32 (count,), int64 (count,).
+    """Return the maximum of each row and its column, like `scores.max(dim=1)`: float32 (count,), int64 (count,).
 
-    On a CPU PyTorch finds a column one number at a time: 37 ms for 2,048 x 16,384. It finds the highest of each block
-    with vector instructions (3 ms), so the column is then searched among the blocks and within one of them.
+    On a CPU PyTorch searches the column one number at a time: 37 ms for 2,048 x 16,384. The maximum of each block uses
+    vector instructions (3 ms); the column is then searched among the blocks and within one of them.
     """
     columns = scores.shape[1]
     whole = columns - columns % _BLOCK

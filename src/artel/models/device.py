@@ -1,7 +1,15 @@
-"""The device of a process that computes by itself, and a device's precisions: native ones and supported ones."""
+"""Devices: the one a process uses, the precisions it supports, the row counts it likes, and CPU threads.
+
+Why only one thread of a process computes on all cores: each thread that computes gets OpenMP workers of its own, one
+for each other core, and keeps them until it ends. Once a process has more workers than cores, those of GNU OpenMP sleep
+instead of spinning between operations (gomp_managed_threads in libgomp/team.c). Waking them made a training step on two
+cores 1.4 to 1.5 times as long (benchmarks/NOTES.md). So one thread computes; the others stay on one core or release
+their workers.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import torch
@@ -9,19 +17,21 @@ import torch
 from artel.errors import InputError, missing_extra
 
 _KEY = "train.precision"
-_FLOAT8_CAPABILITY = (8, 9)  # of Ada and Hopper, the first with tensor cores for float8
+_FLOAT8_CAPABILITY = (8, 9)  # Ada; with Hopper the first to have tensor cores for float8
+_ROW_MULTIPLE = 32
+_PAUSE_SOFT = 1  # omp_pause_soft of OpenMP 5.0: keeps the number of threads that was set
 
 
 def own_device() -> torch.device:
-    """What this process computes on by itself: its current GPU, or the CPU where there is none.
+    """Return the current GPU of this process, or the CPU if there is no GPU.
 
-    Of a process of several, `parallel.local_device` says by its number which GPU that is to be.
+    With several processes, `parallel.local_device` picks the GPU by rank.
     """
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def device_named(name: str) -> torch.device:
-    """The device of that name, as cuda:1. Raises InputError where there is none."""
+    """Return the device of that name (cuda:1). Raise InputError if there is none."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -34,15 +44,15 @@ def device_named(name: str) -> torch.device:
     return device
 
 
-def autocast_is_on(kind: str) -> bool:
-    """Whether autocast is on for devices of a kind. PyTorch has none for meta, and raises when it is asked."""
-    return kind != "meta" and torch.is_autocast_enabled(kind)
+def autocast_is_on(device_type: str) -> bool:
+    """True if autocast is on for this type of device. PyTorch would raise for meta."""
+    return device_type != "meta" and torch.is_autocast_enabled(device_type)
 
 
 def bf16_is_native(device: torch.device) -> bool:
-    """Whether matrix products in bf16 run in hardware.
+    """True if matrix products in bf16 run in hardware.
 
-    On a CPU without the instructions PyTorch emulates them at 0.3 GFLOP/s, where float32 reaches 115 (two cores of a
+    On a CPU without such instructions PyTorch emulates them at 0.3 GFLOP/s, where float32 reaches 115 (two cores of a
     server processor with AVX2 only).
     """
     if device.type == "cuda":
@@ -57,10 +67,10 @@ def bf16_is_native(device: torch.device) -> bool:
 
 
 def pick_precision(requested: str, device: torch.device, weights: str = "fp32") -> str:
-    """What layers compute in: fp32, bf16, fp16 or fp8. `auto` is bf16 where the device multiplies it or `weights` are
-    it.
+    """Return what layers compute in: fp32, bf16, fp16 or fp8.
 
-    Every device supports bf16 and fp16, if need be by emulation. Raises InputError where fp8 is not supported.
+    `auto` is bf16 if the device multiplies it natively or the `weights` are bf16, else fp32. Every device supports bf16
+    and fp16, some by emulation. Raise InputError if fp8 is not supported.
     """
     if requested == "auto":
         return "bf16" if weights == "bf16" or bf16_is_native(device) else "fp32"
@@ -70,7 +80,7 @@ def pick_precision(requested: str, device: torch.device, weights: str = "fp32") 
 
 
 def autocast_dtype(precision: str) -> torch.dtype | None:
-    """torch.autocast's dtype for a precision; None for fp32. What is not float8 in fp8 is bf16."""
+    """Return the dtype for torch.autocast; None for fp32. With fp8, everything that is not float8 is bf16."""
     return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}[precision]
 
 
@@ -86,3 +96,25 @@ def _check_float8(device: torch.device) -> None:
         import torchao.float8  # noqa: F401
     except ImportError:
         raise missing_extra("torchao", "fp8", f"{_KEY}: fp8") from None
+
+
+def row_multiple(device: torch.device, dtype: torch.dtype) -> int:
+    """Return the multiple to which to pad the rows of products whose row count changes every step; 1 for no padding.
+
+    In bf16 on a CPU oneDNN compiles a kernel for each shape and keeps the last 1,024. Without padding, a step with a
+    mixture's groups of tokens took a third longer, and each new number of targets cost the three products of the output
+    head 1.8 MiB and 10 ms once (512 wide, 8,000 ids; benchmarks/NOTES.md).
+    """
+    return _ROW_MULTIPLE if device.type == "cpu" and dtype == torch.bfloat16 else 1
+
+
+def compute_on_one_core() -> None:
+    """Make this thread, and threads started later, compute on one core. Threads that already compute are unaffected."""
+    torch.set_num_threads(1)
+
+
+def release_helpers() -> None:
+    """Release this thread's OpenMP workers, before another thread computes. Its next operation starts new ones."""
+    pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)
+    if pause is not None:  # OpenMP 5.0; PyTorch for Linux loads it for all libraries
+        pause(_PAUSE_SOFT)

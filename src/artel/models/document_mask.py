@@ -1,8 +1,12 @@
-"""Inputs with which the documents of a block do not see one another.
+"""Model inputs that keep the documents of a block, or the branches behind a shared prefix, from seeing one another.
 
-transformers passes a four-dimensional mask to every attention layer unchanged, whatever the architecture, so a mask and
-positions are enough for attention. Layers with a state run each document by itself (`hybrid_state.py`). Each model is
-tested for obeying before it is trained.
+transformers passes a four-dimensional mask unchanged to every attention layer of any architecture, so a mask and
+positions are enough for attention. Layers with a recurrent state run one document at a time (`hybrid_state.py`). Every
+model is tested before training: does it respect the mask?
+
+Sequences with a shared prefix (a prompt and its answers) can be one row: the prefix is computed once, and each branch
+sees it as if it came directly after it. vLLM's prefix caching does so for generation, "prefix sharing" (Wang and Hegde
+2024, "Accelerating Direct Preference Optimization with Prefix Sharing") for training.
 """
 
 from __future__ import annotations
@@ -12,21 +16,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.config import ModelConfig
 from artel.errors import InputError, Problem
+from artel.models import evaluating
 from artel.models.attention import MASKED_NAME, NAME, block_mask, query_positions
-from artel.models.attention_masks import allow_block_masks, takes_block_masks, takes_document_numbers
-from artel.models.evaluating import evaluating
+from artel.models.attention_masks import (
+    allow_block_masks,
+    takes_block_masks,
+    takes_branches,
+    takes_document_numbers,
+)
 from artel.models.half_base import hidden_dtype
 from artel.models.hybrid_state import (
     NO_MIXER_LAYERS,
     SPLIT,
     STATE_LAYERS,
     document_split,
-    runs_by_documents,
+    enable_document_split,
     state_modules,
 )
 from artel.models.loading.heads import model_class
@@ -35,39 +45,39 @@ from artel.models.loading.structure import outline, position_limit
 
 _WINDOW = "sliding_attention"
 MASKED = {"full_attention", _WINDOW}
-"""Layer types in which the mask alone says which tokens see which."""
+"""Layer types in which the mask alone decides which tokens see each other."""
+_PREFIX, _BRANCH = 3, 2
+"""Tokens of the shared prefix and of each branch when a model is tested."""
 _FIX = "write data.document_mask: false, or take another architecture"
 
 
 def document_inputs(
     model: PreTrainedModel, documents: torch.Tensor, positions: torch.Tensor, *, causal: bool
 ) -> dict[str, Any]:
-    """Inputs of `model` with which tokens see only their own document: `attention_mask`, `position_ids`, and where it
-    has layers with a state, the places of the documents.
+    """Return inputs with which tokens see only their own document: `attention_mask`, `position_ids`, and a
+    `DocumentSplit` for layers with a recurrent state.
 
-    documents int64 (rows, length): the number of each token's document in its row; the tokens of a document are side by
-    side. positions int64 (rows, part): the position of each token in its document, from 0, for all tokens or for the
-    part that this process holds under context parallelism. With `causal` tokens see themselves and those before them.
-    On a CPU the mask are the documents' numbers where `attention` takes them. Else it takes rows x part x length bytes,
-    four times as many where a model adds it to the scores itself.
+    documents int64 (rows, length): each token's document number; the tokens of a document are adjacent. positions int64
+    (rows, part): each token's position in its document, from 0; under context parallelism only for the tokens that this
+    process holds. With `causal` a token sees no later ones. On a CPU the mask is the document numbers if `attention`
+    takes them. Otherwise it takes rows x part x length bytes, or four times that if the model adds it to the scores.
     """
     queries = query_positions(positions.shape[1], documents.device)
-    others = position_ids(model, positions)
-    if causal and runs_by_documents(model) and (split := document_split(documents)) is not None:
-        others[SPLIT] = split
+    inputs = position_ids(model, positions)
+    if causal and enable_document_split(model) and (split := document_split(documents)) is not None:
+        inputs[SPLIT] = split
     if takes_block_masks(model):
-        inputs: dict[str, Any] = {"attention_mask": block_mask(documents, queries, causal=causal)}
-        return inputs | others
+        return inputs | {"attention_mask": block_mask(documents, queries, causal=causal)}
     if takes_document_numbers(model):
-        return {"attention_mask": documents[:, None, None]} | others
+        return inputs | {"attention_mask": documents[:, None, None]}
     visible = documents[:, queries][:, None, :, None] == documents[:, None, None, :]
     if causal:
         visible &= queries[:, None] >= torch.arange(documents.shape[1], device=documents.device)
-    return {"attention_mask": _masks(model, visible, causal)} | others
+    return inputs | {"attention_mask": _masks(model, visible, causal)}
 
 
 def position_ids(model: PreTrainedModel, positions: torch.Tensor) -> dict[str, Any]:
-    """`position_ids` for positions from 0, where the model takes them."""
+    """Return `position_ids` for positions from 0, if the model takes them."""
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return {}
     return {"position_ids": positions + first_position(model)}
@@ -76,15 +86,15 @@ def position_ids(model: PreTrainedModel, positions: torch.Tensor) -> dict[str, A
 def _masks(
     model: PreTrainedModel, visible: torch.Tensor, causal: bool
 ) -> torch.Tensor | dict[str, torch.Tensor | None]:
-    """`visible`, bool (rows, 1, length, length), in the form that the model's attention takes."""
+    """Convert `visible`, bool (rows, 1, length, length), to the form that the model's attention takes."""
     implementation = model.config._attn_implementation
     config = model.config.get_text_config()
     window, layers = getattr(config, "sliding_window", None), set(getattr(config, "layer_types", None) or ())
     if implementation == NAME or window is None or (layers and _WINDOW not in layers):
-        # No window, or artel's attention, which gets it from each layer.
+        # No window, or artel's attention, which reads it from each layer.
         return _bool_or_additive(visible, model.dtype, implementation)
-    # Otherwise transformers' mask would contain the window, so this one must. A causal window of n tokens includes the
-    # token itself; another one has n tokens on each side.
+    # Here transformers' mask would include the window, so this one must. A causal window of n tokens includes the token
+    # itself; a bidirectional one has n tokens on each side.
     positions = torch.arange(visible.shape[-1], device=visible.device)
     distance = (positions[:, None] - positions[None, :]).abs()
     in_window = distance < window if causal else distance <= window
@@ -96,16 +106,16 @@ def _masks(
 
 
 def _bool_or_additive(visible: torch.Tensor, dtype: torch.dtype, implementation: str) -> torch.Tensor:
-    """A bool mask for PyTorch's attention; a mask to be added to the scores for models that compute them themselves."""
+    """Return a bool mask for PyTorch's attention, an additive mask for a model that computes the scores itself."""
     if implementation in (NAME, MASKED_NAME, "sdpa"):
         return visible
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
 
 
 def first_position(model: PreTrainedModel) -> int:
-    """The position id of the first token: 0, or pad_id + 1 in RoBERTa and its kin.
+    """Return the position id of the first token: 0, or pad_id + 1 in models like RoBERTa.
 
-    The padding index of their position embedding shows it.
+    These have a padding index in their position embedding.
     """
     table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)
@@ -113,9 +123,9 @@ def first_position(model: PreTrainedModel) -> int:
 
 
 def document_problems(model: ModelConfig, auto_class: str) -> list[Problem]:
-    """Why an architecture cannot keep documents apart, as far as its configuration shows, before any text is read.
+    """Return a problem if the configuration shows that an architecture cannot keep documents apart.
 
-    Other problems of the configuration are not reported here. `check_documents` later tests the model itself.
+    This runs before any text is read. It reports no other problems; `check_documents` later tests the model itself.
     """
     config = _configuration(model)
     if config is None:
@@ -139,7 +149,7 @@ def document_problems(model: ModelConfig, auto_class: str) -> list[Problem]:
 
 
 def _configuration(model: ModelConfig) -> PreTrainedConfig | None:
-    """The configuration in the run file or a folder; None for the default model, a hub id, or a wrong configuration."""
+    """Return the configuration from the run file or folder; None for the default model, a hub id or an invalid one."""
     if model.config is not None:
         values = dict(model.config)
         try:
@@ -155,10 +165,10 @@ def _configuration(model: ModelConfig) -> PreTrainedConfig | None:
 
 
 def check_documents(model: PreTrainedModel, *, causal: bool) -> None:
-    """Raise InputError when a model does not obey `document_inputs` on its device.
+    """Raise InputError if a model does not respect `document_inputs` on its device.
 
-    Two documents of a few tokens, of unequal length, must give the same logits side by side as each by itself. A model
-    that does not obey block masks, or numbers of documents, is tested with masks of bool, and gets those from then on.
+    Two short documents of different lengths must get the same logits in one row as in two. A model that fails with
+    block masks or document numbers is tested again with bool masks, and keeps those.
     """
     if takes_block_masks(model) or takes_document_numbers(model):
         try:
@@ -172,25 +182,92 @@ def check_documents(model: PreTrainedModel, *, causal: bool) -> None:
 def _check_apart(model: PreTrainedModel, causal: bool) -> None:
     limit = position_limit(model) or 0  # XLNet says -1 for none
     length = limit if 0 < limit < 6 else 6
-    second = length - length // 4  # another length: modules with a state run both side by side
+    second = length - length // 4  # a different length, but modules with a state still run both in one batch
     vocabulary = model.config.get_text_config().vocab_size
     numbers = torch.arange(length + second, device=model.get_input_embeddings().weight.device)[None]
-    ids = vocabulary // 2 + numbers  # from the middle, where no special tokens are
+    ids = vocabulary // 2 + numbers  # from the middle of the vocabulary: no special tokens
     documents, positions = 1 + numbers // length, numbers % length
     try:
         with evaluating(model):
-            together = model(input_ids=ids, **document_inputs(model, documents, positions, causal=causal)).logits
-            each = ids.split([length, second], dim=1)
-            alone = torch.cat([model(input_ids=document).logits for document in each], dim=1)
-    except Exception as error:  # an architecture without such masks fails in its own way
+            joined = model(input_ids=ids, **document_inputs(model, documents, positions, causal=causal)).logits
+            parts = ids.split([length, second], dim=1)
+            separate = torch.cat([model(input_ids=document).logits for document in parts], dim=1)
+    except Exception as error:  # an architecture without such masks may raise anything
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         what = f"{model.config.model_type} takes no mask of documents: {first}"
         raise InputError.at("data.document_mask", what, _FIX) from None
-    difference = float((together - alone).float().abs().max() / alone.float().abs().max())
-    # Rounding gives 1e-6 in float32 and 1e-2 in bfloat16 or quantized; a document that is seen changes logits by more.
-    exact = hidden_dtype(model) == torch.float32 and not getattr(model, "is_quantized", False)
-    if not difference < (1e-4 if exact else 0.05):
+    difference = _relative_difference(joined, separate)
+    if not difference < _tolerance(model):
         what = (
             f"{model.config.model_type} does not keep documents apart: logits differ by {difference:.0e} of the largest"
         )
         raise InputError.at("data.document_mask", what, _FIX)
+
+
+def _relative_difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((logits - expected).float().abs().max() / expected.float().abs().max())
+
+
+def _tolerance(model: PreTrainedModel) -> float:
+    """Rounding gives 1e-6 in float32, 1e-2 in bfloat16 or quantized; a visible document changes logits by more."""
+    exact = hidden_dtype(model) == torch.float32 and not getattr(model, "is_quantized", False)
+    return 1e-4 if exact else 0.05
+
+
+def shared_prefix_inputs(
+    model: PreTrainedModel, documents: torch.Tensor, branches: torch.Tensor, positions: torch.Tensor
+) -> dict[str, Any]:
+    """Return `attention_mask` and `position_ids` for a causal model that `obeys_shared_prefixes`.
+
+    All tensors are int64 (rows, length). documents: each token's document number, 0 for padding. branches: 0 for the
+    shared prefix, which comes first, then 1, 2, … for the branches, the tokens of each adjacent. positions: each
+    token's position in its sequence, from 0.
+    """
+    if takes_block_masks(model):
+        mask: Any = _prefix_block_mask(documents, branches)
+    else:
+        mask = torch.stack([documents, branches], dim=1)[:, None]
+    return {"attention_mask": mask} | position_ids(model, positions)
+
+
+def _prefix_block_mask(documents: torch.Tensor, branches: torch.Tensor) -> BlockMask:
+    def visible(row: torch.Tensor, _: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        in_branch = (branches[row, key] == 0) | (branches[row, key] == branches[row, query])
+        return (documents[row, query] == documents[row, key]) & in_branch & (query >= key)
+
+    rows, length = documents.shape
+    mask = create_block_mask(visible, rows, None, length, length, device=documents.device)
+    mask.ndim = 4  # type: ignore[attr-defined]  # GPT-2 reads it to tell masks from padding
+    return mask
+
+
+def can_share_prefixes(model: PreTrainedModel, device: str | None = None) -> bool:
+    """True if attention skips what a branch does not see: with FlexAttention, or with artel's attention on a CPU.
+
+    `device`: the type of device the model will run on (default: its own).
+    """
+    return takes_block_masks(model, device) or takes_branches(model, device)
+
+
+def obeys_shared_prefixes(model: PreTrainedModel) -> bool:
+    """True if two sequences get the same logits in one row with a shared prefix as in two rows. Runs a few tokens.
+
+    Always False unless the model `can_share_prefixes`.
+    """
+    if not can_share_prefixes(model):
+        return False
+    device = model.get_input_embeddings().weight.device
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = (vocabulary // 2 + torch.arange(_PREFIX + 2 * _BRANCH, device=device)) % vocabulary
+    prefix, *rest = ids.split([_PREFIX, _BRANCH, _BRANCH])
+    branches = torch.tensor([0] * _PREFIX + [1] * _BRANCH + [2] * _BRANCH, device=device)[None]
+    positions = torch.tensor([*range(_PREFIX + _BRANCH), *range(_PREFIX, _PREFIX + _BRANCH)], device=device)[None]
+    try:
+        with evaluating(model):
+            inputs = shared_prefix_inputs(model, torch.ones_like(branches), branches, positions)
+            joined = model(input_ids=ids[None], use_cache=False, **inputs).logits[0]
+            sequences = torch.stack([torch.cat([prefix, branch]) for branch in rest])
+            separate = model(input_ids=sequences, use_cache=False).logits
+    except Exception:  # an architecture without such masks may raise anything
+        return False
+    return _relative_difference(joined, torch.cat([separate[0], separate[1, _PREFIX:]])) < _tolerance(model)

@@ -1,4 +1,4 @@
-"""Models that read one sequence and write another: what their decoders are given, and writing by transformers."""
+"""Encoder-decoder models: inputs of the decoder, and generation with transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from transformers.generation import StoppingCriteria, StoppingCriteriaList
 from transformers.modeling_outputs import BaseModelOutput
 
-from artel.models.targets import IGNORED
+from artel.models import IGNORED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 def decoder_inputs(model: PreTrainedModel, targets: torch.Tensor) -> torch.Tensor:
-    """What the decoder reads to predict `targets`, both int64 (rows, length): they come a token later.
+    """Return decoder inputs for `targets`, both int64 (rows, length): the targets shifted right by one token.
 
-    The first token is the model's own choice, most often `decoder_start_token_id`; mBART begins with the last target,
-    and so each row needs one: a row of padding is given it.
+    The model chooses the first token, usually `decoder_start_token_id`. mBART starts with the last target, so each row
+    needs one: a padding row gets an arbitrary one.
     """
     own = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     if own is not None:
         first = torch.arange(targets.shape[1], device=targets.device) == 0
-        some_id = int(model.config.pad_token_id == 0)
+        some_id = int(model.config.pad_token_id == 0)  # any id except padding
         empty = (targets == IGNORED).all(dim=1, keepdim=True)
         shifted: torch.Tensor = own(targets.masked_fill(empty & first, some_id))
         return shifted
@@ -39,7 +39,7 @@ def decoder_inputs(model: PreTrainedModel, targets: torch.Tensor) -> torch.Tenso
 
 
 @torch.no_grad()
-def write_rows(
+def generate_rows(
     model: PreTrainedModel,
     ids: torch.Tensor,
     attention_mask: torch.Tensor,
@@ -47,18 +47,18 @@ def write_rows(
     special_ids: Mapping[str, Any],
     *,
     with_other_ranks: bool = False,
-    is_over: Callable[[], bool] | None = None,
+    should_stop: Callable[[], bool] | None = None,
     on_row: Callable[[torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
-    """What the model writes for each row of `ids`, int64 (rows, length): int64 (rows, up to `sampling.new_tokens`).
+    """Generate for each row of `ids`, int64 (rows, length). Return int64 (rows, up to `sampling.new_tokens`).
 
-    By transformers' `generate` and the model's generation_config, but for what `sampling` and `special_ids` say: what
-    the decoder starts with, and what ends a row, behind which padding follows. The random generators do not change.
+    Uses transformers' `generate` and the model's generation_config, overridden by `sampling` and `special_ids` (start
+    and end tokens). Padding follows the end token. The state of the random generators does not change.
 
-    The encoder is run by the whole model: where weights are shared out they are gathered for a call of that.
-    `with_other_ranks`: all ranks call this together, each with rows of its own, and go on until the last has written.
-    `is_over` is asked after each token: where it is true the rows end there. `on_row` is given a single row after each
-    of its tokens, int64 (tokens so far,); not where beams are searched, of which none is the text before the end.
+    The encoder runs through the full model's forward, where sharded weights are gathered. `with_other_ranks`: all ranks
+    call this together, each with its own rows, and continue until the last one has finished. Generation stops when
+    `should_stop`, called after each token, returns True. `on_row` gets a single row after each token, int64 (tokens so
+    far,); it is not called in beam search, where no beam is final before the end.
     """
     was_training = model.training
     model.eval()
@@ -71,15 +71,15 @@ def write_rows(
     if sampling.repetition_penalty != 1.0:
         settings["repetition_penalty"] = sampling.repetition_penalty
     beams = settings.get("num_beams", getattr(model.generation_config, "num_beams", None)) or 1
-    criteria = StoppingCriteriaList([] if is_over is None else [_Ending(is_over)])
+    criteria = StoppingCriteriaList([] if should_stop is None else [_StopWhen(should_stop)])
     if on_row is not None and beams == 1 and len(ids) == 1:
-        criteria.append(_Watching(on_row))
+        criteria.append(_CallAfterToken(on_row))
     try:
-        with torch.compiler.set_stance("force_eager"), _own_randomness(sampling.seed, ids.device):
+        with torch.compiler.set_stance("force_eager"), _seeded(sampling.seed, ids.device):
             start = torch.zeros_like(ids[:, :1])
-            read = model(input_ids=ids, attention_mask=attention_mask, decoder_input_ids=start, use_cache=False)
-            written: torch.Tensor = model.generate(
-                encoder_outputs=BaseModelOutput(last_hidden_state=read.encoder_last_hidden_state),
+            output = model(input_ids=ids, attention_mask=attention_mask, decoder_input_ids=start, use_cache=False)
+            generated: torch.Tensor = model.generate(
+                encoder_outputs=BaseModelOutput(last_hidden_state=output.encoder_last_hidden_state),
                 attention_mask=attention_mask,
                 synced_gpus=with_other_ranks and _has_other_ranks(),
                 stopping_criteria=criteria,
@@ -88,22 +88,22 @@ def write_rows(
             )
     finally:
         model.train(was_training)
-    return written[:, 1:]  # without the token that the decoder starts with
+    return generated[:, 1:]  # without the decoder's start token
 
 
-class _Ending(StoppingCriteria):
-    """Ends all rows once `is_over` says so."""
+class _StopWhen(StoppingCriteria):
+    """Ends all rows when `should_stop` returns True."""
 
-    def __init__(self, is_over: Callable[[], bool]) -> None:
-        self._is_over = is_over
+    def __init__(self, should_stop: Callable[[], bool]) -> None:
+        self._should_stop = should_stop
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.BoolTensor:
-        ended = torch.full((len(input_ids),), self._is_over(), dtype=torch.bool, device=input_ids.device)
+        ended = torch.full((len(input_ids),), self._should_stop(), dtype=torch.bool, device=input_ids.device)
         return cast("torch.BoolTensor", ended)
 
 
-class _Watching(StoppingCriteria):
-    """Gives what is written so far, and ends nothing."""
+class _CallAfterToken(StoppingCriteria):
+    """Passes the row generated so far to `on_row`. Never stops."""
 
     def __init__(self, on_row: Callable[[torch.Tensor], None]) -> None:
         self._on_row = on_row
@@ -114,19 +114,19 @@ class _Watching(StoppingCriteria):
 
 
 @contextmanager
-def _own_randomness(seed: int, device: torch.device) -> Iterator[None]:
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
 
 
 def any_rank(flag: bool, device: torch.device) -> bool:
-    """Whether the flag is true on any rank. All ranks call it together."""
+    """True if the flag is set on any rank. Collective: all ranks must call it."""
     if not _has_other_ranks():
         return flag
-    number = torch.tensor(int(flag), device=device)
-    dist.all_reduce(number, dist.ReduceOp.MAX)
-    return bool(number)
+    result = torch.tensor(int(flag), device=device)
+    dist.all_reduce(result, dist.ReduceOp.MAX)
+    return bool(result)
 
 
 def _has_other_ranks() -> bool:

@@ -1,12 +1,12 @@
-"""The experts of a layer where one tensor holds all of them: their products in autocast's precision, with adapters.
+"""Experts of a layer stored in one tensor: their products in autocast's precision, with adapters.
 
-transformers sorts tokens by expert and multiplies each group with its expert (`grouped_mm`), which autocast does not
-know: experts would be the one part of a model that computes in float32. The function registered here, under the name
-`artel`, multiplies in autocast's precision (benchmarks/experts.py: 0.8 of the time of a step on a CPU).
+transformers sorts tokens by expert and multiplies each group with its expert (`grouped_mm`). Autocast does not cover
+that operator, so experts would be the only part of a model that computes in float32. The function registered here as
+`artel` multiplies in autocast's precision (benchmarks/experts.py: a step on a CPU takes 0.8 of the time).
 
-Adapters of such tensors are peft's (`target_parameters`), a pair of low-rank matrices for each expert. peft adds their
-products to the tensor of all experts in each forward pass. Here tokens go through the low-rank matrices of the experts
-chosen for them, so that neither changed weights nor their gradients are ever held.
+Adapters of such tensors are peft's (`target_parameters`): a pair of low-rank matrices per expert. peft adds their
+product to the tensor of all experts in each forward pass. Here tokens go through the low-rank matrices of their own
+experts, so neither updated weights nor their gradients are ever in memory.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
-from artel.models.cpu.row_multiple import row_multiple
-from artel.models.device import autocast_is_on
+from artel.models.device import autocast_is_on, row_multiple
 
 NAME = "artel"
 
 _RANK_MULTIPLE = 8
-"""A grouped product takes rows of a multiple of 16 bytes: 8 numbers in bf16. Narrower matrices are padded."""
+"""Grouped products need rows of a multiple of 16 bytes, or 8 numbers in bf16. Narrower matrices are padded."""
 
 
 class LowRank(NamedTuple):
-    """The change of a tensor of experts, in the layout of that tensor: scale * left @ right."""
+    """An update of a tensor of experts, in the layout of that tensor: scale * left @ right."""
 
     left: torch.Tensor
     """(experts, rows, rank)."""
@@ -41,10 +40,10 @@ class LowRank(NamedTuple):
 
 
 def experts_of(model: nn.Module) -> dict[str, nn.Module]:
-    """A model's modules of experts by name: those that hold the experts of a layer in tensors, the expert first.
+    """Return the modules by name that hold all experts of a layer in tensors, with the expert dimension first.
 
-    They are the ones that transformers can compute in several ways (`use_experts_implementation`), and are known by
-    what it notes on them. All take tokens, the experts chosen for each, and the weights of these.
+    transformers has several implementations for them (`use_experts_implementation`), and they are recognized by the
+    attributes that it sets. All take tokens, the experts chosen for each token, and the weights of these.
     """
     return {
         name: module
@@ -54,7 +53,7 @@ def experts_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def expert_matrices(model: nn.Module) -> list[str]:
-    """Names of the tensors (experts, rows, columns) in which a model holds the matrices of its experts."""
+    """Return the names of a model's tensors (experts, rows, columns) of expert matrices."""
     return [
         f"{module_name}.{name}"
         for module_name, module in experts_of(model).items()
@@ -64,12 +63,12 @@ def expert_matrices(model: nn.Module) -> list[str]:
 
 
 def adapted_experts(model: nn.Module) -> list[str]:
-    """Names of the modules of experts that have adapters."""
+    """Return the names of expert modules that have adapters."""
     return [name for name in experts_of(model) if name.endswith(".base_layer")]
 
 
 def compute_experts_in_autocast(model: PreTrainedModel) -> None:
-    """Let a model's experts compute in autocast's precision. A model without such experts stays as it is."""
+    """Make a model's experts compute in autocast's precision, if it has any."""
     ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
     if experts_of(model):
         model.set_experts_implementation(NAME)
@@ -77,7 +76,7 @@ def compute_experts_in_autocast(model: PreTrainedModel) -> None:
 
 @contextmanager
 def low_rank_change(experts: nn.Module, parameter: str, change: LowRank) -> Iterator[None]:
-    """Within the block `experts_forward` computes as if `change` were added to that parameter of `experts`."""
+    """Inside the block `experts_forward` computes as if `change` were added to that parameter of `experts`."""
     before = _changes(experts)
     vars(experts)["artel_changes"] = {**before, parameter: (*before.get(parameter, ()), change)}
     try:
@@ -91,20 +90,20 @@ def _changes(experts: Any) -> dict[str, tuple[LowRank, ...]]:
 
 
 def adds_low_rank(experts: nn.Module) -> bool:
-    """Whether a module of experts is computed by `experts_forward`."""
+    """True if an expert module is computed by `experts_forward`."""
     return getattr(getattr(experts, "config", None), "_experts_implementation", None) == NAME
 
 
 def experts_forward(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """What the experts make of tokens (count, width); top_k_index int64 and top_k_weights (count, choices).
+    """Apply the experts to tokens (count, width); top_k_index int64 and top_k_weights are (count, choices).
 
-    `self` is a module of experts. Where it is one process's share of them, a choice of `num_experts` is of an expert
-    that is elsewhere; its weight is 0.
+    `self` is an expert module. If it is one process's share, the index `num_experts` means an expert of another
+    process, and its weight is 0.
     """
-    kind = hidden_states.device.type
-    dtype = torch.get_autocast_dtype(kind) if autocast_is_on(kind) else hidden_states.dtype
+    device_type = hidden_states.device.type
+    dtype = torch.get_autocast_dtype(device_type) if autocast_is_on(device_type) else hidden_states.dtype
     weight = getattr(self, "gate_up_proj" if self.has_gate else "up_proj")
     any_count = row_multiple(hidden_states.device, dtype) == 1
     if not _changes(self) and hidden_states.dtype == dtype == weight.dtype and any_count:
@@ -121,7 +120,7 @@ def _forward(
     rows = hidden_states[order // choices].to(dtype)
     elsewhere = (chosen >= self.num_experts)[:, None] if self._is_expert_parallel else None
     if elsewhere is not None:
-        # The rows after the last group are not computed, forward or backward, and may hold anything.
+        # Rows after the last group are not computed, forward or backward, and may contain anything.
         rows = rows.masked_fill(elsewhere, 0.0)
     multiple = row_multiple(rows.device, dtype)
     ends, places, total = _groups(chosen, self.num_experts, multiple)
@@ -146,33 +145,33 @@ def _forward(
 
 
 def _groups(chosen: torch.Tensor, experts: int, multiple: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """(end of each expert's group of rows, int32; the row of each of `chosen`, which are sorted; the number of rows).
+    """Return (end of each expert's group of rows, int32; row of each element of `chosen`; number of rows).
 
-    Groups are filled up to a multiple. As many rows are there as that may take, whatever is chosen.
+    `chosen` is sorted. Groups are padded to a multiple, and the number of rows is enough for any choice.
     """
     numbers = torch.arange(experts, device=chosen.device)
     ends = torch.searchsorted(chosen, numbers, right=True)
     sizes = ends.diff(prepend=ends.new_zeros(1))
-    filled = (sizes + multiple - 1) // multiple * multiple
-    moved = filled.cumsum(0) - filled - (ends - sizes)
-    # Choices of no expert here come last, after all groups.
-    moved = torch.cat([moved, (filled - sizes).sum()[None]])
-    places = torch.arange(len(chosen), device=chosen.device) + moved[chosen.clamp(max=experts)]
-    return filled.cumsum(0).to(torch.int32), places, len(chosen) + experts * (multiple - 1)
+    padded = (sizes + multiple - 1) // multiple * multiple
+    shift = padded.cumsum(0) - padded - (ends - sizes)
+    # Choices of other processes' experts come last, after all groups.
+    shift = torch.cat([shift, (padded - sizes).sum()[None]])
+    places = torch.arange(len(chosen), device=chosen.device) + shift[chosen.clamp(max=experts)]
+    return padded.cumsum(0).to(torch.int32), places, len(chosen) + experts * (multiple - 1)
 
 
-# The compiler knows grouped products in bf16 only.
+# The compiler supports grouped products in bf16 only.
 _eager_forward = torch.compiler.disable(_forward)
 
 
 def _linear(self: Any, name: str, rows: torch.Tensor, experts: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """`rows` (count, inputs), in groups by expert, each times its expert's matrix: (count, outputs)."""
+    """Multiply each group of `rows` (count, inputs) with its expert's matrix: (count, outputs)."""
 
     def product(rows: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
         return F.grouped_mm(rows, matrices.to(rows.dtype), offs=ends)
 
     def oriented(matrices: torch.Tensor) -> torch.Tensor:
-        """(experts, inputs, outputs), from the layout in which the module holds it."""
+        """Convert from the module's layout to (experts, inputs, outputs)."""
         return matrices if self.is_transposed else matrices.transpose(-2, -1)
 
     outputs = product(rows, oriented(getattr(self, name)))

@@ -1,17 +1,17 @@
-"""Figures of training speed, each defined once: FLOPs a token, tokens a second, MFU, and the peaks of devices.
+"""Definitions of training speed: FLOPs per token, tokens per second, MFU, and the peak of each device.
 
-**FLOPs a token**: the floating-point operations (a multiplication and an addition are two) of the matrix products and
-convolutions for training on one input token: 3 times those of the forward pass, as the backward pass takes twice as
-many (Kaplan et al. 2020, section 2.1). Attention counts the pairs of tokens that may see one another, so a causal model
-counts half of what an encoder does. Embedding lookups count nothing; nor do, by convention, norms, activations, softmax
-and the optimizer. Activation checkpointing does not count: it is work of the implementation, not of the model
-(Chowdhery et al. 2022, "PaLM", appendix B). For a dense transformer this is PaLM's 6N + 12·L·H·Q·T, with half of the
-second term under a causal mask, which PaLM counts in full. N are the weights that a token is multiplied with: all but
-lookup tables. The output head is one of them, also where it is tied to the input embeddings.
+**FLOPs per token**: the floating-point operations (a multiply-add is two) of the matrix products and convolutions for
+training on one input token: 3 times those of the forward pass, since the backward pass takes twice as many (Kaplan et
+al. 2020, section 2.1). Attention counts the pairs of tokens that may see each other, so a causal model counts half of
+an encoder. Embedding lookups count nothing, and by convention neither do norms, activations, softmax and the optimizer.
+Activation checkpointing does not count: that work belongs to the implementation, not the model (Chowdhery et al. 2022,
+"PaLM", appendix B). For a dense transformer this is PaLM's 6N + 12·L·H·Q·T, but with half of the second term under a
+causal mask, which PaLM counts in full. N is the number of weights that multiply a token: all except lookup tables. The
+output head counts, also if it is tied to the input embeddings.
 
 **tokens/s**: input tokens, without padding, over elapsed seconds of wall-clock time.
 
-**MFU**, model FLOPs utilization: FLOPs a token x tokens/s over the peak of the devices, in the precision that layers
+**MFU**, model FLOPs utilization: FLOPs per token x tokens/s over the peak of the devices, in the precision that layers
 compute in (PaLM, appendix B).
 """
 
@@ -27,38 +27,38 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from artel.models.loading.heads import model_class
 
 _NAME = "artel_counted"
-# (attention, with a mask): the first that works is taken. The function below; the model's own attention, where it takes
-# no other; and a mask of ones, without which some models read the values of their input, which meta tensors lack.
+# (attention, with a mask), tried in this order: the function below; the model's own attention, if it takes no other; a
+# mask of ones, without which some models read the values of their input, which meta tensors lack.
 _ATTEMPTS = ((_NAME, False), ("eager", False), ("eager", True))
 
 
 def flops_a_token(config: PreTrainedConfig, auto_class: str, length: int) -> float | None:
-    """FLOPs of training on one token in rows of `length`; None where the model does not run on the meta device.
+    """Return the FLOPs of training on one token in rows of `length`; None if the model does not run on the meta device.
 
-    `auto_class` is the transformers class of its head (`AutoModelForCausalLM`); the head counts at every token. The
-    model's forward runs on the meta device, without numbers, and PyTorch counts. A mixture of experts counts the
-    experts that a token goes to. An architecture with its own attention (BLOOM, MPT, GPT-J) counts the whole square, as
-    it multiplies it. All weights count as trained. An encoder-decoder reads `length` tokens and writes as many.
+    `auto_class`: the transformers class with its head (`AutoModelForCausalLM`); the head counts at every token. The
+    forward pass runs on the meta device, and PyTorch counts. A mixture counts the experts that a token goes to. An
+    architecture with its own attention (BLOOM, MPT, GPT-J) counts the full square, which it computes. All weights count
+    as trained. An encoder-decoder reads `length` tokens and predicts as many.
     """
     for attention, masked in _ATTEMPTS:
         try:
             model = _on_meta(config, auto_class, attention)
             tokens = 2 * length if model.config.is_encoder_decoder else length
             return 3 * _forward_flops(model, length, masked) / tokens
-        except Exception:  # each architecture fails in its own way
+        except Exception:  # an architecture may raise anything
             continue
     return None
 
 
 def tokens_a_second(tokens: int, seconds: float) -> float | None:
-    """Input tokens, without padding, over elapsed seconds; None where no time passed."""
+    """Return input tokens, without padding, per second; None if no time has passed."""
     return tokens / seconds if seconds > 0 else None
 
 
 def utilization(flops: float | None, tokens: float | None, peak: float | None, devices: int = 1) -> float | None:
-    """MFU, 0 to 1: FLOPs a token x tokens a second over the peak of `devices`, each of `peak` FLOP/s.
+    """Return the MFU, 0 to 1: FLOPs per token x tokens per second over the peak of `devices` with `peak` FLOP/s each.
 
-    None (unknown) where one of them is None.
+    None (unknown) if any of them is None.
     """
     if flops is None or tokens is None or peak is None:
         return None
@@ -66,24 +66,24 @@ def utilization(flops: float | None, tokens: float | None, peak: float | None, d
 
 
 def device_name(device: torch.device) -> str:
-    """The name that a GPU reports; otherwise the type of the device, `cpu`."""
+    """Return the name that a GPU reports, or the type of any other device (`cpu`)."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def peak_flops(name: str, precision: str) -> float | None:
-    """Peak FLOP/s of a device by its name, in `fp32`, `tf32`, `bf16`, `fp16` or `fp8`; None where it is unknown.
+    """Return the peak FLOP/s of a device by name, in `fp32`, `tf32`, `bf16`, `fp16` or `fp8`; None if unknown.
 
-    Dense, accumulated in fp32, from the makers' data sheets (half of the figure where they give it with sparsity
-    only): NVIDIA's data sheets of H100, H200, B200 (HGX), GH200, A100, A40, A30, A10, L40S, L40, L4, T4 and V100; the
-    white papers "GA102" (RTX 3090, A6000), "Ada" (RTX 4090, 6000 Ada) and "RTX Blackwell" (RTX 5090); AMD's data sheet
-    of the MI300X. Names match as a whole: a laptop's RTX 4090, a slice of an H100 (MIG) and a CPU are unknown.
+    Dense, accumulated in fp32, from the vendors' data sheets (half of a number given only with sparsity): NVIDIA's data
+    sheets of H100, H200, B200 (HGX), GH200, A100, A40, A30, A10, L40S, L40, L4, T4 and V100; the white papers "GA102"
+    (RTX 3090, A6000), "Ada" (RTX 4090, 6000 Ada) and "RTX Blackwell" (RTX 5090); AMD's data sheet of the MI300X. Names
+    must match exactly: a laptop's RTX 4090, a slice of an H100 (MIG) and a CPU are unknown.
     """
     teraflops = data_sheet(name).get(precision)
     return None if teraflops is None else teraflops * 1e12
 
 
 def data_sheet(name: str) -> dict[str, float]:
-    """The most TFLOP/s of a device, by precision; empty where it is unknown."""
+    """Return a device's peak TFLOP/s by precision; empty if unknown."""
     return _TERAFLOPS.get(name.removeprefix("NVIDIA "), {})
 
 
@@ -91,7 +91,7 @@ def _on_meta(config: PreTrainedConfig, auto_class: str, attention: str) -> PreTr
     config = copy.deepcopy(config)
     config.use_cache = False
     options: dict[str, Any] = {"attn_implementation": attention}
-    # Multiplies each token with as many experts as it goes to; which ones they are is unknown on meta.
+    # Multiplies each token with as many experts as it goes to; which ones is unknown on the meta device.
     options["experts_implementation"] = "batched_mm"
     with torch.device("meta"):
         model = model_class(config, auto_class, {})._from_config(config, **options)
@@ -119,7 +119,7 @@ def _counted_attention(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention on meta tensors: two products of the size that the mask lets through, for the counter."""
+    """Attention on meta tensors, for the counter: two products over the number of visible pairs."""
     rows, heads, length, size = query.shape
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
     pairs = _pairs(length, key.shape[2], causal, sliding_window)
@@ -129,7 +129,7 @@ def _counted_attention(
 
 
 def _pairs(queries: int, keys: int, causal: bool, window: int | None) -> int:
-    """The number of visible (query, key) pairs. In a window they are less than `window` tokens apart."""
+    """Return the number of visible (query, key) pairs. In a window they are less than `window` tokens apart."""
     reach = keys if window is None else min(window, keys)
     before = reach * (reach + 1) // 2 + (queries - reach) * reach if queries == keys else queries * reach
     if causal:

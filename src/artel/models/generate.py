@@ -17,14 +17,13 @@ from artel.models.text_stream import TextStream
 from artel.tokens import Tokenizer
 from artel.tokens.tokenizer.chat_template import TurnEnd
 
-# The name of the cache in forward: of all models since transformers 5.24, of most before it, of Mamba and its kin
-# before it.
+# The name of the cache in forward: since transformers 5.24; before that; before that in models like Mamba.
 _CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is sampled. Temperature 0 takes the likeliest."""
+    """Sampling settings. Temperature 0 takes the most likely token."""
 
     new_tokens: int = 100
     temperature: float = 0.8
@@ -34,11 +33,11 @@ class Sampling:
     repetition_penalty: float = 1.0
     """For tokens in the prompt or the text so far: positive logits are divided by it, negative ones multiplied."""
     beams: int | None = None
-    """Beams of the search, for models that search, at temperature 0; None: as the model says."""
+    """Beams at temperature 0, for models with beam search; None: from the model's generation_config."""
 
     @property
     def options(self) -> SamplingOptions:
-        """The same for a `Sampler`, which does not count tokens."""
+        """The same settings for a `Sampler`, which does not count tokens."""
         return SamplingOptions(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -48,24 +47,24 @@ class Sampling:
         )
 
 
-def write(
+def generate_text(
     model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, sampling: Sampling, window: int | None
 ) -> Iterator[str]:
-    """Continue `prompt`. Yields text as soon as its characters are whole, until the end token or the limit.
+    """Continue `prompt`. Yield text as soon as its characters are complete, until the end token or the limit.
 
-    `window` is the model's longest input in tokens; older tokens are dropped. An empty prompt begins a new document.
-    The state of PyTorch's random generators does not change.
+    `window`: the model's longest input in tokens; older tokens are dropped. An empty prompt starts a new document. The
+    state of PyTorch's random generators does not change.
     """
     ids = tokenizer.prompt(prompt)
-    return write_ids(model, tokenizer, ids, sampling, window, text_end(model, tokenizer), special_tokens=True)
+    return generate_from_ids(model, tokenizer, ids, sampling, window, text_end(model, tokenizer), special_tokens=True)
 
 
 def text_end(model: PreTrainedModel, tokenizer: Tokenizer) -> TurnEnd:
-    """The end of a text: the tokenizer's end token, and those in the model's generation_config.json."""
+    """Return the end of a text: the tokenizer's end token and those in the model's generation_config.json."""
     return TurnEnd(frozenset({tokenizer.end_id, *end_ids(model)}))
 
 
-def write_ids(
+def generate_from_ids(
     model: PreTrainedModel,
     tokenizer: Tokenizer,
     ids: list[int],
@@ -75,15 +74,14 @@ def write_ids(
     *,
     special_tokens: bool = False,
 ) -> Generator[str, None, bool]:
-    """Continue `ids`. Yields text as `write` does, and returns whether it ended within the limit.
+    """Continue `ids`. Yield text like `write`, and return True if it ended within the limit.
 
-    The tokens and texts of `stop` are not shown, nor parts of them: text that may become a stop text is held back.
+    Neither the tokens and texts of `stop` nor parts of them are yielded: text that may become a stop text is held back.
     Special tokens are left out of the text unless `special_tokens`.
     """
-
     stream = TextStream(tokenizer, ids, stop.texts, special_tokens=special_tokens)
     count, finished = 0, True
-    with closing(write_tokens(model, tokenizer, ids, sampling, window, stop.ids)) as tokens:
+    with closing(generate_tokens(model, tokenizer, ids, sampling, window, stop.ids)) as tokens:
         for token in tokens:
             count += 1
             piece = stream.add(token)
@@ -97,7 +95,7 @@ def write_ids(
     return finished
 
 
-def write_tokens(
+def generate_tokens(
     model: PreTrainedModel,
     tokenizer: Tokenizer,
     ids: list[int],
@@ -105,13 +103,12 @@ def write_tokens(
     window: int | None,
     stop: frozenset[int],
 ) -> Generator[int, None, None]:
-    """The tokens that continue `ids`, until one of `stop` (which is not yielded) or the limit. Raises InputError."""
+    """Yield tokens that continue `ids`, until one of `stop` (not yielded) or the limit. May raise InputError."""
     sampler = Sampler(sampling.options, ids, tokenizer.vocabulary)
 
-    def choose(logits: torch.Tensor) -> int:
-        return sampler.choose(logits).id
-
-    return continue_ids(model, tokenizer, ids, choose, sampling.new_tokens, window, stop)
+    return continue_ids(
+        model, tokenizer, ids, lambda logits: sampler.choose(logits).id, sampling.new_tokens, window, stop
+    )
 
 
 def continue_ids(
@@ -123,15 +120,15 @@ def continue_ids(
     window: int | None,
     stop: frozenset[int],
 ) -> Generator[int, None, None]:
-    """The tokens that continue `ids`, until one of `stop` (which is not yielded) or `new_tokens`. Raises InputError.
+    """Yield tokens that continue `ids`, until one of `stop` (not yielded) or `new_tokens`. May raise InputError.
 
-    `choose` takes the last logits, float32 (rows,), and returns the next id.
+    `choose` gets the last logits, float32 (rows,), and returns the next id.
     """
     device = next(model.parameters()).device
     check_embedded(model, tokenizer, ids)
     ids = list(ids)
     vocabulary = tokenizer.vocabulary
-    start = seen = 0  # the first token in the window; the number of tokens that the cache holds
+    start = seen = 0  # the first token in the window; the number of tokens that were read
     cache = DynamicCache(config=model.config)
     parameters = inspect.signature(type(model).forward).parameters
     cache_name = next((name for name in _CACHE_NAMES if name in parameters), None)  # None for RWKV and Reformer
@@ -140,11 +137,11 @@ def continue_ids(
     try:
         for _ in range(new_tokens):
             if window is not None and len(ids) - start > window:
-                # The window is full: drop its older half and read the rest again, once for many tokens.
+                # The window is full: drop its older half and read the rest again. That happens once in many tokens.
                 start = seen = len(ids) - max(1, window // 2)
                 cache = DynamicCache(config=model.config)
             fresh = torch.tensor([ids[seen:]], device=device)
-            # Inputs grow by a token each time: compiled layers would be compiled again for each length.
+            # Lengths grow with every token: compiled layers would be compiled again for each.
             with torch.no_grad(), torch.compiler.set_stance("force_eager"):
                 caches = {cache_name: cache} if cache_name else {}
                 logits = model(input_ids=fresh, use_cache=bool(caches), **caches).logits[:, -1].float()
@@ -163,7 +160,7 @@ def continue_ids(
 
 
 def check_embedded(model: PreTrainedModel, tokenizer: Tokenizer, ids: list[int]) -> None:
-    """Raise InputError for a token that the model has no embedding for."""
+    """Raise InputError for a token without an embedding."""
     rows = model.get_input_embeddings().weight.shape[0]
     beyond = next((number for number in ids if number >= rows), None)
     if beyond is not None:
@@ -172,7 +169,7 @@ def check_embedded(model: PreTrainedModel, tokenizer: Tokenizer, ids: list[int])
 
 
 def end_ids(model: PreTrainedModel) -> set[int]:
-    """The end tokens in a model's generation_config.json. Llama 3 has several."""
+    """Return the end tokens in a model's generation_config.json. Llama 3 has several."""
     ends = getattr(model.generation_config, "eos_token_id", None)
     numbers = ends if isinstance(ends, list) else [] if ends is None else [ends]
     if not all(isinstance(number, int) for number in numbers):

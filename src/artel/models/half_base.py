@@ -1,16 +1,17 @@
-"""The weights beneath adapters, held in the half precision that the model is saved in.
+"""Frozen weights under adapters, kept in the half precision of the checkpoint.
 
-A frozen matrix needs no float32 copy: nothing is added to it. Layers compute what they compute over float32 copies of
-the same numbers. Under autocast these would be rounded back to bf16 at each product; without it a matrix becomes
-float32 while it is multiplied, forward and backward, and is then let go. Rows of an embedding become float32 as they
-are looked up, so hidden states are float32. Biases, norms and whatever else is no matrix stay float32.
+A frozen matrix gets no updates, so it needs no float32 copy. The layers compute the same as with float32 copies: under
+autocast these would be rounded back to bf16 for each product; without autocast, a matrix is converted to float32 for
+the product, forward and backward, and the copy is freed. Embedding rows become float32 when they are looked up, so
+hidden states are float32. Biases, norms and everything else that is not a matrix stay float32.
 
-peft, axolotl, LLaMA-Factory and ms-swift hold the base in the dtype of the checkpoint as well, and adapters in float32.
+peft, axolotl, LLaMA-Factory and ms-swift also keep the base in the dtype of the checkpoint, and adapters in float32.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -22,9 +23,12 @@ from transformers.pytorch_utils import Conv1D
 from artel.models.device import autocast_is_on
 from artel.models.experts import experts_of
 
+_ROUNDED = "_artel_rounded"
+"""Attribute of a tensor: its version, and its copy in half precision."""
+
 
 def hold_in_half(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Hold the matrices of `model` (its linear layers, experts and embeddings) in `dtype`. It may be on meta."""
+    """Convert the matrices of `model` (linear layers, experts, embeddings) to `dtype`. It may be on the meta device."""
     owners: dict[nn.Parameter, list[bool]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -41,12 +45,12 @@ def hold_in_half(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def hidden_dtype(model: PreTrainedModel) -> torch.dtype:
-    """The dtype of a model's hidden states outside autocast: that of its weights, and float32 over a half base."""
+    """Return the dtype of hidden states outside autocast: that of the weights; float32 with a half-precision base."""
     return torch.float32 if any(isinstance(module, _Half) for module in model.modules()) else model.dtype
 
 
 def linear(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """F.linear, which also takes a frozen weight of another dtype than `hidden`. The result is of hidden's dtype."""
+    """Like F.linear, but a frozen weight may have another dtype than `hidden`. The output has the dtype of `hidden`."""
     if hidden.dtype == weight.dtype or autocast_is_on(hidden.device.type):
         return F.linear(hidden, weight, bias)
     product: torch.Tensor = _Linear.apply(hidden, weight, bias)
@@ -54,7 +58,7 @@ def linear(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 
 
 class _Linear(torch.autograd.Function):
-    """Keeps the weight as it is held for the backward pass, where F.linear would keep its copy in float32."""
+    """Saves the weight itself for the backward pass; F.linear would save a float32 copy."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -68,7 +72,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _Half(nn.Module):
-    """A layer whose matrix may be held in half precision, and whose output is then as if it were not."""
+    """A layer whose matrix may be in half precision without changing its output dtype."""
 
 
 class HalfLinear(_Half, nn.Linear):
@@ -93,11 +97,11 @@ class HalfEmbedding(_Half, nn.Embedding):
 
 
 def _half_class(module: nn.Module) -> type[nn.Module] | None:
-    """The class for such a module whose matrix is held in half precision; None where it cannot be."""
+    """Return the half-precision class for a module, or None if there is none."""
     kind = type(module)
     if kind not in _CLASSES and isinstance(module, nn.Embedding):
-        takes_ids_alone = len(inspect.signature(kind.forward).parameters) == 2
-        _CLASSES[kind] = _embedding_of(kind) if takes_ids_alone else None
+        takes_only_ids = len(inspect.signature(kind.forward).parameters) == 2
+        _CLASSES[kind] = _embedding_of(kind) if takes_only_ids else None
     return _CLASSES.get(kind)
 
 
@@ -109,9 +113,9 @@ _CLASSES: dict[type[nn.Module], type[nn.Module] | None] = {
 
 
 def _embedding_of(kind: type[nn.Module]) -> type[nn.Module]:
-    """The class for embeddings that do more than look up (Gemma's scale them, in the dtype of their weight).
+    """Return the class for an embedding that does more than a lookup (Gemma scales by a factor in the weight's dtype).
 
-    They get the rows that are looked up as their whole table, in float32.
+    Its own forward pass runs on a table of the selected rows, in float32.
     """
 
     def forward(self: Any, input_ids: torch.Tensor) -> torch.Tensor:
@@ -127,3 +131,26 @@ def _embedding_of(kind: type[nn.Module]) -> type[nn.Module]:
             self._parameters["weight"], self.padding_idx = table, padding
 
     return type(f"Half{kind.__name__}", (_Half, kind), {"forward": forward})
+
+
+def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return `x` in `dtype`, detached. Layers with the same input (queries, keys, values) share one copy.
+
+    The copy lives as long as `x`.
+    """
+    if x.dtype == dtype:
+        return x.detach()
+    if x.is_inference():
+        return x.to(dtype)
+    version, copy = getattr(x, _ROUNDED, (None, None))
+    if copy is None or version != x._version or copy.dtype != dtype:
+        copy = x.detach().to(dtype)
+        setattr(x, _ROUNDED, (x._version, copy))
+    return copy
+
+
+def forget_rounded(tensors: Iterable[object]) -> None:
+    """Free the copies made by `rounded`, for tensors that stay in memory longer than the copies are needed."""
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and hasattr(tensor, _ROUNDED):
+            delattr(tensor, _ROUNDED)

@@ -1,10 +1,10 @@
-"""Layers with a state, of which each document of a block must begin with an empty one: Mamba, Gated DeltaNet, short
-convolutions and their kin.
+"""Layers with a recurrent state, which must be reset at the start of each document: Mamba, Gated DeltaNet, short
+convolutions and similar.
 
-Such a layer reads a row from left to right, and no mask stops what it carries along. On a CPU the code of transformers
-ignores `seq_idx` and `cu_seq_lens_q`, which say to kernels for GPUs where documents begin. So the one module of a
-layer that has the state is run on documents in place of rows: documents of about the same length side by side, each a
-row of its own, and its outputs are put back where they belong. Everything else of the model runs on whole rows.
+Such a layer reads a row from left to right, and no mask stops the state from crossing documents. On a CPU transformers'
+code ignores `seq_idx` and `cu_seq_lens_q`, which tell GPU kernels where documents start. So the module with the state
+runs on documents instead of rows: documents of similar length form a batch, one per row, and the outputs are scattered
+back. The rest of the model runs on whole rows.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import PreTrainedModel
 
 STATE_LAYERS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
-"""Types of layers in which a module has a state."""
+"""Layer types with a state."""
 NO_MIXER_LAYERS = {"moe", "mlp"}
-"""Types of layers in which no token sees another."""
+"""Layer types in which tokens do not see each other."""
 SPLIT = "document_split"
-"""The argument of a model's forward, and the name under which its modules with a state keep it."""
+"""The argument of a model's forward, and the attribute of its modules with a state."""
 _SIMILAR = 0.75
-"""Documents that are run side by side are at least so long as this share of the longest: the others are padded."""
+"""Documents in a batch are at least this fraction of the longest; they are padded to its length."""
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentSplit:
-    """Where the documents of a batch lie: a view of (rows, length) as several batches of documents."""
+    """The positions of documents in a batch (rows, length), which it splits into batches of documents."""
 
     rows: int
     length: int
     groups: list[torch.Tensor]
-    """int64 (documents, longest) each: the places of a document's tokens in the flattened batch; what is shorter than
-    the longest repeats its last token, which nothing before it sees."""
+    """int64 (documents, longest) each: positions of the documents' tokens in the flattened batch. Shorter documents are
+    padded with their last token, which the tokens before it do not see."""
     inverse: torch.Tensor
-    """int64 (rows x length,): the place of each token of the batch among the tokens of all groups."""
+    """int64 (rows x length,): the position of each token of the batch among the tokens of all groups."""
 
     @property
     def tokens(self) -> int:
-        """What a module with a state computes, with the padding of documents."""
+        """The number of tokens that a module with a state processes, including padding."""
         return sum(group.numel() for group in self.groups)
 
     def split(self, value: Any, group: torch.Tensor) -> Any:
-        """A tensor (rows, length, ...) as (documents, longest, ...), also in a tuple; any other value as it is."""
+        """Return a tensor (rows, length, …), or a tuple of them, as (documents, longest, …). Keep other values."""
         if isinstance(value, tuple):
             return tuple(self.split(item, group) for item in value)
         if not isinstance(value, torch.Tensor) or value.shape[:2] != (self.rows, self.length):
             return value
         return value.flatten(0, 1)[group]
 
-    def joined(self, parts: list[Any]) -> Any:
-        """What `split` took apart, or a tuple of such tensors; of other values that of the first group."""
+    def join(self, parts: list[Any]) -> Any:
+        """Undo `split` for tensors or tuples of them. Of other values return the first."""
         if isinstance(parts[0], tuple):
-            return tuple(self.joined(list(values)) for values in zip(*parts, strict=True))
+            return tuple(self.join(list(values)) for values in zip(*parts, strict=True))
         if not all(
             isinstance(part, torch.Tensor) and part.shape[:2] == group.shape
             for part, group in zip(parts, self.groups, strict=True)
@@ -70,9 +70,9 @@ class DocumentSplit:
 
 
 def document_split(documents: torch.Tensor) -> DocumentSplit | None:
-    """How to run documents by themselves; None where each row is one, and where a step is only planned.
+    """Split a batch into documents. None if every row is one document, or if the tensors have no values (planning).
 
-    documents int64 (rows, length): the number of each token's document in its row.
+    documents int64 (rows, length): each token's document number.
     """
     if documents.is_meta or isinstance(documents, FakeTensor):
         return None
@@ -92,15 +92,15 @@ def document_split(documents: torch.Tensor) -> DocumentSplit | None:
         chosen = order[begin:end]
         places = np.minimum(np.arange(longest), sizes[chosen, None] - 1)
         group = starts[chosen, None] + places
-        own = np.arange(longest) < sizes[chosen, None]
-        inverse[group[own]] = done + np.flatnonzero(own)
+        is_token = np.arange(longest) < sizes[chosen, None]
+        inverse[group[is_token]] = done + np.flatnonzero(is_token)
         groups.append(torch.from_numpy(group).to(documents.device))
         done, begin = done + group.size, end
     return DocumentSplit(rows, length, groups, torch.from_numpy(inverse).to(documents.device))
 
 
 def state_modules(model: nn.Module) -> list[nn.Module]:
-    """The outermost modules with a state: those that have a convolution over tokens, or name a layer type of theirs."""
+    """Return the outermost modules with a state: linear attention, or a convolution over tokens."""
     found: list[nn.Module] = []
 
     def look(module: nn.Module) -> None:
@@ -120,10 +120,11 @@ def _has_state(module: nn.Module) -> bool:
     return any(isinstance(child, nn.Conv1d) and child.kernel_size[0] > 1 for child in module.children())
 
 
-def runs_by_documents(model: PreTrainedModel) -> bool:
-    """Have the model take a `DocumentSplit` for its modules with a state, if it has any. Each model is changed once.
+def enable_document_split(model: PreTrainedModel) -> bool:
+    """Make a model with state modules accept a `DocumentSplit`. Return False if it has no such modules.
 
-    The modules keep it until the next forward pass of the model: activation checkpointing runs them once more.
+    Each model is patched once. The modules keep the split until the model's next forward pass, since activation
+    checkpointing runs them again.
     """
     if model not in _CHANGED:
         modules = state_modules(model)
@@ -131,7 +132,7 @@ def runs_by_documents(model: PreTrainedModel) -> bool:
             kind: Any = type(module)
             module.__class__ = _by_documents(kind)
         if modules:
-            model.register_forward_pre_hook(functools.partial(_hand_over, modules), with_kwargs=True)
+            model.register_forward_pre_hook(functools.partial(_set_split, modules), with_kwargs=True)
         _CHANGED[model] = bool(modules)
     return _CHANGED[model]
 
@@ -139,8 +140,8 @@ def runs_by_documents(model: PreTrainedModel) -> bool:
 _CHANGED: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
-def _hand_over(modules: list[nn.Module], _: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The hook of a model's forward: its modules get the split, or None where documents are not kept apart."""
+def _set_split(modules: list[nn.Module], _: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Forward pre-hook of the model: pass the split, or None, to its modules."""
     split = kwargs.get(SPLIT)
     for module in modules:
         module.__dict__[SPLIT] = split
@@ -149,31 +150,31 @@ def _hand_over(modules: list[nn.Module], _: nn.Module, args: Any, kwargs: dict[s
 
 @functools.cache
 def _by_documents(base: Any) -> type[Any]:
-    """A subclass of the same name whose forward runs each document of its inputs by itself, where it has a split."""
+    """Return a subclass of the same name whose forward runs one document per row if a split is set."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.__dict__.get(SPLIT) is None:
             return base.forward(self, *args, **kwargs)
-        return _each(base.forward, self, args, kwargs)
+        return _run_by_documents(base.forward, self, args, kwargs)
 
     return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _each(forward: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The outputs of a module's `forward` for each document, put together.
+def _run_by_documents(forward: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a module's `forward` on each group of documents and join the outputs.
 
-    A mask of whole rows means nothing to a document. The split is read here and is no argument: compiled layers would
-    compile anew for each number of groups.
+    Masks of whole rows are dropped. The split is read here and is not an argument, since compiled layers would be
+    compiled again for each number of groups.
     """
     split: DocumentSplit = module.__dict__[SPLIT]
     args = tuple(None if _is_mask(value) else value for value in args)
     kwargs = {name: None if name == "attention_mask" else value for name, value in kwargs.items()}
     parts = []
     for group in split.groups:
-        own = {name: split.split(value, group) for name, value in kwargs.items()}
-        parts.append(forward(module, *split.split(args, group), **own))
-    return split.joined(parts)
+        group_kwargs = {name: split.split(value, group) for name, value in kwargs.items()}
+        parts.append(forward(module, *split.split(args, group), **group_kwargs))
+    return split.join(parts)
 
 
 def _is_mask(value: Any) -> bool:

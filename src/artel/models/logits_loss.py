@@ -1,9 +1,10 @@
-"""Any loss of a model's logits, and whatever else is made of them, for some thousand positions at a time.
+"""Losses other than cross-entropy, computed from the logits of a few thousand positions at a time.
 
-`loss.py` knows the gradient of the cross-entropy. Here PyTorch finds that of any loss, from the logits of one chunk of
-positions, in the forward pass: logits are neither kept nor computed twice, and there are never those of all positions.
-A head that is sharded by vocabulary is applied by all processes, each to its own ids; every process is given the logits
-of all ids of a chunk.
+`loss.py` knows the gradient of cross-entropy. Here autograd finds the gradient of any loss of the logits of one chunk,
+already in the forward pass: logits are neither kept nor computed twice, and never exist for all positions. With a head
+sharded by vocabulary, each process computes the logits of its own ids and then gathers those of all ids of the chunk.
+
+`target_log_probs` gives preference losses the log-probability of each target, with its own gradient.
 """
 
 from __future__ import annotations
@@ -13,28 +14,30 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers import PreTrainedModel
 
+from artel.models.compile import has_compiled_layers
+from artel.models.cross_entropy_grad import row_entropies
+from artel.models.forward_pass import profiler_range
 from artel.models.loss import ChunkedHead, Products, head_arguments
 from artel.models.output_head import hidden_states_as_logits, output_head
-from artel.models.profiler_ranges import profiler_range
 
 LossOfLogits = Callable[[torch.Tensor, slice], torch.Tensor]
-"""(logits, float32 (count, vocabulary); which of the positions) → sums, float32 (numbers,), the first is the loss."""
+"""(logits, float32 (count, vocabulary); their slice of the positions) → sums, float32 (size,), the loss first."""
 
-# Of float32 logits at a time: the loss makes about eight tensors of that size.
+# Bytes of float32 logits at a time. The loss makes about eight tensors of that size.
 _CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 64 * 2**20}
 
 
 class PositionLogits:
-    """The logits that a model gives at some positions, without gradient, computed chunk by chunk when they are read.
+    """A model's logits at some positions, without gradient, computed chunk by chunk as they are read.
 
-    The model's output head must be there as long as it is read: under FSDP its weights are gathered while the model is
-    run.
+    The output head must stay available until then: under FSDP its weights are gathered only while the model runs.
     """
 
     def __init__(self, model: PreTrainedModel, inputs: dict[str, Any], places: torch.Tensor) -> None:
-        """Runs `model` with `inputs`; `places`, int64 (count,), are the positions in the flattened rows."""
+        """Run `model` on `inputs`. `places`, int64 (count,): the positions in the flattened rows."""
         with torch.no_grad():
             self._outputs, head = _at_places(model, inputs, places)
             self._head = None
@@ -42,37 +45,37 @@ class PositionLogits:
                 self._head = ChunkedHead(*_arguments(self._outputs, head), (False, False, False))
 
     def read(self, chunk: slice) -> torch.Tensor:
-        """float32 (count, vocabulary)."""
+        """Return the logits of a chunk, float32 (count, vocabulary)."""
         with torch.no_grad(), torch.autocast(self._outputs.device.type, enabled=False):
             return self._outputs[chunk].float() if self._head is None else self._head.logits(chunk)
 
     def chunks(self) -> Iterator[slice]:
-        """Pieces of the positions, in order, whose logits fit into memory."""
+        """Yield slices of the positions, in order, whose logits fit into memory."""
         if self._head is not None:
             return self._head.chunks()
         return (slice(start, start + 128) for start in range(0, len(self._outputs), 128))
 
 
 def loss_of_logits(
-    model: PreTrainedModel, inputs: dict[str, Any], places: torch.Tensor, loss: LossOfLogits, numbers: int
+    model: PreTrainedModel, inputs: dict[str, Any], places: torch.Tensor, loss: LossOfLogits, size: int
 ) -> torch.Tensor:
-    """Call `model` with `inputs`: sums of `loss` over the positions, float32 (`numbers`,). The first has a gradient.
+    """Run `model` on `inputs` and return the sums of `loss` over the positions, float32 (`size`,).
 
-    `places`, int64 (count,), are the positions in the flattened rows. A model without a plain output head gives all its
-    logits at once.
+    Only the first sum has a gradient. `places`, int64 (count,): the positions in the flattened rows. A model without a
+    plain output head computes all its logits at once.
     """
     outputs, head = _at_places(model, inputs, places)
     with profiler_range("artel: loss"):
         if head is None:
             return loss(outputs.float(), slice(0, len(outputs)))
-        sums: torch.Tensor = _LossOfLogits.apply(*_arguments(outputs, head), loss, numbers)
+        sums: torch.Tensor = _LossOfLogits.apply(*_arguments(outputs, head), loss, size)
         return sums
 
 
 def _at_places(
     model: PreTrainedModel, inputs: dict[str, Any], places: torch.Tensor
 ) -> tuple[torch.Tensor, torch.nn.Linear | None]:
-    """What the model gives at the positions, (count, …): hidden states and the head to apply; or logits, and None."""
+    """Return the hidden states at the positions and the head to apply, or the logits and None; (count, …)."""
     head = output_head(model)
     with hidden_states_as_logits(head):
         outputs = model(**inputs).logits
@@ -82,7 +85,7 @@ def _at_places(
 def _arguments(
     hidden: torch.Tensor, head: torch.nn.Linear
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Products]:
-    """What the head's products are computed of: hidden states, weight, bias, and how."""
+    """Return the first arguments of `ChunkedHead`: hidden states, weight, bias, and the settings of the products."""
     chunk_bytes = _CHUNK_BYTES.get(hidden.device.type, 2**24)
     no_targets = hidden.new_empty(0)
     states, weight, bias, _, products = head_arguments(hidden, head.weight, head.bias, no_targets, False, chunk_bytes)
@@ -100,9 +103,9 @@ class _LossOfLogits(torch.autograd.Function):
         bias: torch.Tensor | None,
         products: Products,
         loss: LossOfLogits,
-        numbers: int,
+        size: int,
     ) -> torch.Tensor:
-        total = torch.zeros(numbers, device=hidden.device)
+        total = torch.zeros(size, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             head = ChunkedHead(hidden, weight, bias, products, ctx.needs_input_grad[:3])
             for chunk in head.chunks():
@@ -114,8 +117,8 @@ class _LossOfLogits(torch.autograd.Function):
                     sums = loss(logits.requires_grad_(), chunk)
                     (grad,) = torch.autograd.grad(sums[0], logits)
                 total += sums.detach()
-                head.add_whole(chunk, grad)
-                del logits, sums, grad  # before the next chunk's are there
+                head.add_full(chunk, grad)
+                del logits, sums, grad  # free them before the next chunk
             ctx.grads = head.gradients()
         return total
 
@@ -125,3 +128,98 @@ class _LossOfLogits(torch.autograd.Function):
             raise RuntimeError("the backward pass of this loss runs once only, and it has run")
         grads, ctx.grads = ctx.grads, None
         return *(None if grad is None else grad.mul_(grad_output[0]) for grad in grads), None, None, None
+
+
+def target_log_probs(
+    model: PreTrainedModel,
+    inputs: dict[str, Any],
+    targets: torch.Tensor,
+    places: torch.Tensor,
+    *,
+    with_entropies: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Run `model` on `inputs`. Return (log-probability of each target, entropy of its prediction), in nats.
+
+    Both are float32 (count,). Entropies have no gradient; None without `with_entropies`, as they take twice as long as
+    the log-probabilities.
+
+    targets int64 (count,). `places`, int64 (count,): the positions in the flattened rows that predict them. A position
+    may predict several.
+    """
+    outputs, head = _at_places(model, inputs, places)
+    with profiler_range("artel: loss"):
+        if head is None:
+            logits = outputs.float()
+            entropies = row_entropies(logits.detach(), None) if with_entropies else None
+            return -F.cross_entropy(logits, targets, reduction="none"), entropies
+        compiled = has_compiled_layers(model)
+        return linear_log_probs(
+            outputs, head.weight, head.bias, targets, compiled=compiled, with_entropies=with_entropies
+        )
+
+
+def linear_log_probs(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    *,
+    compiled: bool = False,
+    chunk_bytes: int | None = None,
+    with_entropies: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return (log-probability of each target, 0 where there is none; entropy at each position), in nats.
+
+    Both are float32 (count,); arguments as for `linear_cross_entropy`. There the gradient is known up to one common
+    factor. Here every position has its own factor, which only the backward pass knows. With a frozen head, the forward
+    pass computes the gradient of hidden for a factor of 1. Otherwise the backward pass computes the logits again, since
+    the gradient of weight is a sum over positions. Entropies have no gradient; None without `with_entropies`.
+    """
+    arguments = head_arguments(hidden, weight, bias, targets, compiled, chunk_bytes)
+    log_probs, entropies = _LinearLogProbs.apply(*arguments, with_entropies)
+    return log_probs, entropies if with_entropies else None
+
+
+class _LinearLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        products: Products,
+        with_entropies: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        needs_hidden, *needs_of_head = ctx.needs_input_grad[:3]
+        ctx.computes_again = any(needs_of_head)
+        log_probs = torch.empty(len(targets), device=hidden.device)
+        entropies = torch.empty(len(targets) if with_entropies else 0, device=hidden.device)
+        with torch.autocast(hidden.device.type, enabled=False):
+            head = ChunkedHead(hidden, weight, bias, products, (needs_hidden and not ctx.computes_again, False, False))
+            for chunk in head.chunks():
+                losses, _, grad_logits = head.losses(chunk, targets[chunk], entropies if with_entropies else None)
+                log_probs[chunk] = -losses
+                head.add(chunk, grad_logits)
+                del grad_logits
+            ctx.grad_hidden = head.gradients()[0]
+        if ctx.computes_again:
+            ctx.save_for_backward(hidden, weight, bias, targets)
+            ctx.products = products
+        ctx.mark_non_differentiable(entropies)
+        return log_probs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
+        factors = -grad_output[:, None]
+        if not ctx.computes_again:
+            return (ctx.grad_hidden * factors).to(ctx.grad_hidden.dtype), None, None, None, None, None
+        hidden, weight, bias, targets = ctx.saved_tensors
+        with torch.autocast(hidden.device.type, enabled=False):
+            head = ChunkedHead(hidden, weight, bias, ctx.products, ctx.needs_input_grad[:3])
+            for chunk in head.chunks():
+                _, _, grad_logits = head.losses(chunk, targets[chunk])
+                grad_logits[: len(factors[chunk])].mul_(factors[chunk])
+                head.add(chunk, grad_logits)
+                del grad_logits
+            return *head.gradients(), None, None, None

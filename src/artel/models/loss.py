@@ -2,13 +2,13 @@
 
 The logits of all positions are the largest tensor of a training step (GPT-2, 32 blocks of 1,024: 6.6 GB in float32),
 and transformers' own loss makes several tensors of that size. Here the model returns the hidden states before its
-output head. The head, the loss and their gradients are then computed together for some thousand positions at a time,
-without the positions that have no target.
+output head. The head, the loss and their gradients are then computed together for a few thousand positions at a time,
+skipping positions without a target.
 
-`output_head.py` finds the head and tells whether the model may be run without it.
+`output_head.py` finds the head and tests whether the model can run without it.
 
-A head that is sharded by vocabulary (a DTensor) stays sharded: each process computes the logits of its own ids.
-Processes exchange three numbers a position and the gradient of the hidden states (Shoeybi et al. 2019, "Megatron-LM",
+A head sharded by vocabulary (a DTensor) stays sharded: each process computes the logits of its own ids. Processes
+exchange three numbers per position and the gradient of the hidden states (Shoeybi et al. 2019, "Megatron-LM",
 section 3).
 """
 
@@ -26,33 +26,31 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from artel.models.choice import Choice
+from artel.models import IGNORED, Choice
 from artel.models.compile import has_compiled_layers
-from artel.models.cpu.cross_entropy import add_transposed_product, can_take, cpu_cross_entropy_with_grad
-from artel.models.cpu.row_multiple import row_multiple
+from artel.models.cpu.cross_entropy import add_transposed_product, cpu_cross_entropy_with_grad, supports_logits
 from artel.models.cross_entropy_grad import VocabularyShard, cross_entropy_with_grad, row_entropies
-from artel.models.device import autocast_is_on
+from artel.models.device import autocast_is_on, row_multiple
+from artel.models.forward_pass import profiler_range
 from artel.models.output_head import hidden_states_as_logits, output_head
-from artel.models.profiler_ranges import profiler_range
-from artel.models.targets import IGNORED
 
-# Bytes of float32 logits in memory at a time. A GPU needs products that are worth a kernel launch. On two CPU cores
-# 128 MB took 1.5 s where 8 MB took 2.5 (2,048 positions, 384 wide, 16,384 ids): each chunk adds to the gradient of the
-# head. Beneath adapters it has none, and a quarter takes no longer (benchmarks/results.md).
+# Bytes of float32 logits in memory at a time. On a GPU products must be worth a kernel launch. On two CPU cores chunks
+# of 128 MB took 1.5 s and chunks of 8 MB 2.5 s (2,048 positions, 384 wide, 16,384 ids), since each chunk adds to the
+# gradient of the head. A frozen head has none, and a quarter takes no longer (benchmarks/results.md).
 _CHUNK_BYTES = {"cpu": 128 * 2**20, "cuda": 512 * 2**20}
 _FROZEN_CHUNK_BYTES = {"cpu": 32 * 2**20, "cuda": 512 * 2**20}
-# On a GPU the head's rows are padded to a multiple of this where its matrix is copied to another precision anyway:
-# with GPT-2's 50,257 rows the products would miss the tensor cores' fast path.
+# On a GPU the head's rows are padded to a multiple of this if its matrix is copied to another precision anyway: with
+# GPT-2's 50,257 rows the products would miss the tensor cores' fast path.
 _ROW_MULTIPLE = 64
 
 
 def model_losses(
     model: PreTrainedModel, inputs: dict[str, Any], targets: torch.Tensor, places: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Call `model` with `inputs`: (summed loss in nats, float32, over the targets that are not `IGNORED`; guesses).
+    """Run `model` on `inputs`. Return (loss in nats, summed over targets that are not `IGNORED`, float32; guesses).
 
-    targets int64 (rows, length). `places`, int64 (count,), are the positions in the flattened rows that have a target;
-    None: most have. guesses int64: the likeliest id of each of `places`, (count,), or of all positions, (rows, length).
+    targets int64 (rows, length). `places`, int64 (count,): the positions in the flattened rows that have a target; None
+    if most have one. guesses, int64: the most likely id at `places` (count,), or at all positions (rows, length).
     """
     head = output_head(model)
     with hidden_states_as_logits(head):
@@ -80,19 +78,19 @@ def linear_cross_entropy(
     compiled: bool = False,
     chunk_bytes: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(summed cross-entropy in nats, float32; likeliest ids, int64 (count,)) of `hidden` @ `weight`.T + `bias`.
+    """Return the cross-entropy of `hidden` @ `weight`.T + `bias`: (sum in nats, float32; most likely ids (count,)).
 
-    hidden (count, size), weight (vocabulary, size), bias (vocabulary,), targets int64 (count,), `IGNORED` where there
-    is none. Products are computed in autocast's precision, the rest in float32. The forward pass computes the
-    gradients, softmax - target, so that logits are neither kept nor computed twice (Hsu et al. 2024, "Liger Kernel").
+    hidden (count, size), weight (vocabulary, size), bias (vocabulary,), targets int64 (count,) with `IGNORED` for none.
+    Products are computed in autocast's precision, the rest in float32. The forward pass computes the gradients
+    (softmax - target), so logits are neither kept nor computed twice (Hsu et al. 2024, "Liger Kernel").
 
     `weight` and `bias` may be DTensors sharded by id over a mesh on which hidden and targets are replicated. Then loss,
-    guesses and the gradient of hidden are the same on all its processes.
+    ids and the gradient of hidden are the same on all processes of the mesh.
 
     With `compiled`, on a CPU and without shards, one loop in C++ computes loss and gradient from the logits.
 
-    `chunk_bytes` of logits are in memory at a time, and at least 128 positions; by default 128 MiB on a CPU, 32 there
-    with a frozen head, 512 on a GPU.
+    `chunk_bytes`: bytes of logits in memory at a time, for at least 128 positions. Default: 128 MiB on a CPU (32 with a
+    frozen head), 512 on a GPU.
     """
     arguments = head_arguments(hidden, weight, bias, targets, compiled, chunk_bytes)
     loss, guesses = _LinearCrossEntropy.apply(*arguments)
@@ -101,7 +99,7 @@ def linear_cross_entropy(
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """How the head's products are computed."""
+    """The settings of the head's products."""
 
     dtype: torch.dtype
     shard: VocabularyShard | None
@@ -117,14 +115,14 @@ def head_arguments(
     compiled: bool,
     chunk_bytes: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, Products]:
-    """What `ChunkedHead` and the functions that use it take; of DTensors the part that this process holds."""
+    """Prepare the arguments of `ChunkedHead` and its autograd functions: local shards of DTensors, and `Products`."""
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if autocast_is_on(device) else hidden.dtype
     shard = None
     if isinstance(weight, DTensor):
         shard, weight = VocabularyShard.of(weight), weight.to_local()
         bias = bias.to_local() if isinstance(bias, DTensor) else bias
-    if not torch.is_grad_enabled():  # needs_input_grad tells of requires_grad alone
+    if not torch.is_grad_enabled():  # needs_input_grad only reflects requires_grad
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
     by_device = _CHUNK_BYTES if weight.requires_grad else _FROZEN_CHUNK_BYTES
     products = Products(dtype, shard, compiled, chunk_bytes or by_device.get(device, 2**25))
@@ -143,13 +141,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         loss = torch.zeros((), device=hidden.device)
         guesses = torch.empty_like(targets)
-        with torch.autocast(hidden.device.type, enabled=False):  # everything is in the right precision already
+        with torch.autocast(hidden.device.type, enabled=False):  # everything already has the right precision
             head = ChunkedHead(hidden, weight, bias, products, ctx.needs_input_grad[:3])
             for chunk in head.chunks():
                 losses, guesses[chunk], grad_logits = head.losses(chunk, targets[chunk])
                 loss += losses.sum()
                 head.add(chunk, grad_logits)
-                del grad_logits  # before the next chunk's are there
+                del grad_logits  # free it before the next chunk
             ctx.grads = head.gradients()
         ctx.mark_non_differentiable(guesses)
         return loss, guesses
@@ -163,9 +161,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 class ChunkedHead:
-    """The head's products for some of the positions at a time, and the sums of its gradients.
+    """Computes the head's products for a chunk of positions at a time, and accumulates its gradients.
 
-    `head_arguments` prepares what it is made of.
+    `head_arguments` prepares the arguments.
     """
 
     def __init__(
@@ -176,7 +174,7 @@ class ChunkedHead:
         products: Products,
         needs: Sequence[bool],
     ) -> None:
-        """`needs`: which gradients `add` computes, of hidden, weight and bias."""
+        """`needs`: which gradients `add` computes (hidden, weight, bias)."""
         self.needs_grad = any(needs)
         self._count, self._multiple = len(hidden), row_multiple(hidden.device, products.dtype)
         device, self._vocabulary, self._shard = hidden.device, weight.shape[0], products.shard
@@ -191,12 +189,12 @@ class ChunkedHead:
         self._grad_hidden = torch.empty_like(self._inputs) if self._needs_hidden else None
         self._grad_weight: torch.Tensor | None = None
         self._grad_bias = torch.zeros(rows, device=device) if self._needs_bias else None
-        # The same chunks on all processes of a sharded vocabulary, whose last one may have fewer ids.
+        # All processes of a sharded vocabulary need the same chunks, and the last one may have fewer ids.
         columns = rows if self._shard is None else self._shard.max_ids
         self._size = max(128, products.chunk_bytes // (4 * columns) // self._multiple * self._multiple)
         self._add_product = _add_product
         self._cross_entropy: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-        if products.compiled and any(needs) and self._shard is None and can_take(device, products.dtype):
+        if products.compiled and any(needs) and self._shard is None and supports_logits(device, products.dtype):
             self._cross_entropy = cpu_cross_entropy_with_grad
             if products.dtype == torch.bfloat16 and hidden.shape[1] <= self._vocabulary:
                 self._add_product = add_transposed_product
@@ -209,19 +207,19 @@ class ChunkedHead:
         starts = range(0, self._count, self._size)
         return (slice(start, min(start + self._size, self._count)) for start in starts)
 
-    def _filled(self, chunk: slice) -> slice:
-        """The chunk with the positions that fill it up."""
+    def _padded_chunk(self, chunk: slice) -> slice:
+        """Return the chunk including its padding positions."""
         return slice(chunk.start, -(-chunk.stop // self._multiple) * self._multiple)
 
     def losses(
         self, chunk: slice, targets: torch.Tensor, entropies: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(loss of each position in nats, likeliest ids, gradient of their sum with respect to the logits).
+        """Return (loss of each position in nats, most likely ids, gradient of the summed loss w.r.t. the logits).
 
-        The gradient also has rows for the positions that fill the chunk up: zeros. `entropies`, float32 (positions,),
-        takes the entropy of what is predicted at each position of the chunk, in nats.
+        The gradient also has rows for padding positions, which are zero. `entropies`, float32 (positions,): filled with
+        the entropy of the prediction at each position of the chunk, in nats.
         """
-        inputs, count = self._inputs[self._filled(chunk)], len(targets)
+        inputs, count = self._inputs[self._padded_chunk(chunk)], len(targets)
         if missing := len(inputs) - count:
             targets = F.pad(targets, (0, missing), value=IGNORED)
         logits = F.linear(inputs, self._matrix, self._bias)
@@ -231,35 +229,35 @@ class ChunkedHead:
         return losses[:count], guesses[:count], grad_logits
 
     def logits(self, chunk: slice) -> torch.Tensor:
-        """A chunk's logits, float32 (count, vocabulary): those of all ids, also where processes share them."""
-        filled = F.linear(self._inputs[self._filled(chunk)], self._matrix, self._bias)
-        local = filled[: chunk.stop - chunk.start, : self._vocabulary].float()
+        """Return a chunk's logits, float32 (count, vocabulary): of all ids, also with a sharded vocabulary."""
+        padded = F.linear(self._inputs[self._padded_chunk(chunk)], self._matrix, self._bias)
+        local = padded[: chunk.stop - chunk.start, : self._vocabulary].float()
         return local if self._shard is None else self._shard.all_gather(local)
 
-    def add_whole(self, chunk: slice, grad_logits: torch.Tensor) -> None:
-        """Like `add`, with the gradient of what `logits` returns."""
+    def add_full(self, chunk: slice, grad_logits: torch.Tensor) -> None:
+        """Like `add`, for the gradient of the tensor that `logits` returns."""
         if self._shard is not None:
             grad_logits = grad_logits[:, self._shard.first :][:, : self._vocabulary]
-        rows, filled = self._matrix.shape[0], self._filled(chunk)
-        missing = filled.stop - chunk.stop
+        rows = self._matrix.shape[0]
+        missing = self._padded_chunk(chunk).stop - chunk.stop
         self.add(chunk, F.pad(grad_logits, (0, rows - self._vocabulary, 0, missing)).to(self._inputs.dtype))
 
     def add(self, chunk: slice, grad_logits: torch.Tensor) -> None:
-        """Take the gradient with respect to a chunk's logits, as `losses` returns it, into those that are needed."""
-        filled = self._filled(chunk)
+        """Accumulate the needed gradients, given the gradient of a chunk's logits as `losses` returns it."""
+        padded = self._padded_chunk(chunk)
         if self._grad_hidden is not None:
-            torch.mm(grad_logits, self._matrix, out=self._grad_hidden[filled])
+            torch.mm(grad_logits, self._matrix, out=self._grad_hidden[padded])
         if self._needs_weight:
-            self._grad_weight = self._add_product(self._grad_weight, grad_logits, self._inputs[filled])
+            self._grad_weight = self._add_product(self._grad_weight, grad_logits, self._inputs[padded])
         if self._grad_bias is not None:
             self._grad_bias += grad_logits.float().sum(dim=0)
 
     def gradients(self) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-        """Of hidden, weight and bias, once all chunks were added."""
+        """Return the gradients of hidden, weight and bias, after all chunks were added."""
         grad_hidden, grad_weight, grad_bias = self._grad_hidden, self._grad_weight, self._grad_bias
         if grad_hidden is not None and self._shard is not None:
             dist.all_reduce(grad_hidden, group=self._shard.group)
-        if self._needs_weight and grad_weight is None:  # there were no positions
+        if self._needs_weight and grad_weight is None:  # no positions
             grad_weight = torch.zeros(self._matrix.shape, device=self._matrix.device)
         hidden_dtype, weight_dtype = self._dtypes
         return (
@@ -270,7 +268,7 @@ class ChunkedHead:
 
 
 def _add_product(total: torch.Tensor | None, grad_logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-    """`total` + grad_logits.T @ inputs, in float32. A `total` of None is 0."""
+    """Return `total` + grad_logits.T @ inputs, in float32. `total` may be None for 0."""
     if total is None:
         return (grad_logits.T @ inputs).float()
     if grad_logits.dtype == torch.float32:
@@ -280,7 +278,7 @@ def _add_product(total: torch.Tensor | None, grad_logits: torch.Tensor, inputs: 
 
 
 def _padded(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The head's matrix in `dtype`, padded with rows of zeros where it is copied on a GPU anyway."""
+    """Return the head's matrix in `dtype`, padded with rows of zeros if it has to be copied on a GPU anyway."""
     if weight.dtype == dtype or weight.device.type != "cuda":
         return weight.to(dtype)
     missing = -weight.shape[0] % _ROW_MULTIPLE
@@ -288,21 +286,21 @@ def _padded(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def loss_choice(model: PreTrainedModel) -> Choice:
-    """How the loss is computed, and why. Runs the model, which must have its weights."""
+    """Return how the loss is computed, and why. Runs the model, which must have its weights."""
     if output_head(model) is None:
         return Choice("cross-entropy of all logits", f"{model.config.model_type} has no plain output head")
     return Choice("head and cross-entropy in one", "logits are held for some thousand positions at a time")
 
 
 @contextmanager
-def logits_held_as_on(device: str) -> Iterator[None]:
-    """Within the block a CPU holds as many logits at a time as a device of that type: a plan for it is traced here."""
+def use_chunk_size_of(device: str) -> Iterator[None]:
+    """Use that device's chunk size on the CPU inside the block, to trace a plan for it."""
     tables = (_CHUNK_BYTES, _FROZEN_CHUNK_BYTES)
-    here = [table["cpu"] for table in tables]
+    sizes = [table["cpu"] for table in tables]
     for table in tables:
         table["cpu"] = table[device]
     try:
         yield
     finally:
-        for table, size in zip(tables, here, strict=True):
+        for table, size in zip(tables, sizes, strict=True):
             table["cpu"] = size

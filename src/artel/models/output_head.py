@@ -1,8 +1,8 @@
-"""The output head of a model, where the loss may apply it in place of the model (`loss.py`).
+"""The output head of a model, if the loss can apply it instead of the model (`loss.py`).
 
-The head's forward is replaced by the identity, so the model's "logits" are its last hidden states. That is right only
-where nothing after the head could not as well happen before it. So it is tested once on each model. A model that bounds
-its logits (Gemma 2) fails the test and computes its logits as its authors wrote it.
+The head's forward is replaced by the identity, so the model's "logits" are its last hidden states. That is correct only
+if everything after the head may as well come before it, which is tested once per model. A model that bounds its logits
+(Gemma 2) fails the test and computes its logits as usual.
 """
 
 from __future__ import annotations
@@ -16,75 +16,75 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 from transformers import PreTrainedModel
 
-from artel.models.evaluating import evaluating
+from artel.models import evaluating
 from artel.models.half_base import HalfLinear, linear
 
 _HEADS: WeakKeyDictionary[PreTrainedModel, nn.Linear | None] = WeakKeyDictionary()
-"""For each model that was tested its output head, or None where the test failed."""
+"""The output head of each tested model, or None if the test failed."""
 
 _PLAIN = (nn.Linear, HalfLinear)
 
 
 def output_head(model: PreTrainedModel) -> nn.Linear | None:
-    """The model's output head, if the logits are its output and nothing else. Each model is tested once."""
+    """Return the model's output head if the logits are its plain output, else None. Each model is tested once."""
     if model not in _HEADS:
         _HEADS[model] = _tested_head(model)
     return _HEADS[model]
 
 
 def trust_output_head(model: PreTrainedModel) -> None:
-    """Take the model's output head without a test: a model that is traced for a plan has no numbers to test with."""
+    """Accept the model's output head without a test, for a model that is traced for a plan and has no values."""
     head = model.get_output_embeddings()
     _HEADS[model] = head if type(head) in _PLAIN and not _is_biased_later(model, head) else None
 
 
 @contextmanager
 def hidden_states_as_logits(head: nn.Linear | None) -> Iterator[None]:
-    """Within the block the model of `head` returns the inputs of its head as its logits. None changes nothing."""
+    """Inside the block the model of `head` returns the inputs of its head as logits. None changes nothing."""
     if head is None:
         yield
         return
-    with _forward_replaced(head, _identity):
+    with _forward_replaced(head, lambda hidden: hidden):
         yield
 
 
 def _is_biased_later(model: PreTrainedModel, head: nn.Linear) -> bool:
-    """Whether a buffer as wide as the vocabulary is added to the logits (BART's final_logits_bias): not to states."""
+    """True if the model adds a buffer of vocabulary size to the logits (BART's final_logits_bias)."""
     return any(buffer.shape[-1:] == head.weight.shape[:1] for buffer in model.buffers())
 
 
 def _tested_head(model: PreTrainedModel) -> nn.Linear | None:
     head = model.get_output_embeddings()
-    if type(head) not in _PLAIN:  # quantized, adapted, or of the model's own making
+    if type(head) not in _PLAIN:  # quantized, with an adapter, or the model's own class
         return None
     if _is_biased_later(model, head):
         return None
     try:
         with evaluating(model):
-            # Large values too: a bound (Gemma 2's tanh) changes little in the small logits of an untrained model.
-            largest = 1e3 if head.weight.dtype == torch.float16 else 1e4  # float16 ends at 65,504
+            # With large values too: a bound (Gemma 2's tanh) hardly changes the small logits of an untrained model.
+            largest = 1e3 if head.weight.dtype == torch.float16 else 1e4  # the maximum of float16 is 65,504
             return head if all(_is_linear_after(model, head, factor) for factor in (1.0, largest)) else None
-    except Exception:  # an architecture that needs other inputs, or looks at the logits' shape
+    except Exception:  # an architecture that needs other inputs or checks the logits' shape
         return None
 
 
 def _is_linear_after(model: PreTrainedModel, head: nn.Linear, factor: float) -> bool:
-    """Whether the head may be applied after what follows it in the model, for hidden states scaled by `factor`.
+    """True if the head can be applied last, after what follows it in the model, for hidden states scaled by `factor`.
 
-    A scale after the head (Granite, Cohere) may move before it, unless the head has a bias, which it scales as well.
+    A scale after the head (Granite, Cohere) can move before it, unless the head has a bias, which is scaled as well.
     """
     ids = torch.arange(3, 6, device=head.weight.device)[None] % head.weight.shape[0]
-    texts = {"input_ids": ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
+    batch = {"input_ids": ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
     inputs: list[torch.Tensor] = []
 
     def scaled_head(hidden: torch.Tensor) -> torch.Tensor:
         inputs.append(hidden * factor)
-        return linear(inputs[-1], head.weight, head.bias)  # with DTensors, where the head is sharded
+        return linear(inputs[-1], head.weight, head.bias)  # DTensors if the head is sharded
 
     with _forward_replaced(head, scaled_head):
-        logits = model(**texts).logits
+        logits = model(**batch).logits
     with _forward_replaced(head, lambda hidden: hidden * factor):
-        hidden = model(**texts).logits
+        hidden = model(**batch).logits
     if hidden.shape != (*ids.shape, head.weight.shape[1]) or (
         head.bias is not None and not hidden.equal(_full_tensor(inputs[0]))
     ):
@@ -92,13 +92,13 @@ def _is_linear_after(model: PreTrainedModel, head: nn.Linear, factor: float) -> 
     if type(head) is nn.Linear:
         hidden = hidden.to(head.weight.dtype)
     expected = _apply_head(head, hidden).to(logits.dtype)
-    # A scale before the head is rounded once more than one after it.
+    # A scale before the head causes one more rounding than a scale after it.
     relative, absolute = (1e-5, 1e-6) if logits.dtype == torch.float32 else (0.0, 4 * torch.finfo(logits.dtype).eps)
     return torch.allclose(expected, logits, rtol=relative, atol=absolute * float(logits.abs().max()))
 
 
 def _apply_head(head: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
-    """The head's output for `hidden`, which is replicated where the head is sharded."""
+    """Return the head's output for `hidden`, which is replicated if the head is sharded."""
     if isinstance(head.weight, DTensor):
         hidden = DTensor.from_local(hidden, head.weight.device_mesh, [Replicate()], run_check=False)
     return _full_tensor(linear(hidden, head.weight, head.bias))
@@ -115,7 +115,3 @@ def _forward_replaced(head: nn.Linear, forward: Callable[[torch.Tensor], torch.T
         yield
     finally:
         del head.forward
-
-
-def _identity(hidden: torch.Tensor) -> torch.Tensor:
-    return hidden

@@ -1,8 +1,11 @@
-"""Pretrained weights held in 8 or 4 bits under adapters (QLoRA, Dettmers et al. 2023), by bitsandbytes.
+"""Low-bit layers: 8- or 4-bit weights under adapters (bitsandbytes), and training in float8 (torchao).
 
-int8 is LLM.int8(), nf4 is 4-bit NormalFloat with double quantization: 0.52 bytes a weight. Both run on a GPU and, far
-more slowly, on a CPU. The layers of the body are quantized; embeddings, norms and output heads stay float32. Packed
-weights are sharded as they are; their scales, which are few, stay whole.
+Weights under adapters (QLoRA, Dettmers et al. 2023): int8 is LLM.int8(); nf4 is 4-bit NormalFloat with double
+quantization, 0.52 bytes per weight. Both run on a GPU and, far more slowly, on a CPU. Only layers of the body are
+quantized; embeddings, norms and output heads stay float32. Packed weights are sharded as they are; every process keeps
+all of the scales, which are small.
+
+float8 is for matrix products in training, with dynamic scaling and one scale per tensor.
 """
 
 from __future__ import annotations
@@ -14,16 +17,21 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
-from artel.errors import missing_extra
+from artel.errors import InputError, missing_extra
+from artel.models.compile import repeated_layers
 from artel.models.device import autocast_dtype, own_device
+from artel.models.lora.adapters import is_adapted
 
 _BLOCK, _NESTED_BLOCK = 64, 256
-"""Weights that share a scale, and scales that share one: the defaults of bitsandbytes."""
+"""Weights per scale, and scales per nested scale: the defaults of bitsandbytes."""
+_FLOAT8_MULTIPLE = 16
+"""float8 products on a GPU need matrices whose sides are multiples of it."""
 
 
 def require_bitsandbytes() -> None:
-    """Raise InputError with the remedy where the extra `quantize` is not installed."""
+    """Raise InputError if the extra `quantize` is not installed."""
     for package in ("bitsandbytes", "accelerate"):
         try:
             __import__(package)
@@ -31,18 +39,18 @@ def require_bitsandbytes() -> None:
             raise missing_extra(package, "quantize", "model.quantize") from None
 
 
-def loading_options(quantize: str, skeleton: PreTrainedModel, whole: Sequence[str]) -> dict[str, Any]:
-    """What `from_pretrained` must be told to quantize (`int8`, `nf4`) while it loads.
+def loading_options(quantize: str, reference: PreTrainedModel, in_full: Sequence[str]) -> dict[str, Any]:
+    """Return the options of `from_pretrained` that quantize (`int8`, `nf4`) while it loads.
 
-    `skeleton` is the model on the meta device; `whole` names modules that are trained in full. The weights are put
-    where this process computes: quantizing 13 billion weights on a CPU first would take minutes and their memory.
-    4-bit layers multiply in float32 until `compute_in` says otherwise.
+    `reference` is the model on the meta device; `in_full` names modules that are trained in full. Weights go straight
+    to this process's device: quantizing 13 billion weights on a CPU first would take minutes, and memory for them.
+    4-bit layers multiply in float32 until `set_compute_precision` changes that.
     """
     require_bitsandbytes()
-    # It warns at each product that inputs are rounded to float16, which is what LLM.int8() does.
+    # It warns at every product that inputs are rounded to float16, which is how LLM.int8() works.
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
-    heads = [name for name, _ in skeleton.named_children() if name != skeleton.base_model_prefix]
-    options: dict[str, Any] = {"llm_int8_skip_modules": [*heads, *whole]}  # so named for 4 bits too
+    heads = [name for name, _ in reference.named_children() if name != reference.base_model_prefix]
+    options: dict[str, Any] = {"llm_int8_skip_modules": [*heads, *in_full]}  # used for 4 bits too
     if quantize == "int8":
         options |= {"load_in_8bit": True}
     else:
@@ -51,21 +59,21 @@ def loading_options(quantize: str, skeleton: PreTrainedModel, whole: Sequence[st
 
 
 def quantize_structure(model: PreTrainedModel, quantize: str) -> None:
-    """Give a model on the meta device the quantized layers that `from_pretrained` gives it, by the same quantizer."""
+    """Replace layers of a model on the meta device by quantized ones, with the quantizer of `from_pretrained`."""
     from transformers.quantizers import AutoHfQuantizer
 
     config = loading_options(quantize, model, ())["quantization_config"]
     quantizer = AutoHfQuantizer.from_config(config, pre_quantized=False)
     quantizer.preprocess_model(model, device_map=None)
     quantizer.postprocess_model(model)
-    keep_trainable(model)
+    keep_trainable_format(model)
 
 
 def shrink_weights(model: PreTrainedModel, device: torch.device) -> None:
-    """Give the layers of `quantize_structure` tensors on `device` of the sizes that they have when weights are loaded.
+    """Give the layers of `quantize_structure` empty tensors on `device`, as large as those of loaded weights.
 
-    The sizes are bitsandbytes's (functional.py, nn/modules.py): int8 has a byte a weight and a float32 a row; nf4 half
-    a byte a weight, a byte for each block of 64 and a float32 for each 256 of these.
+    The sizes are those of bitsandbytes (functional.py, nn/modules.py). int8: a byte per weight and a float32 per row.
+    nf4: half a byte per weight, a byte per block of 64, and a float32 per 256 blocks.
     """
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
@@ -88,7 +96,7 @@ def _frozen(tensor: torch.Tensor) -> nn.Parameter:
 
 
 def _state_of_4_bits(layer: Any, device: torch.device) -> Any:
-    """How a 4-bit layer's weights are scaled, with double quantization."""
+    """Return the scales of a 4-bit layer, with double quantization."""
     from bitsandbytes.functional import QuantState
 
     blocks = -(-layer.out_features * layer.in_features // _BLOCK)
@@ -111,7 +119,7 @@ def _state_of_4_bits(layer: Any, device: torch.device) -> Any:
 
 
 def scales(model: nn.Module) -> Iterator[torch.Tensor]:
-    """The tensors with which a model's quantized weights are scaled, before its first step."""
+    """Yield the scales of a model's quantized weights, as they are before the first step."""
     for layer in _linear_layers(model):
         weight = layer.weight
         if hasattr(weight, "SCB"):
@@ -125,21 +133,22 @@ def scales(model: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _linear_layers(model: nn.Module) -> list[Any]:
-    """Those with a weight: not of another stage of a pipeline.
+    """Return the linear layers that have weights (not those of another pipeline stage), without peft's wrappers.
 
-    Without peft's wrappers, whose `weight` is that of the layer within.
+    A wrapper's `weight` is that of the layer inside.
     """
     layers = (module for module in model.modules() if isinstance(module, nn.Linear))
     return [layer for layer in layers if getattr(layer, "weight", None) is not None]
 
 
 class ShardableInt8(nn.Linear):
-    """An 8-bit layer of bitsandbytes that computes with its weight parameter, int8 (rows, columns), which may be
-    sharded and gathered. bitsandbytes' own layer keeps the whole weight beside the parameter, and computes with that.
+    """An 8-bit layer of bitsandbytes whose weight, int8 (rows, columns), may be sharded and gathered.
+
+    bitsandbytes' own layer keeps a second, full copy of the weight and computes with that.
     """
 
     threshold: float
-    """Inputs above it are multiplied in 16 bits (LLM.int8(), on a GPU)."""
+    """Larger inputs are multiplied in 16 bits (LLM.int8(), on a GPU)."""
     scales: torch.Tensor
     """float32 (rows,)."""
 
@@ -155,9 +164,9 @@ class ShardableInt8(nn.Linear):
 
 
 class Shardable4bit(nn.Linear):
-    """A 4-bit layer of bitsandbytes that keeps nothing of its weight for the backward pass but the parameter.
+    """A 4-bit layer of bitsandbytes that saves only its weight parameter for the backward pass.
 
-    bitsandbytes' own keeps a view, by which what DeepSpeed has gathered would live on until then.
+    bitsandbytes' own layer saves a view, which would keep the weights gathered by DeepSpeed alive until then.
     """
 
     compute_dtype: torch.dtype
@@ -171,7 +180,7 @@ class Shardable4bit(nn.Linear):
 
 
 class _Product4bit(torch.autograd.Function):
-    """What bitsandbytes' MatMul4Bit computes, forward and backward; the bias is frozen."""
+    """bitsandbytes' MatMul4Bit, forward and backward, with a frozen bias."""
 
     @staticmethod
     def forward(
@@ -193,19 +202,19 @@ class _Product4bit(torch.autograd.Function):
 
 
 def make_shardable(model: nn.Module) -> None:
-    """Let a strategy shard a model's quantized weights, if it has any: plain frozen parameters beside their scales.
+    """Make a model's quantized weights, if any, plain frozen parameters that a strategy can shard.
 
-    Layers beneath DoRA stay bitsandbytes' own: peft reads the norms of their weights by its attributes.
+    Layers under DoRA stay as they are: peft computes the norms of their weights from bitsandbytes' attributes.
     """
-    beneath_dora = {module.base_layer for module in model.modules() if getattr(module, "lora_variant", None)}
+    under_dora = {module.base_layer for module in model.modules() if getattr(module, "lora_variant", None)}
     for layer in _linear_layers(model):
         weight: Any = layer.weight
-        if layer in beneath_dora:
+        if layer in under_dora:
             continue
         if hasattr(weight, "SCB"):
             state: Any = layer.state
             layer.threshold = state.threshold
-            # The layer takes the scales from its weight with its first step.
+            # The layer moves the scales from its weight to its state in its first step.
             layer.register_buffer("scales", weight.SCB if state.SCB is None else state.SCB, persistent=False)
             del layer.state
             layer.__class__ = ShardableInt8
@@ -217,25 +226,59 @@ def make_shardable(model: nn.Module) -> None:
         layer.weight = _frozen(weight.data)
 
 
-def keep_trainable(model: PreTrainedModel) -> None:
-    """Keep 4-bit weights in the format whose products have gradients.
+def keep_trainable_format(model: PreTrainedModel) -> None:
+    """Keep 4-bit weights in the format that supports gradients.
 
-    On a CPU with AVX512-BF16, bitsandbytes (0.50) converts them at the first product without gradient (a validation)
-    into a format whose products have none, and nothing converts them back.
+    On a CPU with AVX512-BF16, bitsandbytes (0.50) converts them at the first product without gradients (a validation)
+    to a format that has none, and never converts them back.
     """
     for layer in model.modules():
         if hasattr(layer, "support_avx512bf16_for_cpu"):
             layer.support_avx512bf16_for_cpu = False
 
 
-def compute_in(model: PreTrainedModel, precision: str) -> None:
-    """Make 4-bit layers, if `model` has any, multiply in `precision`: fp32, bf16, fp16, or bf16 for fp8."""
+def set_compute_precision(model: PreTrainedModel, precision: str) -> None:
+    """Make 4-bit layers, if any, multiply in `precision`: fp32, bf16, fp16, or bf16 for fp8."""
     for layer in model.modules():
         if hasattr(layer, "compute_dtype") and hasattr(getattr(layer, "weight", None), "quant_state"):
             layer.compute_dtype = autocast_dtype(precision) or torch.float32
 
 
-def count(parameter: nn.Parameter) -> int:
-    """The number of weights in a parameter. A byte of 4-bit weights holds two."""
+def num_weights(parameter: nn.Parameter) -> int:
+    """Return the number of weights in a parameter. A byte of 4-bit weights holds two."""
     state = getattr(parameter, "quant_state", None)
     return parameter.numel() if state is None else int(state.shape.numel())
+
+
+def use_float8(model: PreTrainedModel, *, emulate: bool = False) -> str:
+    """Make the linear layers of the repeated layers multiply in float8. Return a description.
+
+    Embeddings and the output head compute in bf16, and so do matrices with a side that is not a multiple of 16 and
+    GPT-2's Conv1D, whose matrix is transposed. Parameters keep their identity, names and dtype: training, saving and
+    loading do not change. Call it before layers are compiled. `emulate` rounds to float8 but multiplies in the weights'
+    dtype, for tests on a CPU.
+
+    Raise InputError for a model with adapters, whose matrices are too narrow to benefit.
+    """
+    if is_adapted(model):
+        what = "fp8 is for whole matrices, and model.lora trains narrow ones"
+        raise InputError.at("train.precision", what, "write train.precision: bf16")
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    # Without padding, the gradient's product fails for a micro-batch whose number of tokens is not a multiple of 16.
+    config = Float8LinearConfig(emulate=emulate, pad_inner_dim=True)
+    layers = repeated_layers(model)
+    matrices = [module for layer in layers for module in layer.modules() if isinstance(module, nn.Linear | Conv1D)]
+    chosen = {
+        module
+        for module in matrices
+        if type(module) is nn.Linear and all(side % _FLOAT8_MULTIPLE == 0 for side in module.weight.shape)
+    }
+    for layer in layers:
+        convert_to_float8_training(layer, module_filter_fn=lambda module, _: module in chosen, config=config)
+    rest = ""
+    if len(chosen) < len(matrices):
+        rest = f"; matrices with a side that {_FLOAT8_MULTIPLE} does not divide compute in bf16"
+        if any(isinstance(module, Conv1D) for module in matrices):
+            rest = "; Conv1D, GPT-2's kind, computes in bf16"
+    return f"float8: {len(chosen)} of {len(matrices)} linear layers{rest}"

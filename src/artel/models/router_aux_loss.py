@@ -1,13 +1,13 @@
-"""The router loss of a mixture of experts, which keeps the experts equally busy, independent of how a batch is cut.
+"""The load-balancing loss of a mixture of experts, independent of how a batch is split.
 
-A router that prefers a few experts never learns what the others are good for. So a layer's loss gets the term
-E · Σ f_e · P_e over its E experts, where f_e is the share of tokens for which expert e is among those chosen, and P_e
-the mean of the router's probability for it (Fedus et al. 2021, "Switch Transformers", equations 4 to 6; as in
-transformers, f sums to the number of choices, which is also the loss when all are equally busy).
+A router that prefers a few experts never learns what the others are good for. So the loss gets a term E · Σ f_e · P_e
+over the E experts of a layer, where f_e is the fraction of tokens that choose expert e, and P_e the router's mean
+probability for it (Fedus et al. 2021, "Switch Transformers", equations 4 to 6; as in transformers, f sums to the number
+of choices, which is also the loss when the load is balanced).
 
-Both are means over tokens, and a product of means over a micro-batch changes with the micro-batch. So they are taken
-over one row each ("sequence-wise balance loss": Liu et al. 2024, "DeepSeek-V3", equations 17 to 20), layer by layer.
-The loss is the mean over layers, and over rows weighted by their numbers of targets, times `router_aux_loss_coef`.
+Both are means over tokens, and a product of means over a micro-batch depends on the micro-batch. So they are means over
+one row ("sequence-wise balance loss": Liu et al. 2024, "DeepSeek-V3", equations 17 to 20) in each layer. The loss is
+the mean over layers, and over rows weighted by their number of targets, times `router_aux_loss_coef`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from artel.errors import InputError
-from artel.models.targets import IGNORED
+from artel.models import IGNORED
 
 _LOSSES: WeakKeyDictionary[nn.Module, RouterAuxLoss | None] = WeakKeyDictionary()
 _KEY = "router_aux_loss_coef"
@@ -33,25 +33,32 @@ _RECORDED = "_artel_logits"
 
 
 def router_aux_loss_of(model: PreTrainedModel) -> RouterAuxLoss | None:
-    """The router loss of a model whose configuration has a coefficient for it, one object for all calls; else None.
+    """Return the model's router loss, or None if its configuration has no coefficient. Always the same object.
 
-    Call it before a model is split into pipeline stages, so that all its layers count.
+    Call it before a model is split into pipeline stages, so that all of its layers count.
     """
     if model not in _LOSSES:
-        _LOSSES[model] = _create(model)
+        coefficient = getattr(model.config.get_text_config(), _KEY, None)
+        routers = _routers(model)
+        if coefficient and routers:
+            # Compiled layers with activation checkpointing then record their routers only in the forward pass.
+            torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
+            _LOSSES[model] = RouterAuxLoss(model, coefficient, routers)
+        else:
+            _LOSSES[model] = None
     return _LOSSES[model]
 
 
 def share_router_aux_loss(model: PreTrainedModel, others: list[PreTrainedModel]) -> None:
-    """Give models that are made of the modules of `model` its router loss."""
+    """Use the router loss of `model` for `others`, which consist of its modules."""
     _LOSSES.update(dict.fromkeys(others, router_aux_loss_of(model)))
 
 
 class RouterAuxLoss:
-    """Records what the routers of one model did, and computes the loss of it."""
+    """Records the logits of a model's routers and computes the loss."""
 
     context: dist.ProcessGroup | None = None
-    """The processes that each row is split over, under context parallelism."""
+    """The processes over which each row is split, under context parallelism."""
 
     def __init__(self, model: PreTrainedModel, coefficient: float, routers: dict[nn.Module, int]) -> None:
         config = model.config.get_text_config()
@@ -65,10 +72,10 @@ class RouterAuxLoss:
 
     @contextmanager
     def recording(self) -> Iterator[list[torch.Tensor]]:
-        """After the block, the list has the logits (tokens, experts) of the routers called in it, by layer.
+        """After the block, the list has the logits (tokens, experts) of the routers that ran in it, in order of layers.
 
-        Calls without gradient, and what a backward pass computes again, are left out. A block within another takes
-        what was recorded until then and ends the recording.
+        Calls without gradient and recomputation in a backward pass are not recorded. A nested block takes what was
+        recorded so far and ends the recording.
         """
         logits: list[torch.Tensor] = []
         self._is_recording = True
@@ -80,12 +87,12 @@ class RouterAuxLoss:
             logits += [tensor for tensor in recorded if tensor is not None]
 
     def loss(self, logits: list[torch.Tensor], targets: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
-        """The loss of each row of a micro-batch times its number of targets, summed: a scalar, float32.
+        """Return the sum over rows of loss times number of targets: a scalar, float32.
 
-        `logits` are those recorded. targets int64 (rows, length), `IGNORED` where there is none: a row without targets
-        (a padding row) adds nothing. real bool (rows, length): where rows have tokens; None: everywhere. With `context`
-        all are of this process's part of each row, and so is the result: the sum over the processes is the loss.
-        Raises InputError for a router whose output has another form.
+        `logits`: from `recording`. targets int64 (rows, length), or `IGNORED`: a row without targets (padding) adds
+        nothing. real bool (rows, length): False for padding; None for no padding. With `context` all tensors cover this
+        process's part of each row, and the loss is the sum of the results of all processes. Raise InputError for a
+        router whose output has another form.
         """
         is_token = torch.ones_like(targets, dtype=torch.float32) if real is None else real.float()
         has_target = (targets != IGNORED).float()
@@ -112,16 +119,16 @@ class RouterAuxLoss:
         return self._coefficient / len(self._routers) * (weight * sum(products, torch.zeros_like(weight))).sum()
 
     def _record(self, index: int, router: nn.Module, args: Any, output: Any) -> None:
-        """The forward hook of each router. Its logits are `output`, or the element `index` of it."""
-        # Kept on the router itself: with a growing list each layer would be compiled separately.
+        """Forward hook of a router. Its logits are `output`, or element `index` of it."""
+        # Stored on the router itself: appending to a list would make each layer compile separately.
         if self._is_recording and torch.is_grad_enabled():
             setattr(router, _RECORDED, output[index] if isinstance(output, tuple) else output)
 
 
 def attach_loss(tensor: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
-    """`tensor` unchanged. Its backward pass also runs that of the scalar `loss`, with a gradient of 1.
+    """Return `tensor` unchanged. Its backward pass also runs that of the scalar `loss`, with a gradient of 1.
 
-    For a pipeline stage, which computes a part of the loss but passes on the output of its layers.
+    For a pipeline stage, which computes part of the loss but outputs only hidden states.
     """
     result: torch.Tensor = _AttachedLoss.apply(tensor, loss)
     return result
@@ -139,18 +146,8 @@ class _AttachedLoss(torch.autograd.Function):
         return grad_outputs[0], torch.ones_like(loss)
 
 
-def _create(model: PreTrainedModel) -> RouterAuxLoss | None:
-    coefficient = getattr(model.config.get_text_config(), _KEY, None)
-    routers = _routers(model)
-    if not coefficient or not routers:
-        return None
-    # Compiled layers with activation checkpointing record what their routers did once, in the forward pass.
-    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
-    return RouterAuxLoss(model, coefficient, routers)
-
-
 def _routers(model: PreTrainedModel) -> dict[nn.Module, int]:
-    """The model's routers, each with the index of its logits in its output, as the model declares to transformers."""
+    """Return the model's routers with the index of the logits in their output, as declared in transformers."""
     recorded = (getattr(model, "_can_record_outputs", None) or {}).get("router_logits", [])
     specs = recorded if isinstance(recorded, list) else [recorded]
     return {module: spec.index for spec in specs for module in model.modules() if isinstance(module, spec.target_class)}

@@ -1,4 +1,4 @@
-"""The next token of one answer: penalties, masks and sampling on a row of logits, with a random state of its own.
+"""Sampling the next token of one answer: penalties, grammar mask, sampling, with its own random generator.
 
 The order is that of transformers' `generate`: penalties, then temperature, top_k, top_p and min_p.
 """
@@ -14,49 +14,48 @@ from typing import Any
 import numpy as np
 import torch
 
-_MIN_TEMPERATURE = 1e-6  # below it counts as 0: logits divided by less leave the range of float32
-
-_LEAST_LOGPROB = -9999.0  # JSON has no -inf; OpenAI writes this
+_MIN_TEMPERATURE = 1e-6  # less counts as 0: divided logits would overflow float32
+_MIN_LOGPROB = -9999.0  # as OpenAI does, since JSON has no -inf
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How the tokens of an answer are sampled, by OpenAI's names; those of vLLM beyond them."""
+    """Sampling parameters, with the names of OpenAI and vLLM."""
 
     temperature: float = 1.0
-    """0 takes the likeliest."""
+    """0 takes the most likely token."""
     top_p: float = 1.0
     top_k: int = 0
-    """0: all."""
+    """0 for all."""
     min_p: float = 0.0
-    """Tokens less likely than this share of the likeliest are left out (Nguyen et al. 2024)."""
+    """Excludes tokens less likely than this fraction of the most likely one (Nguyen et al. 2024)."""
     presence_penalty: float = 0.0
-    """Taken from the logits of each token of the answer so far."""
+    """Subtracted from the logits of every token in the answer so far."""
     frequency_penalty: float = 0.0
-    """Taken as often as a token stands in the answer so far."""
+    """Subtracted once for each time a token occurs in the answer so far."""
     repetition_penalty: float = 1.0
-    """Of tokens of prompt and answer: positive logits are divided by it, others multiplied (Keskar et al. 2019)."""
+    """For tokens in prompt and answer: positive logits are divided by it, others multiplied (Keskar et al. 2019)."""
     logit_bias: dict[int, float] = field(default_factory=dict)
     """Added to the logits of tokens by id."""
     seed: int | None = None
-    """None: another answer each time."""
+    """None for a different answer each time."""
     logprobs: int | None = None
-    """How many of the likeliest tokens are given beside each; None for no logarithms at all."""
+    """The number of most likely tokens to return with each token; None for no log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token that was chosen."""
+    """A sampled token."""
 
     id: int
     logprob: float | None = None
-    """Of the model's own distribution, before penalties and temperature."""
+    """From the model's distribution, before penalties and temperature."""
     top: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens (id, logprob)."""
+    """The most likely tokens (id, logprob)."""
 
 
 class GrammarFailed(Exception):
-    """The grammar that an answer must fit allows no next token, or takes too much work."""
+    """The grammar allows no next token, or takes too long."""
 
 
 class BrokenLogits(Exception):
@@ -64,7 +63,7 @@ class BrokenLogits(Exception):
 
 
 class Sampler:
-    """Chooses the tokens of one answer."""
+    """Samples the tokens of one answer."""
 
     def __init__(
         self,
@@ -74,9 +73,9 @@ class Sampler:
         matcher: Any = None,
         forced: Sequence[int] = (),
     ) -> None:
-        """`vocabulary`: rows of logits beyond it stand for no token. `matcher`: an LLMatcher of llguidance over it.
+        """`vocabulary`: the number of ids; further logits are ignored. `matcher`: an LLMatcher of llguidance.
 
-        `forced`: the first tokens, whatever the logits are; their logarithms are those of the model.
+        `forced`: the first tokens, regardless of the logits. Their log-probabilities come from the model.
         """
         self._forced = deque(forced)
         self._options = options
@@ -91,32 +90,33 @@ class Sampler:
             self._generator.manual_seed(options.seed)
 
     def choose(self, logits: torch.Tensor) -> Token:
-        """The next token by float32 logits (rows,), which are changed. Raises BrokenLogits, GrammarFailed."""
+        """Sample the next token from float32 logits (rows,), modified in place. Raise BrokenLogits or GrammarFailed."""
         options = self._options
         logits = logits[: self._vocabulary].cpu()
         if not math.isfinite(logits.max()):
             raise BrokenLogits("its logits are NaN or infinite, so no token is likelier than another")
-        own = logits.log_softmax(-1) if options.logprobs is not None else None
+        logprobs = logits.log_softmax(-1) if options.logprobs is not None else None
         if self._forced:
-            return self._with_logprobs(self._forced.popleft(), own)
+            return self._with_logprobs(self._forced.popleft(), logprobs)
         scores = self._masked(self._penalized(logits))
         chosen = int(scores.argmax()) if options.temperature < _MIN_TEMPERATURE else self._sampled(scores)
         self._written[chosen] += 1
         if self._matcher is not None:
             self._matcher.consume_token(chosen)
             self._check_grammar()
-        return self._with_logprobs(chosen, own)
+        return self._with_logprobs(chosen, logprobs)
 
-    def _with_logprobs(self, chosen: int, own: torch.Tensor | None) -> Token:
-        if own is None:
+    def _with_logprobs(self, chosen: int, logprobs: torch.Tensor | None) -> Token:
+        if logprobs is None:
             return Token(chosen)
-        own = own.clamp(min=_LEAST_LOGPROB)
-        best = own.topk(min(self._options.logprobs or 0, len(own)))
-        return Token(chosen, float(own[chosen]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
+        logprobs = logprobs.clamp(min=_MIN_LOGPROB)
+        best = logprobs.topk(min(self._options.logprobs or 0, len(logprobs)))
+        top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        return Token(chosen, float(logprobs[chosen]), top)
 
     @property
     def is_over(self) -> bool:
-        """Whether the grammar allows nothing more."""
+        """True if the grammar allows no further token."""
         return self._matcher is not None and self._matcher.is_stopped()
 
     def _penalized(self, logits: torch.Tensor) -> torch.Tensor:
@@ -134,20 +134,20 @@ class Sampler:
         return logits
 
     def _masked(self, logits: torch.Tensor) -> torch.Tensor:
-        """The logits with -inf for what the grammar does not allow."""
+        """Return the logits with -inf for tokens that the grammar does not allow."""
         if self._matcher is None:
             return logits
         from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-        words = allocate_token_bitmask(1, self._vocabulary)  # there may be fewer logits
-        fill_next_token_bitmask(self._matcher, words, 0)
+        bitmask = allocate_token_bitmask(1, self._vocabulary)  # there may be fewer logits
+        fill_next_token_bitmask(self._matcher, bitmask, 0)
         self._check_grammar()
-        # Its own function for tensors compiles a kernel at first: seconds, and it needs a compiler.
-        allowed = np.unpackbits(words[0].view(np.uint8), count=len(logits), bitorder="little").astype(bool)
+        # llguidance's function for tensors compiles a kernel first, which takes seconds and needs a compiler.
+        allowed = np.unpackbits(bitmask[0].view(np.uint8), count=len(logits), bitorder="little").astype(bool)
         return logits.masked_fill(torch.from_numpy(~allowed), -torch.inf)
 
     def _check_grammar(self) -> None:
-        """Raise GrammarFailed if the matcher has failed: it then says that the answer is complete."""
+        """Raise GrammarFailed if the matcher has failed. It then reports that the answer is complete."""
         if error := self._matcher.get_error():
             raise GrammarFailed(error.splitlines()[0][:300])
 
@@ -159,9 +159,9 @@ class Sampler:
         if options.top_p < 1:
             order = scores.sort(descending=True)
             is_beyond = (order.values.softmax(-1).cumsum(-1) >= options.top_p).roll(1)
-            is_beyond[0] = False  # the likeliest always stays
+            is_beyond[0] = False  # always keep the most likely token
             scores[order.indices[is_beyond]] = -torch.inf
-        shares = scores.softmax(-1)
+        probabilities = scores.softmax(-1)
         if options.min_p > 0:
-            shares = shares.masked_fill(shares < options.min_p * shares.max(), 0.0)
-        return int(torch.multinomial(shares, 1, generator=self._generator))
+            probabilities = probabilities.masked_fill(probabilities < options.min_p * probabilities.max(), 0.0)
+        return int(torch.multinomial(probabilities, 1, generator=self._generator))

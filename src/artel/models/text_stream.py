@@ -1,4 +1,4 @@
-"""Text out of tokens as they are written, piece by piece: whole characters, and nothing of a stop text."""
+"""Decoding tokens to text as they are generated: only complete characters, and no part of a stop text."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from tokenizers.decoders import DecodeStream
 
 from artel.tokens import Tokenizer
 
-_BEFORE = 8
-"""Tokens of the prompt that the first piece is decoded after: a space at the beginning of a text would be lost."""
-
-_PART = "\ufffd"
-"""What a part of a character is decoded to."""
+_PROMPT_TOKENS = 8
+"""Prompt tokens given to the decoder first: it drops a space at the beginning of a text."""
+_REPLACEMENT = "\ufffd"
+"""The decoding of an incomplete character."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a token adds to the text."""
+    """The text that a token adds."""
 
     text: str
     stopped: bool = False
-    """Whether a stop text ends the answer here."""
+    """True if a stop text ends the answer here."""
 
 
 class TextStream:
-    """Takes the tokens of an answer one by one."""
+    """Decodes the tokens of an answer one by one."""
 
     def __init__(
         self,
@@ -39,30 +38,28 @@ class TextStream:
         stop_until: str = "",
         special_tokens: bool = False,
     ) -> None:
-        """`stop_until`: from this text on nothing of `stop` ends the answer. `special_tokens`: whether they are
-        written.
-        """
+        """`stop_until`: a text after which `stop` no longer applies. `special_tokens`: True to include them."""
         self._tokenizer: Any = tokenizer.hf.backend_tokenizer
         self._skips = not special_tokens
         self._decode = partial(tokenizer.hf.decode, skip_special_tokens=self._skips, clean_up_tokenization_spaces=False)
-        before = prompt[-_BEFORE:]
-        if self._decode(before).endswith(_PART):  # after which DecodeStream would give out all of it
+        before = prompt[-_PROMPT_TOKENS:]
+        if self._decode(before).endswith(_REPLACEMENT):  # DecodeStream would return all of it again
             before = []
         self._stream = DecodeStream(ids=before, skip_special_tokens=self._skips)
         self._stop = (*stop, stop_until) if stop and stop_until else stop
         self._stop_until = stop_until
         self._held = ""
-        self._pending: list[int] = []  # tokens whose characters are not whole yet
+        self._pending: list[int] = []  # tokens whose characters are incomplete
         self._bytes = _fallback_bytes(self._tokenizer)
-        self._run: list[int] = []  # tokens of single bytes, one after another
+        self._run: list[int] = []  # consecutive byte tokens
         self._run_text: str | None = ""  # the last characters of the run; None if its bytes are not UTF-8
         self._utf_8 = getincrementaldecoder("utf-8")()
 
     def add(self, token: int) -> Piece:
-        """The text that is certain with this token.
+        """Return the text that is final after this token.
 
-        A run of byte tokens is decoded as a whole once it is over: if it is not UTF-8, all of it becomes U+FFFD. A stop
-        text in it is found at once.
+        A run of byte tokens is decoded when it ends: if it is not UTF-8, all of it becomes U+FFFD. A stop text in the
+        run is found immediately.
         """
         self._pending.append(token)
         self._run.append(token)
@@ -93,18 +90,18 @@ class TextStream:
     def _step(self, tokens: list[int]) -> str | None:
         try:
             text: str | None = self._stream.step(self._tokenizer, tokens)
-        except Exception:  # of tokenizers ("Invalid prefix"), where bytes that are no text follow a byte that is
+        except Exception:  # "Invalid prefix" of tokenizers: invalid bytes follow a valid one
             text = self._decode(self._pending)
             self._stream = DecodeStream(ids=list(self._pending), skip_special_tokens=self._skips)
         return text
 
     def rest(self) -> str:
-        """What was held back, when nothing more comes; U+FFFD stands for a part of a character."""
+        """Return the text held back so far, at the end of an answer. An incomplete character becomes U+FFFD."""
         return self._held + self._decode(self._pending)
 
 
 def _fallback_bytes(backend: Any) -> dict[int, int]:
-    """The tokens of single bytes, in which SentencePiece writes what its vocabulary lacks, and their bytes."""
+    """Return the byte tokens that SentencePiece uses for text outside its vocabulary, with their bytes."""
     if backend.decoder is None or b"ByteFallback" not in backend.decoder.__getstate__():
         return {}
     tokens = {backend.token_to_id(f"<0x{byte:02X}>"): byte for byte in range(256)}
@@ -112,7 +109,7 @@ def _fallback_bytes(backend: Any) -> dict[int, int]:
 
 
 def up_to_stop(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
-    """How many characters of `text` may be shown, and whether one of `stops` ends it there."""
+    """Return how many characters of `text` may be shown, and True if one of `stops` follows."""
     positions = [at for stop in stops if (at := text.find(stop)) >= 0]
     if positions:
         return min(positions), True

@@ -1,4 +1,4 @@
-"""Which folders hold models that give a text one vector, as sentence-transformers saves them."""
+"""Folders of sentence-transformers: models that turn a text into one vector."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from pathlib import Path
 
 
 def folder_of(name: str) -> Path:
-    """The folder of a model: itself, or, of a hub id, the snapshot in the hub's cache if there is one."""
+    """Return the folder of a model. For a hub id: its snapshot in the hub's cache, if there is one."""
     if Path(name).is_dir():
         return Path(name)
-    from huggingface_hub import try_to_load_from_cache  # takes a while to import, and most models are folders
+    from huggingface_hub import try_to_load_from_cache  # slow to import, and most models are folders
     from huggingface_hub.errors import HFValidationError
 
     try:
         found = try_to_load_from_cache(name, "modules.json")
-    except HFValidationError:  # no name that a model of the hub can have
+    except HFValidationError:  # not a valid hub id
         found = None
     return Path(found).parent if isinstance(found, str) else Path(name)
 
 
 def module_folders(folder: Path) -> list[str]:
-    """The folders within a model's folder in which sentence-transformers keeps what a text passes."""
+    """Return the names of the subfolders in which sentence-transformers saves the modules of a model."""
     try:
         modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
         paths = [str(module["path"]) for module in modules]
@@ -31,7 +31,7 @@ def module_folders(folder: Path) -> list[str]:
 
 
 def pools_texts(name: str) -> bool:
-    """True for a folder or a hub id whose `modules.json` has a pooling layer."""
+    """True if the `modules.json` of a folder or hub id has a pooling layer."""
     try:
         modules = json.loads((folder_of(name) / "modules.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -65,10 +65,10 @@ class Causal(NextTokenTexts):
         return metrics | {"bits_per_byte": metrics["loss"] * split.tokens / split.bytes / math.log(2)}
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        from artel.models.generate import write
+        from artel.models.generate import generate_text
         from artel.models.loading.structure import position_limit
 
-        return write(model, self.tokenizer, prompt, sampling, position_limit(model))
+        return generate_text(model, self.tokenizer, prompt, sampling, position_limit(model))
 
     def generation_prompt(self, model: PreTrainedModel, prompt: str) -> GenerationPrompt:
         from artel.models.generate import text_end

@@ -17,7 +17,7 @@ import xxhash
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.models.targets import IGNORED
+from artel.models import IGNORED
 from artel.objectives.base import Better, Objective
 from artel.objectives.collate import (
     check_packed,
@@ -273,12 +273,12 @@ class Chat(Objective):
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         """Yield the answer to a user's message."""
-        from artel.models.generate import write_ids
+        from artel.models.generate import generate_from_ids
         from artel.models.loading.structure import position_limit
 
         begin = self.generation_prompt(model, prompt)
         has_begun = False
-        for piece in write_ids(model, self.tokenizer, begin.ids, sampling, position_limit(model), begin.end):
+        for piece in generate_from_ids(model, self.tokenizer, begin.ids, sampling, position_limit(model), begin.end):
             # With some templates the model writes the space before an answer.
             text = piece if has_begun else piece.lstrip()
             has_begun = has_begun or bool(text)

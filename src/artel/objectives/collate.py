@@ -9,13 +9,12 @@ import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.models.targets import IGNORED
+from artel.models import IGNORED
 from artel.objectives.base import Objective
 from artel.objectives.types import Batch, DocumentSamples, TokenView
 from artel.text import Document
 from artel.tokens import Rows, Sample, StoreSplit, TokenBlocks, Tokenizer
-from artel.tokens.sampling.blocks import document_numbers, may_be_predicted
-from artel.tokens.sampling.packing import PackedBlocks, own_flags, sample_numbers
+from artel.tokens.packing import PackedBlocks, document_numbers, may_be_predicted, own_flags, sample_numbers
 
 if TYPE_CHECKING:
     import torch

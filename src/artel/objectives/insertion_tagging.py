@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from artel.config import RunConfig
-from artel.models.evaluating import evaluating
-from artel.models.targets import IGNORED
+from artel.models import IGNORED, evaluating
 from artel.objectives.base import Better, Objective
 from artel.objectives.per_token import SUMS, token_metrics
 from artel.objectives.types import Batch, DocumentSamples, TokenView

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from artel.models.evaluating import evaluating
+from artel.models import evaluating
 
 if TYPE_CHECKING:
     import torch

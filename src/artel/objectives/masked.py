@@ -16,15 +16,14 @@ import xxhash
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.models.evaluating import evaluating
-from artel.models.targets import IGNORED
+from artel.models import IGNORED, evaluating
 from artel.objectives.base import Better, Objective
 from artel.objectives.collate import Texts, document_tensors, target_tensors
 from artel.objectives.per_token import SUMS, inputs_of, token_metrics, token_sums
 from artel.objectives.types import Batch, Reply, TokenView
 from artel.objectives.usage import in_python
 from artel.tokens import Rows, Samples, StoreSplit, TokenBlocks, Tokenizer
-from artel.tokens.sampling.blocks import document_numbers
+from artel.tokens.packing import document_numbers
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.models.targets import IGNORED
+from artel.models import IGNORED
 from artel.objectives.answer_rows import Answer, AnswerSums, answer_tensors
 from artel.objectives.base import Better, Objective
 from artel.objectives.chat import Chat, template_problems, template_version
@@ -97,12 +97,12 @@ class PreferenceOptimization(Objective):
 
     def check(self, model: PreTrainedModel) -> None:
         """Let answers to one prompt share a row from now on, if the model supports it."""
-        from artel.models.shared_prefix import obeys_shared_prefixes
+        from artel.models.document_mask import obeys_shared_prefixes
 
         self._shares_prompts = obeys_shared_prefixes(model)
 
     def plan_for(self, build: Callable[[], PreTrainedModel], device: str) -> None:
-        from artel.models.shared_prefix import can_share_prefixes
+        from artel.models.document_mask import can_share_prefixes
 
         super().plan_for(build, device)
         self._shares_prompts = can_share_prefixes(build(), device)
@@ -241,8 +241,8 @@ class PreferenceOptimization(Objective):
 
         `rows`: prefix of the tensors' names; `_OTHER_ROWS` for the answers to other prompts.
         """
-        from artel.models.log_probs import target_log_probs
-        from artel.models.shared_prefix import shared_prefix_inputs
+        from artel.models.document_mask import shared_prefix_inputs
+        from artel.models.logits_loss import target_log_probs
 
         tensors = {name[len(rows) :]: tensor for name, tensor in batch.tensors.items() if name.startswith(rows)}
         inputs = {"input_ids": tensors["input_ids"], "use_cache": False}

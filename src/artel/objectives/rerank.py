@@ -15,7 +15,7 @@ import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.models.targets import IGNORED
+from artel.models import IGNORED
 from artel.objectives.base import Better, Objective
 from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
 from artel.objectives.pretrained_heads import gives_a_score, names_its_problem, reads_conversations

@@ -15,7 +15,7 @@ from artel.objectives.statistics import float_bits, floats_of_bits
 from artel.objectives.types import DocumentSamples
 from artel.text import Document, Dropped, Match, Rejected
 from artel.tokens import Sample, StoreSplit, Tokenizer
-from artel.tokens.sampling.order import splitmix64
+from artel.tokens.order import splitmix64
 
 COLUMNS = 4
 QUERY, DOCUMENT, SCORE, HAS_SCORE = range(COLUMNS)

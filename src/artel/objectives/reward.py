@@ -19,7 +19,7 @@ import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.models.targets import IGNORED
+from artel.models import IGNORED
 from artel.objectives.base import Better, Objective
 from artel.objectives.chat import Chat, template_problems, template_version
 from artel.objectives.conversation.frame import Unfit

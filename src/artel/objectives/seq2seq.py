@@ -17,7 +17,7 @@ import numpy as np
 
 from artel.config import ModelConfig, RunConfig
 from artel.errors import InputError, Problem
-from artel.models.targets import IGNORED
+from artel.models import IGNORED
 from artel.objectives.base import Better, Objective
 from artel.objectives.length_groups import group_inputs, group_rows
 from artel.objectives.per_token import SUMS, token_metrics
@@ -256,7 +256,7 @@ class SequenceToSequence(Objective):
         """Return the sums, and the ids that the model generates for the first `seq2seq.generate` pairs."""
         import torch
 
-        from artel.models.encoder_decoder import any_rank, write_rows
+        from artel.models.encoder_decoder import any_rank, generate_rows
 
         sums = self.loss(model, batch)
         chosen = batch.tensors["written"]
@@ -267,7 +267,7 @@ class SequenceToSequence(Objective):
             sampling = replace(self.default_sampling(), seed=self.config.seed)
             ids, mask = (batch.tensors[name][rows] for name in ("input_ids", "attention_mask"))
             special_ids = self._generator.special_ids(model)
-            written = write_rows(model, ids, mask, sampling, special_ids, with_other_ranks=True)
+            written = generate_rows(model, ids, mask, sampling, special_ids, with_other_ranks=True)
             outputs[rows, : written.shape[1]] = written.to(outputs.dtype)
             outputs[~chosen] = _NOT_WRITTEN
         return sums, outputs[batch.tensors["places"]]

@@ -200,7 +200,7 @@ class TextGenerator:
     ) -> list[np.ndarray]:
         import torch
 
-        from artel.models.encoder_decoder import write_rows
+        from artel.models.encoder_decoder import generate_rows
         from artel.models.generate import check_embedded
 
         for row in rows:
@@ -211,7 +211,9 @@ class TextGenerator:
         mask = (torch.arange(ids.shape[1], device=device)[None] < lengths).long()
         on_row = None if request.on_text is None or is_cut else self._reporter(request.on_text)
         special_ids = self.special_ids(model)
-        written = write_rows(model, ids, mask, request.sampling, special_ids, is_over=request.is_over, on_row=on_row)
+        written = generate_rows(
+            model, ids, mask, request.sampling, special_ids, should_stop=request.is_over, on_row=on_row
+        )
         return list(written.cpu().numpy())
 
     def _reporter(self, on_text: Callable[[str], None]) -> Callable[[torch.Tensor], None]:

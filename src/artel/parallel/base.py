@@ -16,8 +16,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from artel.models.device import autocast_dtype
-from artel.models.failed_pass import forget_failed_pass
-from artel.models.profiler_ranges import profiler_range
+from artel.models.forward_pass import forget_failed_pass, profiler_range
 from artel.objectives import Batch, Objective
 from artel.parallel.mesh import ParallelDims
 from artel.parallel.process_group import World

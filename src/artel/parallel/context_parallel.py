@@ -19,14 +19,12 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from artel.errors import InputError, Problem
+from artel.models import IGNORED, Choice, evaluating
 from artel.models.attention import NAME, AttentionOptions, Exchange, attend, attention_exchange
 from artel.models.attention_masks import attention_dropout
-from artel.models.choice import Choice
 from artel.models.document_mask import MASKED, first_position
-from artel.models.evaluating import evaluating
 from artel.models.half_base import hidden_dtype
 from artel.models.output_head import output_head
-from artel.models.targets import IGNORED
 from artel.objectives import Batch
 from artel.objectives.collate import target_tensors
 from artel.parallel.context_exchange import Gather, SequenceShard, Ulysses
@@ -126,7 +124,7 @@ def context_problems(
 ) -> list[Problem]:
     """Return the reasons why `size` processes cannot shard sequences of `block` tokens. `check_context` then tests it.
 
-    Call `use_for_training(model, encoders=True)` first. `documents`: True if they are isolated. `tensor`: processes
+    Call `use_artel_attention(model, encoders=True)` first. `documents`: True if they are isolated. `tensor`: processes
     that share each layer's heads. The model may be on the meta device.
     """
     problems = []

@@ -33,9 +33,8 @@ from torch.distributed.pipelining import (
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from artel.models.failed_pass import forget_failed_pass
+from artel.models.forward_pass import forget_failed_pass, profiler_range
 from artel.models.half_base import hidden_dtype
-from artel.models.profiler_ranges import profiler_range
 from artel.models.router_aux_loss import attach_loss, router_aux_loss_of
 from artel.objectives import Batch, Objective
 from artel.parallel.base import Strategy, sharded_norm

@@ -19,9 +19,8 @@ from artel.preparing.prepared_shard import PreparedShard, prepared_shards
 from artel.preparing.selection import ShardPlan, shard_plans
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
-from artel.tokens.store.manifest import SPLITS, write_manifest
-from artel.tokens.store.shards import ShardWriter, facts_by_name, no_samples, origin_line, token_type
-from artel.tokens.store.store import SOURCES
+from artel.tokens.manifest import SPLITS, write_manifest
+from artel.tokens.store import SOURCES, ShardWriter, facts_by_name, no_samples, origin_line, token_type
 
 
 def write_shard(workspace: Workspace, shards: list[PreparedShard], plan: ShardPlan, objective: Objective) -> None:

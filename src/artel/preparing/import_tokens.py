@@ -32,7 +32,7 @@ from artel.errors import InputError, Problem
 from artel.storage import new_folder
 from artel.text.split import is_held_out, least_fraction
 from artel.tokens import Sample, StoreWriter, Tokenizer, load_tokenizer
-from artel.tokens.store.manifest import FORMAT, SPLITS
+from artel.tokens.manifest import FORMAT, SPLITS
 
 Tell = Callable[[str], None]
 

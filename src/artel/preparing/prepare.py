@@ -53,7 +53,7 @@ from artel.storage import (
 )
 from artel.text import check_text, count_drops
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer
-from artel.tokens.store.manifest import SPLITS, stored_files
+from artel.tokens.manifest import SPLITS, stored_files
 
 # Unfinished work is removed if nobody has resumed it for this long.
 _FORGOTTEN_SECONDS = 7 * 86400

@@ -43,8 +43,8 @@ from artel.text import (
 )
 from artel.text.dedup.exact import RepeatedUnits
 from artel.text.dedup.near import SignatureWriter
-from artel.tokens.store.manifest import SPLITS
-from artel.tokens.store.shards import ShardWriter, token_type
+from artel.tokens.manifest import SPLITS
+from artel.tokens.store import ShardWriter, token_type
 
 # Documents encoded together: enough to use all cores of `tokenizers`, few enough for less than 100 MB.
 _CHUNK_DOCUMENTS = 256

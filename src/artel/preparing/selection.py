@@ -41,8 +41,8 @@ from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
 from artel.text import Ledger, Rejected, check_ledger, check_sets, source_at
 from artel.text.split import least_fraction
-from artel.tokens.store.manifest import SPLITS
-from artel.tokens.store.shards import SHARD_TOKENS
+from artel.tokens.manifest import SPLITS
+from artel.tokens.store import SHARD_TOKENS
 
 _FEW = 10  # validation documents
 

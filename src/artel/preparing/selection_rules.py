@@ -12,7 +12,7 @@ from artel.preparing.workspace import Workspace
 from artel.storage import write_file
 from artel.text.dedup.exact import DIGEST, repeated
 from artel.text.dedup.near import BAND_GROUPS, Signatures, bands_and_rows, near_duplicates, similar_pairs
-from artel.tokens.sampling.order import splitmix64
+from artel.tokens.order import splitmix64
 
 # The values in the file `exact`.
 FIRST, DUPLICATE, REPEATED = range(3)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from artel.config import RunConfig
-from artel.models.targets import IGNORED
+from artel.models import IGNORED
 from artel.objectives import objective_of
 from artel.objectives.conversation.template_check import learned_turns
 from artel.objectives.types import TokenView

@@ -25,7 +25,7 @@ from artel.text.decontamination import benchmark_fingerprint
 from artel.text.dedup.shingles import SHINGLE_VERSION
 from artel.text.pipeline import TEXT_VERSION
 from artel.tokens import DamagedStore, TokenStore, load_tokenizer
-from artel.tokens.store.manifest import FORMAT
+from artel.tokens.manifest import FORMAT
 
 
 def store_key(config: RunConfig) -> str:

@@ -1,6 +1,6 @@
-"""Tokenizers, the token store, the order of samples, batches. Knows no model."""
+"""Tokenizers, the token store, the order of samples, batches. This package does not depend on models."""
 
-from artel.tokens.sampling.batches import (
+from artel.tokens.batches import (
     Rows,
     SampleList,
     Samples,
@@ -10,11 +10,9 @@ from artel.tokens.sampling.batches import (
     step_numbers,
     training_rows,
 )
-from artel.tokens.sampling.blocks import TokenBlocks, WholeSamples
-from artel.tokens.sampling.order import BalancedOrder, Order
-from artel.tokens.sampling.packing import PackedSamples
-from artel.tokens.store.shards import StoreWriter
-from artel.tokens.store.store import DamagedStore, Sample, StoreSplit, TokenStore
+from artel.tokens.order import BalancedOrder, Order
+from artel.tokens.packing import PackedSamples, TokenBlocks, WholeSamples
+from artel.tokens.store import DamagedStore, Sample, StoreSplit, StoreWriter, TokenStore
 from artel.tokens.tokenizer.loading import load_tokenizer
 from artel.tokens.tokenizer.tokenizer import Encoded, Frame, Tokenizer
 from artel.tokens.tokenizer.train import train_tokenizer

@@ -16,8 +16,7 @@ import torch
 import xxhash
 
 from artel.config import RunConfig
-from artel.models.architecture_error import architecture_error
-from artel.models.profiler_ranges import profiler_range
+from artel.models.forward_pass import architecture_error, profiler_range
 from artel.objectives import Batch
 from artel.parallel import World
 from artel.preparing import Prepared

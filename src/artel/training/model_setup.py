@@ -16,20 +16,19 @@ from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
+from artel.models import Choice
 from artel.models.activation_checkpointing import Recompute, recompute
-from artel.models.architecture_error import architecture_error
-from artel.models.attention_switch import use_for_training
-from artel.models.choice import Choice
+from artel.models.attention_switch import use_artel_attention
 from artel.models.compile import OFF, compile_choice, compile_layers
 from artel.models.device import pick_precision
 from artel.models.experts import compute_experts_in_autocast
-from artel.models.float8 import use_float8
+from artel.models.forward_pass import architecture_error
 from artel.models.loading.build import base_dtype, build_model, must_load_whole
 from artel.models.loading.materialize import WeightLoader, materialize
 from artel.models.loading.request import BuiltModel
 from artel.models.loading.structure import outline
 from artel.models.loss import loss_choice
-from artel.models.quantization import compute_in
+from artel.models.quantization import set_compute_precision, use_float8
 from artel.objectives import Objective, objective_type
 from artel.parallel import OptimizerProtocol, ParallelPlan, ParallelStrategy, World, plan_parallelism
 from artel.registry import OPTIMIZERS
@@ -95,7 +94,7 @@ def check_layout(
     if model is None:
         model = outline(config.model, auto_class)
     if model is not None:
-        use_for_training(model, encoders=plan.splits_sequences)
+        use_artel_attention(model, encoders=plan.splits_sequences)
         documents = objective_type(config).isolates_documents(config)
         problems += plan.problems(model, block=config.data.block, objective=config.objective, documents=documents)
     if problems:
@@ -121,7 +120,7 @@ def set_up_model(
     for note in (*plan.notes, *built.notes):
         tell(note)
     model, parameters = built.model, built.num_parameters
-    use_for_training(model, encoders=plan.splits_sequences)
+    use_artel_attention(model, encoders=plan.splits_sequences)
     compute_experts_in_autocast(model)
     problems = plan.problems(model, block=config.data.block, objective=config.objective, documents=documents)
     if problems:
@@ -134,7 +133,7 @@ def set_up_model(
         hold_in_bf16(model)
     if precision == "fp8":
         tell(use_float8(model))
-    compute_in(model, precision)
+    set_compute_precision(model, precision)
     model.train()
     strategy = plan.parallelize(model, objective, world, precision, load_weights=load_weights, tell=tell)
     strategy.check_split()

@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from artel.config import RunConfig
-from artel.models.choice import Choice
+from artel.models import Choice
 from artel.objectives import objective_type
 from artel.objectives.collate import packed_problems
 from artel.tokens import StoreSplit
-from artel.tokens.sampling.packing import best_fit, sample_sizes
+from artel.tokens.packing import best_fit, sample_sizes
 from artel.training.schedule import Length
 
 AUTO, ALONE, PACKED = "auto", "concatenate", "best_fit"

@@ -1,7 +1,7 @@
 """Profiles a few steps: `profile: true` writes a Chrome trace and a table of the time of a step into RUN/profile.
 
 PyTorch's profiler runs only for these steps and in the first process. Otherwise the cost is one call of the callback
-per step, and a check in each range (`artel.models.profiler_ranges`).
+per step, and a check in each range (`artel.models.forward_pass`).
 
 The table sums the time by kind of work. On a CPU an operator counts with its own time, on a GPU a kernel does. What no
 row accounts for is the host's own time: on a GPU, all the time in which the GPU waits. Communication counts in full,

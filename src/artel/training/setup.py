@@ -242,7 +242,7 @@ def _describe(samples: Samples, config: RunConfig) -> str:
         return f"{len(samples):,} samples of up to {block} tokens"
     packed, batch = samples.samples_in(len(samples)), config.train.batch
     return (
-        f"{packed:,} samples packed into {len(samples):,} blocks of {block} tokens, {samples.filler:.1%} filler; "
+        f"{packed:,} samples packed into {len(samples):,} blocks of {block} tokens, {samples.padding:.1%} filler; "
         f"a step of {batch} blocks holds {packed / len(samples) * batch:,.0f} samples on average"
     )
 

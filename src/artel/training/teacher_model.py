@@ -17,14 +17,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from artel.config import ModelConfig, RunConfig
 from artel.config.schema.run import ParallelConfig
 from artel.errors import InputError
-from artel.models.attention_switch import use_for_training
+from artel.models.attention_switch import use_artel_attention
 from artel.models.device import autocast_dtype, pick_precision
 from artel.models.loading.build import build_model, load_model, must_load_whole
 from artel.models.loading.materialize import materialize
 from artel.models.loading.model_folder import is_quantized
-from artel.models.lora.adapters import read_adapter
+from artel.models.lora.adapter_folder import read_adapter
 from artel.models.output_head import output_head
-from artel.models.quantization import compute_in
+from artel.models.quantization import set_compute_precision
 from artel.objectives import Objective
 from artel.parallel import World, plan_parallelism
 from artel.storage import checksum
@@ -76,7 +76,7 @@ def load_teacher(name: str, config: RunConfig, objective: Objective, world: Worl
     else:
         model = load_model(request, tokenizer, merge=True)
     model.requires_grad_(False)
-    use_for_training(model)
+    use_artel_attention(model)
     if not shards:
         _make_ready(model, precision, world.device)
         objective.check(model)
@@ -94,7 +94,7 @@ def load_teacher(name: str, config: RunConfig, objective: Objective, world: Worl
 
 def _make_ready(model: PreTrainedModel, precision: str, device: torch.device) -> None:
     """Move a teacher to the device, in the precision it computes in, since its weights are not trained."""
-    compute_in(model, precision)
+    set_compute_precision(model, precision)
     dtype = autocast_dtype(precision)
     if dtype is not None and not is_quantized(model.config):
         model.to(dtype)

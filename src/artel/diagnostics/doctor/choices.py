@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 from artel.config import RunConfig
 from artel.diagnostics.doctor.software import install
 from artel.host import usable_cores
-from artel.models.attention_choice import attention_choice
-from artel.models.attention_switch import use_for_training
-from artel.models.choice import Choice
+from artel.models import Choice
+from artel.models.attention_masks import attention_choice
+from artel.models.attention_switch import use_artel_attention
 from artel.models.compile import compile_choice
 from artel.models.device import bf16_is_native, pick_precision
 from artel.objectives import objective_type
@@ -50,7 +50,7 @@ def _precision(case: Case) -> Choice:
 def _attention(case: Case) -> Choice | None:
     if case.model is None:
         return None
-    use_for_training(case.model)
+    use_artel_attention(case.model)
     return attention_choice(case.model, case.device, documents=objective_type(case.run).isolates_documents(case.run))
 
 

@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from artel.models.attention import AttentionOptions, attend
 from artel.models.compile import compile_layers
-from artel.models.cpu.cross_entropy import can_take, cpu_cross_entropy_with_grad
+from artel.models.cpu.cross_entropy import cpu_cross_entropy_with_grad, supports_logits
 from artel.models.device import autocast_dtype, pick_precision
 from artel.parallel.tensor_styles import Columns, Rows
 from artel.planning.operations import DISPATCH, MEMORY, Operation, OperationRecorder
@@ -253,7 +253,7 @@ def _memory_operators(count: int, sizes: Sizes, device: torch.device) -> Iterato
     yield _adamw(count, device)
     logits = torch.randn(max(1, count // vocabulary), vocabulary, device=device).bfloat16()
     targets = torch.randint(vocabulary, (len(logits),), device=device)
-    if can_take(device, logits.dtype):
+    if supports_logits(device, logits.dtype):
         yield partial(cpu_cross_entropy_with_grad, logits, targets)
 
 

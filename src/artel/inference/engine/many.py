@@ -36,7 +36,7 @@ def write_texts(
     at_once: int,
     first: int = 0,
 ) -> Generator[WrittenText, None, None]:
-    """What a model writes at each beginning, in order, as `write_ids` writes it.
+    """What a model writes at each beginning, in order, as `generate_from_ids` does.
 
     Beginning i is sampled with the seed `sampling.seed + first + i`. `window` is the model's longest input. Raises
     WorkError where the model fails.

@@ -13,7 +13,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 
 from artel.inference.engine.base import BATCH_TOKENS, Engine, EngineError, Generation
 from artel.inference.engine.room import tokens_in_memory
-from artel.models.cpu.threads import release_helpers
+from artel.models.device import release_helpers
 
 _PAGE = 32
 """Tokens of a page of the cache."""

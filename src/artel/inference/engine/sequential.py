@@ -9,7 +9,7 @@ from contextlib import closing
 from transformers import PreTrainedModel
 
 from artel.inference.engine.base import Engine, EngineError, Generation
-from artel.models.cpu.threads import release_helpers
+from artel.models.device import release_helpers
 from artel.models.generate import continue_ids
 from artel.tokens import Tokenizer
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from artel.inference.engine.base import BATCH_TOKENS, Engine, EngineError, Generation
 from artel.inference.engine.room import USUAL, tokens_in_memory
 from artel.inference.engine.slot_model import Part, SlotModel
-from artel.models.cpu.threads import release_helpers
+from artel.models.device import release_helpers
 
 _CAPACITY = 256
 """Tokens of a slot at first. It is doubled where a text has more, and there are fewer slots where memory is short."""

@@ -33,7 +33,8 @@ from artel.models.loading.check import check_whole
 from artel.models.loading.model_folder import check_folder, is_sharded_checkpoint, read_config
 from artel.models.loading.safetensors_files import saved_dtypes
 from artel.models.loading.save import write_model
-from artel.models.lora.adapters import is_adapted, name_base, read_adapter
+from artel.models.lora.adapter_folder import name_base, read_adapter
+from artel.models.lora.adapters import is_adapted
 from artel.models.text_vectors import module_folders
 from artel.preparing import prepare, refuse_overlaps
 from artel.storage import check_new, new_folder

@@ -15,10 +15,10 @@ from artel.errors import InputError
 from artel.inference.open import check_was_trained, open_checkpoint
 from artel.inference.push.options import PushOptions, is_repo_id
 from artel.models.loading.check import check_whole
+from artel.models.loading.language_part import is_multimodal
 from artel.models.loading.model_folder import read_config
-from artel.models.loading.multimodal.language_part import takes_images
 from artel.models.loading.save import write_model
-from artel.models.lora.adapters import CONFIG, name_base, read_adapter
+from artel.models.lora.adapter_folder import CONFIG, name_base, read_adapter
 from artel.objectives import Objective, objective_of
 from artel.preparing import prepare
 from artel.registry import OBJECTIVES
@@ -215,7 +215,7 @@ def _auto_class(objective: Objective, place: Path | str | None) -> str:
         config = None if place is None else read_config(str(place))[0]
     except InputError:  # the base is not here
         config = None
-    takes = config is not None and takes_images(config, objective.auto_class)
+    takes = config is not None and is_multimodal(config, objective.auto_class)
     return "AutoModelForImageTextToText" if takes else objective.auto_class
 
 

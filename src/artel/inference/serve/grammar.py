@@ -12,7 +12,7 @@ from typing import Any
 
 from artel.inference.serve.errors import ApiError
 from artel.tokens import Tokenizer
-from artel.tokens.tokenizer.template_limits import in_child
+from artel.tokens.tokenizer.template_limits import run_in_child
 
 ANY_OBJECT = {"type": "object"}
 WRITTEN: Any = {"whitespace_pattern": r"[ ]|\n[ ]{0,40}"}
@@ -54,7 +54,7 @@ class Grammars:
         except ValueError as error:
             raise _refusal(str(error), param) from None
         if grammar not in self._matchers:
-            said = in_child(lambda: self._tried(grammar), _SECONDS, otherwise="no grammar can be made of it")
+            said = run_in_child(lambda: self._tried(grammar), _SECONDS, otherwise="no grammar can be made of it")
             if said != "fine":
                 limits = {"end": f"it takes more than {_SECONDS} s of work", "memory": "it takes too much memory"}
                 raise _refusal(limits.get(said, said), param)

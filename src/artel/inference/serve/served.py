@@ -17,12 +17,12 @@ from artel.inference.engine.make import make_engine
 from artel.inference.engine.room import USUAL
 from artel.inference.open import OpenedModel
 from artel.inference.serve.grammar import Grammars
-from artel.models.cpu.threads import release_helpers
+from artel.models.device import release_helpers
 from artel.models.generate import text_end
 from artel.models.loading.structure import position_limit
-from artel.tokens.tokenizer.byte_letters import bytes_of_piece
 from artel.tokens.tokenizer.template_calls import CallForm, call_form
 from artel.tokens.tokenizer.template_tools import tool_style
+from artel.tokens.tokenizer.word_cache import bytes_of_piece
 
 Result = TypeVar("Result")
 _CONTEXT = 4096

@@ -22,8 +22,9 @@ from artel.inference.serve.app import Limits, make_app
 from artel.inference.serve.guard import TimedProtocol, is_loopback
 from artel.inference.serve.served import ServedModel, name_of
 from artel.models.device import own_device
-from artel.models.loading.multimodal.adapter import named_as_part
-from artel.models.lora.adapters import is_adapted, load_adapter, read_adapter
+from artel.models.loading.language_part import renamed_for_language_part
+from artel.models.lora.adapter_folder import load_adapter, read_adapter
+from artel.models.lora.adapters import is_adapted
 from artel.storage import report_bus_errors
 from artel.tokens import load_tokenizer
 from artel.training import RunFolder
@@ -129,7 +130,7 @@ def _with_adapter(opened: OpenedModel, label: str, place: str) -> OpenedModel:
     if adapter.base_config is not None:
         what = f"{folder} was trained over a base whose configuration a run changed (model.rope, model.attention)"
         raise InputError.at("--adapter", what, f"merge it, and serve that: artel export {folder} FOLDER --merge")
-    with named_as_part(opened.model, adapter) as named:
+    with renamed_for_language_part(opened.model, adapter) as named:
         load_adapter(opened.model, named, label)
     has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
     tokenizer = load_tokenizer(folder, where=place) if has_tokenizer else opened.tokenizer

@@ -15,7 +15,7 @@ from artel.inference.engine.room import USUAL
 from artel.inference.serve.app import Limits
 from artel.inference.serve.served import name_of
 from artel.inference.serve.server import Precision, ServerOptions, check_key
-from artel.models.lora.adapters import read_adapter
+from artel.models.lora.adapter_folder import read_adapter
 from artel.training import RunFolder
 
 _DTYPES = {Precision.SAVED: "auto", Precision.FP32: "float32", Precision.BF16: "bfloat16"}

@@ -1,1 +1,1 @@
-"""Kernels in C++ for CPUs, and the Python that builds and calls them."""
+"""C++ kernels for CPUs, and the Python that builds (`build.py`) and calls them."""

@@ -1,10 +1,10 @@
-// Attention in bf16, with a causal mask or none, of documents that stand side by side in rows: the backward pass, and,
-// with dropout or padding, the forward pass too; see attention.py, documents.py and attention_dropout.py.
+// Attention in bf16, causal or not, of documents that share rows: the backward pass, and for dropout or padding also
+// the forward pass; see attention.py, documents.py and attention_dropout.py.
 //
-// The keys and values of a head stay in the cache while its queries pass, BLOCK at a time (Dao et al. 2022,
-// "FlashAttention", algorithm 4). Products of blocks are PyTorch's (oneDNN's brgemm: AMX, or AVX-512's bf16), summed in
-// float32. Their right matrix has pairs of rows interleaved ("VNNI"), as the instructions read it. Scores have a row
-// for each key, so that they can be a left matrix as they are.
+// The keys and values of a head stay in the cache while its queries stream by, BLOCK at a time (Dao et al. 2022,
+// "FlashAttention", algorithm 4). PyTorch multiplies blocks (oneDNN's brgemm: AMX, or AVX-512's bf16) and sums in
+// float32. The right matrix has pairs of rows interleaved ("VNNI"), as the instructions need it. Scores have a row per
+// key, so that they can be a left matrix without a transpose.
 
 #include <ATen/native/CPUBlas.h>
 
@@ -28,7 +28,7 @@ constexpr int64_t BLOCK = 64;  // queries at a time
 int64_t up_to_even(int64_t number) { return number + number % 2; }
 
 // result (rows, columns), contiguous, = (with `add`: +=) left (rows, inner) times right (inner, columns), interleaved.
-// `left_stride` is that of left's rows, `right_width` the number of right's columns.
+// `left_stride`: stride of left's rows. `right_width`: number of right's columns.
 void multiply(int64_t rows, int64_t columns, int64_t inner, const BFloat16* left, int64_t left_stride,
               const BFloat16* right, int64_t right_width, float* result, bool add) {
   at::native::cpublas::brgemm(rows, columns, inner, left_stride, right_width, columns, add,
@@ -36,7 +36,7 @@ void multiply(int64_t rows, int64_t columns, int64_t inner, const BFloat16* left
                               reinterpret_cast<const at::BFloat16*>(right), result, true);
 }
 
-// Strides of a tensor of heads: head h at position t of row r begins at r * row + h * head + t * place.
+// Strides of a tensor of heads: head h at position t of row r starts at r * row + h * head + t * place.
 struct Strides {
   int64_t row, head, place;
 
@@ -53,8 +53,8 @@ struct Shape {
   int64_t shared() const { return heads / groups; }
 };
 
-// Which weights are dropped. A weight's fate is a hash of where it stands: the backward pass finds it again, and nothing
-// is kept. The hash is MurmurHash3's last step (Appleby 2011).
+// Dropout of weights. A hash of the weight's position decides, so the backward pass can repeat it and nothing is
+// stored. The hash is the last step of MurmurHash3 (Appleby 2011).
 struct Dropout {
   uint32_t threshold;  // of 2^32: the share that is dropped
   float factor;        // by which the others grow
@@ -62,7 +62,7 @@ struct Dropout {
 
   bool is_on() const { return threshold != 0; }
 
-  // Where the counting of one head's weights begins: the last step of SplitMix64 (Steele et al. 2014).
+  // The start of one head's counter: the last step of SplitMix64 (Steele et al. 2014).
   uint32_t begin(int64_t document, int64_t head, int64_t heads) const {
     uint64_t mixed = seed + 0x9e3779b97f4a7c15ull * uint64_t(document * heads + head + 1);
     mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -70,7 +70,7 @@ struct Dropout {
     return uint32_t(mixed >> 32);
   }
 
-  // The factor of the weight with which query `at` reads key `key`.
+  // The factor of the weight of query `at` and key `key`.
   float of(uint32_t begin, uint32_t at, uint32_t key) const {
     uint32_t hash = begin + at * 0x9e3779b1u + key * 0x85ebca77u;
     hash = (hash ^ (hash >> 16)) * 0x85ebca6bu;
@@ -79,11 +79,11 @@ struct Dropout {
   }
 };
 
-// The tokens of a row that see one another: `length` of them, from position `start` of the row.
+// Tokens of a row that see each other: `length` of them, from position `start` of the row.
 struct Document {
   int64_t row, start, length;
 
-  // The queries that see it.
+  // The queries that see the document.
   int64_t first_query(const Shape& shape) const { return shape.every_query ? 0 : start; }
   int64_t queries(const Shape& shape) const { return shape.every_query ? shape.length : length; }
 
@@ -136,7 +136,7 @@ void interleave(const BFloat16* from, int64_t stride, int64_t count, int64_t hei
   }
 }
 
-// The buffers of one thread for the backward pass of one head.
+// One thread's buffers for the backward pass of one head.
 struct Scratch {
   std::vector<BFloat16> transposed_keys, queries, transposed_queries, grads, transposed_grads, weights, grad_scores,
       interleaved;
@@ -150,10 +150,10 @@ struct Scratch {
         grad_value(even * size) {}
 };
 
-// For `seen` keys and a block of queries: from scores and the gradient of the weights, float32 (keys, BLOCK), the
-// weights and the gradient of the scores in bf16, the latter interleaved as well. Query `at` of the block sees key
-// `key` where at >= key - first. `dot` is, for each query, grad_output times output. `begin` and `start`, the place of
-// the block's first query, say which weights are dropped.
+// For `seen` keys and a block of queries: computes the weights and the gradient of the scores in bf16, the latter also
+// interleaved, from scores and the gradient of the weights, float32 (keys, BLOCK). Query `at` of the block sees key
+// `key` if at >= key - first. `dot`: grad_output times output for each query. `begin` and `start`, the position of the
+// block's first query, determine dropout.
 template <bool DROPS>
 void scores_backward(int64_t seen, int64_t first, float scale, const float* log_sums, const float* dot, Dropout dropout,
                      uint32_t begin, int64_t start, Scratch& with) {
@@ -173,7 +173,7 @@ void scores_backward(int64_t seen, int64_t first, float scale, const float* log_
   interleave(with.grad_scores.data(), BLOCK, up_to_even(seen), up_to_even(seen), BLOCK, with.interleaved.data());
 }
 
-// The buffers of one thread for the forward pass of one head.
+// One thread's buffers for the forward pass of one head.
 struct ForwardScratch {
   std::vector<BFloat16> transposed_values, transposed_queries, weights, interleaved;
   std::vector<float> scores, result;
@@ -183,7 +183,7 @@ struct ForwardScratch {
         interleaved(even * std::max(BLOCK, size)), scores(even * BLOCK), result(size * BLOCK) {}
 };
 
-// Buffers of a thread. Where memory is out there are none, and that is noted: an exception that left a parallel region
+// Allocates a thread's buffers. Out of memory returns null and sets a flag: an exception that leaves a parallel region
 // would end the process.
 template <typename Buffers>
 std::unique_ptr<Buffers> buffers(int64_t even, int64_t size, std::atomic<bool>& out_of_memory) {
@@ -195,8 +195,8 @@ std::unique_ptr<Buffers> buffers(int64_t even, int64_t size, std::atomic<bool>& 
   }
 }
 
-// For `seen` keys and a block of queries: from scores, float32 (keys, BLOCK), the weights in bf16, not yet divided by
-// their `sum` of each query. `begin` and `start` as in scores_backward.
+// For `seen` keys and a block of queries: computes the weights in bf16, not yet divided by each query's `sum`, from
+// scores, float32 (keys, BLOCK). `begin` and `start` as in scores_backward.
 template <bool DROPS>
 void weights_forward(int64_t seen, const float* scores, const float* highest, Dropout dropout, uint32_t begin,
                      int64_t start, float* sum, BFloat16* weights) {
@@ -209,8 +209,7 @@ void weights_forward(int64_t seen, const float* scores, const float* highest, Dr
     }
 }
 
-// The output (rows, length, heads, size) of the weights that are not dropped, and the log-sum-exp of each query's scores.
-// False where memory is out.
+// Computes the output (rows, length, heads, size) and the log-sum-exp of each query's scores. False if out of memory.
 bool forward(const Shape& shape, const std::vector<Document>& documents, const BFloat16* query, Strides query_strides,
              const BFloat16* key, Strides key_strides, const BFloat16* value, Strides value_strides, Dropout dropout,
              int threads, BFloat16* output, float* log_sums) {
@@ -264,7 +263,7 @@ bool forward(const Shape& shape, const std::vector<Document>& documents, const B
   return !out_of_memory;
 }
 
-// The three gradients. False where memory is out.
+// Computes the three gradients. False if out of memory.
 bool backward(const Shape& shape, const std::vector<Document>& documents, const BFloat16* query, Strides query_strides,
               const BFloat16* key, Strides key_strides, const BFloat16* value, Strides value_strides,
               const BFloat16* output, const float* log_sums, const BFloat16* grad_output, Strides grad_strides,
@@ -297,7 +296,7 @@ bool backward(const Shape& shape, const std::vector<Document>& documents, const 
           const BFloat16* const grads = grad_strides.at(grad_output, row, head, first + start);
           float block_sums[BLOCK], dot[BLOCK];
           for (int64_t at = 0; at < BLOCK; ++at) {
-            // The weights of queries behind the last are e^-inf.
+            // Weights of queries after the last are e^-inf.
             block_sums[at] = std::numeric_limits<float>::infinity();
             dot[at] = 0.0f;
             if (at >= count) continue;
@@ -348,7 +347,7 @@ bool backward(const Shape& shape, const std::vector<Document>& documents, const 
 
 Strides strides(const int64_t* of) { return {of[0], of[1], of[2]}; }
 
-// Row, start and length of each.
+// Row, start and length of each document.
 std::vector<Document> listed(const int64_t* documents, int64_t count) {
   std::vector<Document> all(count);
   for (int64_t at = 0; at < count; ++at) all[at] = {documents[3 * at], documents[3 * at + 1], documents[3 * at + 2]};
@@ -357,7 +356,7 @@ std::vector<Document> listed(const int64_t* documents, int64_t count) {
 
 }  // namespace
 
-// Whether PyTorch has such products for this processor. It tries one.
+// True if PyTorch supports such products on this processor. Runs one.
 extern "C" int attention_works() {
   constexpr int64_t SIZE = 32;
   std::vector<BFloat16> left(SIZE * SIZE), right(SIZE * SIZE);
@@ -382,11 +381,11 @@ extern "C" int attention_works() {
   return 1;
 }
 
-// query, key, value and grad_output have any strides (of a row of the batch, a head, a position), and are contiguous
-// within a head. sizes: query heads, query heads for each key head, length of a row, numbers in a head. documents: row,
-// start and length of each; what is in none of them is left as it is. output and the three gradients are contiguous
-// (rows, length, heads, size), log_sums (rows, heads, length). every_query: see Shape. threshold, factor, seed: see Dropout.
-// Both return 0 where memory is out, else 1.
+// query, key, value and grad_output may have any strides (batch row, head, position), but are contiguous within a head.
+// sizes: query heads, query heads per key head, row length, head size. documents: row, start and length of each;
+// positions outside of documents are not written. output and the three gradients are contiguous
+// (rows, length, heads, size), log_sums (rows, heads, length). every_query: see Shape. threshold, factor, seed: see
+// Dropout. Both return 1, or 0 if out of memory.
 extern "C" int attention_forward(const int64_t* sizes, const int64_t* documents, int64_t count, int causal,
                                   int every_query, float scale, const BFloat16* query, const int64_t* query_strides,
                                   const BFloat16* key, const int64_t* key_strides, const BFloat16* value,

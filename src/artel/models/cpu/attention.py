@@ -1,13 +1,13 @@
-"""Attention on a CPU in bf16: PyTorch's forward pass with artel's own backward pass, attention.cpp.
+"""Attention on a CPU in bf16: PyTorch's forward pass with artel's own backward pass (attention.cpp).
 
-PyTorch's backward kernel for CPUs transposes and packs each tile anew, and multiplies most of them in small blocks. For
-6 heads of 64, causal, on two cores with AMX, the backward pass took (milliseconds; benchmarks/NOTES.md)
+PyTorch's backward kernel for CPUs transposes and packs each tile again, and multiplies most of them in small blocks.
+For 6 heads of 64, causal, on two cores with AMX, the backward pass took (milliseconds; benchmarks/NOTES.md)
 
     rows x length    16 x 128   8 x 256   4 x 512   1 x 2,048   1 x 4,096
     PyTorch                14       9.6        13          27          94
-    this one              2.4       3.0       4.5          15          64
+    artel                 2.4       3.0       4.5          15          64
 
-The gradients of both differ from the exact ones by 0.2 to 0.3 %, which is the rounding of bf16.
+Both differ from the exact gradients by 0.2 to 0.3 %, the rounding error of bf16.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from artel.models.cpu.build import library, pointer
 
 
 class Dropping(NamedTuple):
-    """Which attention weights are dropped: `Dropout` of attention.cpp."""
+    """Dropout of attention weights: `Dropout` in attention.cpp."""
 
     threshold: int
-    """Of 2^32, the share that is dropped."""
+    """The dropped fraction, times 2^32."""
     factor: float
-    """By which the others grow."""
+    """The scale of the remaining weights."""
     seed: int
 
     @property
@@ -39,39 +39,39 @@ class Dropping(NamedTuple):
 NOTHING_DROPPED = Dropping(0, 1.0, 0)
 
 
-def takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float) -> bool:
-    """Whether `cpu_attention` supports such heads, (rows, heads, length, size), without a mask, and is faster."""
-    return dropout == 0.0 and trains_here(query, key, value)
+def is_supported(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float) -> bool:
+    """True if `cpu_attention` supports these heads, (rows, heads, length, size), without a mask, and is faster."""
+    return dropout == 0.0 and supports_training(query, key, value)
 
 
-def trains_here(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether the kernels take such heads, which gradients are computed of."""
+def supports_training(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """True if the kernels support these heads and they need gradients."""
     needs_grad = query.requires_grad or key.requires_grad or value.requires_grad
-    return torch.is_grad_enabled() and needs_grad and takes_heads(query, key, value)
+    return torch.is_grad_enabled() and needs_grad and supports_heads(query, key, value)
 
 
-def takes_heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether the kernels take such heads, (rows, heads, length, size)."""
+def supports_heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """True if the kernels support these heads, (rows, heads, length, size)."""
     return (
         query.device.type == "cpu"
         and compute_dtype(query) == torch.bfloat16
         and (query.shape[0], *query.shape[2:]) == (key.shape[0], *key.shape[2:])
         and key.shape == value.shape
         and query.shape[3] % 2 == 0  # the kernels multiply pairs of numbers
-        and works_here()
+        and kernels_available()
     )
 
 
-def works_here() -> bool:
-    """Whether this processor multiplies bf16 and the backward pass can be built. Warns once where it cannot."""
-    return _works_here()
+def kernels_available() -> bool:
+    """True if this processor multiplies bf16 and the kernels can be built. Warn once if they cannot."""
+    return _kernels_available()
 
 
-torch.compiler.assume_constant_result(works_here)  # torch.compile calls it while it traces
+torch.compiler.assume_constant_result(kernels_available)  # torch.compile calls it while it traces
 
 
 @cache
-def _works_here() -> bool:
+def _kernels_available() -> bool:
     functions = library("attention")
     return functions is not None and bool(functions.attention_works())
 
@@ -79,10 +79,10 @@ def _works_here() -> bool:
 def cpu_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool, scale: float | None
 ) -> torch.Tensor:
-    """Attention of query (rows, heads, length, size), with a causal mask or none. Returns a tensor of query's shape.
+    """Attention of query (rows, heads, length, size), with a causal mask or none. Return a tensor of query's shape.
 
-    key and value (rows, key heads, length, size), where key heads divides heads. Computes in bf16, or in autocast's
-    precision where autocast is on.
+    key and value (rows, key heads, length, size); key heads divides heads. Computes in bf16, or in autocast's precision
+    if autocast is on.
     """
     dtype = compute_dtype(query)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -90,18 +90,18 @@ def cpu_attention(
 
 
 def compute_dtype(query: torch.Tensor) -> torch.dtype:
-    """What attention computes in: autocast's precision where autocast is on."""
+    """Return the dtype in which attention computes: autocast's if autocast is on."""
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
 
 
-# Operators instead of an autograd.Function: the compiler's cache does not keep graphs with such functions and would
-# trace them again in each run. The cache knows an operator by its name alone: change the name when the numbers change.
+# Operators instead of an autograd.Function: the compiler's cache does not store graphs with such functions, so each run
+# would trace them again. The cache identifies an operator by name only: change the name when the results change.
 def _forward(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output, and the log-sum-exp of each query's scores, float32 (rows, heads, length)."""
+    """Return the output and the log-sum-exp of each query's scores, float32 (rows, heads, length)."""
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    query, key, value = map(with_rows, (query, key, value))  # it takes the numbers of a head to be adjacent
+    query, key, value = map(with_rows, (query, key, value))  # the kernel assumes a stride of 1 within a head
     return kernel(query, repeat_heads(key, query), repeat_heads(value, query), 0.0, causal, scale=scale)
 
 
@@ -120,7 +120,7 @@ def _attention_backward(
     causal: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of query, key and value."""
+    """Return the gradients of query, key and value."""
     grads = (empty_heads(query), empty_heads(key), empty_heads(value))
     rows, length = query.shape[0], query.shape[2]
     backward_of_documents(
@@ -143,17 +143,17 @@ def backward_of_documents(
     dropping: Dropping = NOTHING_DROPPED,
     every_query: bool = False,
 ) -> None:
-    """Write the gradients of `heads` (query, key and value in bf16) into `grads`, made by `empty_heads`.
+    """Write the gradients of `heads` (query, key and value in bf16) into `grads`, which `empty_heads` creates.
 
-    Each of `documents` is (row, start, length): its tokens see one another alone. What is in none is not written. With
-    `every_query` there is one in a row, its keys alone, which all queries of the row see.
+    `documents` are (row, start, length); tokens see only their own document. Gradients outside of documents are not
+    written. With `every_query`, each row has at most one document: its keys, which all queries of the row see.
     """
     functions = library("attention")
     assert functions is not None
     grad_output = with_rows(grad_output)
     output, log_sums = output.transpose(1, 2).contiguous(), log_sums.contiguous()
     computed = functions.attention_backward(
-        *_described(heads := [*map(with_rows, heads)], documents, causal, every_query, scale),
+        *_shape_arguments(heads := [*map(with_rows, heads)], documents, causal, every_query, scale),
         *(argument for tensor in heads for argument in (pointer(tensor), _strides(tensor))),
         pointer(output),
         pointer(log_sums),
@@ -177,15 +177,15 @@ def forward_of_documents(
     dropping: Dropping,
     every_query: bool,
 ) -> None:
-    """Write attention of `heads` (query, key and value in bf16), some of whose weights are dropped.
+    """Write the attention of `heads` (query, key and value in bf16) with dropout into `output` and `log_sums`.
 
-    output, made by `empty_heads`; log_sums, float32 (rows, heads, length). `documents` and `every_query` as for
+    `empty_heads` creates output; log_sums is float32 (rows, heads, length). `documents` and `every_query` as for
     `backward_of_documents`, which needs the documents in the same order.
     """
     functions = library("attention")
     assert functions is not None
     computed = functions.attention_forward(
-        *_described(heads := [*map(with_rows, heads)], documents, causal, every_query, scale),
+        *_shape_arguments(heads := [*map(with_rows, heads)], documents, causal, every_query, scale),
         *(argument for tensor in heads for argument in (pointer(tensor), _strides(tensor))),
         *dropping.arguments,
         ctypes.c_int(torch.get_num_threads()),
@@ -200,31 +200,31 @@ def _check(computed: int) -> None:
         raise RuntimeError("std::bad_alloc: no memory for the scores of attention")
 
 
-def _described(
+def _shape_arguments(
     heads: Sequence[torch.Tensor],
     documents: Sequence[tuple[int, int, int]],
     causal: bool,
     every_query: bool,
     scale: float,
 ) -> tuple[Any, ...]:
-    """The first arguments of both kernels."""
+    """Return the first arguments of both kernels."""
     query, key, _ = heads
     sizes = (ctypes.c_int64 * 4)(query.shape[1], query.shape[1] // key.shape[1], *query.shape[2:])
     numbers = [number for document in documents for number in document]
-    places = (ctypes.c_int64 * len(numbers))(*numbers)
+    positions = (ctypes.c_int64 * len(numbers))(*numbers)
     flags = (ctypes.c_int(causal), ctypes.c_int(every_query))
-    return sizes, places, ctypes.c_int64(len(documents)), *flags, ctypes.c_float(scale)
+    return sizes, positions, ctypes.c_int64(len(documents)), *flags, ctypes.c_float(scale)
 
 
 def with_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, the numbers of each head side by side."""
+    """Return the tensor with a stride of 1 within each head."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def fake_grads(
     _: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *__: Any
 ) -> tuple[torch.Tensor, ...]:
-    """The gradients of a backward operator, for the compiler and for plans: their shapes alone."""
+    """Return empty gradients of a backward operator, for the compiler and for plans."""
     return tuple(empty_heads(tensor) for tensor in (query, key, value))
 
 
@@ -244,13 +244,13 @@ _attention.register_autograd(_backward, setup_context=_setup_context)
 
 
 def repeat_heads(key: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Keys or values with a head for each head of `query`, where groups of heads share them."""
+    """Repeat the heads of keys or values for grouped-query attention, to match the heads of `query`."""
     groups = query.shape[1] // key.shape[1]
-    return key if groups == 1 else key.repeat_interleave(groups, dim=1)  # copies, even once
+    return key if groups == 1 else key.repeat_interleave(groups, dim=1)  # it copies even with groups of 1
 
 
 def empty_heads(heads: torch.Tensor) -> torch.Tensor:
-    """Memory for a tensor like `heads`, in the layout that the model needs next: (rows, length, heads, size)."""
+    """Return an empty tensor like `heads`, in the memory layout that the model needs: (rows, length, heads, size)."""
     rows, count, length, size = heads.shape
     return heads.new_empty(rows, length, count, size).transpose(1, 2)
 

@@ -1,12 +1,11 @@
-"""Attention on a CPU in bf16 with dropout of its weights, as BERT, RoBERTa and GPT-2 are trained, or with padding:
-attention.cpp.
+"""Attention on a CPU in bf16 with dropout, as BERT, RoBERTa and GPT-2 are trained, or with padding (attention.cpp).
 
-PyTorch's kernel for CPUs knows no dropout. What it does instead multiplies in float32, draws a random number for each
-weight, and keeps three tensors of (rows, heads, length, length). Here a weight's fate is a hash of where it stands and
-of a seed that PyTorch's generator gives, so nothing is kept, and an activation that is computed again is the same.
+PyTorch's kernel for CPUs has no dropout. Its fallback multiplies in float32, draws a random number for each weight, and
+keeps three tensors of (rows, heads, length, length). Here a hash of the weight's position and of a seed from PyTorch's
+generator decides, so nothing is kept, and recomputed activations are the same.
 
-Padding comes to that kernel as a mask, which it adds to all scores; its gradients take two to four times as long as
-these, which leave padding out (benchmarks/NOTES.md).
+PyTorch's kernel takes padding as a mask that it adds to all scores. Its gradients take two to four times as long as
+these, which skip padding (benchmarks/NOTES.md).
 """
 
 from __future__ import annotations
@@ -29,19 +28,18 @@ from artel.models.cpu.documents import Document, documents_of
 
 
 class Padding(NamedTuple):
-    """What a mask of padding says."""
+    """The content of a mask that only hides padding."""
 
     keys: torch.Tensor
-    """int64 (rows, length): 1 for the keys that are shown, side by side in each row; 0 for padding."""
+    """int64 (rows, length): 1 for visible keys, which are adjacent in each row; 0 for padding."""
     causal: bool
-    """Whether a query sees only those of them that do not come after it; they begin the row then."""
+    """True if a query sees no keys after itself. The visible keys then start at the beginning of the row."""
 
 
 def padding_of(mask: torch.Tensor, *, causal: bool) -> Padding | None:
-    """What a mask, bool (rows, 1, queries, keys) with as many queries as keys, says if it says no more than padding.
+    """Convert a mask, bool (rows, 1, length, length), if it only hides padding. None for any other mask.
 
-    `causal`: it may hide from each query the keys after it, too. None for any other mask. A mask without values, of a
-    plan, is taken for padding.
+    `causal`: it may also hide the keys after each query. A mask without values (in a plan) is assumed to be padding.
     """
     keys = mask[:, 0, -1]  # the last query sees all that any query sees
     if isinstance(mask, FakeTensor):
@@ -50,8 +48,8 @@ def padding_of(mask: torch.Tensor, *, causal: bool) -> Padding | None:
         return None
     changes = (keys[:, 1:] != keys[:, :-1]).sum(dim=1)
     if bool((mask == keys[:, None, None]).all()):
-        is_side_by_side = (changes <= 1) | ((changes == 2) & ~keys[:, 0])
-        return Padding(keys.long(), causal=False) if bool(is_side_by_side.all()) else None
+        is_adjacent = (changes <= 1) | ((changes == 2) & ~keys[:, 0])
+        return Padding(keys.long(), causal=False) if bool(is_adjacent.all()) else None
     if not causal or not bool((keys[:, 0] & (changes <= 1)).all()):
         return None
     is_causal = bool((mask == (keys[:, None, None] & torch.ones_like(mask[:1]).tril())).all())
@@ -69,11 +67,11 @@ def dropout_attention(
     scale: float | None,
     every_query: bool = False,
 ) -> torch.Tensor:
-    """Attention of query (rows, heads, length, size) within documents, `dropout` of whose weights are dropped.
+    """Attention of query (rows, heads, length, size) within documents, with dropout. Return a tensor of query's shape.
 
-    key, value and numbers: as for `document_attention`. With `every_query` the numbers, of one document a row at most,
-    are those of the keys, and all queries of a row see it; with `causal` too, it begins the row, and a query sees no
-    key after itself. Returns a tensor of query's shape. The seed is of PyTorch's generator, where anything is dropped.
+    key, value and numbers as for `document_attention`. With `every_query` each row has at most one document, the
+    numbers are those of the keys, and all queries of the row see it; with `causal` as well, the document starts the row
+    and a query sees no keys after itself. The seed comes from PyTorch's generator if `dropout` is above 0.
     """
     dtype = compute_dtype(query)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -82,7 +80,7 @@ def dropout_attention(
     return _attention(*heads, numbers, seed, causal, every_query, dropout, scale)[0]
 
 
-# Operators, for the reason given in attention.py. The same holds for their names.
+# Operators, and their names, as explained in attention.py.
 @torch.library.custom_op("artel::cpu_attention_dropout", mutates_args=(), device_types="cpu")
 def _attention(
     query: torch.Tensor,
@@ -95,9 +93,9 @@ def _attention(
     dropout: float,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output, and the log-sum-exp of each query's scores (rows, heads, length)."""
+    """Return the output and the log-sum-exp of each query's scores (rows, heads, length)."""
     output, log_sums = _empty_result(query)
-    documents = _all_documents(numbers)
+    documents = _longest_first(numbers)
     if sum(length for *_, length in documents) < numbers.numel():  # padding
         output.zero_()
         log_sums.zero_()
@@ -117,8 +115,8 @@ def _empty_result(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return empty_heads(query), query.new_empty(*query.shape[:3], dtype=torch.float32)
 
 
-def _all_documents(numbers: torch.Tensor) -> Sequence[Document]:
-    """The longest first: threads take one after another."""
+def _longest_first(numbers: torch.Tensor) -> Sequence[Document]:
+    """Return the documents, the longest first, since each thread takes the next one when it is free."""
     return sorted(documents_of(numbers), key=lambda document: -document[2])
 
 
@@ -142,8 +140,8 @@ def _attention_backward(
     dropout: float,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of query, key and value."""
-    documents = _all_documents(numbers)
+    """Return the gradients of query, key and value."""
+    documents = _longest_first(numbers)
     grads = (empty_heads(query), empty_heads(key), empty_heads(value))
     if sum(length for *_, length in documents) < numbers.numel():  # padding
         for grad in grads:

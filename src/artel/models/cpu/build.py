@@ -1,7 +1,7 @@
-"""artel's C++ kernels for CPUs: built on the machine that runs them, in about two seconds, and cached.
+"""Building artel's C++ kernels for CPUs: on the machine that runs them, in about two seconds, cached.
 
-Each is built once for a kind of processor and a version of PyTorch, whose headers and functions it may use. Where one
-cannot be built, PyTorch's operators take its place and a warning says why.
+Each is built once per type of processor and version of PyTorch, whose headers and functions it may use. If that fails,
+PyTorch's operators are used instead and a warning gives the reason.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from artel.storage import cache_folder
 
 _SOURCES = Path(__file__).parent
 _TORCH = Path(torch.__file__).parent
-# -fno-trapping-math: without it the compiler does not vectorize loops that contain a comparison.
+# Without -fno-trapping-math the compiler does not vectorize loops with a comparison.
 _FLAGS = ("-std=c++20", "-O3", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC", f"-I{_TORCH / 'include'}")
-_LIBRARIES = (f"-L{_TORCH / 'lib'}", "-ltorch_cpu", "-lc10")  # already loaded, so found by name
-# By the CPU capability that PyTorch names. Other processors (ARM) vectorize without flags.
+_LIBRARIES = (f"-L{_TORCH / 'lib'}", "-ltorch_cpu", "-lc10")  # already loaded, so they are found by name
+# By PyTorch's name of the CPU capability. Other processors (ARM) vectorize without flags.
 _VECTORS = {
     "AVX2": ("-mavx2", "-mfma"),
     "AVX512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"),
@@ -40,17 +40,17 @@ _build_lock = threading.Lock()
 
 
 def library(name: str) -> ctypes.CDLL | None:
-    """The functions of `name`.cpp, built at the first call. None, with a warning, where they cannot be built."""
+    """Return the functions of `name`.cpp, built at the first call. None, with a warning, if the build fails."""
     with _build_lock:
         return _library(name)
 
 
 @contextmanager
 def uninterrupted_compilers() -> Iterator[None]:
-    """Keep Ctrl-C from C++ compilers, which would end within a file that PyTorch then caches.
+    """Shield C++ compilers from Ctrl-C: they would leave truncated files in PyTorch's cache.
 
-    Ctrl-C reaches all processes of a terminal. Compilers inherit the signal mask of the thread that starts them. This
-    process, which would end them, is interrupted when the block ends.
+    Ctrl-C reaches all processes of a terminal. Compilers inherit the signal mask of the thread that starts them. In
+    this process, which would otherwise end them, the interrupt is delayed until the block ends.
     """
     with interrupted_after():
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -61,7 +61,7 @@ def uninterrupted_compilers() -> Iterator[None]:
 
 
 def pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
-    """The address of the first number of `tensor`."""
+    """Return the address of the data of `tensor`."""
     return ctypes.c_void_p(tensor.data_ptr())
 
 
@@ -81,7 +81,7 @@ def _library(name: str) -> ctypes.CDLL | None:
             _build(command, file)
         try:
             return ctypes.CDLL(str(file))
-        except OSError:  # damaged since it was built
+        except OSError:  # the cached file is damaged
             _build(command, file)
             return ctypes.CDLL(str(file))
     except (OSError, subprocess.SubprocessError) as error:

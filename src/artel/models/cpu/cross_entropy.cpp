@@ -1,7 +1,7 @@
 // Cross-entropy of rows of logits and its gradient, softmax minus target, in place; see cross_entropy.py.
 //
-// A row is read once and written once; in between it stays in the cache in float32. Also the sum of the output head's
-// gradient with a product that is transposed in memory.
+// A row is read once and written once; in between it stays in the cache in float32. Also adds a transposed product to
+// the gradient of the output head.
 
 #include <cmath>
 #include <cstdint>
@@ -19,7 +19,7 @@ constexpr int64_t BLOCK = 256;  // columns whose exponentials are summed in floa
 
 int64_t end_of(int64_t start, int64_t columns) { return start + BLOCK < columns ? start + BLOCK : columns; }
 
-// Copies a row to `scores` and its highest number to `best`. Returns the first column that holds it.
+// Copies a row to `scores` and its maximum to `best`. Returns the first column of the maximum.
 template <typename Number>
 int64_t row_max(const Number* row, int64_t columns, float* scores, float& best) {
   best = -std::numeric_limits<float>::infinity();
@@ -57,7 +57,7 @@ double exponentials(float* scores, int64_t columns, float best) {
   return total;
 }
 
-// logits (count, columns), overwritten by the gradient; targets (count,), negative where there is none; losses and
+// logits (count, columns), overwritten by the gradient; targets (count,), negative for none; losses and
 // guesses (count,). Each thread takes a range of rows.
 template <typename Number>
 void cross_entropy(Number* logits, const int64_t* targets, int64_t count, int64_t columns, int threads,

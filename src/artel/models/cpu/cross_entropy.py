@@ -1,8 +1,8 @@
-"""Cross-entropy and its gradient on a CPU, with few passes over memory, in C++: cross_entropy.cpp.
+"""Cross-entropy and its gradient on a CPU in one pass over memory, in C++ (cross_entropy.cpp).
 
-PyTorch's operators pass over the logits seven times, and what torch.compile makes of them passes two or three times.
-This reads each row once and writes its gradient in its place (benchmarks/NOTES.md has the milliseconds). Where the C++
-cannot be built, PyTorch's operators compute the same (`cross_entropy_with_grad`).
+PyTorch's operators make seven passes over the logits, or two to three with torch.compile. This kernel reads each row
+once and overwrites it with its gradient (timings: benchmarks/NOTES.md). If the C++ cannot be built, PyTorch's operators
+compute the same (`cross_entropy_with_grad`).
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ import ctypes
 import torch
 from torch._C._profiler import _RecordFunctionFast
 
+from artel.models import IGNORED
 from artel.models.cpu.build import library, pointer
-from artel.models.targets import IGNORED
 
 _NAME = "artel::cpu_cross_entropy"
 _FUNCTIONS = {torch.float32: "cross_entropy_float32", torch.bfloat16: "cross_entropy_bfloat16"}
 
 
-def can_take(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `cpu_cross_entropy_with_grad` takes such logits. Builds the C++, and warns once where it cannot."""
+def supports_logits(device: torch.device, dtype: torch.dtype) -> bool:
+    """True if `cpu_cross_entropy_with_grad` supports these logits. Builds the C++; warns once if that fails."""
     return device.type == "cpu" and dtype in _FUNCTIONS and library("cross_entropy") is not None
 
 
 def cpu_cross_entropy_with_grad(
     logits: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(loss of each row in nats, likeliest ids, gradient of their sum), as `cross_entropy_with_grad` without shards.
+    """Return (loss of each row in nats, most likely ids, gradient), like `cross_entropy_with_grad` without shards.
 
-    logits (count, vocabulary), overwritten by the gradient; targets int64 (count,), `IGNORED` where there is none.
-    Raises IndexError for any other target that is no id.
+    logits (count, vocabulary) are overwritten by the gradient; targets int64 (count,), or `IGNORED`. Raise IndexError
+    for targets out of range.
     """
     with _RecordFunctionFast(_NAME):
         losses, guesses = _cross_entropy(logits, targets)
     return losses, guesses, logits
 
 
-# An operator, so that a trace without numbers knows its shapes. A profile of torch 2.14 does not name such operators.
+# An operator, so that a trace without values knows its shapes. A profile of torch 2.14 does not show their names.
 @torch.library.custom_op(_NAME, mutates_args={"logits"}, device_types="cpu")
 def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss of each row, float32, and its likeliest id, int64 (count,). The gradient overwrites the logits."""
+    """Return the loss of each row, float32, and its most likely id, int64 (count,). The gradient overwrites logits."""
     smallest, largest = (int(bound) for bound in targets.aminmax()) if len(targets) else (0, 0)
     if largest >= logits.shape[1] or (smallest < 0 and bool(((targets < 0) & (targets != IGNORED)).any())):
         raise IndexError(f"targets from {smallest} to {largest} among {logits.shape[1]} ids")
@@ -64,11 +64,11 @@ def _(_: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 def add_transposed_product(total: torch.Tensor | None, grad_logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-    """`total` + grad_logits.T @ inputs, float32 (vocabulary, width). A `total` of None is 0.
+    """Return `total` + grad_logits.T @ inputs, float32 (vocabulary, width). `total` may be None for 0.
 
-    grad_logits (count, vocabulary) and inputs (count, width) are bf16, and so is the product before it is added.
-    oneDNN multiplies a transposed left matrix at half the speed (matmul_pass.py). So the smaller matrix, inputs, is
-    transposed in memory first, and the product comes out transposed. For 16,384 ids, 2,048 positions and a width of 384
+    grad_logits (count, vocabulary) and inputs (count, width) are bf16, and so is the product before it is added. oneDNN
+    needs twice the time for a transposed left matrix (matmul_pass.py). So the smaller matrix, inputs, is transposed in
+    memory first, and the product is computed transposed. For 16,384 ids, 2,048 positions and a width of 384
     this took 13.8 ms instead of 17.8; added to a total of 50,257 ids (660 positions, 768 wide) 35 instead of 57 (two
     cores with AMX).
     """

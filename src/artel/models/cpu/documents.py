@@ -1,9 +1,9 @@
-"""Attention on a CPU among the tokens of a document alone, where several documents share a row.
+"""Attention on a CPU within documents, when several documents share a row.
 
-With a mask, each token is multiplied with every token of its row, and what the mask hides is thrown away: length²
-products for a row. Here each document is computed by itself, so a row costs the sum of its documents' lengths squared.
-The documents are found when the operator runs, from their numbers, so that all batches of one shape share one compiled
-graph. The forward pass is PyTorch's, and so is the backward pass, but for that of bf16 (`attention.py`).
+With a mask, each token is multiplied with every token of its row and hidden results are discarded: length² products per
+row. Here documents are computed one at a time, so a row costs the sum of its documents' squared lengths. The operator
+finds the documents from their numbers when it runs, so all batches of one shape share a compiled graph. Forward and
+backward pass are PyTorch's, except for the backward pass in bf16 (`attention.py`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from artel.models.cpu.attention import (
     compute_dtype,
     empty_heads,
     fake_grads,
+    kernels_available,
     repeat_heads,
     with_rows,
-    works_here,
 )
 
 Document = tuple[int, int, int]
@@ -37,19 +37,18 @@ def document_attention(
     window: int | None,
     scale: float | None,
 ) -> torch.Tensor:
-    """Attention of query (rows, heads, length, size) within documents. Returns a tensor of query's shape.
+    """Attention of query (rows, heads, length, size) within documents. Return a tensor of query's shape.
 
-    key and value (rows, key heads, length, size), where key heads divides heads. numbers, int64 (rows, length), are
-    those of the documents, the tokens of each side by side; 0 is padding, for which the result is 0. With `window` a
-    token sees the tokens of its document that are fewer than so many positions away. Computes in autocast's precision
-    where autocast is on.
+    key and value (rows, key heads, length, size); key heads divides heads. numbers int64 (rows, length): each token's
+    document number, the tokens of a document adjacent; 0 is padding, with result 0. With `window` a token sees tokens
+    of its document fewer than that many positions away. Computes in autocast's precision if autocast is on.
     """
     dtype = compute_dtype(query)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return _attention(query.to(dtype), key.to(dtype), value.to(dtype), numbers, causal, window, scale)[0]
 
 
-# Operators, for the reason given in attention.py. The same holds for their names.
+# Operators, and their names, as explained in attention.py.
 @torch.library.custom_op("artel::cpu_attention_documents", mutates_args=(), device_types="cpu")
 def _attention(
     query: torch.Tensor,
@@ -60,16 +59,16 @@ def _attention(
     window: int | None,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output, and the log-sum-exp of each query's scores (rows, heads, length)."""
+    """Return the output and the log-sum-exp of each query's scores (rows, heads, length)."""
     output, log_sums = _empty_result(query, numbers)
     output.zero_()
     log_sums.zero_()
     query, key, value = map(with_rows, (query, key, value))
     for document in documents_of(numbers):
-        own, shared_key, shared_value = (_tokens(heads, document) for heads in (query, key, value))
+        queries, keys, values = (_tokens(heads, document) for heads in (query, key, value))
         mask = _window_mask(document, window, causal, query)
         _tokens(output, document)[:], _tokens(log_sums, document)[:] = _FORWARD(
-            own, repeat_heads(shared_key, own), repeat_heads(shared_value, own), 0.0, causal and mask is None,
+            queries, repeat_heads(keys, queries), repeat_heads(values, queries), 0.0, causal and mask is None,
             attn_mask=mask, scale=scale,
         )  # fmt: skip
     return output, log_sums
@@ -98,16 +97,16 @@ def _attention_backward(
     window: int | None,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of query, key and value."""
+    """Return the gradients of query, key and value."""
     heads, documents = (query, key, value), list(documents_of(numbers))
     grads = (empty_heads(query).zero_(), empty_heads(key).zero_(), empty_heads(value).zero_())
-    own = [each for each in documents if _is_own(each, query, window)]
-    if own:
-        own.sort(key=lambda document: -document[2])  # the longest first: threads take one after another
-        backward_of_documents(grad_output, heads, output, log_sums, grads, own, causal=causal, scale=scale)
+    by_artel = [document for document in documents if _takes_document(document, query, window)]
+    if by_artel:
+        by_artel.sort(key=lambda document: -document[2])  # longest first: a free thread takes the next one
+        backward_of_documents(grad_output, heads, output, log_sums, grads, by_artel, causal=causal, scale=scale)
     adjacent = [with_rows(each) for each in (grad_output, *heads)]
     for document in documents:
-        if _is_own(document, query, window):
+        if _takes_document(document, query, window):
             continue
         mask = _window_mask(document, window, causal, query)
         pieces = [_tokens(each, document) for each in (*adjacent, output, log_sums)]
@@ -139,30 +138,30 @@ _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def documents_of(numbers: torch.Tensor) -> Iterator[Document]:
-    """Where the documents of numbers (rows, length) are; padding, 0, is none of them."""
+    """Yield the documents of numbers (rows, length), without padding (0)."""
     for row, line in enumerate(numbers):
-        names, lengths = torch.unique_consecutive(line, return_counts=True)
+        documents, lengths = torch.unique_consecutive(line, return_counts=True)
         start = 0
-        for name, length in zip(names.tolist(), lengths.tolist(), strict=True):
-            if name:
+        for document, length in zip(documents.tolist(), lengths.tolist(), strict=True):
+            if document:
                 yield row, start, length
             start += length
 
 
 def _tokens(tensor: torch.Tensor, document: Document) -> torch.Tensor:
-    """The part of a tensor (rows, heads, length, …) that belongs to a document, with one row."""
+    """Return the part of a tensor (rows, heads, length, …) that belongs to a document, with one row."""
     row, start, length = document
     return tensor[row : row + 1, :, start : start + length]
 
 
-def _is_own(document: Document, query: torch.Tensor, window: int | None) -> bool:
-    """Whether artel's own backward pass computes it."""
+def _takes_document(document: Document, query: torch.Tensor, window: int | None) -> bool:
+    """True if artel's own backward pass supports the document."""
     is_whole = window is None or document[2] <= window
-    return is_whole and query.dtype == torch.bfloat16 and query.shape[3] % 2 == 0 and works_here()
+    return is_whole and query.dtype == torch.bfloat16 and query.shape[3] % 2 == 0 and kernels_available()
 
 
 def _window_mask(document: Document, window: int | None, causal: bool, query: torch.Tensor) -> torch.Tensor | None:
-    """A mask (1, 1, length, length) to be added to the scores of a document that is longer than the window."""
+    """Return an additive mask (1, 1, length, length) for a document longer than the window."""
     length = document[2]
     if window is None or length <= window:
         return None

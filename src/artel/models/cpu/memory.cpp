@@ -1,8 +1,8 @@
-// Memory for large tensors from one range of addresses, in which what is free is kept. See training/memory.
+// Memory for large tensors from one address range, which keeps free memory. See training/memory.
 //
-// An allocator of PyTorch: it is given large tensors while it keeps memory, PyTorch's own gets all others. Free spans
-// are joined with their neighbours, and a tensor takes the smallest that holds it, of equal ones the first. All sizes
-// are multiples of 64 bytes, so that a tensor fits where one of its size was before.
+// A PyTorch allocator: while enabled it serves large tensors, and PyTorch's own serves the rest. Adjacent free spans
+// are merged, and a tensor takes the smallest span that fits, the first of equal ones. All sizes are multiples of 64
+// bytes, so that a tensor fits into the space of one of the same size.
 
 #include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>
@@ -23,19 +23,19 @@ constexpr size_t kUnit = 64, kLarge = 256 << 10;
 
 class Range {
  public:
-  // Room for `size` bytes of tensors: addresses, to which the kernel gives memory as they are used.
+  // Reserves addresses for `size` bytes of tensors. The kernel allocates memory when they are used.
   bool keep(size_t size) {
     std::lock_guard<std::mutex> guard(mutex_);
     return keeps_ = first_ || reserve(size);
   }
 
-  // Give back what is free, and keep on.
+  // Return free memory, and stay enabled.
   void trim_all() {
     std::lock_guard<std::mutex> guard(mutex_);
     trim_spans();
   }
 
-  // Keep no more, and give back what is free: with the last tensor the addresses too.
+  // Disable, and return free memory; with the last tensor also the addresses.
   void let_go() {
     std::lock_guard<std::mutex> guard(mutex_);
     trim_spans();
@@ -43,7 +43,7 @@ class Range {
     if (taken_.empty()) unmap();
   }
 
-  // Null where no span is large enough, or none is kept.
+  // Null if no span is large enough, or if disabled.
   void* take(size_t size) {
     std::lock_guard<std::mutex> guard(mutex_);
     auto best = by_size_.lower_bound({size, 0});
@@ -60,7 +60,7 @@ class Range {
     return first_ <= start && start < last_;
   }
 
-  // Whether the place was one of the range's.
+  // Frees a pointer. False if it is not from this range.
   bool give(void* place) {
     std::lock_guard<std::mutex> guard(mutex_);
     auto start = reinterpret_cast<uintptr_t>(place);
@@ -161,10 +161,10 @@ class Keeping final : public c10::Allocator {
 
 }  // namespace
 
-// Keep the memory of tensors from now on, in a range of `size` bytes of addresses. 0 where there is none.
+// Enable, with a range of `size` bytes of addresses. 0 if it cannot be reserved.
 extern "C" int keep_tensors(size_t size) {
   static const bool is_set = [] {
-    // What a thread holds while the process forks would never be let go in the child.
+    // A lock held by another thread during a fork would never be released in the child.
     pthread_atfork([] { range().mutex_.lock(); }, [] { range().mutex_.unlock(); }, [] { range().mutex_.unlock(); });
     c10::SetCPUAllocator(new Keeping, 1);
     return true;
@@ -172,8 +172,8 @@ extern "C" int keep_tensors(size_t size) {
   return is_set && range().keep(size);
 }
 
-// Give back what is free, and keep what tensors leave from now on.
+// Return free memory, and keep memory freed from now on.
 extern "C" void trim_tensors() { range().trim_all(); }
 
-// Keep no more, and give back what is free.
+// Disable, and return free memory.
 extern "C" void let_tensors_go() { range().let_go(); }

@@ -28,8 +28,7 @@ struct BFloat16 {
 inline float widen(float value) { return value; }
 inline float widen(BFloat16 value) { return from_bits(uint32_t(value.bits) << 16); }
 
-// The bf16 nearest to a value (ties to even) in the upper half; the lower half means nothing. A NaN that arithmetic
-// makes stays a NaN.
+// The nearest bf16 (ties to even) in the upper half; the lower half is undefined. A NaN from arithmetic stays a NaN.
 inline uint32_t rounded(float value) {
   const uint32_t bits = bits_of(value);
   return bits + 0x7fff + ((bits >> 16) & 1);

@@ -1,7 +1,7 @@
-// Few rows times a matrix of weights in float32: a linear layer for the tokens of several answers. See packed.py.
+// Few rows times a weight matrix in float32: a linear layer for the tokens of several answers. See packed.py.
 //
-// The weights lie in panels of `kPanel` outputs, (panels, inputs, kPanel): a panel is read from beginning to end, once
-// for each block of rows, and the sums of a block stay in registers. Outputs beyond the last are weights of zero.
+// Weights are stored in panels of `kPanel` outputs, (panels, inputs, kPanel): each block of rows reads a panel
+// sequentially, and the sums of the block stay in registers. Missing outputs of the last panel are zero.
 
 #include <algorithm>
 #include <cstdint>
@@ -38,7 +38,7 @@ void block(const float* inputs, const float* panel, int64_t size, float* sums) {
   }
 }
 
-// The same for a number of rows that is known when it runs, `rows` at most.
+// The same for a number of rows known at run time, at most `rows`.
 template <int rows>
 void block_of(int count, const float* inputs, const float* panel, int64_t size, float* sums) {
   if constexpr (rows == 1)
@@ -51,11 +51,11 @@ void block_of(int count, const float* inputs, const float* panel, int64_t size, 
 
 }  // namespace
 
-// outputs (rows, width) = inputs (rows, size) times the weights in panels, plus the bias (width,) where there is one.
+// outputs (rows, width) = inputs (rows, size) times the weights in panels, plus the bias (width,) if there is one.
 extern "C" void multiply_packed(const float* inputs, const float* panels, const float* bias, int64_t rows, int64_t size,
                                 int64_t width, int threads, float* outputs) {
   const int64_t blocks = (rows + kRows - 1) / kRows, each = (rows + blocks - 1) / blocks;
-  // dynamic: other threads of the server take the cores meanwhile, and who is held up leaves the rest to the others
+  // dynamic: other threads of the server use the cores too, and a delayed thread leaves the rest to the others
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (rows * size * width > kAlone)
   for (int64_t first = 0; first < width; first += kPanel) {
     float sums[kRows * kPanel];

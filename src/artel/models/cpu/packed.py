@@ -1,8 +1,8 @@
-"""Linear layers in float32 for few rows at a time, the tokens of several answers, in C++: packed.cpp.
+"""Linear layers in float32 for few rows (the tokens of several answers), with weights packed once (packed.cpp).
 
-PyTorch multiplies float32 by MKL, which lays weights out anew in each call: with few rows that costs as much as the
-product. Here they are laid out once, in the order in which they are read. On one core of an EPYC (Zen 4), microseconds
-by MKL / by oneDNN with packed weights / by this:
+PyTorch multiplies float32 with MKL, which packs the weights in each call; with few rows that costs as much as the
+product. Here they are packed once, in the order in which they are read. Microseconds on one core of an EPYC (Zen 4),
+with MKL / oneDNN with packed weights / this kernel:
 
     outputs x inputs     1 row               16 rows             64 rows
     576 x 576            115 /  72 /  58     214 / 179 / 138      574 /  483 /  420
@@ -24,25 +24,25 @@ from torch import nn
 from artel.models.cpu.build import library, pointer
 
 _PANEL = 32
-"""Outputs whose weights lie together: `kPanel` in packed.cpp."""
-_MOST_ROWS = 128
-"""More rows are multiplied by PyTorch."""
+"""Outputs whose weights are stored together: `kPanel` in packed.cpp."""
+_MAX_ROWS = 128
+"""PyTorch multiplies more rows than this."""
 _CAPABILITIES = {"AVX2", "AVX512"}
-"""Of the processor, as PyTorch names them: elsewhere its own kernels differ."""
+"""CPU capabilities, by PyTorch's names. On other processors PyTorch uses other kernels."""
 
 
 def packable_bytes(model: nn.Module) -> int:
-    """What packed copies of the model's weights take."""
+    """Return the size of packed copies of the model's weights."""
     return sum(linear.weight.nbytes for linear in _linears(model))
 
 
 def pack(model: nn.Module) -> Callable[[], None]:
-    """Let the linear layers in float32 multiply by packed copies of their weights, without gradients.
+    """Make float32 linear layers use packed copies of their weights, without gradients. Return a function to undo it.
 
-    Returns what undoes it. Weights that change meanwhile have no effect. Nothing changes where the C++ cannot be built.
+    Later changes of the weights have no effect. Does nothing if the C++ cannot be built.
     """
     linears = _linears(model) if library("packed") is not None else []
-    panels = [_panels(linear.weight.detach()) for linear in linears]  # of all first: memory may not suffice
+    panels = [_panels(linear.weight.detach()) for linear in linears]  # all first, since memory may not suffice
     for linear, weights in zip(linears, panels, strict=True):
         linear.forward = partial(_multiply, linear, weights)
 
@@ -54,7 +54,7 @@ def pack(model: nn.Module) -> Callable[[], None]:
 
 
 def _linears(model: nn.Module) -> list[Any]:
-    """Those that are nothing but a product with weights in float32 on a CPU."""
+    """Return the plain linear layers with float32 weights on a CPU."""
     if torch.backends.cpu.get_cpu_capability() not in _CAPABILITIES:
         return []
     return [
@@ -68,14 +68,14 @@ def _linears(model: nn.Module) -> list[Any]:
 
 
 def _panels(weight: torch.Tensor) -> torch.Tensor:
-    """Weights (outputs, inputs) as (panels, inputs, outputs of a panel), with zeros behind the last output."""
+    """Rearrange weights (outputs, inputs) to (panels, inputs, outputs per panel), padded with zeros."""
     missing = -len(weight) % _PANEL
     return F.pad(weight, (0, 0, 0, missing)).unflatten(0, (-1, _PANEL)).transpose(1, 2).contiguous()
 
 
 def _multiply(linear: nn.Linear, panels: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
     rows = inputs.numel() // linear.in_features
-    if rows > _MOST_ROWS or inputs.dtype != torch.float32:
+    if rows > _MAX_ROWS or inputs.dtype != torch.float32:
         return F.linear(inputs, linear.weight, linear.bias)
     functions = library("packed")
     assert functions is not None

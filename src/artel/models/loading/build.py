@@ -1,40 +1,36 @@
-"""The two builders of models: for training, from the run file; for use, from a folder or a hub id."""
+"""Building a model: for training, from the run file; for use, from a folder or hub id."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from artel.config import ModelConfig, RunConfig
 from artel.errors import InputError
 from artel.models.half_base import hold_in_half
 from artel.models.loading.check import check_positions
-from artel.models.loading.context import changes_context
 from artel.models.loading.heads import freeze_unused
+from artel.models.loading.language_part import renamed_for_language_part
 from artel.models.loading.materialize import WeightSource, materialize
+from artel.models.loading.model_config import changes_context
 from artel.models.loading.model_folder import is_quantized, read_config
-from artel.models.loading.multimodal.adapter import named_as_part
 from artel.models.loading.pretrained import load_pretrained, plan_pretrained
-from artel.models.loading.repeatable import make_repeatable
 from artel.models.loading.request import BuiltModel, ModelRequest
 from artel.models.loading.structure import from_scratch
-from artel.models.lora.adapters import (
-    add_adapters,
-    freeze,
-    load_adapter,
-    note_changed_base,
-    read_adapter,
-)
-from artel.models.lora.merge import merge_adapter
-from artel.models.lora.weights import first_weights
+from artel.models.lora.adapter_folder import load_adapter, merge_adapter, note_changed_base, read_adapter
+from artel.models.lora.adapters import add_adapters, first_weights, freeze
 from artel.tokens import Tokenizer
 
 
 def must_load_whole(config: ModelConfig) -> str | None:
-    """Why a model must be built whole before it is sharded; None where it need not be. Raises InputError."""
+    """Return why a model must be loaded in full before it is sharded, or None. May raise InputError."""
     if config.quantize != "none":
         return "model.quantize: weights are quantized while they are loaded whole"
     if config.lora is not None and config.lora.dora:
@@ -44,40 +40,39 @@ def must_load_whole(config: ModelConfig) -> str | None:
     return None
 
 
-def base_dtype(run: RunConfig, precision: str) -> torch.dtype | None:
-    """What a run holds the matrices beneath its adapters in; None: in float32, or as `model.quantize` says.
+def base_dtype(config: RunConfig, precision: str) -> torch.dtype | None:
+    """Return the dtype of frozen matrices under adapters; None for float32, or if `model.quantize` decides.
 
-    Left to itself (`model.lora.base: auto`) that is what the model is saved in, where layers compute in 16 bits: it is
-    half the memory. Where they compute in float32 each product would convert its matrix. DeepSpeed in 16 bits holds
-    every weight in these anyway.
+    `model.lora.base: auto` keeps the saved dtype if layers compute in 16 bits, which halves the memory. If they compute
+    in float32, each product would have to convert its matrix. DeepSpeed in 16 bits keeps all weights in 16 bits anyway.
     """
-    lora, saved = run.model.lora, saved_dtype(run.model)
-    if lora is None or saved is None or run.model.quantize != "none" or run.train.weights == "bf16":
+    lora, saved = config.model.lora, saved_dtype(config.model)
+    if lora is None or saved is None or config.model.quantize != "none" or config.train.weights == "bf16":
         return None
-    if run.parallel.deepspeed is not None and precision != "fp32":
+    if config.parallel.deepspeed is not None and precision != "fp32":
         return None
     if lora.base != "auto":
         return torch.bfloat16 if lora.base == "bf16" else None
     return saved if saved in (torch.bfloat16, torch.float16) and precision in ("bf16", "fp16") else None
 
 
-def saved_dtype(model: ModelConfig) -> torch.dtype | None:
-    """What a pretrained model says it is saved in; None for one that is quantized, or from scratch."""
-    if model.from_ is None:
+def saved_dtype(config: ModelConfig) -> torch.dtype | None:
+    """Return the dtype in which a pretrained model is saved; None if it is quantized or from scratch."""
+    if config.from_ is None:
         return None
-    config, _ = read_config(model.from_, runs_code=model.runs_code)
-    dtype = config.dtype or config.get_text_config().dtype
-    if is_quantized(config):
+    saved, _ = read_config(config.from_, runs_code=config.runs_code)
+    dtype = saved.dtype or saved.get_text_config().dtype
+    if is_quantized(saved):
         return None
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
 def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = False) -> BuiltModel:
-    """The model of a run before its first step: from scratch or pretrained, with adapters and frozen parameters.
+    """Build the model of a run: from scratch or pretrained, with adapters and frozen parameters.
 
-    A pretrained model may lack the weights of its heads: they are initialized. With `on_meta` the model stays on the
-    meta device, to be sharded first: then `materialize(model, built.weights)` brings each process what it holds.
-    Raises InputError.
+    Heads that a pretrained model lacks are initialized. With `on_meta` the model stays on the meta device, so that it
+    can be sharded first; `materialize(model, built.weights)` then loads the shards of each process. May raise
+    InputError.
     """
     config = request.config
     if config.auto:
@@ -92,38 +87,40 @@ def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = 
         if not on_meta:
             _initialize(built)
     else:
-        saved_whole = config.lora.save if config.lora is not None else []
+        in_full = dict.fromkeys(config.lora.save if config.lora is not None else [], 0)
         if on_meta or request.base_dtype is not None:
-            built = plan_pretrained(request, tokenizer, elsewhere=dict.fromkeys(saved_whole, 0))
+            built = plan_pretrained(request, tokenizer, adapter_modules=in_full)
         else:
-            built = load_pretrained(request, tokenizer, for_training=True, elsewhere=dict.fromkeys(saved_whole, 0))
+            built = load_pretrained(request, tokenizer, for_training=True, adapter_modules=in_full)
         if request.base_dtype is not None:
-            _hold_base_in_half(built, request.base_dtype)
+            hold_in_half(built.model, request.base_dtype)
+            dtype = str(request.base_dtype).removeprefix("torch.")
+            built.notes.append(f"the frozen matrices are held in {dtype}")
             if must_load_whole(config) is not None:
-                _bring_weights(built)
+                _load_weights(built)
         check_positions(built.model, request.block)
     built.notes += name_ends(built.model, request, tokenizer)
     make_repeatable(built.model)
     _choose_trainable(built, request)
     if not on_meta and built.weights is not None:
-        _bring_weights(built)
+        _load_weights(built)
     return built
 
 
 def load_model(request: ModelRequest, tokenizer: Tokenizer, *, merge: bool = False) -> PreTrainedModel:
-    """The model of the folder or hub id `request.config.from_`, for use: all of its weights must be in its files.
+    """Load the model of the folder or hub id `request.config.from_` for use. All weights must be in its files.
 
-    An adapter's folder gives its base model with the adapter in it, or with `merge` the base model with the adapter's
-    changes added to its weights. Raises InputError.
+    For an adapter's folder, load its base model with the adapter, or with `merge` with the adapter's updates added to
+    its weights. May raise InputError.
     """
     adapter = read_adapter(str(request.config.from_))
     if adapter is None:
         return load_pretrained(request, tokenizer, for_training=False).model
     config = request.config.model_copy(update={"from_": adapter.base})
     base = replace(request, config=config, base_config=adapter.base_config)
-    model = load_pretrained(base, tokenizer, for_training=False, elsewhere=adapter.full_modules).model
+    model = load_pretrained(base, tokenizer, for_training=False, adapter_modules=adapter.full_modules).model
     name_ends(model, request, tokenizer)
-    with named_as_part(model, adapter) as named:
+    with renamed_for_language_part(model, adapter) as named:
         if merge:
             return merge_adapter(model, named)
         load_adapter(model, named)
@@ -133,10 +130,10 @@ def load_model(request: ModelRequest, tokenizer: Tokenizer, *, merge: bool = Fal
 
 
 def name_ends(model: PreTrainedModel, request: ModelRequest, tokenizer: Tokenizer) -> list[str]:
-    """Let the model's configurations name every token that ends what it learns to write, as transformers' Trainer does.
+    """Set the end tokens in the model's configurations to those it is trained with, like transformers' Trainer.
 
-    config.json gets the tokenizer's end token, generation_config.json all of them beside those that it has. Returns
-    notes for the user about what changed.
+    config.json gets the tokenizer's end token; generation_config.json gets all of them, added to its own. Return notes
+    for the user about changes.
     """
     if not request.end_ids:
         return []
@@ -166,23 +163,17 @@ def _as_list(ids: int | list[int] | None) -> list[int]:
     return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
 
-def _hold_base_in_half(built: BuiltModel, dtype: torch.dtype) -> None:
-    """Hold the matrices of a model on the meta device in `dtype`: each is read into that, none is whole in float32."""
-    hold_in_half(built.model, dtype)
-    built.notes.append(f"the frozen matrices are held in {str(dtype).removeprefix('torch.')}")
-
-
-def _bring_weights(built: BuiltModel) -> None:
-    """Bring the weights of a model on the meta device into the memory of this process."""
+def _load_weights(built: BuiltModel) -> None:
+    """Load the weights of a model on the meta device into memory."""
     assert built.weights is not None
     materialize(built.model, built.weights, device="cpu")
     built.weights = None
 
 
 def _initialize(built: BuiltModel) -> None:
-    """Bring the weights of a model from scratch into the memory of this process. Raises InputError without room."""
+    """Initialize the weights of a model from scratch. Raise InputError if memory does not suffice."""
     try:
-        _bring_weights(built)
+        _load_weights(built)
     except RuntimeError as error:
         if "allocate memory" not in str(error):
             raise
@@ -191,12 +182,12 @@ def _initialize(built: BuiltModel) -> None:
 
 
 def _choose_trainable(built: BuiltModel, request: ModelRequest) -> None:
-    """Add adapters and freeze parameters, as the run file says. Raises InputError."""
+    """Add adapters and freeze parameters according to the run file. May raise InputError."""
     config = request.config
     freeze_unused(built.model)
     if config.lora is not None:
         generates = request.auto_class in ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
-        done = add_adapters(
+        description = add_adapters(
             built.model,
             config.lora,
             base=config.from_ or "",
@@ -206,9 +197,54 @@ def _choose_trainable(built: BuiltModel, request: ModelRequest) -> None:
         )
         if built.weights is not None:
             built.weights.adapters = first_weights(built.model)
-        built.notes.append(f"{done}: {built.num_trainable:,} parameters are trained")
+        built.notes.append(f"{description}: {built.num_trainable:,} parameters are trained")
         if changes_context(config):
             note_changed_base(built.model)
     if config.freeze:
         freeze(built.model, config.freeze)
         built.notes.append(f"{built.num_trainable:,} parameters are trained, the others stay as they are")
+
+
+def make_repeatable(model: PreTrainedModel) -> None:
+    """Patch architectures whose forward pass depends on more than weights, inputs and PyTorch's random state.
+
+    A resumed run must end with bitwise the same weights as an uninterrupted one. Dropout is drawn from a seed per step
+    (`training/loop.py`). Two architectures of transformers 5.24 have other state:
+
+    - Reformer's layers draw a seed from the operating system in each forward pass.
+    - BigBird with block-sparse attention switches to full attention at the first batch of short rows, and stays there:
+      a step depends on earlier rows. The switch also draws weights that are discarded. Here each forward pass starts
+      with the configured attention, and the switch draws nothing.
+    """
+    for module in model.modules():
+        if hasattr(module, "_init_attention_seed"):  # ReformerLayer
+            module._init_attention_seed = partial(_draw_seed, module, "attention_seed")
+            module._init_feed_forward_seed = partial(_draw_seed, module, "feed_forward_seed")
+    for module in _with_attention_type(model):
+        module.set_attention_type = partial(_set_attention_type, module.set_attention_type)
+        module.register_forward_pre_hook(partial(_reset_attention_type, module.attention_type))
+
+
+def _draw_seed(layer: nn.Module, name: str) -> None:
+    """Seed PyTorch and store the seed in the layer, whose backward pass recomputes dropout with it."""
+    seed = int(torch.randint(torch.iinfo(torch.int64).max, ()))
+    setattr(layer, name, seed)
+    torch.manual_seed(seed)
+
+
+def _with_attention_type(module: nn.Module) -> Iterator[Any]:
+    """Yield the outermost modules that set the attention of their submodules."""
+    if hasattr(module, "set_attention_type"):
+        yield module
+        return
+    for child in module.children():
+        yield from _with_attention_type(child)
+
+
+def _set_attention_type(change: Callable[[str], None], name: str) -> None:
+    with torch.device("meta"):  # new projections, which are then replaced by the old ones
+        change(name)
+
+
+def _reset_attention_type(name: str, module: Any, inputs: tuple[Any, ...]) -> None:
+    module.set_attention_type(name)

@@ -1,8 +1,8 @@
-"""Tensors of a pretrained model's files that the model in transformers has no place for.
+"""Tensors in a pretrained model's files that transformers does not load.
 
-Layers that predict several tokens ahead (DeepSeek-V3, GLM-4.5, Qwen3-Next) are an example: transformers ignores them,
-vLLM uses them. They are saved again bit for bit. While a model trains, only their names are held; the values are read
-from the source when the model is saved. If that is impossible, config.json no longer announces such layers.
+For example layers that predict several tokens ahead (DeepSeek-V3, GLM-4.5, Qwen3-Next): transformers ignores them, vLLM
+uses them. They are saved again bit for bit. During training only their names are kept; the values are read from the
+source when the model is saved. If that is impossible, such layers are removed from config.json.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from artel.models.loading.safetensors_files import TensorFiles
 from artel.printable import listed
 
 _LAYERS_AHEAD = re.compile(r"num_\w*(nextn|mtp)\w*_layers")
-"""Keys of a configuration: how many layers predict further tokens."""
+"""Configuration keys for the number of layers that predict further tokens."""
 _COMPUTED = re.compile(
     r"(?:.*\.)?(?:rotary_emb\.inv_freq|position_ids|(?:attn|attention)\.(?:masked_bias|causal_mask))"
 )
 _MASK = re.compile(r"(?:.*\.)?(?:attn|attention)\.bias")
-"""Buffers that earlier versions of transformers saved (GPT-2, GPT-J, GPT-NeoX, Llama, BERT) and later ones compute. The
-mask of GPT-2 has four dimensions, a bias has one."""
+"""Buffers that earlier versions of transformers saved (GPT-2, GPT-J, GPT-NeoX, Llama, BERT) and later ones compute.
+GPT-2's mask has four dimensions, a bias has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,17 @@ class CarriedTensors:
 
 
 def carried_of(model: nn.Module) -> CarriedTensors | None:
-    """The tensors that are saved with `model`, if there are any."""
+    """Return the additional tensors that are saved with `model`, if any."""
     return getattr(model, "_artel_carried", None)
 
 
 def carry_unused(
     model: PreTrainedModel, source: str, files: TensorFiles, unused: Collection[str], grown: Mapping[str, int]
 ) -> list[str]:
-    """Remember the tensors in `files` that `model` does not use, to be saved with it. Return notes for the user.
+    """Remember the tensors in `files` that `model` does not use, to save them with it. Return notes for the user.
 
-    They are left out if the model gets another head than `source` was saved with, since the tensors may belong to the
-    former head; and if the vocabulary grew (`grown`: former number of rows) and they have a row for each token.
+    They are left out if the model has another head than `source`, since they may belong to the old head, and if the
+    vocabulary grew (`grown`: old numbers of rows) and they have one row per token.
     """
     computed = {name for name, _ in model.named_buffers()}
     left = sorted(name for name in {*unused} - computed if not _COMPUTED.fullmatch(name))
@@ -84,7 +84,7 @@ def leave_out(model: PreTrainedModel, source: str, names: Iterable[str]) -> list
 
 
 def _announce_none(config: PreTrainedConfig) -> list[str]:
-    """Set the numbers of such layers to 0. Return the keys that changed."""
+    """Set the number of such layers to 0. Return the changed keys."""
     keys = [key for key, value in vars(config).items() if _LAYERS_AHEAD.fullmatch(key) and value]
     for key in keys:
         setattr(config, key, 0)
@@ -95,9 +95,9 @@ def _announce_none(config: PreTrainedConfig) -> list[str]:
 def with_carried(
     model: PreTrainedModel, weights: dict[str, torch.Tensor] | None
 ) -> Iterator[dict[str, torch.Tensor] | None]:
-    """Yield `weights`, or those of `model`, together with the tensors that are saved with it; they are memory-mapped.
+    """Yield `weights`, or those of `model`, with the additional tensors, which are memory-mapped.
 
-    If the source is gone, its tensors are left out, which is logged.
+    If the source is gone, they are left out with a warning.
     """
     carried = carried_of(model)
     if carried is None:

@@ -1,4 +1,4 @@
-"""Checks of a model before any text is read, and of its weights without reading a number."""
+"""Checks of a model before any text is read, and of its files without reading weights."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from artel.config import ModelConfig
 from artel.errors import InputError
-from artel.models.loading.context import change_context, check_rotary
 from artel.models.loading.heads import check_direction, check_head, check_sizes, model_class, own_classes
-from artel.models.loading.model_config import known_keys
+from artel.models.loading.language_part import find_language_part, is_multimodal
+from artel.models.loading.model_config import change_context, check_rotary, known_keys
 from artel.models.loading.model_folder import check_folder, read_config
-from artel.models.loading.multimodal.language_part import find_language_part, takes_images
 from artel.models.loading.pretrained import check_multimodal, check_saved, plan_language_part
 from artel.models.loading.structure import outline, position_limit
 from artel.models.lora.adapters import adapter_problems, freeze, require_peft
@@ -21,14 +20,14 @@ from artel.models.quantization import require_bitsandbytes
 
 
 def check_model_keys(config: ModelConfig) -> None:
-    """Raise InputError for a model type that transformers does not know, and for wrong keys of its configuration."""
+    """Raise InputError for a model type that transformers does not have, and for wrong keys of its configuration."""
     problems = [] if config.config is None else known_keys(config.config)[1]
     if problems:
         raise InputError(problems)
 
 
 def check_model(config: ModelConfig, auto_class: str) -> None:
-    """Raise InputError for a wrong model type, key, folder or head, a missing package, and unknown names of layers."""
+    """Raise InputError for a wrong model type, key, folder or head, a missing package, or unknown layer names."""
     if config.lora is not None:
         require_peft()
     if config.quantize != "none":
@@ -42,7 +41,7 @@ def check_model(config: ModelConfig, auto_class: str) -> None:
     elif config.from_ is not None and Path(config.from_).is_dir():
         check_folder(Path(config.from_))
         saved, _ = read_config(config.from_, runs_code=config.runs_code)
-        if takes_images(saved, auto_class):
+        if is_multimodal(saved, auto_class):
             check_multimodal(config, saved)
             find_language_part(saved, config.from_)
         else:
@@ -56,13 +55,13 @@ def check_model(config: ModelConfig, auto_class: str) -> None:
 
 
 def _check_names(config: ModelConfig, auto_class: str) -> None:
-    """Raise InputError for names in `lora` and `freeze` that the model on the meta device has not."""
+    """Raise InputError for names in `lora` and `freeze` that the model does not have."""
     model = outline(config, auto_class)
     if model is None:
         return
     problems = adapter_problems(model, config.lora) if config.lora is not None else []
     if auto_class == "AutoModelForQuestionAnswering":
-        # The objective adds heads that the other names may mean: they are checked when the model is built.
+        # Other names may belong to heads that the objective adds: they are checked when the model is built.
         problems = [problem for problem in problems if problem.where == "model.lora.target"]
     elif config.freeze:
         freeze(model, config.freeze)
@@ -71,7 +70,7 @@ def _check_names(config: ModelConfig, auto_class: str) -> None:
 
 
 def check_positions(model: PreTrainedModel, block: int) -> None:
-    """Raise InputError when inputs of `block` tokens are longer than the model takes."""
+    """Raise InputError if `block` is longer than the model's longest input."""
     positions = position_limit(model)
     if positions is not None and positions < block:
         what = f"{block} tokens are more than the model's {positions} positions"
@@ -79,10 +78,10 @@ def check_positions(model: PreTrainedModel, block: int) -> None:
 
 
 def check_pretrained(config: ModelConfig, auto_class: str) -> None:
-    """Raise InputError where the folder of a run's pretrained model lacks weights. No number is read."""
+    """Raise InputError if the folder of a run's pretrained model lacks weights. Reads headers only."""
     if config.from_ is not None and Path(config.from_).is_dir():
         saved, _ = read_config(config.from_, runs_code=config.runs_code)
-        if takes_images(saved, auto_class):
+        if is_multimodal(saved, auto_class):
             plan_language_part(config, saved)
             return
         kind = model_class(saved, auto_class, {}, runs_code=config.runs_code)
@@ -90,7 +89,7 @@ def check_pretrained(config: ModelConfig, auto_class: str) -> None:
 
 
 def check_whole(name: str) -> None:
-    """Raise InputError where a folder lacks weights of the class that its config.json names, if transformers has it."""
+    """Raise InputError if a folder lacks weights of the class in its config.json, if transformers has that class."""
     config, _ = read_config(name)
     kind = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
     if isinstance(kind, type) and issubclass(kind, PreTrainedModel):

@@ -1,7 +1,7 @@
-"""A plan of loading: which saved tensors make which parameters of a model. It reads no number.
+"""A loading plan: which saved tensors make which parameters of a model. It reads no values.
 
-transformers' own table converts names and shapes: most tensors change their name at most; some are merged (experts that
-are saved one by one), split or transposed.
+transformers' own table converts names and shapes: most tensors are renamed at most; some are merged (experts saved one
+by one), split or transposed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from artel.models.loading.safetensors_files import TensorFiles
 
 @dataclass(slots=True)
 class Conversion:
-    """Saved tensors that make one or several parameters together."""
+    """Saved tensors that together make one or several parameters."""
 
     first: str
     """The full name of the parameter, or of the first one."""
@@ -40,19 +40,19 @@ class Conversion:
     sources: dict[str, list[str]] = field(default_factory=dict)
     """Names of saved tensors, by pattern of the converter."""
     targets: list[str] = field(default_factory=list)
-    """The full names of all the parameters."""
+    """The full names of all parameters."""
 
     def convert(
         self, reference: PreTrainedModel, files: TensorFiles, rows: slice | None = None
     ) -> dict[str, torch.Tensor]:
-        """The parameters in full, or the `rows` of one that `is_stacked`. `reference` is the model on meta."""
+        """Return the full parameters, or `rows` of one that `is_stacked`. `reference`: the model on the meta device."""
         dtype = reference.get_parameter_or_buffer(self.first).dtype
         chosen = {pattern: names[rows] if rows else names for pattern, names in self.sources.items()}
         return self._run(reference, chosen, lambda name: files.read(name).to(dtype), None)
 
     @property
     def is_stacked(self) -> bool:
-        """Whether each row of the parameter is one saved tensor of each pattern: experts, saved one by one."""
+        """True if each row of the parameter is one saved tensor per pattern: experts saved one by one."""
         first, *others = self.converter.operations
         return (
             len(self.targets) == 1
@@ -68,7 +68,7 @@ class Conversion:
     def shapes(
         self, reference: PreTrainedModel, files: TensorFiles, info: LoadStateDictInfo
     ) -> dict[str, tuple[int, ...]]:
-        """The shapes of the parameters. None, and an entry in `info`, where the conversion fails."""
+        """Return the shapes of the parameters. Empty, with an entry in `info`, if the conversion fails."""
         try:
             tensors = self._run(
                 reference, self.sources, lambda name: torch.empty(files.shape(name), device="meta"), info
@@ -91,19 +91,19 @@ class Conversion:
 
 @dataclass(slots=True)
 class LoadingPlan:
-    """What each saved parameter or buffer is made of, by full name, and what did not fit."""
+    """The source of each saved parameter or buffer, by full name, and what did not fit."""
 
     same: dict[str, str]
-    """Those that are one tensor of the files: its name there."""
+    """For those that are one tensor of the files: its name there."""
     converted: dict[str, Conversion]
     info: LoadStateDictInfo
     used: list[Any]
-    """transformers' conversions that applied: a model is saved by undoing them."""
+    """transformers' conversions that were applied. Saving reverts them."""
     unused: list[str] = field(default_factory=list)
-    """Tensors of the files that make no parameter or buffer."""
+    """Tensors of the files that are not part of any parameter or buffer."""
 
     def leave_out(self, names: Collection[str]) -> None:
-        """Take these from no file: they are missing then."""
+        """Do not load these names: they become missing keys."""
         for name in names:
             self.same.pop(name, None)
             self.converted.pop(name, None)
@@ -112,7 +112,7 @@ class LoadingPlan:
 
 
 def plan_loading(model: PreTrainedModel, files: TensorFiles) -> LoadingPlan:
-    """How to make `model`, on the meta device and not tied, from `files`. No tensor is read."""
+    """Plan how to load `model`, which is on the meta device and untied, from `files`. Reads no tensors."""
     table = get_model_conversion_mapping(model)
     renamings = [entry for entry in table if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in table if isinstance(entry, WeightConverter)]
@@ -126,7 +126,7 @@ def plan_loading(model: PreTrainedModel, files: TensorFiles) -> LoadingPlan:
     unused: list[str] = []
     for key in sorted(files.names, key=dot_natural_key):
         name, pattern = rename_source_key(key, renamings, converters, prefix, tensors)
-        if name not in tensors and key in tensors:  # it has the new name already
+        if name not in tensors and key in tensors:  # it already has the new name
             name, pattern = rename_source_key(key, [], [], prefix, tensors)
         if name in tensors and pattern is None:
             same.setdefault(name, key)
@@ -151,6 +151,6 @@ def plan_loading(model: PreTrainedModel, files: TensorFiles) -> LoadingPlan:
         if shape != tuple(tensors[name].shape):
             info.mismatched_keys.add((name, torch.Size(shape), tensors[name].shape))
     converted = {name: conversion for conversion in conversions.values() for name in conversion.targets}
-    # Earlier versions of transformers undo all of them.
+    # Earlier versions of transformers revert all of them.
     used = [entry for entry in table if not hasattr(entry, "was_used") or entry.was_used()]
     return LoadingPlan(same, converted, info, used, unused)

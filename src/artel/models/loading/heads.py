@@ -14,7 +14,7 @@ from transformers.integrations.heterogeneity.configuration_utils import Ambiguou
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 
 from artel.errors import InputError, Problem
-from artel.models.loading.multimodal.language_part import text_class
+from artel.models.loading.language_part import text_class
 
 # A layer takes milliseconds to build, even without weights; the deepest published models have 1,000 (arXiv:2203.00555).
 # The other limits are a hundred times the largest published sizes.
@@ -25,7 +25,7 @@ _MAX_SIZES = {
     "vocab_size": 10**8,
 }
 
-# What each head is for, and architectures that have it, for the error message.
+# The purpose of each head, and architectures that have it, for the error message.
 _PURPOSE = {
     "AutoModelForCausalLM": ("next tokens (causal)", "gpt2, llama or qwen3"),
     "AutoModelForMaskedLM": ("masked tokens (masked)", "roberta, bert or modernbert"),
@@ -36,10 +36,9 @@ _PURPOSE = {
     "AutoModelForQuestionAnswering": ("answers in documents (span_qa)", "bert, roberta or modernbert"),
 }
 
-
 _POOLER = "pooler"
-"""A layer of models without a head (`AutoModel`) that turns the first token's state into another. No objective uses it:
-it stays as it came, so that the folder opens as it did, and a folder may lack it."""
+"""A layer of headless models (`AutoModel`) that transforms the first token's state. No objective uses it. It stays
+unchanged, so that the saved folder opens as before, and a folder may lack it."""
 
 
 def is_unused(model: PreTrainedModel, key: str) -> bool:
@@ -48,14 +47,14 @@ def is_unused(model: PreTrainedModel, key: str) -> bool:
 
 
 def freeze_unused(model: PreTrainedModel) -> None:
-    """What gets no gradient is not trained: processes that share a batch would wait for it."""
+    """Freeze parameters that get no gradient: data-parallel processes would wait for it."""
     for name, parameter in model.named_parameters():
         if is_unused(model, name):
             parameter.requires_grad = False
 
 
 def check_head(model_type: str, auto_class: str, where: str, own: Collection[str] = ()) -> None:
-    """Raise InputError when an architecture has no such head. `own` are the auto classes of the model's own code."""
+    """Raise InputError if an architecture has no such head. `own`: the auto classes of the model's own code."""
     if auto_class in own:
         return
     if model_type not in getattr(transformers, auto_class)._model_mapping._model_mapping:
@@ -67,10 +66,10 @@ def check_head(model_type: str, auto_class: str, where: str, own: Collection[str
 
 
 def check_direction(config: PreTrainedConfig, auto_class: str, where: str) -> None:
-    """Raise InputError if an encoder is to predict next tokens but reads in both directions, as it is configured.
+    """Raise InputError if a model is to predict next tokens but is configured as a bidirectional encoder.
 
-    transformers has a causal mode for BERT and its kin, which `is_decoder` turns on (`causal` for XLM). They have a
-    masked head, except BertGeneration, whose class without a head is called an encoder.
+    transformers has a causal mode for models like BERT, which `is_decoder` turns on (`causal` for XLM). They have a
+    masked head, except BertGeneration, whose headless class is called an encoder.
     """
     if auto_class != "AutoModelForCausalLM" or config.is_encoder_decoder:
         return
@@ -88,18 +87,18 @@ def check_direction(config: PreTrainedConfig, auto_class: str, where: str) -> No
 
 
 def own_classes(config: PreTrainedConfig, *, runs_code: bool) -> dict[str, str]:
-    """The classes of the model's own code by auto class; none where it may not run."""
+    """Return the classes of the model's own code by auto class; none if that code may not run."""
     return dict(getattr(config, "auto_map", None) or {}) if runs_code else {}
 
 
 def check_sizes(config: PreTrainedConfig) -> None:
-    """Raise InputError for impossible sizes in a configuration, by the names that its architecture uses."""
+    """Raise InputError for impossible sizes in a configuration, with the names that its architecture uses."""
     text = config.get_text_config()
     problems = []
     for name, most in _MAX_SIZES.items():
         try:
             size = getattr(text, name, None)
-        except AmbiguousGlobalPerLayerAttributeError:  # each layer has its own
+        except AmbiguousGlobalPerLayerAttributeError:  # it differs between layers
             continue
         if isinstance(size, bool | str | float) or (isinstance(size, int) and not 0 < size <= most):
             own = text.attribute_map.get(name, name)
@@ -109,16 +108,16 @@ def check_sizes(config: PreTrainedConfig) -> None:
 
 
 def model_class(config: PreTrainedConfig, auto_class: str, heads: Mapping[str, int], *, runs_code: bool = False) -> Any:
-    """The model class for a configuration, with linear `heads` (name -> outputs) as modules of those names.
+    """Return the model class for a configuration, with linear `heads` (name -> outputs) as modules of those names.
 
-    With `runs_code` the class may come from the model's own code, which then runs. Raises InputError for impossible
+    With `runs_code` the class may come from the model's own code, which then runs. Raise InputError for impossible
     sizes in the configuration.
     """
     check_sizes(config)
     own = own_classes(config, runs_code=runs_code).get(auto_class)
     if own is not None:
         base = get_class_from_dynamic_module(own, config.name_or_path)
-        base.register_for_auto_class(auto_class)  # then its code is saved with it
+        base.register_for_auto_class(auto_class)  # so that its code is saved with it
     else:
         mapping = getattr(transformers, auto_class)._model_mapping
         made = text_class(config) if type(config) not in mapping else None
@@ -129,7 +128,7 @@ def model_class(config: PreTrainedConfig, auto_class: str, heads: Mapping[str, i
 
 @functools.cache
 def _with_heads(base: type[PreTrainedModel], heads: tuple[tuple[str, int], ...]) -> type[PreTrainedModel]:
-    """A subclass of the same name: what it saves opens as the base class, and the heads are additional tensors."""
+    """Return a subclass of the same name. Its files open as the base class, with the heads as additional tensors."""
 
     def build(self: Any, config: PreTrainedConfig) -> None:
         base.__init__(self, config)

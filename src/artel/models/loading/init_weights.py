@@ -1,10 +1,10 @@
 """Initial weights of a model, module by module: a function of the seed and the module's name.
 
-So they are the same under every parallel strategy. A process initializes each module that it holds a shard of by
-itself, in full and on the CPU, and keeps its shard. The rules are the architecture's own: `_init_weights` of its class,
-called as transformers calls it, for the module and then for all modules around it, because those rewrite what they
-contain (GPT-2's attention its last projection, ModernBERT's layers all of theirs). Meanwhile every other tensor is on
-the meta device, where writing takes no time, no memory and no random numbers.
+So they are the same under every parallel strategy. Each process initializes the modules of which it holds a shard, one
+at a time, in full and on the CPU, and keeps its shard. The rules are those of the architecture: `_init_weights` of its
+class, called like in transformers for the module and then for all modules around it, which may overwrite their children
+(GPT-2's attention its last projection, ModernBERT's layers all of theirs). Meanwhile all other tensors are on the meta
+device, where writing takes no time, no memory and no random numbers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 
-def initial_values(reference: PreTrainedModel, name: str, seed: int, *, whole: bool = True) -> dict[str, torch.Tensor]:
-    """The initial values of a module's own parameters and buffers, by their own names, on the CPU.
+def initial_values(
+    reference: PreTrainedModel, name: str, seed: int, *, only_unsaved: bool = False
+) -> dict[str, torch.Tensor]:
+    """Return the initial values of a module's own parameters and buffers, by their local names, on the CPU.
 
-    `reference` is the whole model on the meta device; it is left as it was. A parameter that is tied to another
-    module's belongs to that module and is left out. Without `whole` the values are those of buffers that are never
-    saved (positions, frequencies), which need no random numbers.
+    `reference`: the full model on the meta device, unchanged afterwards. A parameter tied to another module's belongs
+    to that module and is left out. `only_unsaved`: only buffers that are never saved (positions, frequencies), which
+    need no random numbers.
     """
     path: list[Any] = [reference]
     for child in name.split(".") if name else ():
@@ -35,14 +37,14 @@ def initial_values(reference: PreTrainedModel, name: str, seed: int, *, whole: b
     module = path[-1]
     tied = reference.all_tied_weights_keys
     on_meta = {own for own in module._parameters if (f"{name}.{own}" if name else own) in tied}
-    if not whole:
+    if only_unsaved:
         on_meta = {*module._parameters, *module._buffers} - module._non_persistent_buffers_set
     with torch.no_grad(), torch.random.fork_rng(devices=[]), _in_memory(module, on_meta):
         _seed(seed, name)
         _apply(rules, module)
         if _unset_names(module, on_meta) and hasattr(module, "reset_parameters"):
             _seed(seed, name)
-            module.reset_parameters()  # PyTorch's own rule, where the architecture has none
+            module.reset_parameters()  # PyTorch's rule, if the architecture has none
             _apply(rules, module)
         if unset := _unset_names(module, on_meta):
             built = _constructed(reference, seed).get_submodule(name)
@@ -55,9 +57,9 @@ def initial_values(reference: PreTrainedModel, name: str, seed: int, *, whole: b
 
 
 def initialize_again(model: nn.Module, reference: PreTrainedModel, first_rows: dict[str, int], seed: int) -> None:
-    """Give parameters and buffers of a whole model their initial values, each from its first row in `first_rows` on.
+    """Reset parameters and buffers of a full model to their initial values, each from its row in `first_rows` on.
 
-    `reference` is the same model on the meta device, with the names that `first_rows` uses.
+    `reference`: the same model on the meta device, with the names used in `first_rows`.
     """
     names = canonical_names(reference)
     rows = {names[name]: row for name, row in first_rows.items()}
@@ -70,7 +72,7 @@ def initialize_again(model: nn.Module, reference: PreTrainedModel, first_rows: d
 
 
 def canonical_names(reference: PreTrainedModel) -> dict[str, str]:
-    """For each name of a parameter or buffer the one under which it is initialized. Tied parameters share one."""
+    """Map each name of a parameter or buffer to the name under which it is initialized. Tied parameters share one."""
     names = {name: name for name, _ in reference.named_buffers(remove_duplicate=False)}
     groups: dict[int, list[str]] = {}
     for name, parameter in reference.named_parameters(remove_duplicate=False):
@@ -82,7 +84,7 @@ def canonical_names(reference: PreTrainedModel) -> dict[str, str]:
 
 
 def _rules(path: list[Any]) -> list[tuple[PreTrainedModel, nn.Module]]:
-    """Pairs (model whose rule applies, module), from the inside out: the innermost model around each module."""
+    """Return (innermost model around a module, module) pairs, from the inside out: the model's rule applies."""
     rules, owner = [], path[0]
     for module in path:
         owner = module if isinstance(module, PreTrainedModel) else owner
@@ -101,7 +103,7 @@ def _seed(seed: int, name: str) -> None:
 
 @contextmanager
 def _in_memory(module: nn.Module, on_meta: set[str]) -> Iterator[None]:
-    """Put the module's own tensors, except those in `on_meta`, on the CPU with NaN as their values."""
+    """Replace the module's own tensors, except those in `on_meta`, by CPU tensors filled with NaN."""
     parameters, buffers = dict(module._parameters), dict(module._buffers)
     try:
         for name, parameter in parameters.items():
@@ -131,9 +133,9 @@ def _unset_names(module: nn.Module, on_meta: set[str]) -> list[str]:
 
 
 def _constructed(reference: PreTrainedModel, seed: int) -> PreTrainedModel:
-    """The model as its constructors leave it, for parameters that no rule sets (a bias of zeros in Longformer's head).
+    """Return the model as its constructors leave it, for parameters without a rule (a zero bias in Longformer's head).
 
-    Weights of PyTorch's own layers stay on the meta device, where drawing costs nothing. The rest is small, except in
+    Weights of PyTorch's layers stay on the meta device, where drawing costs nothing. The rest is small, except in
     architectures whose own layers draw in their constructors (OpenAI's first GPT).
     """
     if reference not in _CONSTRUCTED:
@@ -145,7 +147,7 @@ def _constructed(reference: PreTrainedModel, seed: int) -> PreTrainedModel:
 
 @contextmanager
 def _only_constructors() -> Iterator[None]:
-    """Within the block, models run their constructors but no rules, and PyTorch's layers are on the meta device."""
+    """Inside the block models run their constructors but no rules, and PyTorch's layers are on the meta device."""
     register, init_weights = nn.Module.register_parameter, PreTrainedModel.init_weights
 
     def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

@@ -1,8 +1,8 @@
-"""Weights for a model that was sharded on the meta device: each process reads or draws its own shards only.
+"""Loading weights into a model that was sharded on the meta device: each process reads or draws only its shards.
 
 Saved tensors are read a slice at a time. New tensors are initialized a module at a time (init_weights.py), and the
-process keeps its shard. So a process holds its shards and the tensors of one module at most. An engine that shards
-parameters once they have their values (DeepSpeed) gets them one by one.
+process keeps its shard. So a process holds at most its shards and the tensors of one module. An engine that shards
+parameters after they have values (DeepSpeed) gets them one by one.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from artel.errors import InputError
 from artel.models.loading.conversion import Conversion, LoadingPlan
 from artel.models.loading.init_weights import canonical_names, initial_values
 from artel.models.loading.safetensors_files import TensorFiles
-from artel.models.lora.weights import name_in_base
+from artel.models.lora.adapters import name_in_base
 
 
 @dataclass(slots=True)
 class WeightSource:
-    """Where the weights of a model come from."""
+    """The source of a model's weights."""
 
     reference: PreTrainedModel
-    """The whole model on the meta device, not sharded, without adapters."""
+    """The full model on the meta device, not sharded, without adapters."""
     seed: int
     files: TensorFiles | None = None
     plan: LoadingPlan | None = None
     grown: dict[str, int] = field(default_factory=dict)
-    """Parameters that got more rows, with their former number of rows."""
+    """Parameters that got more rows, with their old number of rows."""
     kept_rows: dict[str, Mapping[int, int]] = field(default_factory=dict)
-    """Parameters that are new but for some rows: for each of those its number in the file, by its number here."""
+    """Parameters that are new except for some rows: row here -> row in the file."""
     adapters: dict[str, torch.Tensor] = field(default_factory=dict)
-    """The first weights of adapters that were put into the model, by their names in it."""
+    """The first weights of the model's adapters, by name."""
 
 
 Read = Callable[[list["LocalIndices"]], torch.Tensor]
-"""Returns a process's shard of one tensor."""
+"""Returns this process's shard of one tensor."""
 
 
 class WeightLoader(Protocol):
-    """`materialize` with the weights of a run's model filled in."""
+    """`materialize`, bound to the weights of a run's model."""
 
     def __call__(
         self,
@@ -67,38 +67,34 @@ def materialize(
     on_parameter: Callable[[nn.Parameter], None] | None = None,
     read_values: bool = True,
 ) -> None:
-    """Give every parameter and buffer of `model` that is on the meta device memory on `device`, and its values.
+    """Allocate every parameter and buffer of `model` that is on the meta device on `device`, and fill it.
 
-    Modules have the names they have in `weights.reference`, or those that adapters around them give; some may be
-    missing (pipeline stages). Parameters are plain tensors of full size, or DTensors with any mesh and placements. They
-    stay the same objects, keep their ties and `requires_grad`. No process waits for another, so each may hold different
-    modules. Buffers that have values already move to `device`.
+    Modules have the names of `weights.reference`, or those that adapters give them; some may be missing (pipeline
+    stages). Parameters are full tensors, or DTensors with any mesh and placements. They keep their identity, ties and
+    `requires_grad`. Processes do not communicate, so each may have different modules. Buffers with values move to
+    `device`.
 
-    `on_parameter` is called with every parameter as soon as it has its values, in the same order on every process. It
-    may free the parameter's memory: then the memory of one module is in use at a time. Without `read_values` a process
-    gives parameters memory without values, for another process to fill; it reads buffers all the same.
+    `on_parameter` is called with each parameter as soon as it has values, in the same order on every process. It may
+    free the parameter's memory; then only one module is in memory at a time. Without `read_values` parameters stay
+    empty, for another process to fill; buffers are filled regardless.
 
-    Raises InputError where an architecture cannot initialize a module.
+    Raise InputError if an architecture cannot initialize a module.
     """
     sources = _Sources(weights)
     with torch.no_grad(), weights.files or nullcontext():
         slots = _meta_slots(model, sources.canonical, device)
         if on_parameter is None:
-            _allocate(slots)
+            # All shards at once: between temporary full modules they would fragment the heap (137 instead of 71 MB for
+            # a quarter of 190 MB).
+            for slot in (slot for tied in slots.values() for slot in tied):
+                slot.allocate()
         for name in list(slots):
-            if name in slots:  # else it came with another
+            if name in slots:  # else it was filled together with another
                 _fill(name, slots, sources, on_parameter, read_values)
     for module in model.modules():
         for own, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[own] = buffer.to(device)
-
-
-def _allocate(slots: dict[str, list[_Slot]]) -> None:
-    """Allocate all shards at once. Between whole modules that come and go they would fragment the heap (137 instead of
-    71 MB for a quarter of 190 MB)."""
-    for slot in (slot for tied in slots.values() for slot in tied):
-        slot.allocate()
 
 
 def _fill(
@@ -108,7 +104,7 @@ def _fill(
     on_parameter: Callable[[nn.Parameter], None] | None,
     read_values: bool,
 ) -> None:
-    """Fill the slots of one name and of those that are made with it. What was read in full is freed at the end."""
+    """Fill the slots of one name and of names read together with it. Full tensors are freed afterwards."""
     for other, read in sources.find(name, slots.keys()).items():
         for slot in slots.pop(other):
             parameter = slot.tensor if isinstance(slot.tensor, nn.Parameter) else None
@@ -127,13 +123,13 @@ class LocalIndices:
         self._within_span = None if last - first == len(indices) else indices - first
 
     def select(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """These indices of a tensor that holds those of `span`."""
+        """Select these indices from a tensor with the indices of `span`."""
         return tensor if self._within_span is None else tensor.index_select(dim, self._within_span)
 
 
 @dataclass(slots=True)
 class _Slot:
-    """A parameter or buffer of the model on the meta device, and the tensor that replaces it."""
+    """A parameter or buffer on the meta device, and the tensor that replaces it."""
 
     module: nn.Module
     own_name: str
@@ -147,7 +143,7 @@ class _Slot:
         return self.real
 
     def fill(self, read: Read | None) -> None:
-        """Replace the tensor, and read the values of the local shard into it, if there are any."""
+        """Replace the tensor, and read the values of the local shard into it, unless it is empty."""
         real = self.allocate()
         local = real.to_local() if isinstance(real, DTensor) else real
         if read is not None and local.numel():
@@ -157,14 +153,14 @@ class _Slot:
             local.copy_(values)
         if isinstance(self.tensor, nn.Parameter):
             parameter = nn.Parameter(real, requires_grad=self.tensor.requires_grad)
-            parameter.__dict__.update(self.tensor.__dict__)  # attributes that others set on it
+            parameter.__dict__.update(self.tensor.__dict__)  # attributes set by other code
             torch.utils.swap_tensors(self.tensor, parameter)
         else:
             self.module._buffers[self.own_name] = real
 
 
 def local_indices(tensor: torch.Tensor) -> list[LocalIndices]:
-    """The indices of each dimension that this process holds: all of a plain tensor, its shard of a DTensor."""
+    """Return the indices of each dimension that this process holds: all, or its shard of a DTensor."""
     indices = [torch.arange(size) for size in tensor.shape]
     if isinstance(tensor, DTensor):
         coordinate = tensor.device_mesh.get_coordinate()
@@ -173,17 +169,17 @@ def local_indices(tensor: torch.Tensor) -> list[LocalIndices]:
             placement: Any = tensor.placements[mesh_dim]
             groups = 1 if _shards_last(tensor, mesh_dim) else getattr(placement, "split_factor", 1)
             size, rank = tensor.device_mesh.size(mesh_dim), coordinate[mesh_dim]
-            chunks = [_chunk(group, size, rank) for group in _chunks(indices[placement.dim], groups)]
-            indices[placement.dim] = torch.cat(chunks)
+            parts = [_chunk(indices[placement.dim], groups, group) for group in range(groups)]
+            indices[placement.dim] = torch.cat([_chunk(part, size, rank) for part in parts])
     return [LocalIndices(dim_indices) for dim_indices in indices]
 
 
 def _sharding_order(tensor: DTensor) -> list[int]:
-    """The mesh dimensions that shard a tensor, in the order in which they do.
+    """Return the mesh dimensions that shard a tensor, in the order of sharding.
 
-    From left to right, except for what PyTorch calls a strided shard: fully_shard shards what tensor parallelism has
-    sharded, though its mesh dimension comes first. (PyTorch's own left-to-right reading of strided shards is the same
-    where sizes divide evenly, which they need not here.)
+    From left to right, except for PyTorch's strided shards: fully_shard comes after tensor parallelism, though its mesh
+    dimension comes first. (PyTorch's left-to-right interpretation of strided shards is equivalent only if sizes divide
+    evenly, which they need not here.)
     """
     order: list[int] = []
     for mesh_dim in reversed(range(len(tensor.placements))):
@@ -197,7 +193,7 @@ def _sharding_order(tensor: DTensor) -> list[int]:
 
 
 def _shards_last(tensor: DTensor, mesh_dim: int) -> bool:
-    """Whether a mesh dimension shards what those after it have sharded: its split factor is their number of shards."""
+    """True if a mesh dimension shards after those to its right: its split factor is their number of shards."""
     placement: Any = tensor.placements[mesh_dim]
     shards = 1
     for later in range(mesh_dim + 1, len(tensor.placements)):
@@ -207,19 +203,15 @@ def _shards_last(tensor: DTensor, mesh_dim: int) -> bool:
 
 
 def _chunk(indices: torch.Tensor, count: int, number: int) -> torch.Tensor:
-    """One of `count` chunks, as torch.chunk cuts them: the last ones are smaller or empty."""
+    """Return one of `count` chunks like torch.chunk: the last ones are smaller or empty."""
     size = -(-len(indices) // count)
     return indices[number * size : (number + 1) * size]
-
-
-def _chunks(indices: torch.Tensor, count: int) -> list[torch.Tensor]:
-    return [_chunk(indices, count, number) for number in range(count)]
 
 
 def _meta_slots(
     model: nn.Module, canonical: Callable[[str], str], device: torch.device | str
 ) -> dict[str, list[_Slot]]:
-    """Slots for what is on the meta device, by canonical name."""
+    """Return slots for all tensors on the meta device, by canonical name."""
     slots: dict[str, list[_Slot]] = {}
     seen: set[int] = set()
     for prefix, module in model.named_modules():
@@ -233,7 +225,7 @@ def _meta_slots(
 
 
 class _Sources:
-    """How to read or initialize each tensor of a model, by canonical name."""
+    """Reads or initializes the tensors of a model, by canonical name."""
 
     def __init__(self, weights: WeightSource) -> None:
         self.names = canonical_names(weights.reference)
@@ -248,11 +240,11 @@ class _Sources:
         self._kept_rows = {self.names[name]: (name, rows) for name, rows in weights.kept_rows.items()}
 
     def canonical(self, name: str) -> str:
-        """The canonical name of what a model with adapters calls `name`: an adapter's own, or one of the reference."""
+        """Return the canonical name of a tensor in a model with adapters: the adapter's, or that of the reference."""
         return name if name in self._adapters else self.names.get(name) or self.names[name_in_base(name)]
 
     def find(self, name: str, missing: Set[str]) -> dict[str, Read]:
-        """How to read a tensor and those of `missing` that are made with it. They are made when the first is read.
+        """Return readers of a tensor and of those in `missing` that come with it, all computed at the first read.
 
         The order is the same on every process.
         """
@@ -274,19 +266,20 @@ class _Sources:
         return {other: partial(_select, partial(_index, make, other)) for other in together if other in missing}
 
     def _new_tensors(self, prefix: str, missing: Set[str]) -> list[str]:
-        """The module's own tensors among `missing` that are not saved, or not with all of their rows."""
+        """Return the module's own tensors in `missing` that are not saved, or not with all rows."""
         module = self._reference.get_submodule(prefix)
         start = f"{prefix}." if prefix else ""
+        complete = self._saved.keys() - self._grown.keys()
         own = [*module._parameters, *module._buffers]
-        return [name for name in own if start + name in missing and self._is_new(start + name)]
+        return [name for name in own if start + name in missing and start + name not in complete]
 
     def _initialize(self, prefix: str, new: list[str]) -> dict[str, torch.Tensor]:
-        """New tensors of a module. Rows that are saved are read."""
+        """Initialize new tensors of a module, and read their saved rows."""
         start = f"{prefix}." if prefix else ""
-        whole = not set(new) <= self._reference.get_submodule(prefix)._non_persistent_buffers_set
+        only_unsaved = set(new) <= self._reference.get_submodule(prefix)._non_persistent_buffers_set
         try:
-            values = initial_values(self._reference, prefix, self._seed, whole=whole)
-        except Exception as error:  # each architecture has its own rules and does not check its values
+            values = initial_values(self._reference, prefix, self._seed, only_unsaved=only_unsaved)
+        except Exception as error:  # architectures have their own rules and do not check values
             first = " ".join(str(error).split())[:300] or type(error).__name__
             kind = self._reference.config.model_type
             raise InputError.at("model.config", f"{kind} cannot be initialized: {first}", "check its values") from None
@@ -300,9 +293,6 @@ class _Sources:
             fill_rows(tensors[name], self._read(origin), rows)
         return tensors
 
-    def _is_new(self, name: str) -> bool:
-        return name not in self._saved or name in self._grown
-
     def _read(self, name: str, index: tuple[slice, ...] = ()) -> torch.Tensor:
         assert self._files is not None
         return self._files.read(name, index)
@@ -313,14 +303,14 @@ class _Sources:
         return {self.names[name]: value for name, value in tensors.items()}
 
     def _stack(self, conversion: Conversion, indices: list[LocalIndices]) -> torch.Tensor:
-        """The shard of a tensor whose rows are saved one by one. Only local rows are read."""
+        """Return the shard of a tensor whose rows are saved one by one. Only local rows are read."""
         first, *others = indices
         (rows,) = self._convert(conversion, first.span).values()
         return first.select(_select(rows.__getitem__, [LocalIndices(torch.arange(len(rows))), *others]), 0)
 
 
 def fill_rows(tensor: torch.Tensor, saved: torch.Tensor, kept: Mapping[int, int]) -> None:
-    """Copy the rows `kept` (number in `tensor`: number in `saved`)."""
+    """Copy the rows `kept` (row in `tensor` -> row in `saved`)."""
     if kept:
         tensor[list(kept)] = saved[list(kept.values())].to(tensor)
 

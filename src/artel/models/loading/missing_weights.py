@@ -1,43 +1,60 @@
-"""Checks that a loaded model is complete: only heads to be trained may be initialized, and no weight may be NaN."""
+"""Checks that a loaded model is complete, and heads whose labels changed.
+
+Only heads that will be trained may be initialized, and no weight may be NaN. A classification head has one row per
+label. Further training may list the labels in another order or have other labels: rows follow the names of their labels
+(`id2label` of both configurations), and only rows of new labels are initialized.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from artel.errors import InputError
 from artel.models.loading.heads import is_unused
+from artel.models.loading.materialize import fill_rows
+from artel.models.loading.model_folder import read_config
+from artel.models.loading.request import ModelRequest
 from artel.models.loading.safetensors_files import find_files
+from artel.models.loading.structure import without_weights
 from artel.printable import listed
 from artel.tokens import Tokenizer
 
 
 def check_complete(
-    model: PreTrainedModel, name: str, missing: Collection[str], *, for_training: bool, elsewhere: Collection[str] = ()
+    model: PreTrainedModel,
+    name: str,
+    missing: Collection[str],
+    *,
+    for_training: bool,
+    adapter_modules: Collection[str] = (),
 ) -> None:
-    """Raise InputError where weights are missing that cannot be initialized.
+    """Raise InputError if weights are missing that must not be initialized.
 
-    `missing` are the model's tensors that the folder or hub id `name` lacks. A model `for_training` may have new heads.
-    `elsewhere` are modules whose weights come from an adapter; a name stands for all modules that end with it.
+    `missing`: the model's tensors that are not in the folder or hub id `name`. A model `for_training` may have new
+    heads. `adapter_modules`: modules whose weights come from an adapter; a name matches all modules that end with it.
     """
-    lacking = sorted(key for key in missing if not any(_is_inside(key, module) for module in elsewhere))
-    lacking = [key for key in lacking if not is_unused(model, key)]
-    if for_training and lacking:
+    required = sorted(key for key in missing if not any(_is_inside(key, module) for module in adapter_modules))
+    required = [key for key in required if not is_unused(model, key)]
+    if for_training and required:
         body = _body(model)
-        lacking = [key for key in lacking if key in body]
-    if not lacking:
+        required = [key for key in required if key in body]
+    if not required:
         return
     fix = "give the folder with all of its weights: they are not made up"
-    if len(lacking) > len(model.state_dict()) // 2:
+    if len(required) > len(model.state_dict()) // 2:
         fix = "the weights and config.json are of different models"
-    raise InputError.at("model.from", f"{name} has no weights for {listed(lacking)}", fix)
+    raise InputError.at("model.from", f"{name} has no weights for {listed(required)}", fix)
 
 
 def heads_of_other_sizes(model: PreTrainedModel, name: str, config: PreTrainedConfig) -> set[str]:
-    """Names of the head's tensors that the files of a model have in other sizes: for other labels, say."""
+    """Return the names of head tensors that have other sizes in a model's files (for other labels)."""
     files = find_files(name, config)
     if not files.have_headers:
         return set()
@@ -49,7 +66,7 @@ def heads_of_other_sizes(model: PreTrainedModel, name: str, config: PreTrainedCo
 
 
 def check_finite(model: PreTrainedModel, name: str) -> None:
-    """Raise InputError where weights are NaN or infinite. Each weight is read once."""
+    """Raise InputError if weights are NaN or infinite. Reads each weight once."""
     broken = [
         key
         for key, tensor in model.named_parameters()
@@ -61,28 +78,28 @@ def check_finite(model: PreTrainedModel, name: str) -> None:
 
 
 def embedding_rows(model: PreTrainedModel, modules: Mapping[str, int]) -> int | None:
-    """The rows of the input embeddings if they are one of `modules`, or inside one; else None."""
+    """Return the number of rows of the input embeddings if they are in one of `modules`, else None."""
     embeddings = model.get_input_embeddings()
     key = next(name for name, module in model.named_modules() if module is embeddings)
     return max((rows for module, rows in modules.items() if _is_inside(f"{key}.weight", module)), default=None)
 
 
 def check_grown(model: PreTrainedModel, grown: Collection[str], name: str, modules: Collection[str]) -> None:
-    """Raise InputError if a matrix of the base model `name` has `grown` and an adapter brings none of its `modules`.
+    """Raise InputError if a matrix of the base model `name` has `grown` and is not in the adapter's `modules`.
 
-    Its new rows would be random numbers.
+    Its new rows would be random.
     """
     matrices = {key for key, parameter in model.named_parameters() if parameter.dim() > 1}
-    lacking = [key for key in grown if key in matrices and not any(_is_inside(key, module) for module in modules)]
-    if lacking:
-        what = f"an adapter brings new tokens to {name}, but no weights of these for {listed(lacking)}"
+    random = [key for key in grown if key in matrices and not any(_is_inside(key, module) for module in modules)]
+    if random:
+        what = f"an adapter brings new tokens to {name}, but no weights of these for {listed(random)}"
         raise InputError.at("model.from", what, "save it again with these modules in modules_to_save")
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: Tokenizer, name: str) -> None:
-    """Raise InputError where a text can have tokens without an embedding.
+    """Raise InputError if a text may have tokens without an embedding.
 
-    Special tokens that this use does not need (padding, marks of conversations) may lack one.
+    Special tokens that are not needed here (padding, markers of conversations) may lack one.
     """
     rows = model.get_input_embeddings().weight.shape[0]
     if tokenizer.vocabulary <= rows:
@@ -100,10 +117,10 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: Tokenizer, name: str) ->
 
 
 def _body(model: PreTrainedModel) -> set[str]:
-    """Names of the tensors of a model without its heads.
+    """Return the names of a model's tensors without its heads.
 
-    A layer `pooler` behind the last one belongs to the head of models that label texts: masked models of the same
-    architecture (BERT) are saved without it.
+    A `pooler` after the last layer counts as part of a classification head: masked models of the same architecture
+    (BERT) are saved without it.
     """
     base, output = model.base_model, model.get_output_embeddings()
     heads = _modules_beside_body(model) if base is model else set()
@@ -120,7 +137,7 @@ def _body(model: PreTrainedModel) -> set[str]:
 
 
 def _modules_beside_body(model: PreTrainedModel) -> set[str]:
-    """The modules that the architecture without a head lacks, where it has all the others (T5)."""
+    """Return the modules that the headless architecture does not have, if it has all the others (T5)."""
     bare = MODEL_MAPPING.get(type(model.config), None)
     if not (isinstance(bare, type) and issubclass(bare, PreTrainedModel)) or isinstance(model, bare):
         return set()
@@ -132,3 +149,99 @@ def _modules_beside_body(model: PreTrainedModel) -> set[str]:
 
 def _is_inside(key: str, module: str) -> bool:
     return f".{module}." in f".{key}"
+
+
+_NO_NAME = re.compile(r"LABEL_([0-9]+)")
+"""transformers' name for a label without a name."""
+_LISTED = 12
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """The rows kept from a pretrained head whose labels, or their order, differ from those of the run."""
+
+    tensors: frozenset[str]
+    """Parameters with one row per label, by name."""
+    kept: Mapping[int, int]
+    """Kept rows: row in the model -> row in the files."""
+    note: str
+
+    def copy_into(self, model: PreTrainedModel, name: str) -> None:
+        """Copy the kept rows from the files of the folder or hub id `name` into a model in memory."""
+        parameters = dict(model.named_parameters())
+        with find_files(name, model.config) as files, torch.no_grad():
+            for tensor in self.tensors:
+                fill_rows(parameters[tensor], files.read(tensor), self.kept)
+
+
+def find_head_rows(request: ModelRequest, config: PreTrainedConfig) -> HeadRows | None:
+    """Return the rows of a pretrained head that have to move, or None if the head is loaded unchanged.
+
+    `config`: the configuration with the labels of the run. Reads no weights.
+    """
+    if "id2label" not in request.head_config:
+        return None
+    name, runs_code = str(request.config.from_), request.config.runs_code
+    saved, _ = read_config(name, runs_code=runs_code)
+    old, new = _labels(saved), _labels(config)
+    if old == new or len(old) == len(new) == 1:  # a single output has no order
+        return None
+    with find_files(name, saved) as files:
+        tensors = frozenset(_tensors_of_labels(request, config) & set(files.names))
+    if not tensors:
+        return None
+    kept = _kept_rows(old, new)
+    return HeadRows(tensors, kept, _note(name, old, new, kept))
+
+
+def _labels(config: PreTrainedConfig) -> list[str]:
+    return [str(config.id2label[number]) for number in sorted(config.id2label)]
+
+
+def _tensors_of_labels(request: ModelRequest, config: PreTrainedConfig) -> set[str]:
+    """Return the names of parameters that get one more row with one more label."""
+    larger = copy.deepcopy(config)
+    larger.num_labels = config.num_labels + 1
+    shapes = [
+        {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        for model in (
+            without_weights(each, request.auto_class, request.heads, request.config.runs_code)
+            for each in (config, larger)
+        )
+    ]
+    few, many = shapes
+    return {name for name, shape in few.items() if shape and many[name] == (shape[0] + 1, *shape[1:])}
+
+
+def _kept_rows(old: Sequence[str], new: Sequence[str]) -> dict[int, int]:
+    """Map each new row with a label of the saved head to the saved row.
+
+    Case is ignored, unless labels differ only by it. LABEL_3 is label 3. If the new labels have names, the saved ones
+    have none, and there are equally many, rows keep their order.
+    """
+    if all(_NO_NAME.fullmatch(label) for label in old) and not any(_NO_NAME.fullmatch(label) for label in new):
+        old = [label.removeprefix("LABEL_") for label in old]
+        if len(old) == len(new) and not set(old) & set(new):
+            return {number: number for number in range(len(new))}
+    exact = {label: number for number, label in enumerate(old)}
+    kept = {number: exact[label] for number, label in enumerate(new) if label in exact}
+    folded_old, folded_new = ([label.casefold() for label in labels] for labels in (old, new))
+    rows = {label: number for number, label in enumerate(folded_old)}
+    counts = Counter(folded_old), Counter(folded_new)
+    for number, label in enumerate(folded_new):
+        if number not in kept and all(count[label] == 1 for count in counts):
+            kept[number] = rows[label]
+    return kept
+
+
+def _note(name: str, old: Sequence[str], new: Sequence[str], kept: Mapping[int, int]) -> str:
+    """Return the note for the user: labels whose rows are kept, initialized and left out."""
+    rows = [new[a] if new[a] == old[b] else f"{new[a]} (there {old[b]})" for a, b in kept.items()]
+    anew = [label for number, label in enumerate(new) if number not in kept]
+    left_out = [old[number] for number in sorted({*range(len(old))} - {*kept.values()})]
+    groups = (("rows kept", rows), ("initialized anew", anew), ("left out", left_out))
+    parts = [f"{words}: {listed(labels, _LISTED)}" for words, labels in groups if labels]
+    note = f"head of {name}, by label: {'; '.join(parts)}"
+    if rows and not anew and all(_NO_NAME.fullmatch(label) for label in old) and not any(map(str.isdigit, new)):
+        note += ". Its labels have no names there: if this is not their order, write the labels in it"
+    return note

@@ -1,4 +1,9 @@
-"""The transformers configuration of `model.config`: its keys are checked, the tokenizer gives size and special ids."""
+"""The transformers configuration of a run's model.
+
+From scratch (`model.config`): keys are checked, and vocabulary size and special ids come from the tokenizer.
+Pretrained: `model.rope` extends the context, `model.attention` sets a window. Both change the configuration before the
+model is built; the weights stay, and transformers opens the saved folder as the model was trained.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +13,25 @@ import re
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.heterogeneity.configuration_utils import AmbiguousGlobalPerLayerAttributeError
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from artel.config import ModelConfig, RopeConfig
 from artel.errors import InputError, Problem
 from artel.models.loading.heads import check_direction
 from artel.models.loading.model_folder import in_words
 from artel.tokens import Tokenizer
 
 _SAME_AS_VOCABULARY = {"unpadded_vocab_size"}
-"""Keys that are `vocab_size` under another name; their defaults are those of the published models."""
-
+"""Keys equal to `vocab_size`; their defaults are those of the published models."""
+_FULL, _WINDOW = "full_attention", "sliding_attention"
+_ROPE, _ATTENTION = "model.rope", "model.attention"
 _GETATTR_KEY = re.compile(r"""getattr\(\s*(?:self\.)?config,\s*["'](\w+)["']""")
 
 
 def check_type(model_type: str) -> None:
-    """Raise InputError for a model type that transformers does not know."""
+    """Raise InputError for a model type that transformers does not have."""
     if model_type not in CONFIG_MAPPING:
         near = difflib.get_close_matches(model_type, list(CONFIG_MAPPING.keys()), 3)
         fix = f"did you mean {' or '.join(near)}?" if near else "see the model types of transformers"
@@ -32,13 +39,13 @@ def check_type(model_type: str) -> None:
 
 
 def known_keys(values: dict[str, Any]) -> tuple[set[str], list[Problem]]:
-    """The keys of the model type, and a problem for each key or value in `values` that is wrong."""
+    """Return the keys of the model type, and a problem for each wrong key or value in `values`."""
     keys = {key: value for key, value in values.items() if key != "model_type"}
     model_type = values["model_type"]
     check_type(model_type)
     try:
         plain = CONFIG_MAPPING[model_type]()
-    except Exception as error:  # each configuration checks in its own way
+    except Exception as error:  # configurations raise various errors
         what = f"the defaults of {model_type} in transformers are no model: {in_words(error)}"
         raise InputError.at(
             "model.config.model_type", what, "take a pretrained model of this kind: model.from"
@@ -50,7 +57,7 @@ def known_keys(values: dict[str, Any]) -> tuple[set[str], list[Problem]]:
         fix = f"did you mean {near[0]}?" if near else f"see transformers' {type(plain).__name__}"
         problems.append(Problem(f"model.config.{key}", f"{model_type} has no such key", fix))
     for key in keys.keys() & known:
-        if key.endswith("_token_id"):  # -1 means none
+        if key.endswith("_token_id"):  # -1 for none
             continue
         value, default = keys[key], _default(plain, key)
         if isinstance(value, int | float) and isinstance(default, int | float) and value < 0 <= default:
@@ -61,19 +68,19 @@ def known_keys(values: dict[str, Any]) -> tuple[set[str], list[Problem]]:
 def _default(plain: PreTrainedConfig, key: str) -> Any:
     try:
         return getattr(plain, key, None)
-    except AmbiguousGlobalPerLayerAttributeError:  # each layer has its own
+    except AmbiguousGlobalPerLayerAttributeError:  # it differs between layers
         return None
 
 
 def _read_by_code(kind: type[PreTrainedConfig]) -> set[str]:
-    """Keys that a model's code reads though its configuration has no default for them (Qwen3-MoE's head_dim)."""
+    """Return keys that a model's code reads without a default in its configuration (Qwen3-MoE's head_dim)."""
     file = Path(inspect.getfile(kind))
     code = file.with_name(file.name.replace("configuration_", "modeling_", 1))
     return set(_GETATTR_KEY.findall(code.read_text("utf-8"))) if code != file and code.is_file() else set()
 
 
 def configuration(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str) -> PreTrainedConfig:
-    """The configuration of `model.config`, with the tokenizer's vocabulary and special ids. Raises InputError."""
+    """Create the configuration of `model.config` for a tokenizer (vocabulary, special ids). May raise InputError."""
     keys = {key: value for key, value in values.items() if key != "model_type"}
     model_type = values["model_type"]
     known, problems = known_keys(values)
@@ -98,7 +105,7 @@ def configuration(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str)
         arguments.setdefault(key, vocabulary)
     try:
         config = CONFIG_MAPPING[model_type](**arguments)
-    except Exception as error:  # each configuration checks in its own way
+    except Exception as error:  # configurations raise various errors
         what = f"{model_type} refuses it: {in_words(error)}"
         raise InputError.at("model.config", what, "check its values") from None
     check_direction(config, auto_class, "model.config.model_type")
@@ -106,8 +113,9 @@ def configuration(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str)
 
 
 def decoder_start_id(model_type: str, tokenizer: Tokenizer) -> int:
-    """What the decoder of an encoder-decoder from scratch starts with: the token in the role that its architecture
-    takes for it by default, most often padding (T5), or the end token (BART).
+    """Return the decoder's start token of an encoder-decoder from scratch, with the role that is its default.
+
+    Usually that is padding (T5) or the end token (BART).
     """
     plain = CONFIG_MAPPING[model_type]()
     start = getattr(plain, "decoder_start_token_id", None)
@@ -117,10 +125,100 @@ def decoder_start_id(model_type: str, tokenizer: Tokenizer) -> int:
 
 
 def _special_ids(tokenizer: Tokenizer, kind: type[PreTrainedConfig], known: set[str]) -> dict[str, int | None]:
-    """The ids of special tokens. The end token replaces one that the configuration needs and the tokenizer lacks."""
+    """Return the ids of special tokens. The end token replaces required ones that the tokenizer does not have."""
     ids: dict[str, int | None] = {"eos_token_id": tokenizer.end_id}
     ids |= {name: getattr(tokenizer.hf, name) for name in ("bos_token_id", "pad_token_id")}
     ids |= {name: getattr(tokenizer.hf, name) for name in ("cls_token_id", "sep_token_id") if name in known}
     fields = getattr(kind, "__dataclass_fields__", {})
     needed = {name for name in ids if name in fields and fields[name].type is int}
     return ids | {name: tokenizer.end_id for name in needed if ids[name] is None}
+
+
+def changes_context(config: ModelConfig) -> bool:
+    """True if the run file changes the configuration of its pretrained model."""
+    return config.rope is not None or config.attention is not None
+
+
+def change_context(model_config: PreTrainedConfig, config: ModelConfig) -> None:
+    """Apply `rope` and `attention` to a pretrained model's configuration. Raise InputError if it supports neither."""
+    if changes_context(config) and "vision_config" in model_config.sub_configs:
+        key = _ROPE if config.rope is not None else _ATTENTION
+        kind = model_config.model_type
+        what = f"{kind} takes images: only the weights of its language part change, not its configuration"
+        raise InputError.at(key, what, "leave it out, or take a model of text alone")
+    text = model_config.get_text_config()
+    if config.rope is not None:
+        _extend(text, config.rope)
+    if config.attention is not None:
+        _set_window(text, config.attention.window)
+
+
+def check_rotary(model: PreTrainedModel) -> None:
+    """Raise InputError if a model's code ignores `rope_parameters`."""
+    if not any(hasattr(module, "rope_type") for module in model.modules()):
+        what = "computes its rotary positions in one way only"
+        raise InputError.at(_ROPE, f"{model.config.model_type} {what}", "leave it out")
+
+
+def _extend(config: PreTrainedConfig, rope: RopeConfig) -> None:
+    parameters = getattr(config, "rope_parameters", None)
+    positions = getattr(config, "max_position_embeddings", None)
+    if not parameters or not positions:
+        what = f"{config.model_type} has no rotary positions, which alone can be extended"
+        raise InputError.at(_ROPE, what, "leave it out, or take a model that has them (llama, qwen3, modernbert)")
+    kinds = config.nested_rope_parameter_keys(parameters)
+    if kinds and (not set(kinds) <= {_FULL, _WINDOW} or not parameters.get(_FULL)):
+        what = f"{config.model_type} has rotary positions of each kind of layer: {', '.join(kinds)}"
+        raise InputError.at(_ROPE, what, f"leave it out: artel extends those of {_FULL} alone")
+    before = parameters[_FULL] if kinds else parameters
+    original, extended = _extended(config, before, rope)
+    config.max_position_embeddings = round(original * rope.factor)
+    if hasattr(config, "original_max_position_embeddings"):
+        config.original_max_position_embeddings = original
+    # Layers with a window do not see further than before, so they keep their positions.
+    config.rope_parameters = {**parameters, _FULL: extended} if kinds else extended
+    try:
+        config.validate_rope()
+    except Exception as error:  # configurations raise various errors
+        raise InputError.at(_ROPE, f"{config.model_type} refuses it: {in_words(error)}", "check its values") from None
+
+
+def _extended(config: PreTrainedConfig, before: dict[str, Any], rope: RopeConfig) -> tuple[int, dict[str, Any]]:
+    """Return the number of positions before any extension, and the new rotary parameters."""
+    kind = before.get("rope_type") or "default"
+    factor = float(before.get("factor") or 1.0)
+    original = before.get("original_max_position_embeddings") or round(config.max_position_embeddings / factor)
+    if kind != "default" and (kind != rope.type or rope.factor <= factor):
+        what = f"this {config.model_type} is extended already, by {kind}, {factor:g} times its {original:,} positions"
+        raise InputError.at(_ROPE, what, f"write type: {kind} and a factor above {factor:g}, or leave it out")
+    kept = {name: value for name, value in before.items() if name in _KEPT_ROPE_KEYS}
+    values = rope.model_dump(exclude_none=True, exclude={"type", "theta"})
+    if rope.type in ("yarn", "llama3"):
+        values["original_max_position_embeddings"] = original
+    if rope.type == "llama3":  # the values of Llama 3.1
+        values = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} | values
+    if rope.type == "default":
+        del values["factor"]
+    if rope.theta is not None:
+        kept["rope_theta"] = rope.theta
+    return original, {**kept, "rope_type": rope.type, **values}
+
+
+_KEPT_ROPE_KEYS = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
+"""Rotary parameters that do not depend on the type of extension."""
+
+
+def _set_window(config: PreTrainedConfig, window: int) -> None:
+    where = f"{_ATTENTION}.window"
+    if "sliding_window" not in config.to_dict():
+        what = f"{config.model_type} has no attention within a window: its configuration has no sliding_window"
+        raise InputError.at(where, what, "leave it out, or take a model that has it (mistral, qwen3, gemma3)")
+    layers = getattr(config, "layer_types", None)
+    if layers and _WINDOW not in layers:
+        if set(layers) != {_FULL}:
+            what = f"{config.model_type} has layers of {', '.join(sorted(set(layers)))}, and none with a window"
+            raise InputError.at(where, what, "leave it out")
+        config.layer_types = [_WINDOW] * len(layers)
+        if hasattr(config, "use_sliding_window"):
+            config.use_sliding_window, config.max_window_layers = True, 0
+    config.sliding_window = window

@@ -1,4 +1,4 @@
-"""A model's folder: checks that it holds a model that can be read safely, and reads its configuration."""
+"""A model's folder: checks that it can be read safely, and reads its configuration."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from artel.config.model_name import HUB_FILES, is_in_hub_cache
 from artel.errors import InputError
 from artel.storage import check_regular_in
-from artel.tokens.tokenizer.remote_code import check_whose, remedy
+from artel.tokens.tokenizer.loading import check_code_owner, trust_fix
 
 
 def read_config(name: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig, list[str]]:
-    """The configuration of a folder or hub id, and notes for the user. Raises InputError.
+    """Return the configuration of a folder or hub id, and notes for the user. May raise InputError.
 
-    A config.json of before 2020 names no model type; the names of the tensors (`roberta.encoder…`) show it. The model's
-    own code runs only with `runs_code`; it is not needed where transformers has the model.
+    A config.json from before 2020 has no model type; it is taken from the names of the tensors (`roberta.encoder…`).
+    The model's own code runs only with `runs_code`, and is not needed if transformers has the model.
     """
     folder = Path(name)
     check_regular_in(folder)
@@ -45,28 +45,28 @@ def read_config(name: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig
         return AutoConfig.from_pretrained(name, trust_remote_code=runs_code), []
     except InputError:
         raise
-    except Exception as error:  # the hub, JSON, safetensors and each configuration raise their own
+    except Exception as error:  # the hub, JSON, safetensors and configurations raise various errors
         raise cannot_load(name, error) from None
 
 
 def is_quantized(config: PreTrainedConfig) -> bool:
-    """Whether a model is saved quantized: its tensors then have other names, shapes or scales than its parameters."""
+    """True for a model that is saved quantized: its tensors differ from its parameters in name, shape or scale."""
     return getattr(config, "quantization_config", None) is not None
 
 
 _WRONG_TYPE = re.compile(r"Field '(\w+)' expected (.+?), got \w+ \(value: (.*?)\)")
-"""The message of a configuration about a value of the wrong type."""
+"""A configuration's message for a value of the wrong type."""
 
 
 def in_words(error: Exception) -> str:
-    """A library's message in one line of at most 300 characters."""
+    """Return a library's message in one line of at most 300 characters."""
     message = " ".join(str(error).split()) or type(error).__name__
     wrong = _WRONG_TYPE.search(message)
     return f"{wrong[1]} is {wrong[3][:100]}, which is no {wrong[2]}" if wrong else message[:300]
 
 
 def cannot_load(name: str, error: Exception) -> InputError:
-    """The error for a model that transformers could not load, with a remedy."""
+    """Return the error for a model that transformers could not load, with a fix."""
     first = in_words(error)
     offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
     remote = f"a hub id needs network{offline}; or give a folder"
@@ -80,7 +80,7 @@ def cannot_load(name: str, error: Exception) -> InputError:
 def check_on_hub(name: str, where: str) -> None:
     """Raise InputError if neither the hub's cache nor the hub has the model or tokenizer `name`.
 
-    One HEAD request. A hub that does not answer is logged.
+    Sends one HEAD request. If the hub does not answer, log a warning.
     """
     if is_in_hub_cache(name, HUB_FILES):
         return
@@ -98,13 +98,13 @@ def check_on_hub(name: str, where: str) -> None:
         raise InputError.at(where, what + "the hub shows no model of that name", fix) from None
     except EntryNotFoundError:  # a tokenizer without a model
         pass
-    except Exception as error:  # the network and the hub raise their own
-        said = f"{constants.ENDPOINT} does not answer ({in_words(error)}): whether it has {name} is not known"
-        logging.getLogger("artel").warning("%s: %s", where, said)
+    except Exception as error:  # the network and the hub raise various errors
+        message = f"{constants.ENDPOINT} does not answer ({in_words(error)}): whether it has {name} is not known"
+        logging.getLogger("artel").warning("%s: %s", where, message)
 
 
 def check_folder(folder: Path) -> None:
-    """Raise InputError for a folder without a model, and for weights in a pickle that holds code."""
+    """Raise InputError for a folder without a model, or with weights in a pickle that contains code."""
     try:
         names = {file.name for file in folder.iterdir()}
     except OSError as error:
@@ -142,7 +142,7 @@ def check_folder(folder: Path) -> None:
 
 
 def is_sharded_checkpoint(folder: Path) -> bool:
-    """Whether the only weights in a folder are DeepSpeed's sharded checkpoint, with files for each process."""
+    """True if a folder has no weights except a sharded checkpoint of DeepSpeed, with files of each process."""
     saved = (folder / "latest").is_file() or any(folder.glob("*_model_states.pt"))
     return saved and not any(folder.glob("*.safetensors")) and not _binaries(folder)
 
@@ -160,12 +160,12 @@ def _read(file: Path) -> dict[str, Any]:
 def _read_hub(name: str) -> dict[str, Any]:
     try:
         return PreTrainedConfig.get_config_dict(name)[0]
-    except Exception as error:  # the hub raises its own
+    except Exception as error:  # the hub raises various errors
         raise cannot_load(name, error) from None
 
 
 def _check_origin(values: dict[str, Any], name: str, runs_code: bool) -> None:
-    """Raise InputError for a model that needs code which may not run, or whose weights are outside its folder."""
+    """Raise InputError if a model needs code that may not run, or names weights outside its folder."""
     weights = values.get("transformers_weights")
     if weights is not None and Path(str(weights)).name != weights:
         what = f"says that its weights are in {str(weights)[:200]}, which is no file beside its config.json"
@@ -177,14 +177,14 @@ def _check_origin(values: dict[str, Any], name: str, runs_code: bool) -> None:
     _check_quantization(values.get("quantization_config"), name)
     code = values.get("auto_map")
     if runs_code:
-        check_whose(values, name)
+        check_code_owner(values, name)
     elif code and values.get("model_type") not in CONFIG_MAPPING:
         what = f"{name} is a model of its own code, which transformers does not have and artel does not run unasked"
-        raise InputError.at("model.from", what, remedy(name))
+        raise InputError.at("model.from", what, trust_fix(name))
 
 
 def _check_quantization(saved: Any, name: str) -> None:
-    """Raise InputError for a quantization that transformers does not know: it would read the weights as plain ones."""
+    """Raise InputError for a quantization that transformers lacks: it would load the weights as unquantized."""
     if saved is None:
         return
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING  # slow to import
@@ -196,7 +196,7 @@ def _check_quantization(saved: Any, name: str) -> None:
 
 
 def _check_inside(index: Path, weights: Any) -> None:
-    """Raise InputError unless each file that an index of weights names is beside it."""
+    """Raise InputError unless all files in an index of weights are in its folder."""
     files: Iterable[Any] = set(map(str, weights.values())) if isinstance(weights, dict) else [None]
     for file in files:
         if file is None or Path(file).name != file or not (index.parent / file).is_file():
@@ -209,12 +209,12 @@ def _binaries(folder: Path) -> list[Path]:
 
 
 def _tensors_of(file: Path) -> dict[str, torch.Tensor]:
-    """Names and shapes of the tensors in a .bin file. No code in it runs."""
+    """Return the tensors of a .bin file on the meta device. No code in it runs."""
     return torch.load(file, map_location="meta", weights_only=True, mmap=False)
 
 
 def _kind_by_tensors(folder: Path) -> str | None:
-    """The model type that the tensors' names begin with: roberta for `roberta.embeddings.…`."""
+    """Return the model type that starts the tensors' names: roberta for `roberta.embeddings.…`."""
     names: set[str] = set()
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:

@@ -1,4 +1,4 @@
-"""A model's structure on the meta device, where its weights take no memory."""
+"""Models on the meta device, where weights take no memory."""
 
 from __future__ import annotations
 
@@ -8,18 +8,25 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_tie_weights
 
 
 def build_on_meta(kind: type[PreTrainedModel], config: PreTrainedConfig, **settings: Any) -> PreTrainedModel:
-    """A model of a copy of `config`, with all of its parameters on the meta device."""
+    """Build a model from a copy of `config`, with all parameters on the meta device."""
     with torch.device("meta"):
         model: PreTrainedModel = kind._from_config(copy.deepcopy(config), **settings)
     moved: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
-            # torch.FloatTensor(sizes), as in XLNet, heeds no device: whatever its memory held would be taken for
-            # weights that are there.
+            # torch.FloatTensor(sizes), as in XLNet, ignores the default device: its uninitialized memory would be taken
+            # for loaded weights.
             if parameter is not None and not parameter.is_meta:
                 new = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
                 module._parameters[name] = moved.setdefault(id(parameter), new)
     return model
+
+
+def build_untied(kind: Any, config: PreTrainedConfig) -> PreTrainedModel:
+    """Like `build_on_meta` in float32, without tied weights."""
+    with no_tie_weights():
+        return build_on_meta(kind, config, dtype=torch.float32)

@@ -1,7 +1,7 @@
-"""A pretrained model from its files: whole, by transformers, or on the meta device with a plan of what to read.
+"""Pretrained models: loaded in full by transformers, or on the meta device with a plan of what to read.
 
-Weights come from safetensors, or from `pytorch_model.bin` with tensors only. A pickle that holds code is refused
-before anything in it runs. A model's own code runs only where the run file names its repository.
+Weights come from safetensors, or from `pytorch_model.bin` without code. A pickle with code is refused before anything
+in it runs. A model's own code runs only if the run file names its repository.
 """
 
 from __future__ import annotations
@@ -15,85 +15,88 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.initialization import no_tie_weights
 from transformers.utils.loading_report import log_state_dict_report
 
 from artel.config import ModelConfig
 from artel.errors import InputError
 from artel.models.loading.carried import carry_unused, kept_note, leave_out
 from artel.models.loading.conversion import LoadingPlan, plan_loading
-from artel.models.loading.head_rows import HeadRows, find_head_rows
 from artel.models.loading.heads import is_unused, model_class
 from artel.models.loading.init_weights import initialize_again
+from artel.models.loading.language_part import (
+    MultimodalModel,
+    check_language_part,
+    find_language_part,
+    is_multimodal,
+    multimodal_of,
+    plan_multimodal,
+    plan_part,
+    set_multimodal,
+)
 from artel.models.loading.materialize import WeightSource, materialize
 from artel.models.loading.missing_weights import (
+    HeadRows,
     check_complete,
     check_grown,
     check_vocabulary,
     embedding_rows,
+    find_head_rows,
     heads_of_other_sizes,
 )
 from artel.models.loading.model_folder import cannot_load, is_quantized
-from artel.models.loading.multimodal.language_part import (
-    Whole,
-    check_language_part,
-    find_language_part,
-    set_whole,
-    takes_images,
-    whole_of,
-)
-from artel.models.loading.multimodal.plan import plan_part, plan_whole
-from artel.models.loading.on_meta import build_on_meta
+from artel.models.loading.on_meta import build_untied
 from artel.models.loading.request import BuiltModel, ModelRequest
 from artel.models.loading.safetensors_files import TensorFiles, check_shapes, find_files
 from artel.models.loading.structure import pretrained_config, without_weights
-from artel.models.quantization import keep_trainable, loading_options
+from artel.models.quantization import keep_trainable_format, loading_options
 from artel.tokens import Tokenizer
 
-_logger = logging.getLogger("transformers.modeling_utils")  # transformers reports mismatched tensors through it
-_NOWHERE: Mapping[str, int] = {}
-_COMPARED_ROWS = 4096  # of two tables, read at a time
+_logger = logging.getLogger("transformers.modeling_utils")  # transformers reports mismatched tensors there
+_NO_MODULES: Mapping[str, int] = {}
+_COMPARED_ROWS = 4096  # rows of two tensors that are compared at a time
 
 
 def load_pretrained(
-    request: ModelRequest, tokenizer: Tokenizer, *, for_training: bool, elsewhere: Mapping[str, int] = _NOWHERE
+    request: ModelRequest, tokenizer: Tokenizer, *, for_training: bool, adapter_modules: Mapping[str, int] = _NO_MODULES
 ) -> BuiltModel:
-    """The whole model with its weights.
+    """Load the full model with its weights.
 
-    `elsewhere` names modules whose weights an adapter brings, with their number of rows (0: unknown). For training, new
-    heads may lack weights, and the embeddings grow to the tokenizer's size. Raises InputError.
+    `adapter_modules`: modules whose weights are in an adapter, with their number of rows (0: unknown). For training,
+    new heads may lack weights, and embeddings grow to the tokenizer's size. May raise InputError.
     """
     name, runs_code, quantize = str(request.config.from_), request.config.runs_code, request.config.quantize
     config, notes = pretrained_config(request)
-    if takes_images(config, request.auto_class):
-        return _load_language_part(request, tokenizer, config, notes, for_training=for_training, elsewhere=elsewhere)
+    if is_multimodal(config, request.auto_class):
+        return _load_language_part(
+            request, tokenizer, config, notes, for_training=for_training, adapter_modules=adapter_modules
+        )
     with _refusing(name):
         reference = without_weights(config, request.auto_class, request.heads, runs_code)
         new_heads = heads_of_other_sizes(reference, name, config) if for_training else set()
         rows = find_head_rows(request, config) if for_training else None
         check_shapes(reference, name, config, new_heads)
-        options = loading_options(quantize, reference, [*elsewhere]) if quantize != "none" else {}
+        options = loading_options(quantize, reference, [*adapter_modules]) if quantize != "none" else {}
         if new_heads:
             options["ignore_mismatched_sizes"] = True
         model, info = model_class(config, request.auto_class, request.heads, runs_code=runs_code).from_pretrained(
             name, config=config, dtype=torch.float32, trust_remote_code=False, output_loading_info=True, **options
         )
-    keep_trainable(model)
+    keep_trainable_format(model)
     built = BuiltModel(model, notes)
     missing = set(info.get("missing_keys") or ()) | new_heads | (rows.tensors if rows else set())
-    check_complete(model, name, missing, for_training=for_training, elsewhere=elsewhere)
+    check_complete(model, name, missing, for_training=for_training, adapter_modules=adapter_modules)
     _note_missing(built, name, missing, rows)
     unexpected = set(info.get("unexpected_keys") or ())
-    rows_elsewhere = embedding_rows(model, elsewhere)
-    if not for_training and rows_elsewhere is None:
+    adapter_rows = embedding_rows(model, adapter_modules)
+    if not for_training and adapter_rows is None:
         check_vocabulary(model, tokenizer, name)
         built.notes += _unused_tensors(model, reference, name, config, unexpected, {})
         return built
-    grown = grow_vocabulary(built, tokenizer, rows_elsewhere or 0)
+    grown = grow_vocabulary(built, tokenizer, adapter_rows or 0)
     if not for_training:
-        check_grown(model, grown, name, elsewhere)
+        check_grown(model, grown, name, adapter_modules)
     built.notes += _unused_tensors(model, reference, name, config, unexpected, grown)
-    grow_vocabulary(BuiltModel(reference), tokenizer, rows_elsewhere or 0)
+    grow_vocabulary(BuiltModel(reference), tokenizer, adapter_rows or 0)
     initialize_again(model, reference, grown | dict.fromkeys(missing, 0), request.seed)
     if rows is not None:
         rows.copy_into(model, name)
@@ -101,29 +104,29 @@ def load_pretrained(
 
 
 def plan_pretrained(
-    request: ModelRequest, tokenizer: Tokenizer, *, elsewhere: Mapping[str, int] = _NOWHERE
+    request: ModelRequest, tokenizer: Tokenizer, *, adapter_modules: Mapping[str, int] = _NO_MODULES
 ) -> BuiltModel:
-    """The model of `load_pretrained` for training, on the meta device: `materialize` reads `weights` into its shards.
+    """Like `load_pretrained` for training, but on the meta device: `materialize` reads `weights` into the shards.
 
-    Checks, notes and errors are the same; they need the headers of the files only. Raises InputError.
+    Checks, notes and errors are the same, and need only the headers of the files. May raise InputError.
     """
     name, runs_code = str(request.config.from_), request.config.runs_code
     config, notes = pretrained_config(request)
-    if takes_images(config, request.auto_class):
+    if is_multimodal(config, request.auto_class):
         return _on_meta(request, tokenizer, config, notes)
     with _refusing(name):
-        model = _untied(config, model_class(config, request.auto_class, request.heads, runs_code=runs_code))
+        model = build_untied(model_class(config, request.auto_class, request.heads, runs_code=runs_code), config)
         rows = find_head_rows(request, config)
         new_heads = heads_of_other_sizes(model, name, config) | (rows.tensors if rows else set())
         check_shapes(model, name, config, new_heads)
         files, plan = _plan(model, name, config, new_heads)
-        # As from_pretrained does it, errors included.
+        # Like from_pretrained, including errors.
         log_state_dict_report(model, name, False, plan.info, _logger)
         model.config.name_or_path = name
         model._weight_conversions = plan.used
         read_generation_config(model, name)
     built = BuiltModel(model.eval(), notes)
-    check_complete(model, name, plan.info.missing_keys, for_training=True, elsewhere=elsewhere)
+    check_complete(model, name, plan.info.missing_keys, for_training=True, adapter_modules=adapter_modules)
     _note_missing(built, name, plan.info.missing_keys, rows)
     grown = grow_vocabulary(built, tokenizer)
     built.notes += carry_unused(model, name, files, plan.unused, grown)
@@ -134,11 +137,11 @@ def plan_pretrained(
 
 
 def check_saved(name: str, config: PreTrainedConfig, model_type: Any, *, for_training: bool) -> None:
-    """Raise InputError where a folder lacks weights of a class of models. No number is read."""
+    """Raise InputError if a folder lacks weights of a model class. Reads no weights."""
     if is_quantized(config):
         return  # packed weights have their own names and shapes: loading them shows what is missing
     with _refusing(name):
-        model = _untied(config, model_type)
+        model = build_untied(model_type, config)
         new_heads = heads_of_other_sizes(model, name, config) if for_training else set()
         if not for_training:
             check_shapes(model, name, config)
@@ -147,7 +150,7 @@ def check_saved(name: str, config: PreTrainedConfig, model_type: Any, *, for_tra
 
 
 def check_multimodal(config: ModelConfig, saved: PreTrainedConfig) -> None:
-    """Raise InputError where the language part of a multimodal model cannot be used as it is saved."""
+    """Raise InputError if the language part of a multimodal model cannot be used, because it is quantized."""
     if is_quantized(saved):
         what = f"{config.from_}: of a model that takes images, quantized weights cannot be trained"
         raise InputError.at("model.from", what, "give the folder as it was before; model.quantize quantizes it")
@@ -156,28 +159,28 @@ def check_multimodal(config: ModelConfig, saved: PreTrainedConfig) -> None:
 def plan_language_part(
     config: ModelConfig, saved: PreTrainedConfig
 ) -> tuple[PreTrainedModel, TensorFiles, LoadingPlan]:
-    """The language part of a multimodal model on the meta device, tied, its files, and what it takes from them.
+    """Return the language part of a multimodal model on the meta device, tied, with its files and loading plan.
 
-    No number is read. Raises InputError, also where the files lack weights of the language part.
+    Reads no weights. Raise InputError, also if the files lack weights of the language part.
     """
     name = str(config.from_)
     check_multimodal(config, saved)
     with _refusing(name):
-        model, whole = find_language_part(saved, name)
+        model, multimodal = find_language_part(saved, name)
         files = find_files(name, saved)
         if not files.have_headers:
             what = f"{name} takes images, and its weights are in pytorch_model.bin: it could not be saved as it was"
             raise InputError.at("model.from", what, "save it again as safetensors: save_pretrained of transformers 5")
-        check_shapes(whole.model, name, saved)
+        check_shapes(multimodal.model, name, saved)
         with files:
-            plan = plan_part(whole, plan_whole(whole, files))
+            plan = plan_part(multimodal, plan_multimodal(multimodal, files))
             _tie(model, files, plan)
-        model._adjust_missing_and_unexpected_keys(plan.info)  # as from_pretrained does it
+        model._adjust_missing_and_unexpected_keys(plan.info)  # like from_pretrained
         read_generation_config(model, name)
     check_complete(model, name, plan.info.missing_keys, for_training=False)
     with _refusing(name):
-        log_state_dict_report(model, name, False, plan.info, _logger)  # an error for other shapes
-    set_whole(model, whole)
+        log_state_dict_report(model, name, False, plan.info, _logger)  # raises for other shapes
+    set_multimodal(model, multimodal)
     return model.eval(), files, plan
 
 
@@ -188,9 +191,9 @@ def _on_meta(
     notes: list[str],
     *,
     for_training: bool = True,
-    elsewhere: Mapping[str, int] = _NOWHERE,
+    adapter_modules: Mapping[str, int] = _NO_MODULES,
 ) -> BuiltModel:
-    """A language part on the meta device, with what `materialize` needs."""
+    """Build a language part on the meta device, with the source of its weights."""
     name = str(request.config.from_)
     model, files, plan = plan_language_part(request.config, config)
     kind = model.config.model_type
@@ -198,9 +201,11 @@ def _on_meta(
     if plan.unused:
         built.notes.append(kept_note(name, plan.unused))
     grown: dict[str, int] = {}
-    whole = whole_of(model)
-    assert whole is not None
-    rows = embedding_rows(model, {whole.name_in_part(module) or module: rows for module, rows in elsewhere.items()})
+    multimodal = multimodal_of(model)
+    assert multimodal is not None
+    rows = embedding_rows(
+        model, {multimodal.name_in_part(module) or module: rows for module, rows in adapter_modules.items()}
+    )
     if for_training or rows is not None:
         grown = grow_vocabulary(built, tokenizer, rows or 0)
     else:
@@ -216,40 +221,44 @@ def _load_language_part(
     notes: list[str],
     *,
     for_training: bool,
-    elsewhere: Mapping[str, int],
+    adapter_modules: Mapping[str, int],
 ) -> BuiltModel:
-    """A language part with its weights. It is tried against the whole. `elsewhere` may have the whole's names."""
-    built = _on_meta(request, tokenizer, config, notes, for_training=for_training, elsewhere=elsewhere)
-    whole = whole_of(built.model)
+    """Load a language part and test it against the whole model, whose names `adapter_modules` may use."""
+    built = _on_meta(request, tokenizer, config, notes, for_training=for_training, adapter_modules=adapter_modules)
+    multimodal = multimodal_of(built.model)
     assert built.weights is not None
-    assert whole is not None
+    assert multimodal is not None
     materialize(built.model, built.weights, device="cpu")
     if request.config.quantize != "none":
-        in_full = [whole.name_in_part(name) or name for name in elsewhere]
-        built.model = _quantized(built.model, whole, built.weights.reference, request.config.quantize, in_full)
+        in_full = [multimodal.name_in_part(name) or name for name in adapter_modules]
+        built.model = _quantized(built.model, multimodal, built.weights.reference, request.config.quantize, in_full)
     built.weights = None
     check_language_part(built.model)
     return built
 
 
 def _quantized(
-    model: PreTrainedModel, whole: Whole, reference: PreTrainedModel, quantize: str, in_full: Sequence[str]
+    model: PreTrainedModel,
+    multimodal: MultimodalModel,
+    reference: PreTrainedModel,
+    quantize: str,
+    in_full: Sequence[str],
 ) -> PreTrainedModel:
-    """A language part with the weights of `model` in 8 or 4 bits. `in_full` names modules that are trained in full."""
+    """Return a language part with the weights of `model` in 8 or 4 bits. `in_full`: modules trained in full."""
     options = loading_options(quantize, reference, in_full)
     quantized: PreTrainedModel = type(model).from_pretrained(
         None, config=model.config, state_dict=model.state_dict(), dtype=torch.float32, **options
     )
     quantized.config.name_or_path = model.config.name_or_path
     quantized.generation_config = model.generation_config
-    set_whole(quantized, whole)
-    keep_trainable(quantized)
+    set_multimodal(quantized, multimodal)
+    keep_trainable_format(quantized)
     return quantized
 
 
 @contextmanager
 def _refusing(name: str) -> Iterator[None]:
-    """Turn every error of loading into an InputError: the hub, safetensors and each architecture raise their own."""
+    """Convert all errors in loading to InputError: the hub, safetensors and architectures raise various ones."""
     try:
         yield
     except InputError:
@@ -266,9 +275,9 @@ def _unused_tensors(
     unexpected: set[str],
     grown: dict[str, int],
 ) -> list[str]:
-    """Let `model` be saved with the tensors of its files that it does not use. Return notes for the user.
+    """Remember the tensors that `model` does not use, to save them with it. Return notes for the user.
 
-    `reference` is the model on the meta device. Beside quantized weights such tensors cannot stay: they are left out.
+    `reference`: the model on the meta device. With quantized weights such tensors are left out.
     """
     files = find_files(name, config)
     with files:
@@ -283,20 +292,20 @@ def _unused_tensors(
 
 
 def _note_missing(built: BuiltModel, name: str, missing: set[str], rows: HeadRows | None) -> None:
-    """Note which tensors the files of a model lack, and which rows of its head moved."""
-    lacking = sorted(key for key in missing if not is_unused(built.model, key))
-    built.new_modules += dict.fromkeys(key.rpartition(".")[0] for key in lacking)
+    """Add notes about tensors that the files of a model lack, and rows of its head that moved."""
+    new = sorted(key for key in missing if not is_unused(built.model, key))
+    built.new_modules += dict.fromkeys(key.rpartition(".")[0] for key in new)
     if rows is not None:
         built.notes.append(rows.note)
-        lacking = [key for key in lacking if key not in rows.tensors]
-    if lacking:
-        built.notes.append(f"not in {name}, so initialized anew: {', '.join(lacking)}")
+        new = [key for key in new if key not in rows.tensors]
+    if new:
+        built.notes.append(f"not in {name}, so initialized anew: {', '.join(new)}")
 
 
 def grow_vocabulary(built: BuiltModel, tokenizer: Tokenizer, least: int = 0) -> dict[str, int]:
-    """Give the embeddings a row for each id of the tokenizer, and at least that many.
+    """Resize the embeddings to the tokenizer's number of ids, or `least` if that is more.
 
-    Returns the former number of rows of what has grown.
+    Return the old number of rows of each resized parameter.
     """
     model = built.model
     rows, size = model.get_input_embeddings().weight.shape[0], max(tokenizer.vocabulary, least)
@@ -317,23 +326,18 @@ def grow_vocabulary(built: BuiltModel, tokenizer: Tokenizer, least: int = 0) -> 
 def _plan(
     model: PreTrainedModel, name: str, config: PreTrainedConfig, left_out: Collection[str]
 ) -> tuple[TensorFiles, LoadingPlan]:
-    """The files of a saved model, and what `model` takes from them, but for `left_out`. Ties `model` as they are."""
+    """Return a saved model's files and the loading plan of `model` without `left_out`. Tie `model` like the files."""
     files = find_files(name, config)
     with files:
         plan = plan_loading(model, files)
         plan.leave_out(left_out)
         _tie(model, files, plan)
-    model._adjust_missing_and_unexpected_keys(plan.info)  # as from_pretrained does it
+    model._adjust_missing_and_unexpected_keys(plan.info)  # like from_pretrained
     return files, plan
 
 
-def _untied(config: PreTrainedConfig, model_type: Any) -> PreTrainedModel:
-    with no_tie_weights():
-        return build_on_meta(model_type, config, dtype=torch.float32)
-
-
 def _tie(model: PreTrainedModel, files: TensorFiles, plan: LoadingPlan) -> None:
-    """Tie what the architecture ties, except two tensors that are both saved and differ."""
+    """Tie what the architecture ties, except tensors that are both saved and differ."""
     missing = plan.info.missing_keys
     for target, source in list(model.all_tied_weights_keys.items()):
         if target in missing or source in missing:
@@ -347,7 +351,7 @@ def _tie(model: PreTrainedModel, files: TensorFiles, plan: LoadingPlan) -> None:
 
 
 def _are_equal(files: TensorFiles, one: str | None, other: str | None) -> bool:
-    """Whether two saved tensors are equal, read some rows at a time."""
+    """True if two saved tensors are equal. Reads a few rows at a time."""
     if one is None or other is None or files.shape(one) != files.shape(other):
         return False
     spans = [slice(start, start + _COMPARED_ROWS) for start in range(0, files.shape(one)[0], _COMPARED_ROWS)]
@@ -355,7 +359,7 @@ def _are_equal(files: TensorFiles, one: str | None, other: str | None) -> bool:
 
 
 def read_generation_config(model: PreTrainedModel, name: str) -> None:
-    """Give `model` the generation settings of the saved model `name`, so that it is saved with them."""
+    """Load the generation config of the saved model `name`, so that `model` is saved with it."""
     if model.can_generate() and hasattr(model, "adjust_generation_fn"):
         hub = {"cache_dir": None, "force_download": False, "proxies": None, "local_files_only": False, "token": None}
         model.adjust_generation_fn(

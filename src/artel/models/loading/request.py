@@ -1,4 +1,4 @@
-"""What a builder of models is given, and what it gives back."""
+"""Input and output of building a model."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from transformers import PreTrainedModel
 
 from artel.config import ModelConfig
 from artel.models.loading.materialize import WeightSource
-from artel.models.quantization import count
+from artel.models.quantization import num_weights
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """Which model to build, and what for."""
+    """A model to build."""
 
     config: ModelConfig
-    """The section `model` of a run file."""
+    """The `model` section of a run file."""
     auto_class: str
     """The transformers class that an objective needs: `AutoModelForCausalLM`."""
     heads: Mapping[str, int] = field(default_factory=dict)
-    """Linear heads that an objective adds, and the outputs of each."""
+    """Linear heads that an objective adds, with the number of outputs of each."""
     block: int = 1
     """The longest input in tokens."""
     seed: int = 0
@@ -32,31 +32,31 @@ class ModelRequest:
     head_config: Mapping[str, Any] = field(default_factory=dict)
     """Values of the transformers configuration that the head needs: {"num_labels": 3}."""
     base_config: Path | None = None
-    """The configuration of an adapter's base where it is not the base's own."""
+    """The configuration of an adapter's base, if it differs from that in the base's folder."""
     base_dtype: torch.dtype | None = None
-    """What the matrices beneath adapters are held in (`half_base.py`); None for float32."""
+    """The dtype of frozen matrices under adapters (`half_base.py`); None for float32."""
     end_ids: frozenset[int] = frozenset()
-    """The tokens that end what the model writes: it is saved with them. Empty for a model that writes nothing."""
+    """End tokens of generated text, saved with the model. Empty for a model that generates none."""
 
 
 @dataclass(slots=True)
 class BuiltModel:
-    """A model in float32 on the CPU or on the meta device (quantized weights: on their device), and notes about it."""
+    """A model in float32 on the CPU or meta device (if quantized, on the compute device), and notes about it."""
 
     model: PreTrainedModel
     notes: list[str] = field(default_factory=list)
-    """What the user should know, one sentence each."""
+    """Notes for the user, one sentence each."""
     new_modules: list[str] = field(default_factory=list)
-    """Modules with weights that are not from the pretrained model, but initialized."""
+    """Modules with initialized weights, which the pretrained model does not have."""
     weights: WeightSource | None = None
-    """For a model on the meta device: where `materialize` gets its weights."""
+    """The source of weights for `materialize`, if the model is on the meta device."""
 
     @property
     def num_parameters(self) -> int:
         """The number of parameters, adapters included. A tied parameter counts once."""
-        return sum(count(parameter) for parameter in self.model.parameters())
+        return sum(num_weights(parameter) for parameter in self.model.parameters())
 
     @property
     def num_trainable(self) -> int:
-        """The number of parameters that are trained."""
-        return sum(count(parameter) for parameter in self.model.parameters() if parameter.requires_grad)
+        """The number of trainable parameters."""
+        return sum(num_weights(parameter) for parameter in self.model.parameters() if parameter.requires_grad)

@@ -1,4 +1,4 @@
-"""The tensors of a saved model, by name, read a slice at a time: from a folder or the hub's cache."""
+"""The tensors of a saved model by name, read a slice at a time, from a folder or the hub's cache."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from artel.errors import InputError
 # In the order in which transformers looks for them.
 _NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
 _DIFFER = "the weights and config.json are of different models"
-_PACKED = 16  # 2-bit weights in one number of 32 bits
+_MAX_PACKED = 16  # 2-bit weights in one 32-bit number
 
 
 class TensorFiles:
-    """Tensors in safetensors files, or in `pytorch_model.bin` files with tensors only. A context manager."""
+    """Tensors in safetensors files, or in `pytorch_model.bin` files without code. A context manager."""
 
     def __init__(self, files: list[Path]) -> None:
         self._files = files
@@ -37,7 +37,7 @@ class TensorFiles:
                 opened = safe_open(file, framework="pt")
                 self._open.append(opened)
                 self._tensors |= {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  # no mapping
-            else:  # memory-mapped, except in the format of before 2020
+            else:  # memory-mapped, except in the format before 2020
                 mapped = zipfile.is_zipfile(file)
                 self._tensors |= torch.load(file, map_location="cpu", weights_only=True, mmap=mapped or None)
         return self
@@ -56,7 +56,7 @@ class TensorFiles:
 
     @property
     def have_headers(self) -> bool:
-        """Whether names and shapes can be read without the tensors."""
+        """True if names and shapes can be read without the tensors."""
         return all(file.suffix == ".safetensors" for file in self._files)
 
     @property
@@ -71,12 +71,12 @@ class TensorFiles:
         return self.read(name, (slice(0, 0),) if self.shape(name) else ()).dtype
 
     def read(self, name: str, index: tuple[slice, ...] = ()) -> torch.Tensor:
-        """The slice `index` of a tensor; the whole tensor without it."""
+        """Return the slice `index` of a tensor, by default all of it."""
         return self._tensors[name][index or ...]
 
 
 def find_files(name: str, config: PreTrainedConfig) -> TensorFiles:
-    """The files with the weights of a folder or hub id. Raises OSError where there are none."""
+    """Return the weight files of a folder or hub id. Raise OSError if there are none."""
     explicit = getattr(config, "transformers_weights", None)
     for file_name in (explicit,) if explicit else _NAMES:
         file = cached_file(name, file_name, _raise_exceptions_for_missing_entries=False)
@@ -90,19 +90,18 @@ def find_files(name: str, config: PreTrainedConfig) -> TensorFiles:
 
 
 def saved_dtypes(name: str, config: PreTrainedConfig) -> dict[str, torch.dtype]:
-    """The dtypes of the tensors of a folder or hub id that hold numbers of 16 bits or more."""
+    """Return the dtypes of floating-point tensors of 16 bits or more in a folder or hub id."""
     with find_files(name, config) as files:
         dtypes = {key: files.dtype(key) for key in files.names}
     return {key: dtype for key, dtype in dtypes.items() if dtype.is_floating_point and dtype.itemsize > 1}
 
 
 def check_shapes(model: PreTrainedModel, name: str, config: PreTrainedConfig, but: Collection[str] = ()) -> None:
-    """Raise InputError where a tensor of a folder or hub id has another shape than in `model`, which may be on meta.
+    """Raise InputError if a tensor of a folder or hub id has another shape than in `model` (may be on the meta device).
 
-    This comes before a model is allocated: a wrong configuration may describe one of any size. So files with far fewer
-    numbers than the model are refused too. It compares tensors whose names are the model's, and reads headers only.
-    Packed weights of a quantized folder have shapes of their own: of them only the numbers are counted. Tensors named
-    in `but` are not compared.
+    Call it before a model is allocated, since a wrong configuration may describe one of any size. For that reason files
+    with far fewer numbers than the model are refused too. Compares tensors with the model's names, except those in
+    `but`, and reads headers only. Packed weights of a quantized folder have other shapes; they are only counted.
     """
     files = find_files(name, config)
     if not files.have_headers:
@@ -116,6 +115,6 @@ def check_shapes(model: PreTrainedModel, name: str, config: PreTrainedConfig, bu
                 raise InputError.at("model.from", what, _DIFFER)
         saved_size = sum(math.prod(files.shape(key)) for key in saved_names)
     model_size = sum(tensor.numel() for tensor in model.parameters())
-    if model_size > _PACKED * saved_size:
+    if model_size > _MAX_PACKED * saved_size:
         what = f"{name} has {saved_size:,} numbers, by its config.json {model_size:,} parameters"
         raise InputError.at("model.from", what, _DIFFER)

@@ -1,27 +1,45 @@
-"""Saving a model as a folder in Hugging Face's format: safetensors, configuration, tokenizer.
+"""Saving a model as a Hugging Face folder: safetensors, configuration, tokenizer.
 
-Of a model with adapters it writes the adapters and the modules trained with them, as peft does; of the language part
-of a multimodal model, the whole.
+A model with adapters is saved like peft does it: the adapters and the modules trained with them. The language part of a
+multimodal model is saved inside the whole model: the original files are written again one by one, under their names. An
+unchanged tensor is copied bit for bit in its own dtype, and so is the vision tower, which was never in memory.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.utils import (
+    CONFIG_NAME,
+    GENERATION_CONFIG_NAME,
+    IMAGE_PROCESSOR_NAME,
+    PROCESSOR_NAME,
+    SAFE_WEIGHTS_INDEX_NAME,
+    VIDEO_PROCESSOR_NAME,
+)
+from transformers.utils.hub import CHAT_TEMPLATE_FILE, LEGACY_PROCESSOR_CHAT_TEMPLATE_FILE, cached_file
 
 from artel.errors import WorkError
-from artel.models.architecture_error import architecture_error
+from artel.models.forward_pass import architecture_error
 from artel.models.loading.carried import with_carried
-from artel.models.loading.multimodal.adapter import name_as_whole
-from artel.models.loading.multimodal.language_part import whole_of
-from artel.models.loading.multimodal.save import copy_old_template, save_inside
-from artel.models.lora.adapters import is_adapted, save_adapter
+from artel.models.loading.conversion import Conversion
+from artel.models.loading.init_weights import canonical_names
+from artel.models.loading.language_part import MultimodalModel, multimodal_of, plan_multimodal, rename_for_multimodal
+from artel.models.loading.safetensors_files import find_files
+from artel.models.lora.adapter_folder import save_adapter
+from artel.models.lora.adapters import is_adapted
 from artel.storage import new_folder
 from artel.tokens import Tokenizer
+
+_COPIED = (GENERATION_CONFIG_NAME, IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, VIDEO_PROCESSOR_NAME)
 
 
 def save_model(
@@ -33,11 +51,10 @@ def save_model(
     kept: Sequence[Path] = (),
     note: Callable[[list[str]], object] = lambda names: None,
 ) -> None:
-    """Write the folder whole or not at all. It replaces an earlier one, except the files in `kept`.
+    """Write the folder atomically. It replaces an earlier one, except for the files in `kept`.
 
-    `weights` are the model's weights by name, tied ones once, where this process holds shards only. `files` are others
-    that belong to the model, by their paths in the folder. `note` is called with the names of the files before they
-    appear.
+    `weights`: the model's full weights by name, tied ones once, if this process holds only shards. `files`: further
+    files of the model, by their path in the folder. `note` is called with all file names before they appear.
     """
     with new_folder(folder, replace=True) as partial:
         write_model(model, tokenizer, partial, weights, files)
@@ -56,14 +73,14 @@ def write_model(
     weights: dict[str, torch.Tensor] | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write the files of the model and the tokenizer, and the `files` beside them, into an existing folder."""
-    whole = whole_of(model)
+    """Write the files of the model and the tokenizer, and `files`, into an existing folder."""
+    multimodal = multimodal_of(model)
     if is_adapted(model):
         save_adapter(model, folder, weights)
-        if whole is not None:
-            name_as_whole(whole, folder)
-    elif whole is not None:
-        save_inside(model, whole, folder, weights)
+        if multimodal is not None:
+            rename_for_multimodal(multimodal, folder)
+    elif multimodal is not None:
+        save_multimodal(model, multimodal, folder, weights)
     else:
         try:
             with with_carried(model, weights) as state:
@@ -74,8 +91,144 @@ def write_model(
             what = f"transformers cannot write {model.config.model_type}: {' '.join(str(error).split())[:300]}"
             raise WorkError.at("model", what, "its weights are whole in the run's newest checkpoint") from error
     tokenizer.save(folder)
-    if whole is not None and not is_adapted(model):
-        copy_old_template(whole, folder)
+    if multimodal is not None and not is_adapted(model):
+        copy_old_template(multimodal, folder)
     for name, content in (files or {}).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
+
+
+def save_multimodal(
+    model: PreTrainedModel, multimodal: MultimodalModel, folder: Path, weights: dict[str, torch.Tensor] | None = None
+) -> None:
+    """Write a multimodal model with the weights of its language part `model` into an existing folder; no tokenizer.
+
+    `weights` as for `save_model`. Raise WorkError if the original files are gone.
+    """
+    try:
+        changed = _write_weights(_Values(model, multimodal, weights), multimodal, folder)
+    except (OSError, ValueError) as error:  # from transformers, for a missing folder or its files
+        reason = " ".join(str(error).split())
+        what = f"{multimodal.source}, whose vision tower belongs to the model, cannot be read: {reason}"
+        fix = "put it back, and run the same command again: the newest checkpoint has the weights"
+        raise WorkError.at("model.from", what[:400], fix) from error
+    _write_config(model, multimodal, folder, changed)
+    for name in _COPIED:
+        _copy(multimodal.source, name, folder)
+    if model.generation_config is not None:  # its end tokens may differ from the original's
+        model.generation_config.save_pretrained(str(folder))
+
+
+def copy_old_template(multimodal: MultimodalModel, folder: Path) -> None:
+    """Copy the processor's legacy template, which it prefers, unless the tokenizer has written one."""
+    if not (folder / CHAT_TEMPLATE_FILE).is_file():
+        _copy(multimodal.source, LEGACY_PROCESSOR_CHAT_TEMPLATE_FILE, folder)
+
+
+class _Values:
+    """The tensors of the language part, by their names in the whole model."""
+
+    def __init__(
+        self, model: PreTrainedModel, multimodal: MultimodalModel, weights: dict[str, torch.Tensor] | None
+    ) -> None:
+        names = canonical_names(model)
+        own = model.state_dict() if weights is None else weights
+        self._tensors = {multimodal.name_of(name): tensor for name, tensor in own.items()}
+        by_canonical = {names.get(name, name): tensor for name, tensor in own.items()}
+        for name, canonical in names.items():  # other names of tied tensors
+            if canonical in by_canonical:
+                self._tensors.setdefault(multimodal.name_of(name), by_canonical[canonical])
+        self._whole = multimodal
+        self._is_tied = bool(model.config.tie_word_embeddings)
+        self._converted: dict[str, torch.Tensor] = {}
+
+    def of(self, name: str) -> torch.Tensor | None:
+        """Return a tensor by its name in the whole model, on the CPU; None if it is not in the language part."""
+        tensor = self._tensors.get(name)
+        return None if tensor is None else tensor.detach().cpu().contiguous()
+
+    def untied(self, name: str) -> torch.Tensor | None:
+        """Return a tensor that the files lack because it was tied; None if it still is."""
+        return None if self._is_tied else self.of(name)
+
+    def of_converted(self, key: str, entry: Conversion) -> torch.Tensor | None:
+        """Return the tensor of a key in the files that is part of a converted parameter."""
+        if key not in self._converted:
+            tensors = {name: tensor for name in entry.targets if (tensor := self.of(name)) is not None}
+            if not tensors:
+                return None
+            self._converted = revert_weight_conversion(self._whole.model, tensors)
+        return self._converted[key].contiguous()
+
+
+def _write_weights(values: _Values, multimodal: MultimodalModel, folder: Path) -> torch.dtype | None:
+    """Write the original files again with changed values. Return their dtype; None if nothing changed."""
+    files = find_files(multimodal.source, multimodal.config)
+    with files:
+        plan = plan_multimodal(multimodal, files)
+    parameters = {key: name for name, key in plan.same.items()}
+    conversions = {key: entry for entry in plan.converted.values() for keys in entry.sources.values() for key in keys}
+    added = {name: tensor for name in plan.info.missing_keys if (tensor := values.untied(name)) is not None}
+    changed: torch.dtype | None = None
+    weight_map: dict[str, str] = {}
+    size = 0
+    for path in files.paths:
+        tensors: dict[str, torch.Tensor] = {}
+        if added and path is files.paths[-1]:
+            tensors = revert_weight_conversion(multimodal.model, added)
+        weight_map |= dict.fromkeys(tensors, path.name)
+        size += sum(tensor.nbytes for tensor in tensors.values())
+        differs = bool(tensors)
+        with safe_open(path, framework="pt") as original:
+            for key in original.keys():  # noqa: SIM118  # not a mapping
+                tensor = original.get_tensor(key)
+                new = values.of(parameters[key]) if key in parameters else None
+                if key in conversions:
+                    new = values.of_converted(key, conversions[key])
+                if new is not None and not (tensor.shape == new.shape and torch.equal(tensor.to(new.dtype), new)):
+                    tensor, differs, changed = new, True, new.dtype
+                tensors[key] = tensor
+                weight_map[key] = path.name
+                size += tensor.nbytes
+            metadata = original.metadata()
+        if differs:
+            save_file(tensors, folder / path.name, metadata=metadata or {"format": "pt"})
+        else:
+            shutil.copyfile(path, folder / path.name)
+    if len(files.paths) > 1:
+        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True), encoding="utf-8")
+    return changed
+
+
+def _write_config(model: PreTrainedModel, multimodal: MultimodalModel, folder: Path, dtype: torch.dtype | None) -> None:
+    """Write the original config.json with the dtype of changed weights and the rows of the embeddings."""
+    original = Path(str(cached_file(multimodal.source, CONFIG_NAME)))
+    values = json.loads(original.read_text(encoding="utf-8"))
+    if dtype is not None:
+        values.pop("torch_dtype", None)
+        values["dtype"] = str(dtype).removeprefix("torch.")
+        for part in values.values():
+            for key in {"dtype", "torch_dtype"} & part.keys() if isinstance(part, dict) else ():
+                part[key] = values["dtype"]
+    if not model.config.tie_word_embeddings and multimodal.model.all_tied_weights_keys:
+        for part in (values, values.get(_text_key(multimodal), {})):
+            part["tie_word_embeddings"] = False
+    rows = model.get_input_embeddings().weight.shape[0]
+    if rows != multimodal.model.get_input_embeddings().weight.shape[0]:
+        values.get(_text_key(multimodal), values)["vocab_size"] = rows
+        if "vocab_size" in values:
+            values["vocab_size"] = rows
+    (folder / CONFIG_NAME).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _text_key(multimodal: MultimodalModel) -> str:
+    """Return the key of the language part's configuration in that of the whole model."""
+    text = multimodal.config.get_text_config(decoder=True)
+    return next((name for name in multimodal.config.sub_configs if getattr(multimodal.config, name, None) is text), "")
+
+
+def _copy(source: str, name: str, folder: Path) -> None:
+    file = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+    if file is not None and not (folder / name).exists():
+        shutil.copyfile(file, folder / name)

@@ -1,1 +1,5 @@
-"""Low-rank adapters: put into a model, computed with its layers, saved, merged."""
+"""Low-rank adapters.
+
+`adapters.py` adds them to a model, `adapter_folder.py` saves, loads and merges them, `layers.py` computes them (imports
+peft).
+"""

@@ -17,7 +17,7 @@ import orjson
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.models.targets import IGNORED
+from artel.models import IGNORED
 from artel.objectives.base import Better, Objective
 from artel.objectives.classification.framing import Framing
 from artel.objectives.classification.kinds import KINDS, THRESHOLDS, Kind, Undecided, Unfit

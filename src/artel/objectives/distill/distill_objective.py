@@ -21,7 +21,7 @@ import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem, WorkError
-from artel.models.targets import IGNORED
+from artel.models import IGNORED
 from artel.objectives.base import Better, Objective
 from artel.objectives.causal import Causal
 from artel.objectives.chat import Chat
@@ -41,7 +41,7 @@ from artel.objectives.masked import Masked
 from artel.objectives.per_token import inputs_of, with_balance
 from artel.objectives.types import Batch
 from artel.tokens import Rows, StoreSplit, Tokenizer
-from artel.tokens.store.shards import token_type
+from artel.tokens.store import token_type
 
 if TYPE_CHECKING:
     import torch

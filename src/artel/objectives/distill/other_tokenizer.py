@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from artel.errors import InputError
-from artel.models.targets import IGNORED
+from artel.models import IGNORED
 from artel.objectives.collate import document_tensors
 from artel.objectives.types import Batch
 from artel.tokens import Encoded, Tokenizer

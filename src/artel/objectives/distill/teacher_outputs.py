@@ -19,13 +19,13 @@ import torch
 from transformers import PreTrainedModel
 
 from artel.config.schema.distill import HiddenStatesConfig
+from artel.models import IGNORED
 from artel.models.compile import repeated_layers
 from artel.models.logits_loss import PositionLogits
 from artel.models.output_head import output_head
-from artel.models.targets import IGNORED
 from artel.objectives.distill.other_tokenizer import TeacherReading
 from artel.objectives.types import Batch
-from artel.tokens.store.shards import token_type
+from artel.tokens.store import token_type
 
 Classes = Callable[[torch.Tensor, slice], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """(student's log-probabilities of all ids, positions) → (teacher's log-probabilities of the classes, its likeliest id,

@@ -16,7 +16,7 @@ import numpy as np
 
 from artel.config import EmbeddingConfig, ModelConfig, RunConfig
 from artel.errors import InputError, Problem
-from artel.models.targets import IGNORED
+from artel.models import IGNORED
 from artel.models.text_vectors import pools_texts
 from artel.objectives.base import Better, Objective
 from artel.objectives.embedding.losses import KEYS, MatchKeys, Texts, loss_description, loss_sum, match_keys

@@ -10,7 +10,7 @@ import numpy as np
 
 from artel.config import EmbeddingConfig
 from artel.errors import InputError
-from artel.models.evaluating import evaluating
+from artel.models import evaluating
 from artel.objectives.embedding.matches import MatchReader
 from artel.objectives.length_groups import LengthGroup, batches_by_length, group_inputs, group_rows
 from artel.tokens import Tokenizer

@@ -10,8 +10,7 @@ import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.models.evaluating import evaluating
-from artel.models.targets import IGNORED
+from artel.models import IGNORED, evaluating
 from artel.objectives.base import Better, Objective
 from artel.objectives.span_qa.answers import CLASSES, Prediction, nq_predictions, predict, score, squad_predictions
 from artel.objectives.span_qa.heads import WindowLoss, best_spans, run_heads

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from artel.models.evaluating import evaluating
+from artel.models import evaluating
 from artel.objectives.length_groups import batches_by_length
 from artel.objectives.tokens.tag_set import TagSet
 from artel.objectives.tokens.word_windows import DOCUMENT, NO_WORD, Windows

@@ -10,7 +10,7 @@ import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.models.targets import IGNORED
+from artel.models import IGNORED
 from artel.objectives.base import Better, Objective
 from artel.objectives.length_groups import group_inputs, group_rows
 from artel.objectives.pretrained_heads import base_labels

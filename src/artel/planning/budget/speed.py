@@ -15,7 +15,7 @@ import torch
 from artel.config import ModelConfig, RunConfig
 from artel.errors import InputError
 from artel.host import usable_cores
-from artel.models.attention_switch import use_for_training
+from artel.models.attention_switch import use_artel_attention
 from artel.models.device import pick_precision
 from artel.models.experts import compute_experts_in_autocast
 from artel.models.loading.build import build_model
@@ -129,7 +129,7 @@ def _measure(run: RunConfig, data: PlannedData, size: Size, processes: int) -> P
     config = ModelConfig.model_validate({"config": size.config()})
     request = objective.model_request(config, run.data.block, run.seed)
     model = build_model(request, data.tokenizer).model
-    use_for_training(model)
+    use_artel_attention(model)
     compute_experts_in_autocast(model)
     precision = pick_precision(run.train.precision, device)
     model.train()

@@ -16,7 +16,7 @@ from artel.planning.outline import known_tokenizer, tokenizer_here
 from artel.preparing import is_prepared, prepare
 from artel.text import Ledger, read_documents
 from artel.tokens import Sample, SampleList, Samples, Tokenizer, TokenStore, evaluation_rows, train_tokenizer
-from artel.tokens.sampling.packing import best_fit, join_samples, sample_sizes
+from artel.tokens.packing import best_fit, join_samples, sample_sizes
 from artel.training.micro_batch import longest_sample, repeat_sample
 
 _DOCUMENTS = 200  # of the sources that are read where there is no store

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from artel.models.cpu.row_multiple import row_multiple
+from artel.models.device import row_multiple
 from artel.planning.plan.micro_batch_sizes import MicroBatchSizes
 
 KERNEL_BYTES = 655 << 10

@@ -10,15 +10,19 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from artel.config import RunConfig
-from artel.models.loading.multimodal.language_part import Whole
+from artel.models.loading.language_part import MultimodalModel
 from artel.planning.plan.batches import PlannedData
 from artel.planning.plan.length import PlannedLength
-from artel.tokens.store.shards import token_type
+from artel.tokens.store import token_type
 from artel.training.checkpoint.retention import checkpoint_bytes
 
 
 def disk_bytes(
-    run: RunConfig, model: PreTrainedModel, whole: Whole | None, data: PlannedData, length: PlannedLength | None
+    run: RunConfig,
+    model: PreTrainedModel,
+    whole: MultimodalModel | None,
+    data: PlannedData,
+    length: PlannedLength | None,
 ) -> dict[str, int]:
     """Bytes by what they are: `checkpoints` that are kept at a time with one being written, `model`, `store`; and what
     a `teacher` says, if that is kept, as if every token were a target.
@@ -44,7 +48,7 @@ def disk_bytes(
     return sizes
 
 
-def _bytes_around(whole: Whole | None) -> int:
+def _bytes_around(whole: MultimodalModel | None) -> int:
     """Of what a multimodal model has beside its language part's weights, in the dtype that its files have."""
     if whole is None:
         return 0

@@ -23,10 +23,10 @@ from transformers import PreTrainedModel
 from artel.config import RunConfig
 from artel.models import loss
 from artel.models.activation_checkpointing import Recompute, recompute
-from artel.models.attention_switch import use_for_training
+from artel.models.attention_switch import use_artel_attention
 from artel.models.experts import compute_experts_in_autocast
 from artel.models.output_head import trust_output_head
-from artel.models.quantization import compute_in, scales, shrink_weights
+from artel.models.quantization import scales, set_compute_precision, shrink_weights
 from artel.objectives import Batch, Objective
 from artel.parallel import ParallelStrategy, World, plan_parallelism
 from artel.parallel.tensor_styles import clear_mesh_caches
@@ -81,11 +81,11 @@ def trace_steps(
     live = LiveBytes(on_cpu=not on_gpu, compiled=on_gpu and compiled)
     trace = Trace(live)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    use_for_training(model, encoders=run.parallel.context > 1)
+    use_artel_attention(model, encoders=run.parallel.context > 1)
     compute_experts_in_autocast(model)
     trust_output_head(model)
     model.train()
-    compute_in(model, precision)
+    set_compute_precision(model, precision)
     with fake:
         _give_memory(model, world.device)
     with fake_process_group(world):
@@ -99,7 +99,7 @@ def trace_steps(
         recompute(model, how)
         if on_gpu and compiled and how == "none":
             save_as_compiled(model, live.never_written)
-        with fake, live, loss.logits_held_as_on("cuda" if on_gpu else "cpu"), _autocast_of(on_gpu):
+        with fake, live, loss.use_chunk_size_of("cuda" if on_gpu else "cpu"), _autocast_of(on_gpu):
             live.name(model.parameters(), WEIGHTS)
             live.name(model.buffers(), COMMUNICATION)
             live.name(scales(model), WEIGHTS)  # buffers, where the weights are sharded

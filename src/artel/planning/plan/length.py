@@ -14,7 +14,7 @@ from artel.planning.outline import tokenizer_here
 from artel.planning.plan.batches import PlannedData, planned_data
 from artel.text import Document, InputShard, Ledger, clean_shard, input_shards
 from artel.tokens import PackedSamples, train_tokenizer
-from artel.tokens.sampling.packing import best_fit, sample_sizes
+from artel.tokens.packing import best_fit, sample_sizes
 from artel.training.packing import AUTO, choose_by_lengths, choose_packing, with_packing
 from artel.training.schedule import Length, run_length
 
@@ -47,7 +47,7 @@ def planned_length(run: RunConfig, data: PlannedData) -> PlannedLength | None:
         part, length = data.store.train, run_length(run, data.samples, data.store.train)
         if data.objective.packs_text:
             return _planned(length, length.samples * run.data.block, "counted in the prepared text")
-        filler = data.samples.filler if isinstance(data.samples, PackedSamples) else 0.0
+        filler = data.samples.padding if isinstance(data.samples, PackedSamples) else 0.0
         return _planned(length, part.tokens, "counted in the prepared text", filler)
     if data.objective.packs_text and run.train.steps is not None:
         in_all = run.train.steps * run.train.batch * run.data.block

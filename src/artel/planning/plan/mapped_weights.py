@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 
 from artel.models.loading.build import base_dtype, saved_dtype
-from artel.models.loading.multimodal.language_part import whole_of
-from artel.models.quantization import count
+from artel.models.loading.language_part import multimodal_of
+from artel.models.quantization import num_weights
 from artel.planning.plan.models import ModelOutline
 
 
@@ -22,12 +22,12 @@ def mapped_bytes(outline: ModelOutline, precision: str) -> tuple[int, int]:
     copies; so is a base in half precision.
     """
     run = outline.run
-    is_copied = whole_of(outline.whole) is not None or base_dtype(run, precision) is not None
+    is_copied = multimodal_of(outline.whole) is not None or base_dtype(run, precision) is not None
     if is_copied or saved_dtype(run.model) is not torch.float32:
         return 0, 0
     frozen = [parameter for parameter in outline.build(precision).parameters() if not parameter.requires_grad]
     mapped = sum(parameter.nbytes for parameter in frozen if parameter.dtype == torch.float32)
     if run.model.quantize == "none" or not mapped:
         return mapped, 0
-    quantized = sum(count(parameter) for parameter in frozen if parameter.dtype != torch.float32)
+    quantized = sum(num_weights(parameter) for parameter in frozen if parameter.dtype != torch.float32)
     return mapped, quantized * torch.float32.itemsize

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from artel.config import RunConfig
-from artel.models.attention_switch import use_for_training
+from artel.models.attention_switch import use_artel_attention
 from artel.models.compile import repeated_layers
 from artel.models.half_base import hold_in_half
 from artel.models.loading.build import base_dtype
@@ -61,7 +61,7 @@ class ModelOutline:
         model = without_weights(config, objective.auto_class, objective.heads, run.model.runs_code)
         if run.model.quantize != "none":
             # Before: whether attention may be artel's is seen in a run, and quantized layers do not run on meta.
-            use_for_training(model, encoders=run.parallel.context > 1)
+            use_artel_attention(model, encoders=run.parallel.context > 1)
             quantize_structure(model, run.model.quantize)
         half = base_dtype(run, precision)
         if half is not None:
@@ -82,7 +82,7 @@ class ModelOutline:
     def build_for_training(self, precision: str) -> PreTrainedModel:
         """The model with the attention that it trains with."""
         model = self.build(precision)
-        use_for_training(model, encoders=self.run.parallel.context > 1)
+        use_artel_attention(model, encoders=self.run.parallel.context > 1)
         return model
 
     def layer_counts(self, group: int, rounds: int = 1) -> tuple[int, int] | None:

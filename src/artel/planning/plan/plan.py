@@ -14,8 +14,8 @@ from artel.errors import InputError
 from artel.models.activation_checkpointing import NotSelective, Recompute
 from artel.models.compile import OFF, compile_choice
 from artel.models.device import pick_precision
-from artel.models.loading.multimodal.language_part import whole_of
-from artel.models.quantization import count as count_weights
+from artel.models.loading.language_part import multimodal_of
+from artel.models.quantization import num_weights as count_weights
 from artel.objectives import Objective, objective_type
 from artel.parallel import World
 from artel.parallel.mesh import read_parallel_dims
@@ -308,7 +308,7 @@ def _planned(
         ranks,
         host,
         hardware.host_memory_bytes,
-        disk_bytes(run, model, whole_of(outline.whole), data, length),
+        disk_bytes(run, model, multimodal_of(outline.whole), data, length),
         data.note + _left_out(data.objective),
         run.train.batch * data.row_tokens if usual is None else usual.tokens,
         _step_time(run, hardware, ranks, model, world_size, on_host, count),

@@ -1,7 +1,7 @@
-"""Conversations as a chat template writes them: which template, what it makes of messages, what ends an answer.
+"""Chat templates: choosing one, rendering messages, and finding what ends an answer.
 
-A template is a program in Jinja that turns messages into one text. It is run by transformers' own renderer (sandboxed,
-with the tokenizer's special tokens as variables), so that a conversation reads here as it does everywhere else.
+A template is a Jinja program that turns messages into one text. transformers' renderer runs it (sandboxed, with the
+tokenizer's special tokens as variables), so that a conversation is the same as in other tools.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from artel.errors import InputError
 from artel.storage.locations import user_path
 from artel.storage.regular_files import special_kind
-from artel.tokens.tokenizer.template_limits import TRIAL_SECONDS, EndlessTemplate, in_time, try_template
+from artel.tokens.tokenizer.template_limits import TRIAL_SECONDS, EndlessTemplate, run_with_deadline, try_template
 from artel.tokens.tokenizer.tokenizer import Tokenizer
 
-# Functions and calls in Hermes' form, which Qwen and many others write, in the words of Qwen 2.5:
+# Functions and calls in the format of Hermes, which Qwen and many others use, with the wording of Qwen 2.5:
 # https://github.com/NousResearch/Hermes-Function-Calling
 _TOOLS = (
     "{%- macro functions() -%}"
@@ -48,7 +48,7 @@ _TOOLS = (
     "{{ '<tool_response>\n' + (message['content'] or '') + '\n</tool_response>' }}"
     "{%- endmacro -%}"
 )
-# https://github.com/openai/openai-python/blob/v0.28.1/chatml.md, as most open models write it.
+# https://github.com/openai/openai-python/blob/v0.28.1/chatml.md, in the form used by most open models.
 CHATML = _TOOLS + (
     "{% if tools and messages[0]['role'] != 'system' %}"
     "{{ '<|im_start|>system\n' + functions() + '<|im_end|>' + '\n' }}"
@@ -62,11 +62,9 @@ CHATML = _TOOLS + (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-
-
 CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 # For tokenizers without a template and without ChatML's tokens (GPT-2, ruGPT): plain words, and the end token after an
-# answer. Each of ChatML's marks would be six or more tokens there.
+# answer. There each ChatML marker would be six or more tokens.
 PLAIN = _TOOLS + (
     "{% if tools and messages[0]['role'] != 'system' %}{{ 'System: ' + functions() + '\n' }}{% endif %}"
     "{% for message in messages %}"
@@ -87,7 +85,7 @@ class TemplateRefuses(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd:
-    """The ends of an answer: token ids, and texts where the template's marks are no tokens of the tokenizer."""
+    """The ends of an answer: token ids, and texts if the template's markers are not tokens."""
 
     ids: frozenset[int]
     texts: tuple[str, ...] = ()
@@ -95,22 +93,22 @@ class TurnEnd:
 
 NAMED = ("auto", "chatml", "plain")
 _LARGEST_FILE = 2**20
-"""Bytes. Templates of models have at most 30,000."""
+"""Bytes. Templates of published models have at most 30,000."""
 
 
 def template_of(tokenizer: Tokenizer, setting: str, where: str = "chat.template") -> str:
-    """The template for the setting `chat.template`: auto, chatml, plain, or a Jinja file.
+    """Return the template for the setting `chat.template`: auto, chatml, plain, or a Jinja file.
 
-    auto is the tokenizer's own template, of several that for tools where tools are given; without one it is chatml if
-    the tokenizer has ChatML's tokens, else plain. Raises InputError where the file is missing or no Jinja.
+    auto is the tokenizer's template (if it has several: the one for tool use when there are tools). Without one it is
+    chatml if the tokenizer has ChatML's tokens, else plain. Raise InputError if the file is missing or not Jinja.
     """
     if setting in ("chatml", "plain"):
         return CHATML if setting == "chatml" else PLAIN
-    return _own(tokenizer, where) if setting == "auto" else read_template(setting, where)
+    return _tokenizer_template(tokenizer, where) if setting == "auto" else read_template(setting, where)
 
 
 def read_template(file: str, where: str = "chat.template", *, trial_seconds: int = TRIAL_SECONDS) -> str:
-    """The Jinja template in a file. Raises InputError where the file is missing or no Jinja."""
+    """Read the Jinja template in a file. Raise InputError if it is missing or not Jinja."""
     fix = "write auto, chatml, plain, or the path of a Jinja file"
     try:
         path = user_path(file, where)
@@ -137,12 +135,12 @@ def render(
     add_generation_prompt: bool,
     tools: list[dict[str, Any]] | None = None,
 ) -> str:
-    """The messages as one text, with the beginning of an answer if requested. Raises TemplateRefuses, InputError.
+    """Render messages to one text, optionally with a generation prompt. Raise TemplateRefuses or InputError.
 
-    `tools` are functions that the model may call, as OpenAI's API describes them.
+    `tools`: functions that the model may call, in the format of OpenAI's API.
     """
     try:
-        return in_time(
+        return run_with_deadline(
             lambda: tokenizer.hf.apply_chat_template(
                 messages,
                 tools=tools,
@@ -153,13 +151,12 @@ def render(
         )
     except EndlessTemplate:
         raise InputError.at("chat.template", "does not end for a conversation", "write chatml") from None
-    # Templates also fail with Python's own errors: a missing key, a text plus None.
-    except Exception as error:
+    except Exception as error:  # also Python's errors in a template: a missing key, a string plus None
         raise TemplateRefuses(str(error) or type(error).__name__) from None
 
 
 def writes_day(tokenizer: Tokenizer, template: str) -> bool:
-    """True if the template writes today's date into a conversation, as those of Llama 3 do (`strftime_now`)."""
+    """True if the template inserts today's date into a conversation (`strftime_now`), like those of Llama 3."""
     if "strftime_now" not in template:
         return False
     marked = "{%- macro strftime_now(form) -%}" + _ASKED + "{%- endmacro -%}" + template
@@ -174,18 +171,17 @@ def writes_day(tokenizer: Tokenizer, template: str) -> bool:
 def prompt_ids(
     tokenizer: Tokenizer, template: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
 ) -> list[int]:
-    """Ids of the messages and of the beginning of an answer to them. Raises TemplateRefuses.
+    """Return the ids of messages and generation prompt. May raise TemplateRefuses.
 
-    The text is encoded in one piece, as in training, and what the template writes becomes control tokens. What people
-    write never does: before the template sees a message, a mark is put into each control token in it, and the text is
-    encoded separately on both sides of the mark. So its letters stay letters (a tokenizer that begins every text with a
-    space has one there). Where the template's marks are plain letters to the tokenizer, typed ones look the same. An
-    answer of the model is encoded as it was written: it may contain ordinary added tokens (<think>) but no special
-    ones.
+    The text is encoded in one piece, as in training, and control tokens of the template become tokens. Control tokens
+    typed in a message never do: before rendering, a mark is inserted into each of them, and the text is split there and
+    encoded separately. So their letters stay letters (with a space, if the tokenizer starts every text with one). If
+    the template's markers are plain letters for the tokenizer, typed ones look the same. Answers of the model are
+    encoded as generated: they may contain ordinary added tokens (<think>) but no special ones.
     """
     special = tokenizer.control_tokens
-    written = {content for content in added_tokens(tokenizer) if content in template}
-    # A mark that occurs nowhere else: a private-use character, of which fonts and icons use a few.
+    in_template = {content for content in added_tokens(tokenizer) if content in template}
+    # The mark must not occur anywhere: a private-use character, of which fonts and icons use a few.
     taken = {*template, *json.dumps([messages, tools], ensure_ascii=False)}
     mark = next((chr(code) for code in range(0xE000, 0xF900) if chr(code) not in taken), None)
     if mark is None:
@@ -193,7 +189,7 @@ def prompt_ids(
 
     def protected(value: Any, tokens: set[str]) -> Any:
         if isinstance(value, str):
-            return _broken(value, tokens, mark)
+            return _with_marks(value, tokens, mark)
         if isinstance(value, list):
             return [protected(item, tokens) for item in value]
         if isinstance(value, dict):
@@ -204,25 +200,25 @@ def prompt_ids(
         {
             name: text
             if name == "role"
-            else protected(text, {*special} if message["role"] == "assistant" else {*special, *written})
+            else protected(text, {*special} if message["role"] == "assistant" else {*special, *in_template})
             for name, text in message.items()
         }
         for message in messages
     ]
-    safe_tools = protected(tools, {*special, *written})
+    safe_tools = protected(tools, {*special, *in_template})
     pieces = render(tokenizer, template, safe, True, safe_tools).split(mark)
     return tokenizer.encode_control([piece for piece in pieces if piece])
 
 
 def turn_end(tokenizer: Tokenizer, template: str) -> TurnEnd:
-    """The ends of an answer: the tokenizer's end token, and what the template writes right after an answer.
+    """Return the ends of an answer: the tokenizer's end token, and what the template writes directly after an answer.
 
-    The template renders a conversation with marks as contents. An added token after the answer's mark ends an answer by
-    its id (<|im_end|>, <|eot_id|>, <end_of_turn>). Without one the text that follows ends it: `<|im_end|>` in letters,
-    or the heading of the next turn. What stands at the end of a conversation decides: gpt-oss ends the last answer by
-    <|return|>, and with the <|end|> of earlier ones it also ends its thoughts. Where nothing stands there, the next
-    turn's beginning ends an answer (GLM's <|user|>). A token after which the answer may go on with a call is no end:
-    GigaChat 3 puts <|message_sep|> there, and ends an answer by the end token.
+    Renders a conversation whose contents are marks. An added token after the answer's mark ends an answer by its id
+    (<|im_end|>, <|eot_id|>, <end_of_turn>). Otherwise the following text does: `<|im_end|>` in letters, or the heading
+    of the next turn. The end of the conversation decides: gpt-oss ends the last answer with <|return|>, while the
+    <|end|> of earlier answers also ends its thoughts. If nothing follows there, the start of the next turn ends an
+    answer (GLM's <|user|>). A token after which an answer may continue with a call is not an end: GigaChat 3 writes
+    <|message_sep|> there, and ends an answer with the end token.
     """
     added = added_tokens(tokenizer)
     ids, texts = {tokenizer.end_id}, []
@@ -241,7 +237,7 @@ def turn_end(tokenizer: Tokenizer, template: str) -> TurnEnd:
 
 
 def marks_before_calls(tokenizer: Tokenizer, template: str) -> set[str]:
-    """The added tokens between what an answer says and what it calls then, where both are one turn."""
+    """Return the added tokens between the text of an answer and its calls, if both are in one turn."""
     conversation: list[dict[str, Any]] = [
         {"role": "user", "content": _ASKED},
         {"role": "assistant", "content": _SAID, "tool_calls": [_CALL]},
@@ -254,53 +250,53 @@ def marks_before_calls(tokenizer: Tokenizer, template: str) -> set[str]:
     between, calls, _ = text.partition(_SAID)[2].partition(_ANSWERED)
     heading = prompt.removeprefix(question).strip()
     if heading and heading in between:
-        return set()  # the call is a turn of its own, and what stands before it ends the first one
+        return set()  # the call is a separate turn, and the tokens before it end the first one
     return {token for token in added_tokens(tokenizer) if calls and token in between}
 
 
 def added_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Added tokens by text, without runs of white space, which some tokenizers have."""
+    """Return the ids of added tokens by text, without the white space that some tokenizers add."""
     added = tokenizer.hf.added_tokens_decoder
     return {token.content: number for number, token in added.items() if token.content.strip()}
 
 
-def _own(tokenizer: Tokenizer, where: str) -> str:
+def _tokenizer_template(tokenizer: Tokenizer, where: str) -> str:
     own = tokenizer.hf.chat_template
     templates = own if isinstance(own, dict) else {"default": own}  # several, by purpose: tool use, documents
     if "default" not in templates:
         what = f"the tokenizer has the templates {', '.join(templates)}, and none is the default"
         raise InputError.at(where, what, "write chatml, or the path of a Jinja file")
     default = templates["default"] or (CHATML if set(CHATML_TOKENS) <= added_tokens(tokenizer).keys() else PLAIN)
-    _check_own(default, where, "the tokenizer's chat template")
+    _check_tokenizer_template(default, where, "the tokenizer's chat template")
     if "tool_use" not in templates:
         return str(default)
-    _check_own(templates["tool_use"], where, "the tokenizer's chat template for tools (tool_use)")
+    _check_tokenizer_template(templates["tool_use"], where, "the tokenizer's chat template for tools (tool_use)")
     return _by_tools(default, templates["tool_use"])
 
 
-def _check_own(template: Any, where: str, name: str) -> None:
+def _check_tokenizer_template(template: Any, where: str, name: str) -> None:
     if not isinstance(template, str):
         raise InputError.at(where, f"{name} is {str(template)[:100]}, no text", "write chatml")
     _check(template, where, name)
 
 
 def _by_tools(default: str, tool_use: str) -> str:
-    """One template that writes as `tool_use` where tools are given, as transformers chooses, else as `default`.
+    """Combine two templates: `tool_use` if there are tools, as transformers chooses, else `default`.
 
-    A conversation that calls without them is for `tool_use` too: `default` leaves calls out. `default` stands first, so
-    that its lines keep their numbers. The plus signs keep Jinja from taking white space off the two templates.
+    `tool_use` also renders conversations that have calls without tools, since `default` omits calls. `default` comes
+    first so that its line numbers stay. The plus signs keep Jinja from stripping white space of the two templates.
     """
     default, tool_use = (re.sub(r"(\r\n|\r|\n)\Z", "", template) for template in (default, tool_use))
     is_plain = "not (tools or messages | selectattr('tool_calls') | list)"
     return f"{{% if {is_plain} +%}}{default}{{%+ else %}}{{% set tools = tools or [] +%}}{tool_use}{{%+ endif %}}"
 
 
-# Shows output that grows faster than its contents.
 _LONGER = "word " * 400
+"""A content that reveals output growing faster than its input."""
 
 
 def _check(template: str, where: str, name: str, seconds: int = TRIAL_SECONDS) -> None:
-    """Raise InputError where the template is no Jinja, or exceeds its limits. Refused messages are ignored here."""
+    """Raise InputError if the template is not Jinja or exceeds its limits. Ignore refused messages."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     def write() -> str:
@@ -313,23 +309,23 @@ def _check(template: str, where: str, name: str, seconds: int = TRIAL_SECONDS) -
         return max(texts, key=len, default="")
 
     if template.encode(errors="replace").decode() != template:
-        raise InputError.at(where, f"{name} holds half a character", "mend it, or write chatml")
+        raise InputError.at(where, f"{name} holds half a character", "fix it, or write chatml")
     if template not in (CHATML, PLAIN):
         try_template(write, where, name, seconds)
     try:
         render_jinja_template([[{"role": "user", "content": "a"}]], chat_template=template)
     except TemplateSyntaxError as error:
         what = f"{name}:{error.lineno}: {error.message}"
-        raise InputError.at(where, what, "mend it, or write chatml") from None
+        raise InputError.at(where, what, "fix it, or write chatml") from None
     except Exception:
         pass
 
 
-def _broken(text: str, tokens: set[str], mark: str) -> str:
-    """`text` with a mark after the first character of each token in it. Tokens of one character stay."""
+def _with_marks(text: str, tokens: set[str], mark: str) -> str:
+    """Insert a mark after the first character of each token in `text`, except tokens of one character."""
     breakable = frozenset(token for token in tokens if len(token) > 1)
     pattern = _any_of(breakable)
-    # Search again from within: a token may begin inside another one and remain when that one is broken.
+    # Continue inside the token: another one may start there and survive the mark.
     pieces, at = [], 0
     while breakable and (match := pattern.search(text, at)):
         pieces.append(text[at : match.start() + 1])
@@ -339,12 +335,12 @@ def _broken(text: str, tokens: set[str], mark: str) -> str:
 
 @lru_cache(8)
 def _any_of(tokens: frozenset[str]) -> re.Pattern[str]:
-    """Return a pattern that shares the beginnings of tokens: Gemma's 6,400 are not tried one by one at each `<`."""
+    """Return a pattern for the tokens, grouped by prefix: Gemma's 6,400 are not tried one by one at each `<`."""
 
     def of(group: set[str]) -> str:
-        shared = commonprefix([*group])  # noqa: RUF071 (of characters)
+        shared = commonprefix([*group])  # noqa: RUF071 (by characters)
         rest = {token[len(shared) :] for token in group}
-        if "" in rest:  # where one token ends, longer ones need not be looked for
+        if "" in rest:  # a token ends here, so longer ones do not matter
             return re.escape(shared)
         first: dict[str, set[str]] = {}
         for token in rest:
@@ -354,12 +350,13 @@ def _any_of(tokens: frozenset[str]) -> re.Pattern[str]:
     return re.compile(of({*tokens}) if tokens else "(?!)")
 
 
+# Marks for the contents of messages: a question, an answer or argument, the next message, text before a call.
 _ASKED, _ANSWERED, _NEXT, _SAID = "\ue000", "\ue001", "\ue002", "\ue003"
 _CALL = {"id": "callcall1", "type": "function", "function": {"name": "f", "arguments": {"a": _ANSWERED}}}
 
 
 def _tails(tokenizer: Tokenizer, template: str) -> Iterator[str]:
-    """What the template writes after an answer, at the end of a conversation and within one."""
+    """Yield what the template writes after an answer, first at the end of a conversation, then inside one."""
     contents = (("user", _ASKED), ("assistant", _ANSWERED), ("user", _NEXT))
     conversation = [{"role": role, "content": content} for role, content in contents]
     for length in (2, 3):
@@ -368,12 +365,12 @@ def _tails(tokenizer: Tokenizer, template: str) -> Iterator[str]:
         except TemplateRefuses:
             continue
         if _ANSWERED not in text:
-            return  # a last answer is not written: the end token ends what follows the generation prompt
+            return  # the template omits a last answer: the end token ends it
         yield text.rpartition(_ANSWERED)[2].partition(_NEXT)[0]
 
 
 def _ends_of_calls(tokenizer: Tokenizer, template: str) -> set[int]:
-    """The tokens that end a turn with a call: gpt-oss's <|call|>, GLM's <|observation|>; none if it writes no calls."""
+    """Return the token that ends a turn with a call (gpt-oss's <|call|>, GLM's <|observation|>), if there are calls."""
     control = tokenizer.control_tokens
     conversation: list[dict[str, Any]] = [
         {"role": "user", "content": _ASKED},
@@ -385,18 +382,18 @@ def _ends_of_calls(tokenizer: Tokenizer, template: str) -> set[int]:
             text = render(tokenizer, template, conversation[:length], False)
             tail = text.partition(_ANSWERED)[2].partition(_NEXT)[0]
             marks = sorted((tail.find(token), token) for token in control if token in tail)
-            if marks:  # at the end of a conversation the last of them, within one what follows the call
+            if marks:  # the last one at the end of a conversation, the first one inside
                 return {int(tokenizer.hf.convert_tokens_to_ids(marks[-1 if length == 2 else 0][1]))}
     return set()
 
 
 def _heading(tail: str, added: list[str]) -> str:
-    """The first line of text after an answer, up to a token; only the mark, if it is in brackets."""
+    """Return the first line of text after an answer, up to a token; or only a marker in brackets."""
     first = min((at for token in added if (at := tail.find(token)) >= 0), default=len(tail))
     text = tail[:first]
     bracketed = re.match(r"\s*(<[^<>\s]+>|\[[^\[\]\s]+\])", text)
     if bracketed:
         return bracketed[1]
     space = text[: len(text) - len(text.lstrip())]
-    # It includes the line feeds before it: an answer may contain `User:`, but not a line that begins with it.
+    # Including preceding line feeds: an answer may contain `User:`, but no line that starts with it.
     return space + text.lstrip().partition("\n")[0].rstrip()

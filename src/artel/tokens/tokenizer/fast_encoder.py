@@ -1,8 +1,8 @@
-"""Encoding by something faster than `tokenizers`, as long as it gives the same ids.
+"""Encoding with something faster than `tokenizers`, as long as it gives the same ids.
 
-fastokens is young, the word cache is artel's own, and a model learns a wrong id silently. So every run compares both
-with `tokenizers` on its own text: on the beginning before they are used, and on one text in five thousand from then on.
-The choice changes the speed alone.
+fastokens is new, the word cache is artel's own, and a model would learn wrong ids silently. So every run compares them
+with `tokenizers` on its own text: on the first texts before using them, and on one in five thousand afterwards. The
+choice only affects speed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import numpy as np
 
 from artel.tokens.tokenizer.word_cache import WordCache
 
-# Characters that tokenizers encodes, at 1 to 2 MB/s, before another encoder is tried. Loading fastokens costs 0.4 s and
+# Characters encoded by tokenizers, at 1 to 2 MB/s, before another encoder is tried. Loading fastokens takes 0.4 s and
 # 50 MB with GPT-2's vocabulary: too much for a prompt or a small file.
 _BEFORE = 250_000
 # Characters of the user's text that are compared before another encoder is used: 0.1 s.
 _FIRST = 150_000
-# One text in so many is compared from then on. tokenizers takes 20 times as long on prose and 100 times on code, so
-# this adds 0.4 % to 2 % to fastokens. A prime, so that it does not coincide with a cycle in the texts.
+# The interval of texts compared afterwards. tokenizers is 20 times slower on prose and 100 times on code, so this adds
+# 0.4 % to 2 % to fastokens. A prime, so that it does not coincide with a cycle in the texts.
 _EVERY = 4999
-# Characters of it that are compared.
+# Characters compared of a single text.
 _LONGEST_COMPARED = 1_000_000
 
 FASTOKENS, BY_WORDS, TOKENIZERS = "fastokens", "tokenizers by words", "tokenizers"
@@ -36,16 +36,16 @@ Encode = Callable[[list[str]], list[np.ndarray]]
 
 
 class Encoder:
-    """Encodes by the fastest of these that is installed, supports this tokenizer and gives the ids of `tokenizers`:
-    fastokens; `tokenizers` with a cache of words (word_cache.py); `tokenizers` itself.
+    """Encodes with the fastest encoder that is installed, supports the tokenizer and gives the ids of `tokenizers`.
 
-    `name` is the current one and `note` says why, as a sentence for the user. `doubtful` is the number of texts that a
-    faster one encoded before it gave other ids for a later text: 0 without such an error. Then `remedy` says how to do
-    without it.
+    The candidates are fastokens, `tokenizers` with a cache of words (word_cache.py), and `tokenizers` itself.
+
+    `name`: the current one. `note`: the reason, as a sentence for the user. `doubtful`: the number of texts encoded by
+    a faster encoder before it gave wrong ids for a later text, 0 if it never did. `remedy`: how to avoid that encoder.
     """
 
     def __init__(self, exact: Encode, backend: Callable[[], Any], longest_compared: int = _LONGEST_COMPARED) -> None:
-        """`exact` encodes by tokenizers, special tokens as plain text. `backend` returns its tokenizer."""
+        """`exact` encodes with tokenizers, special tokens as plain text. `backend` returns its tokenizer."""
         self.name = TOKENIZERS
         self.note = f"Tokenizing the first {_BEFORE:,} characters with tokenizers"
         self.doubtful = 0
@@ -59,7 +59,7 @@ class Encoder:
         self._texts = 0
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Ids of each text, int64 (tokens,). A special token written in a text is plain text."""
+        """Return the ids of each text, int64 (tokens,). A special token written in a text is plain text."""
         if not self._decided:
             self._characters += sum(map(len, texts))
             if self._characters >= _BEFORE:
@@ -74,7 +74,7 @@ class Encoder:
         except BaseException as error:
             if not _is_failure(error):
                 raise
-            self._leave(f"{self.name} failed ({_first_line(error)})")
+            self._leave(f"{self.name} failed ({first_line(error)})")
             return self._exact(texts)
         different = self._difference(*compared)
         if different is not None:
@@ -85,17 +85,19 @@ class Encoder:
         return encoded
 
     def _short(self, texts: list[str], encoded: list[np.ndarray]) -> tuple[list[str], list[np.ndarray]]:
-        """The texts and their ids, long texts cut: tokenizers needs 80 times their memory."""
+        """Return texts and ids with long texts cut: tokenizers needs 80 times their memory."""
         assert self._quick is not None
         short = [text[: self._longest_compared] for text in texts]
         return short, [
-            ids if len(text) == len(whole) else self._quick([text])[0]
-            for text, whole, ids in zip(short, texts, encoded, strict=True)
+            ids if len(text) == len(full) else self._quick([text])[0]
+            for text, full, ids in zip(short, texts, encoded, strict=True)
         ]
 
     def _decide(self, texts: list[str]) -> None:
         state = json.loads(self._backend().to_str())
-        sample = [*_first_of(texts), *_with_added_tokens(state)]
+        # Real texts contain few added tokens, and an error there would let a text end a document.
+        added = [f"a{token['content']}b {token['content']} 1" for token in state["added_tokens"]]
+        sample = [*_first_of(texts), *added]
         reasons: list[str] = []
         for name, make in ((FASTOKENS, self._by_fastokens), (BY_WORDS, self._by_words)):
             try:
@@ -109,7 +111,7 @@ class Encoder:
             except BaseException as error:
                 if not _is_failure(error):
                     raise
-                reasons.append(f"{name} cannot take this tokenizer ({_first_line(error)})")
+                reasons.append(f"{name} cannot take this tokenizer ({first_line(error)})")
                 continue
             if different is None:
                 self._quick, self.name = quick, name
@@ -120,7 +122,11 @@ class Encoder:
         self.note = "; ".join([f"Tokenizing with {shown}{checked}", *reasons])
 
     def _by_fastokens(self, state: dict[str, Any]) -> Encode:
-        fast = importlib.import_module(FASTOKENS).Tokenizer.from_json_str(_without_frame(state))
+        # Not needed for plain text, and fastokens rejects RoBERTa's post-processor.
+        left_out = dict.fromkeys(("post_processor", "decoder", "truncation", "padding"))
+        fast = importlib.import_module(FASTOKENS).Tokenizer.from_json_str(
+            json.dumps(state | left_out, ensure_ascii=False)
+        )
         return lambda texts: _encode(fast, texts)
 
     def _by_words(self, state: dict[str, Any]) -> Encode:
@@ -134,7 +140,7 @@ class Encoder:
         return encode
 
     def _difference(self, texts: list[str], encoded: list[np.ndarray]) -> str | None:
-        """The first text whose ids are not those of tokenizers, shortened."""
+        """Return the first text with other ids than from tokenizers, shortened; None if all are equal."""
         for text, ids, expected in zip(texts, encoded, self._exact(texts), strict=True):
             if not np.array_equal(ids, expected):
                 return repr(text if len(text) <= 60 else text[:60] + "…")
@@ -149,9 +155,9 @@ class Encoder:
 
 
 def encode_in_one_thread() -> None:
-    """Make this process encode in one thread: for one worker process of several.
+    """Make this process encode in one thread, if it is one of several workers.
 
-    Call it before the process encodes anything: fastokens starts one thread a core with its first text and keeps them.
+    Call it before the process encodes anything: at the first text fastokens starts a thread per core and keeps them.
     They do not survive a fork; a forked child encodes in one thread.
     """
     os.environ["FASTOKENS_BPE_THREADS"] = "1"  # it ignores RAYON_NUM_THREADS
@@ -159,23 +165,14 @@ def encode_in_one_thread() -> None:
 
 
 def _encode(fast: Any, texts: list[str]) -> list[np.ndarray]:
-    ids, ends = fast.encode_batch_flat(
-        texts, split_special_tokens=True
-    )  # two buffers, without a Python object for each token
+    # Two buffers, without a Python object per token.
+    ids, ends = fast.encode_batch_flat(texts, split_special_tokens=True)
     joined = np.frombuffer(ids, "<u4").astype(np.int64)
     return [joined[start:end] for start, end in pairwise(np.frombuffer(ends, "<u8").tolist())]
 
 
-def _without_frame(state: dict[str, Any]) -> str:
-    """The tokenizer as JSON without post-processor, decoder, truncation and padding, which plain text does not need.
-
-    fastokens refuses RoBERTa's post-processor.
-    """
-    return json.dumps(state | dict.fromkeys(("post_processor", "decoder", "truncation", "padding")), ensure_ascii=False)
-
-
 def _first_of(texts: list[str]) -> list[str]:
-    """The first texts, `_FIRST` characters in all; the last one is cut."""
+    """Return the first texts, `_FIRST` characters in total; the last one is cut."""
     first: list[str] = []
     left = _FIRST
     for text in texts:
@@ -186,15 +183,10 @@ def _first_of(texts: list[str]) -> list[str]:
     return first
 
 
-def _with_added_tokens(state: dict[str, Any]) -> list[str]:
-    """Each added token inside a text. Real texts have few, and an error there would let a text end itself."""
-    return [f"a{token['content']}b {token['content']} 1" for token in state["added_tokens"]]
-
-
 def _is_failure(error: BaseException) -> bool:
-    """Whether it is an error of the package. A panic in Rust is a BaseException."""
+    """True for an error of the package. A panic in Rust is a BaseException."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

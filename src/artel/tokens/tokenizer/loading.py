@@ -1,24 +1,31 @@
-"""Loading a tokenizer from a folder or a hub id."""
+"""Loading a tokenizer from a folder or a hub id.
+
+Code in a repository (`auto_map`) runs only if `model.trust_remote_code` names that repository. Code in another
+repository never runs, even if this one refers to it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from artel.errors import InputError
 from artel.storage import check_regular_in
 from artel.storage.panics import hide_panics
-from artel.tokens.tokenizer.missing_roles import is_of_gpt2, roles_by_config
-from artel.tokens.tokenizer.remote_code import check_whose, remedy
-from artel.tokens.tokenizer.tokenizer import Tokenizer, first_line, mask_token
+from artel.tokens.tokenizer.fast_encoder import first_line
+from artel.tokens.tokenizer.tokenizer import Tokenizer, mask_token
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+KEY = "model.trust_remote_code"
+_ROLES = ("bos_token", "eos_token", "pad_token")
+_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _MAX_IDS = 2**24  # sixty times the largest vocabularies
-_TEST_TEXT = "a word, \U00010fff"  # with a character that no vocabulary of words has
+_TEST_TEXT = "a word, \U00010fff"  # with a character that no word-level vocabulary has
 _MAX_TEST_TOKENS = 1200  # a hundred times its bytes
 
 _TOKENIZER_FILES = (
@@ -34,8 +41,8 @@ _TOKENIZER_FILES = (
 def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool = False) -> Tokenizer:
     """Load a tokenizer from a folder (tokenizer.json, or vocab.json + merges.txt) or a hub id.
 
-    Its own code runs only with `runs_code`. Raises InputError where there is no tokenizer, no fast form of it, or no
-    end token.
+    Its own code runs only with `runs_code`. Raise InputError if there is no tokenizer, no fast version of it, or no end
+    token.
     """
     folder = Path(name)
     check_regular_in(folder)
@@ -48,15 +55,13 @@ def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool 
             hf = _open_own(name) if runs_code else _open(name, folder)
     except (InputError, KeyboardInterrupt):
         raise
-    except (
-        BaseException
-    ) as error:  # the hub, the file system, JSON and Rust raise their own (a panic is a BaseException)
-        fix = remedy(name) if "trust_remote_code" in str(error) else _remedy(folder)
+    except BaseException as error:  # of the hub, the file system, JSON or Rust, whose panics are BaseExceptions
+        fix = trust_fix(name) if "trust_remote_code" in str(error) else _remedy(folder)
         raise InputError.at(where, f"{name} cannot be opened: {first_line(error)}", fix) from None
     if not hasattr(hf, "backend_tokenizer"):
         raise InputError.at(where, f"{name} has no fast tokenizer", "convert it to tokenizer.json with transformers")
     tokenizer = Tokenizer(hf, where)
-    if tokenizer.vocabulary > _MAX_IDS:  # Rust would end the process when it lists all ids up to it
+    if tokenizer.vocabulary > _MAX_IDS:  # Rust would abort the process when it lists all ids
         what = f"{name} has a token with the id {tokenizer.vocabulary - 1:,}; a model needs a row for each id below"
         raise InputError.at(where, what, f"write ids below {_MAX_IDS:,} into its tokenizer.json")
     try:
@@ -79,7 +84,7 @@ def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool 
 
 
 def _no_tokenizer(where: str, folder: Path) -> InputError:
-    subject = "" if where == str(folder) else f"{folder} "  # the place names the folder already
+    subject = "" if where == str(folder) else f"{folder} "  # `where` already names the folder
     gguf = min((file.name for file in folder.glob("*.gguf")), default=None)
     if gguf is None:
         return InputError.at(
@@ -92,7 +97,7 @@ def _no_tokenizer(where: str, folder: Path) -> InputError:
 def _open(name: str, folder: Path) -> PreTrainedTokenizerFast:
     names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
     if {"tokenizer.json", "tokenizer_config.json"} <= names and "config.json" not in names:
-        # AutoTokenizer imports torch to find the class, which these, artel's own among them, name plainly.
+        # AutoTokenizer imports torch to find the class. These files, which artel writes too, name it.
         kind = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("tokenizer_class")
         if kind in ("PreTrainedTokenizerFast", "TokenizersBackend"):
             from transformers import PreTrainedTokenizerFast
@@ -101,8 +106,8 @@ def _open(name: str, folder: Path) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer, GPT2Tokenizer, RobertaTokenizer
 
     if {"vocab.json", "merges.txt"} <= names and not names & {"tokenizer.json", "tokenizer_config.json"}:
-        # Older folders (fairseq's RoBERTa, GPT-2 as OpenAI gave it) do not say whose tokenizer this is; the
-        # vocabulary does: RoBERTa's has <s> and </s>, GPT-2's has only <|endoftext|>.
+        # Older folders (fairseq's RoBERTa, OpenAI's GPT-2) do not name the class, but the vocabulary tells: RoBERTa's
+        # has <s> and </s>, GPT-2's only <|endoftext|>.
         words = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
         if {"<s>", "</s>"} <= words.keys() and not is_of_gpt2(folder):
             return RobertaTokenizer.from_pretrained(name, mask_token=mask_token("<mask>"))
@@ -114,11 +119,11 @@ def _open(name: str, folder: Path) -> PreTrainedTokenizerFast:
 
 
 def _open_own(name: str) -> PreTrainedTokenizerFast:
-    """A tokenizer whose own code may be run; without that code, so that what is saved of it opens everywhere."""
+    """Open a tokenizer with its own code, and return it without the code, so that saved files open everywhere."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-    check_whose(get_tokenizer_config(name), name)
+    check_code_owner(get_tokenizer_config(name), name)
     hf = AutoTokenizer.from_pretrained(name, trust_remote_code=True)
     if not type(hf).__module__.startswith("transformers_modules.") or not hasattr(hf, "backend_tokenizer"):
         return hf
@@ -132,3 +137,71 @@ def _remedy(folder: Path) -> str:
         return "check its tokenizer.json, or vocab.json and merges.txt"
     offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
     return f"a hub id needs network{offline}; give a folder, or download it first with: hf download NAME"
+
+
+def roles_by_config(hf: PreTrainedTokenizerFast, name: str) -> dict[str, str]:
+    """Return the special tokens of config.json for tokenizers whose own files name none, such as ruGPT-3's.
+
+    With only vocab.json and merges.txt, transformers takes the defaults of the class (GPT-2's <|endoftext|>) and adds
+    them to the vocabulary as new tokens that the model never saw. Empty if the tokenizer's files name its end token, or
+    config.json names none in the vocabulary.
+    """
+    vocabulary = hf.backend_tokenizer.get_vocab(with_added_tokens=False)
+    added = {token for token in hf.all_special_tokens if token not in vocabulary}
+    if hf.eos_token not in added or any(hf.eos_token in text for text in _texts(name)):
+        return {}
+    from transformers import PreTrainedConfig
+
+    try:
+        ids: dict[str, Any] = PreTrainedConfig.get_config_dict(name)[0]
+    except OSError:  # a tokenizer without a model
+        return {}
+    tokens = {number: token for token, number in vocabulary.items()}
+    named = {role: tokens[ids[f"{role}_id"]] for role in _ROLES if ids.get(f"{role}_id") in tokens}
+    if "eos_token" not in named:
+        return {}
+    roles = {role: named.get(role, named["eos_token"]) for role in ("bos_token", "eos_token")}
+    if hf.unk_token in added:
+        roles["unk_token"] = "<unk>" if "<unk>" in vocabulary else named["eos_token"]
+    return roles | ({"pad_token": named["pad_token"]} if "pad_token" in named else {})
+
+
+def is_of_gpt2(folder: Path) -> bool:
+    """True if config.json names a model whose tokenizer in transformers is GPT-2's, like ruGPT-3's."""
+    from transformers import PreTrainedConfig
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    if not (folder / "config.json").is_file():
+        return False
+    model_type = PreTrainedConfig.get_config_dict(str(folder))[0].get("model_type")
+    return TOKENIZER_MAPPING_NAMES.get(model_type) == "GPT2Tokenizer"
+
+
+def _texts(name: str) -> list[str]:
+    """Read the files of a tokenizer that may name special tokens, without its vocabulary."""
+    from transformers.utils import cached_file
+
+    found = (cached_file(name, file, _raise_exceptions_for_missing_entries=False) for file in _FILES)
+    return [Path(file).read_text(encoding="utf-8") for file in found if file is not None]
+
+
+def trust_fix(name: str) -> str:
+    """Return the fix that makes the code of a repository run."""
+    return f"read that code, and where you trust it write {KEY}: {name}"
+
+
+def check_code_owner(values: dict[str, Any], name: str) -> None:
+    """Raise InputError if a configuration of the repository `name` refers to code in another one."""
+    for reference in _references(values.get("auto_map")):
+        owner, dashes, _ = reference.partition("--")
+        if dashes and owner != name:
+            fix = "take that repository, or put code and model into one folder and name it in model.from"
+            raise InputError.at(KEY, f"the code of {name} lies in another repository, {owner}", fix)
+
+
+def _references(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _references(item)

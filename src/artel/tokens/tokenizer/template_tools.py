@@ -1,7 +1,7 @@
-"""Tools in chat templates: what a template can write of them, and in which form it takes calls. Found out by trying.
+"""Tools in chat templates: what a template can render, and in which format it takes calls, found by trying.
 
-Templates differ: some take arguments as an object and some as its JSON, some need an empty content and some none, and
-Mistral's refuses ids that are not nine letters and digits.
+Templates differ: some take arguments as an object, some as JSON; some need an empty content, some none; and Mistral's
+rejects ids that are not nine letters and digits.
 """
 
 from __future__ import annotations
@@ -33,48 +33,48 @@ _TOOL = {
 
 @dataclass(frozen=True, slots=True)
 class ToolStyle:
-    """How messages with calls are given to a template."""
+    """The format in which a template takes messages with calls."""
 
     arguments_as_text: bool = False
-    """Arguments as JSON, not as an object."""
+    """True for arguments as JSON, not as an object."""
     empty_content: Literal["text", "none", "absent"] = "text"
-    """What stands for the content of a message that only calls."""
+    """The content of a message that only has calls."""
     ids: Literal["own", "nine", "named"] = "own"
-    """What calls have for an id: that of the data; nine letters and digits (Mistral); functions.NAME:0 (Kimi)."""
+    """The ids of calls: those of the data; nine letters and digits (Mistral); functions.NAME:0 (Kimi)."""
     writes_tools: bool = True
     writes_results: bool = True
 
     def linked(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages in which every result has the name and the id of its call, and calls the ids that they need."""
+        """Return messages in which results have the name and id of their call, and calls the ids that they need."""
         linked: list[Message] = []
         open_calls: list[ToolCall] = []
-        given: dict[str, ToolCall] = {}  # the calls of the last message, by the id of the data and the one they got
+        by_id: dict[str, ToolCall] = {}  # the calls of the last message, by their old and new ids
         count = 0
         for number, message in enumerate(messages):
             if message.tool_calls:
                 calls = message.tool_calls
-                renamed = [self._with_id(call, f"{number} {place}", count + place) for place, call in enumerate(calls)]
-                given = {call.id: call for call in renamed} | {
+                renamed = [self._with_id(call, f"{number} {index}", count + index) for index, call in enumerate(calls)]
+                by_id = {call.id: call for call in renamed} | {
                     old.id: new for old, new in zip(calls, renamed, strict=True) if old.id
                 }
                 count += len(calls)
                 open_calls = list(renamed)
                 message = replace(message, tool_calls=tuple(renamed))
             elif message.role == "tool":
-                message = self._answering(message, open_calls, given)
+                message = self._with_call(message, open_calls, by_id)
             linked.append(message)
         return linked
 
-    def _with_id(self, call: ToolCall, place: str, number: int) -> ToolCall:
-        """The call with the id that a template needs; `number` counts the calls of a conversation from 0."""
+    def _with_id(self, call: ToolCall, position: str, number: int) -> ToolCall:
+        """Return the call with the id that a template needs. `number` counts the calls of a conversation from 0."""
         if self.ids == "nine":
-            return replace(call, id=_nine(call.id or f"{place} {call.written()}"))
+            return replace(call, id=_nine(call.id or f"{position} {call.written()}"))
         return replace(call, id=f"functions.{call.name}:{number}") if self.ids == "named" else call
 
-    def _answering(self, message: Message, open_calls: list[ToolCall], given: dict[str, ToolCall]) -> Message:
-        """A result with the name and id of the call with its id, else of the next one."""
+    def _with_call(self, message: Message, open_calls: list[ToolCall], by_id: dict[str, ToolCall]) -> Message:
+        """Return a result with the name and id of its call: the one with its id, else the next open one."""
         identity = message.tool_call_id
-        call = given.get(identity) if identity else None
+        call = by_id.get(identity) if identity else None
         if call not in open_calls:
             call = open_calls[0] if open_calls else None
         if call is None:
@@ -84,7 +84,7 @@ class ToolStyle:
         return replace(message, name=message.name or call.name, tool_call_id=identity)
 
     def fields(self, message: Message) -> dict[str, Any]:
-        """A message as the template takes it, without its thought."""
+        """Convert a message to the template's format, without its thought."""
         fields: dict[str, Any] = {"role": message.role, "content": message.content}
         if message.tool_calls:
             fields["tool_calls"] = [self._call(call) for call in message.tool_calls]
@@ -102,7 +102,7 @@ class ToolStyle:
 
 
 def _nine(identity: str) -> str:
-    """The id itself if it is nine letters and digits, else nine that depend on it alone."""
+    """Return the id if it is nine letters and digits, else nine derived from it."""
     if _NINE.fullmatch(identity):
         return identity
     number, letters = xxhash.xxh3_64_intdigest(identity.encode()), ""
@@ -113,7 +113,7 @@ def _nine(identity: str) -> str:
 
 
 def tool_style(tokenizer: Tokenizer, template: str) -> ToolStyle | None:
-    """The form in which a template takes calls; None if it writes none."""
+    """Return the format in which a template takes calls; None if it renders none."""
     call = Message("assistant", "", tool_calls=(ToolCall("triedname", {"triedkey": "triedvalue"}),))
     contents: tuple[Literal["text", "none", "absent"], ...] = ("text", "none", "absent")
     ids: tuple[Literal["own", "nine", "named"], ...] = ("own", "nine", "named")
@@ -125,14 +125,14 @@ def tool_style(tokenizer: Tokenizer, template: str) -> ToolStyle | None:
         if all(mark in called for mark in ("triedname", "triedkey", "triedvalue")) and not (
             is_repr or '\\"triedkey' in called
         ):
-            return _tried_further(tokenizer, template, style, call)
+            return _with_abilities(tokenizer, template, style, call)
     return None
 
 
-def _tried_further(tokenizer: Tokenizer, template: str, style: ToolStyle, call: Message) -> ToolStyle:
-    """The style with what the template writes of tools and results."""
+def _with_abilities(tokenizer: Tokenizer, template: str, style: ToolStyle, call: Message) -> ToolStyle:
+    """Return the style with `writes_tools` and `writes_results` set by trying."""
     asked = Message("user", "triedquestion")
-    system = Message("system", "triedsystem")  # some templates write tools only after one
+    system = Message("system", "triedsystem")  # some templates render tools only with a system message
     described = "".join(
         _rendered(tokenizer, template, style, messages, (_TOOL,)) for messages in ([asked], [system, asked])
     )
@@ -142,7 +142,7 @@ def _tried_further(tokenizer: Tokenizer, template: str, style: ToolStyle, call: 
 
 
 def _rendered(tokenizer: Tokenizer, template: str, style: ToolStyle, messages: list[Message], tools: Tools = ()) -> str:
-    """What the template writes; nothing if it refuses."""
+    """Render messages; return "" if the template refuses them."""
     try:
         fields = [style.fields(message) for message in style.linked(messages)]
         return render(tokenizer, template, fields, False, list(tools) or None)

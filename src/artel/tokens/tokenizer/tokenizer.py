@@ -1,7 +1,7 @@
-"""Tokenizers: what artel needs from one.
+"""The tokenizer class: a tokenizer of transformers with artel's operations.
 
 Text is encoded as plain text: a document that contains `<|endoftext|>` gets the tokens of those letters, never the
-special token. So no text can end a document or take a role.
+special token. So no text can end a document or assume a role.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ import xxhash
 
 from artel.errors import InputError
 from artel.storage.panics import hide_panics
-from artel.tokens.tokenizer.fast_encoder import Encoder
+from artel.tokens.tokenizer.fast_encoder import Encoder, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_NO_CHARACTER = "\ufdd0"  # of Unicode's noncharacters, which no text has
+_NO_CHARACTER = "\ufdd0"  # a Unicode noncharacter, which does not occur in texts
 _LETTERS = "AÉéЙйё"
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A text's ids, and the characters [start, end) of each token, int64 (tokens,) each."""
+    """A text's ids, and the character span [start, end) of each token, int64 (tokens,) each."""
 
     ids: np.ndarray
     starts: np.ndarray
     ends: np.ndarray
 
     def tokens_of(self, start: int, end: int) -> tuple[int, int]:
-        """The first and last token of the characters [start, end), which neither begin nor end with white space."""
+        """Return the first and last token of the span [start, end), which neither starts nor ends with white space."""
         first = int(np.searchsorted(self.ends, start, side="right"))
         return first, int(np.searchsorted(self.starts, end, side="left")) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The special tokens that a tokenizer puts around one or two texts, and the type id of the second."""
+    """The special tokens that a tokenizer adds around one or two texts, and the type id of the second text."""
 
     before: tuple[int, ...]
     between: tuple[int, ...]
@@ -57,7 +57,7 @@ class Frame:
 
 
 class Tokenizer:
-    """A tokenizer of transformers, with what artel needs from it."""
+    """A tokenizer of transformers, with the operations that artel needs."""
 
     def __init__(self, hf: PreTrainedTokenizerFast, where: str) -> None:
         self.hf = hf
@@ -74,14 +74,14 @@ class Tokenizer:
         self._counted: tuple[tuple[int, int], int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the encoder, which each process makes for itself: fastokens cannot be pickled."""
+        """Leave out the encoder, which each process creates for itself: fastokens cannot be pickled."""
         return self.__dict__ | {"_encoder": None}
 
     @property
     def vocabulary(self) -> int:
         """The number of embedding rows it needs: its largest id plus one.
 
-        All tokens are looked through once, and again when some were added: with 49,152 of them that takes 35 ms.
+        Cached until tokens are added: the search takes 35 ms for 49,152 tokens.
         """
         sizes = (self._backend.get_vocab_size(with_added_tokens=False), len(self._backend.get_added_tokens_decoder()))
         if self._counted is None or self._counted[0] != sizes:
@@ -90,13 +90,14 @@ class Tokenizer:
 
     @property
     def fingerprint(self) -> str:
-        """A hash: equal fingerprints mean equal ids for every text."""
+        """A hash: tokenizers with equal fingerprints give equal ids for every text."""
         return xxhash.xxh3_128_hexdigest(self._whole.to_str().encode() + str(self.end_id).encode())
 
     def documents(self, texts: list[str]) -> Iterator[np.ndarray]:
-        """Ids of each text as a model of next tokens learns it, int64 (tokens,).
+        """Yield the ids of each text as a causal language model learns it, int64 (tokens,).
 
-        They are those of transformers' `tokenizer(text)`, its begin token included, and the end token if it adds none.
+        These are the ids of transformers' `tokenizer(text)`, including its begin token, plus the end token if it adds
+        none.
         """
         frame = self.frame(needed=False)
         after = frame.after if frame.after[-1:] == (self.end_id,) else (*frame.after, self.end_id)
@@ -104,23 +105,23 @@ class Tokenizer:
         return (np.concatenate([before, ids, end]) for ids in self.encode(texts))
 
     def prompt(self, text: str) -> list[int]:
-        """Ids of a text that a model continues: those of the same document, without what closes it.
+        """Return the ids of a text that a model continues: those of a document, without the tokens at its end.
 
-        Special tokens that a prompt spells become those tokens, as in transformers; in documents they stay letters. An
-        empty text begins a document: with the begin token, or behind the end token of the one before.
+        Special tokens written in a prompt become these tokens, as in transformers; in documents they stay letters. An
+        empty text starts a document: with the begin token, or after the end token of a previous document.
         """
         ids = self.encode_control([text]) if text else []
         return [*self.frame(needed=False).before, *ids] or [self.end_id]
 
     def encode(self, texts: list[str]) -> Iterator[np.ndarray]:
-        """Ids of each text, int64 (tokens,), without special tokens, from the fastest encoder with the same ids."""
+        """Yield the ids of each text, int64 (tokens,), without special tokens, from the fastest exact encoder."""
         added = len(self._backend.get_added_tokens_decoder())
-        if self._encoder is None or added != self._added:  # the encoder lacks tokens added through `hf` meanwhile
+        if self._encoder is None or added != self._added:  # tokens were added through `hf` after it was created
             self._encoder, self._added = Encoder(self.exact_ids, lambda: self._whole), added
         return iter(self._encoder.encode(texts))
 
     def exact_ids(self, texts: list[str]) -> list[np.ndarray]:
-        """Ids of each text from tokenizers, in its own threads."""
+        """Return the ids of each text from `tokenizers`, in its own threads."""
         with self._special_tokens_parsed(False):
             encodings = self._for_texts.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
@@ -137,7 +138,7 @@ class Tokenizer:
 
     @property
     def encoder_remedy(self) -> str:
-        """How to do without an encoder that gave other ids than tokenizers; empty if none did."""
+        """How to avoid an encoder that gave other ids than tokenizers; empty if none did."""
         return "" if self._encoder is None else self._encoder.remedy
 
     @property
@@ -146,19 +147,19 @@ class Tokenizer:
         return 0 if self._encoder is None else self._encoder.doubtful
 
     def encode_with_offsets(self, texts: list[str], *, control: bool = False) -> Iterator[Encoded]:
-        """Ids of each text with character offsets, without special tokens around it. Slower than `encode`.
+        """Yield the ids of each text with character offsets, without special tokens around it. Slower than `encode`.
 
-        With `control`, special tokens written in a text become those tokens: for the output of a chat template.
+        With `control`, special tokens written in a text become these tokens: for the output of a chat template.
         """
         with self._special_tokens_parsed(control):
             encodings = (self._whole if control else self._for_texts).encode_batch(texts, add_special_tokens=False)
         return self._with_offsets(texts, encodings)
 
     def encode_continuations(self, texts: list[str]) -> Iterator[Encoded]:
-        """Encode output of a chat template that follows other text, whose tokens end where it begins.
+        """Encode output of a chat template that follows other text, at a token boundary.
 
-        No space is added before such a text, as Llama 2's tokenizer adds one before every text. Older tokenizers add
-        one after each special token, too, which stays.
+        No space is added before the text, unlike in Llama 2's tokenizer, which adds one before every text. Older
+        tokenizers also add one after each special token, which stays.
         """
         added = [*self._backend.get_added_tokens_decoder()]
         if self._unspaced is None or self._unspaced[0] != len(added):
@@ -183,8 +184,8 @@ class Tokenizer:
         for text, encoding in zip(texts, encodings, strict=True):
             offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
             encoded = Encoded(np.array(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1])
-            # Tokens with lstrip or rstrip also cover the white space beside them, which may lie on the other side of
-            # the border of a turn: their offsets are reduced to their own letters.
+            # Tokens with lstrip or rstrip include adjacent white space, which may belong to another turn: their offsets
+            # are reduced to their own letters.
             for at in np.flatnonzero(np.isin(encoded.ids, stripping)) if stripping else ():
                 covered = text[encoded.starts[at] : encoded.ends[at]]
                 encoded.starts[at] += len(covered) - len(covered.lstrip())
@@ -192,9 +193,9 @@ class Tokenizer:
             yield encoded
 
     def encode_control(self, texts: list[str]) -> list[int]:
-        """Return the ids of texts in a row, as `encode_with_offsets(texts, control=True)` has them.
+        """Return the joined ids of all texts, as in `encode_with_offsets(texts, control=True)`.
 
-        Offsets are a pair of Python objects per token: making two million holds the GIL for seconds.
+        Offsets are a pair of Python objects per token: creating two million holds the GIL for seconds.
         """
         with self._special_tokens_parsed(True):
             encodings = self._whole.encode_batch_fast(texts, add_special_tokens=False)
@@ -202,9 +203,9 @@ class Tokenizer:
 
     @contextmanager
     def _special_tokens_parsed(self, parsed: bool) -> Iterator[None]:
-        """Within the block, special tokens written in a text become those tokens, or not.
+        """Inside the block, special tokens written in a text become these tokens, or stay text.
 
-        Raises InputError where the library panics after a second of backtracking in its pattern.
+        Raise InputError if the library panics, as it does after a second of backtracking in its pattern.
         """
         before = self._backend.encode_special_tokens
         self._backend.encode_special_tokens = not parsed
@@ -214,22 +215,19 @@ class Tokenizer:
         except BaseException as error:
             if type(error).__name__ != "PanicException":
                 raise
-            what, fix = (
-                f"the tokenizer cannot split a text: {first_line(error)}",
-                "check the patterns in tokenizer.json",
-            )
-            raise InputError.at(self._where, what, fix) from None
+            what = f"the tokenizer cannot split a text: {first_line(error)}"
+            raise InputError.at(self._where, what, "check the patterns in tokenizer.json") from None
         finally:
             self._backend.encode_special_tokens = before
 
     @property
     def _for_texts(self) -> Any:
-        """The backend for texts, in which nothing is a special token.
+        """The backend for texts, which never produces special tokens.
 
-        A Unigram model has these as pieces too, and takes them by itself: for it a copy that calls them otherwise.
+        A Unigram model also has them as pieces of its vocabulary, so it is copied with these pieces renamed.
         """
         whole, special = self._whole, frozenset(self.control_tokens)
-        if not _is_unigram(whole):
+        if type(whole.model).__name__ != "Unigram":
             return whole
         if self._renamed is None or self._renamed[0] != special:
             self._renamed = special, _without_special_tokens(whole, special)
@@ -237,14 +235,14 @@ class Tokenizer:
 
     @property
     def _whole(self) -> Any:
-        """The backend without truncation and padding, which its file or an earlier call of `hf` may have set."""
+        """The backend without truncation and padding, which its file or a call of `hf` may have enabled."""
         self._backend.no_truncation()
         self._backend.no_padding()
         return self._backend
 
     @property
     def mask_id(self) -> int:
-        """The id of the mask token. Raises InputError without one."""
+        """The id of the mask token. Raise InputError if there is none."""
         if self.hf.mask_token_id is None:
             raise InputError.at(
                 self._where,
@@ -255,12 +253,12 @@ class Tokenizer:
 
     @property
     def pad_id(self) -> int:
-        """The id of the padding token, or of the end token without one: padding is never attended to or trained on."""
+        """The id of the padding token, or else of the end token: padding is never attended to or trained on."""
         return self.end_id if self.hf.pad_token_id is None else int(self.hf.pad_token_id)
 
     @property
     def unknown_id(self) -> int | None:
-        """The id of what the vocabulary lacks; None if it lacks nothing (bytes), or leaves it out."""
+        """The id of the unknown token; None if the vocabulary covers everything (bytes) or drops unknown text."""
         number, model = self.hf.unk_token_id, self._backend.model
         if number is None or number == self.end_id or getattr(model, "unk_token", "") is None:
             return None
@@ -268,7 +266,7 @@ class Tokenizer:
 
     @property
     def control_tokens(self) -> list[str]:
-        """The special tokens as they are written: <|im_start|>, </s>."""
+        """The texts of the special tokens: <|im_start|>, </s>."""
         return [token.content for token in self.hf.added_tokens_decoder.values() if token.special]
 
     @property
@@ -276,9 +274,9 @@ class Tokenizer:
         return sorted({*self.hf.all_special_ids, self.end_id})
 
     def frame(self, pair: bool = False, *, needed: bool = True) -> Frame:
-        """The special tokens around one text (`<s> … </s>`) or two, from an example that the tokenizer encodes.
+        """Return the special tokens around one text (`<s> … </s>`) or two, from an encoded example.
 
-        Raises InputError for a tokenizer that puts none there, as those of models that write do, if they are `needed`.
+        If they are `needed`, raise InputError for a tokenizer that adds none, like most of decoders.
         """
         arguments = ("a", "a") if pair else ("a",)
         encoding = self._whole.encode(*arguments)
@@ -300,51 +298,51 @@ class Tokenizer:
         return Frame(tuple(pieces[0]), between, tuple(pieces[-1]), second[0] if second else 0)
 
     def word_starts(self) -> np.ndarray:
-        """bool (vocabulary,): whether a token begins a word. A punctuation mark is a word of its own.
+        """Return bool (vocabulary,): True for tokens that start a word. Punctuation marks are words.
 
-        It follows from how each kind of tokenizer writes its tokens: `##` continues a word (WordPiece), `Ġ` and `▁`
-        begin one. Tokens of pattern whitespace do not show it: each counts as a word.
+        The spelling of a token tells: `##` continues a word (WordPiece), `Ġ` and `▁` start one. Tokens of pattern
+        whitespace have no such marks: each counts as a word.
         """
         starts = np.ones(self.vocabulary, dtype=bool)
         tokens = self._backend.get_vocab(with_added_tokens=True)
         pieces = json.loads(self._backend.to_str())["model"]["type"] == "WordPiece"
-        if not pieces and "Whitespace" in _kinds(self._backend.pre_tokenizer):
+        if not pieces and "Whitespace" in component_types(self._backend.pre_tokenizer):
             return starts
         for token, number in tokens.items():
             if pieces:
                 starts[number] = not token.startswith("##")
             else:
-                # A byte-level vocabulary writes letters beyond ASCII as letters of Latin-1, which are no punctuation.
+                # A byte-level vocabulary writes letters beyond ASCII as letters of Latin-1, not as punctuation.
                 first = token[:1]
                 starts[number] = first in "ĠĊĉ▁" or (first < "\x80" and not first.isalnum())
         starts[self.special_ids] = True
         return starts
 
     def isolate_punctuation(self) -> None:
-        """Make each punctuation mark a token of its own from now on, also in what `save` writes.
+        """Make each punctuation mark a separate token from now on, also in saved files.
 
         Byte-level vocabularies have tokens like `).` and `",`: an answer that ends inside one would have no last token.
         """
         from tokenizers import pre_tokenizers
 
-        self._encoder = None  # it was made from what changes here
+        self._encoder = None  # it depends on the pre-tokenizer
         before = self._backend.pre_tokenizer
         mark = pre_tokenizers.Punctuation(behavior="isolated")
         if before is None:
             self._backend.pre_tokenizer = mark
-        elif not {"Punctuation", "BertPreTokenizer"} & _kinds(before):
+        elif not {"Punctuation", "BertPreTokenizer"} & component_types(before):
             self._backend.pre_tokenizer = pre_tokenizers.Sequence([mark, before])
 
     @property
     def spacing_is_lost(self) -> bool:
-        """Whether decoding changes white space, as with pattern whitespace and BERT's tokenizers."""
+        """True if decoding changes white space, as with pattern whitespace and BERT's tokenizers."""
         white = " ", "  ", "\n\n", " "
         decoded = self.decode(self.exact_ids(["a".join(["", *white, ""])])[0])
         return [c for c in decoded if c.isspace()] != list("".join(white))
 
     @property
     def changed_letters(self) -> dict[str, str]:
-        """Letters that come back as others: in lower case, or without their accents (й as и in BERT's tokenizers)."""
+        """Letters that decoding changes: to lower case, or without accents (й to и in BERT's tokenizers)."""
         changed = {}
         for letter, ids in zip(_LETTERS, self.exact_ids(list(_LETTERS)), strict=True):
             decoded = unicodedata.normalize("NFC", self.decode(ids).strip())
@@ -354,14 +352,14 @@ class Tokenizer:
 
     @property
     def odd_frame(self) -> list[str]:
-        """Tokens put around each text that are no special tokens, as messages name them."""
+        """Tokens added around each text that are not special tokens, formatted for messages."""
         frame = self.frame(needed=False)
         special = {*self.special_ids, *map(self.hf.convert_tokens_to_ids, self.control_tokens)}
         odd = [token for token in (*frame.before, *frame.after) if token not in special]
         return [f"{self.hf.convert_ids_to_tokens(token)!r} ({token})" for token in odd]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, with special tokens, exactly as encoded (without clean-up of spaces)."""
+        """Decode ids, including special tokens, without clean-up of spaces."""
         return self._backend.decode([int(token) for token in ids], skip_special_tokens=False)
 
     def save(self, folder: Path) -> None:
@@ -369,33 +367,25 @@ class Tokenizer:
         self.hf.save_pretrained(str(folder))
 
 
-def first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-
-
-def _kinds(pre_tokenizer: Any) -> set[str]:
-    """The names of a pre-tokenizer's parts; none where there is no pre-tokenizer."""
-    if pre_tokenizer is None:
+def component_types(step: Any) -> set[str]:
+    """Return the types of the components of a pre-tokenizer or decoder; empty for None."""
+    if step is None:
         return set()
-    state = json.loads(pre_tokenizer.__getstate__())
-    return {part["type"] for part in state.get("pretokenizers", [state])}
+    state = json.loads(step.__getstate__())
+    return {part["type"] for part in state.get("pretokenizers", state.get("decoders", [state]))}
 
 
 def mask_token(name: str) -> Any:
-    """A mask takes the space before it in, as RoBERTa's does: what is hidden is a word with its space."""
+    """Return a mask token that includes the space before it, like RoBERTa's: it hides a word with its space."""
     from tokenizers import AddedToken
 
     return AddedToken(name, lstrip=True, special=True, normalized=False)
 
 
-def _is_unigram(backend: Any) -> bool:
-    return type(backend.model).__name__ == "Unigram"
-
-
 def _without_special_tokens(backend: Any, special: Collection[str]) -> Any:
-    """Return a copy of a Unigram backend that takes no letters of a text for one of `special`.
+    """Return a copy of a Unigram backend that never produces `special` tokens from text.
 
-    Such models (T5, XLM-R) have the special tokens in their vocabulary, as pieces of the best score.
+    Such models (T5, XLM-R) have the special tokens in their vocabulary, as pieces with the best score.
     """
     state = json.loads(backend.to_str())
     state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] not in special]

@@ -1,4 +1,4 @@
-"""Training a tokenizer: byte-pair encoding over the pieces that a pattern splits a text into."""
+"""Training a tokenizer: byte-pair encoding on the pieces of a text split by a pattern."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _BYTES_PER_ID = 700  # novel-small: a vocabulary of 4,096 for a novel of 3 MB
 _SMALLEST_AUTO, LARGEST_AUTO = 1024, 32768
 
-# The pattern of cl100k_base, the tokenizer of GPT-4 (openai/tiktoken, tiktoken_ext/openai_public.py): a word may begin
-# with any one character, not only a space; numbers have up to three digits; line ends stay with the characters before.
+# The pattern of cl100k_base, the tokenizer of GPT-4 (openai/tiktoken, tiktoken_ext/openai_public.py): a word may start
+# with any single character, not only a space; numbers have up to three digits; line ends stay with characters before.
 _GPT4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -29,15 +29,15 @@ _GPT4 = (
 def train_tokenizer(
     texts: Iterator[str], settings: TokenizerTraining, *, encoder: bool = False, where: str = "tokenizer.train"
 ) -> Tokenizer:
-    """Train byte-pair encoding (Sennrich et al. 2016) on the pieces that `settings.pattern` splits texts into.
+    """Train byte-pair encoding (Sennrich et al. 2016) on texts split by `settings.pattern`.
 
-    gpt2 and gpt4 work on the bytes of UTF-8, as GPT-2 does: decoding restores every text exactly. whitespace is the
-    tokenizer in the quick tour of Hugging Face's tokenizers: runs of letters and runs of other characters, merged from
-    the characters of the text. It loses white space, and characters that were not in the training text become <unk>. So
+    gpt2 and gpt4 work on bytes of UTF-8, like GPT-2: decoding restores every text exactly. whitespace is the tokenizer
+    in the quick tour of Hugging Face's tokenizers: runs of letters and runs of other characters, merged from the
+    characters of the text. It loses white space, and characters that are not in the training text become <unk>, so
     decoding does not restore a text (`Tokenizer.spacing_is_lost`): it puts a space between all tokens.
 
-    For an `encoder` it has RoBERTa's special tokens in RoBERTa's order, and puts them around a text. A text that yields
-    fewer tokens than `settings.vocab`, or has more characters, gets a vocabulary of as many as it has.
+    For an `encoder` the tokenizer has RoBERTa's special tokens in RoBERTa's order, and adds them around a text. The
+    vocabulary is smaller than `settings.vocab` if the text yields fewer tokens, and larger if it has more characters.
     """
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
@@ -70,7 +70,7 @@ def train_tokenizer(
         show_progress=False,
     )
     backend.train_from_iterator(counted(), trainer)
-    if settings.vocab == "auto":  # how much text there is was not known before
+    if settings.vocab == "auto":  # the amount of text was not known before
         backend = _cut(backend, auto_vocabulary(size))
     return Tokenizer(_as_transformers(backend, names), where)
 
@@ -82,8 +82,8 @@ def _pre_tokenizer(pattern: str) -> Any:
         return pre_tokenizers.ByteLevel(add_prefix_space=False)
     if pattern == "whitespace":
         return pre_tokenizers.Whitespace()
-    cut = pre_tokenizers.Split(Regex(_GPT4), behavior="isolated")
-    return pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    split = pre_tokenizers.Split(Regex(_GPT4), behavior="isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def auto_vocabulary(text_bytes: int) -> int:
@@ -93,7 +93,7 @@ def auto_vocabulary(text_bytes: int) -> int:
 
 
 def describe_vocabulary(requested: int | Literal["auto"], reached: int, pattern: str) -> str:
-    """Return a note for the user about a vocabulary of another size than requested; empty if the size is the same."""
+    """Return a note for the user if the vocabulary does not have the requested size, else ""."""
     if requested == "auto":
         return f"tokenizer.train.vocab: auto is {reached:,} for this text"
     if reached < requested:
@@ -108,7 +108,7 @@ def describe_vocabulary(requested: int | Literal["auto"], reached: int, pattern:
 
 
 def _cut(backend: Any, size: int) -> Any:
-    """Return the tokenizer cut to its first `size` ids. Training for that size gives the same: merges come in order."""
+    """Return the tokenizer cut to its first `size` ids, which is the one that training for that size gives."""
     from tokenizers import Tokenizer as Backend
 
     tree = orjson.loads(backend.to_str())
@@ -130,14 +130,14 @@ def _up_to(texts: Iterator[str], budget: int) -> Iterator[str]:
             return
 
 
-# Characters that tokenizers splits at a time: each of its threads needs 60 to 120 bytes of memory a character.
+# Characters that tokenizers splits at a time: each of its threads needs 60 to 120 bytes of memory per character.
 _PIECE = 100_000
-# Where every pattern ends a word: after a single line feed, or before a single space, between other characters.
+# Positions where every pattern ends a word: between other characters, after a line feed or before a space.
 _END_OF_WORD = re.compile(r"\S\n(?=\S)|\S(?= \S)")
 
 
 def pieces_of(text: str, size: int = _PIECE) -> Iterator[str]:
-    """The text, or pieces of a long one with the same words. A word is cut only where a piece has no end of a word."""
+    """Yield the text, or pieces of a long one with the same words. A word is cut only if a piece has no other end."""
     at = 0
     while len(text) - at > 2 * size:
         end = _END_OF_WORD.search(text, at + size, at + 2 * size)
@@ -148,7 +148,7 @@ def pieces_of(text: str, size: int = _PIECE) -> Iterator[str]:
 
 
 def _special_tokens(settings: TokenizerTraining, encoder: bool) -> dict[str, str]:
-    """Special tokens by their roles in transformers, in the order of their ids."""
+    """Return special tokens by their roles in transformers, in the order of their ids."""
     if encoder:
         return {
             "bos_token": "<s>",

@@ -1,12 +1,13 @@
-"""Fast encoding for byte-level BPE (GPT-2 and most tokenizers since): `tokenizers` encodes each different word once.
+"""Fast encoding for byte-level BPE (GPT-2 and most later tokenizers): `tokenizers` encodes each unique word once.
 
-Such a tokenizer splits a text into words by a regular expression and encodes each word by itself. `tokenizers` spends
-its time on splitting, because it tracks the origin of each character: 1 MB of prose takes a second. Here Python's
-`regex` splits at 12 MB/s, and the tokenizer's own model encodes new words only.
+Such a tokenizer splits a text into words by a regular expression and encodes the words independently. `tokenizers`
+spends most time on splitting, because it tracks the origin of each character: 1 MB of prose takes a second. Here
+Python's `regex` splits at 12 MB/s, and the tokenizer's model encodes only new words.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import unicodedata
 from array import array
@@ -18,37 +19,35 @@ from typing import Any
 import numpy as np
 import regex
 
-from artel.tokens.tokenizer.byte_letters import letters_of_bytes
-
 # The pattern of tokenizers' ByteLevel, from GPT-2 (github.com/openai/gpt-2, src/encoder.py).
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# The words of longer texts are not all in memory at once.
-_HELD_CHARACTERS = 1_000_000
-# Limits of the cache, up to 60 MB: different words, and their ids.
+# Longer texts are split lazily, without a list of all words.
+_LISTED_CHARACTERS = 1_000_000
+# Limits of the cache, up to 60 MB: unique words, and their ids.
 _KNOWN_WORDS, _KNOWN_IDS = 200_000, 2_000_000
 _LONG = 100  # characters; longer words rarely repeat
 
 
 class NotCacheable(Exception):
-    """A tokenizer that does more than split and encode words. The message says what."""
+    """A tokenizer that does more than split and encode words, as the message explains."""
 
 
 class WordCache:
     """Encodes texts word by word."""
 
     def __init__(self, backend: Any, state: dict[str, Any], known_words: int = _KNOWN_WORDS) -> None:
-        """`backend`: a tokenizers.Tokenizer; `state`: the same as JSON. Raises NotCacheable."""
+        """`backend`: a tokenizers.Tokenizer; `state`: its JSON. May raise NotCacheable."""
         self._pattern = _pattern(state)
         self._known = _Words(backend.model, known_words)
 
     def encode(self, texts: list[str]) -> list[np.ndarray | None]:
-        """Ids of each text, int64 (tokens,); None for a text that `tokenizers` must encode."""
+        """Return the ids of each text, int64 (tokens,); None for a text that `tokenizers` must encode."""
         return [None if _is_doubtful(text) else self._ids(text) for text in texts]
 
     def _ids(self, text: str) -> np.ndarray | None:
         self._known.shrink()
         pieces: Iterable[str]
-        if len(text) <= _HELD_CHARACTERS:
+        if len(text) <= _LISTED_CHARACTERS:
             pieces = self._pattern.findall(text)
         else:
             pieces = map(itemgetter(0), self._pattern.finditer(text))
@@ -57,7 +56,7 @@ class WordCache:
 
 
 class _Words(dict[str, int]):
-    """Numbers of words in the order of their appearance. The ids of word n end at `_ends[n]`."""
+    """Numbers words in the order of their appearance. The ids of word n end at `_ends[n]`."""
 
     def __init__(self, model: Any, most: int) -> None:
         self._model, self._most = model, most
@@ -75,7 +74,8 @@ class _Words(dict[str, int]):
 
     def __missing__(self, word: str) -> int:
         number = len(self._ends)
-        self._all.extend(token.id for token in self._model.tokenize(_as_letters(word)))
+        letters = word.encode().decode("latin-1").translate(letters_of_bytes())
+        self._all.extend(token.id for token in self._model.tokenize(letters))
         self._ends.append(len(self._all))
         self._lengths.append(len(word))
         if len(word) <= _LONG:
@@ -83,7 +83,7 @@ class _Words(dict[str, int]):
         return number
 
     def ids(self, numbers: np.ndarray, *, characters: int) -> np.ndarray | None:
-        """The ids of words in order; None where the words do not make up all `characters` of a text."""
+        """Return the ids of words in order; None if the words do not cover all `characters` of a text."""
         if np.frombuffer(self._lengths, np.int64)[numbers].sum() != characters:
             return None
         ends = np.frombuffer(self._ends, np.int64)
@@ -94,7 +94,7 @@ class _Words(dict[str, int]):
 
 
 def _pattern(state: dict[str, Any]) -> Any:
-    """The pattern that a tokenizer splits texts by. Raises NotCacheable if it does anything else to them."""
+    """Return the pattern by which a tokenizer splits texts. Raise NotCacheable if it does anything else to them."""
     step = state["pre_tokenizer"] or {}
     steps = step["pretokenizers"] if step.get("type") == "Sequence" else [step]
     pattern = _GPT2
@@ -115,11 +115,6 @@ def _pattern(state: dict[str, Any]) -> Any:
         raise NotCacheable(f"its pattern is unknown to Python: {error}") from None
 
 
-def _as_letters(word: str) -> str:
-    """The bytes of a word as the letters of byte-level tokenizers."""
-    return word.encode().decode("latin-1").translate(letters_of_bytes())
-
-
 def _is_doubtful(text: str) -> bool:
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     return bool(np.take(_doubtful(), codes).any())
@@ -127,15 +122,31 @@ def _is_doubtful(text: str) -> bool:
 
 @cache
 def _doubtful() -> np.ndarray:
-    """bool (characters,): letters, digits and spaces added to Unicode since 2002, and unassigned characters.
+    """Return bool (characters,): True for unassigned characters, and for letters, digits and spaces added since 2002.
 
-    `regex` and `tokenizers` may know different versions of Unicode, and so disagree on what is a letter.
+    `regex` and `tokenizers` may have different versions of Unicode, and disagree about which characters are letters.
     """
     doubtful = np.ones(sys.maxunicode + 1, bool)
     old, counted = unicodedata.ucd_3_2_0, regex.compile(r"[\p{L}\p{N}\p{Z}\p{Cn}]")
-    characters = "".join(map(chr, range(0x40000)))  # nothing is in use beyond
+    characters = "".join(map(chr, range(0x40000)))  # all assigned characters
     doubtful[: len(characters)] = [old.category(character) == "Cn" for character in characters]
     is_counted = np.zeros(len(characters), bool)
     is_counted[[match.start() for match in counted.finditer(characters)]] = True
     doubtful[: len(characters)] &= is_counted
     return doubtful
+
+
+@cache
+def letters_of_bytes() -> dict[int, int]:
+    """Return the letter of each byte: itself if printable, else one from 256 on (GPT-2's bytes_to_unicode)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printable)
+    return {byte: byte for byte in printable} | {byte: 256 + index for index, byte in enumerate(others)}
+
+
+def bytes_of_piece(piece: str) -> bytes | None:
+    """Return the bytes of a vocabulary entry in byte letters or as <0xD0>; None for one in plain letters."""
+    if match := re.fullmatch("<0x([0-9A-F]{2})>", piece):
+        return bytes.fromhex(match[1])
+    bytes_of_letters = {chr(letter): byte for byte, letter in letters_of_bytes().items()}
+    return bytes(bytes_of_letters[letter] for letter in piece) if set(piece) <= bytes_of_letters.keys() else None

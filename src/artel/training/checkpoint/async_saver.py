@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from artel.config.schema.run import CheckpointConfig
 from artel.errors import ArtelError
 from artel.host import memory
-from artel.models.cpu.threads import compute_on_one_core
+from artel.models.device import compute_on_one_core
 from artel.parallel import World
 from artel.training.checkpoint.format import Content, Progress, checkpoint_path, write_full, write_sharded
 from artel.training.checkpoint.items import CheckpointItems, Tensors

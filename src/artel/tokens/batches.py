@@ -1,4 +1,4 @@
-"""The samples of a step, and a process's micro-batches of them: pure functions of the step number."""
+"""The samples of a step and the micro-batches of each process: pure functions of the step number."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Protocol
 
 import numpy as np
 
-from artel.tokens.store.store import Sample
+from artel.tokens.store import Sample
 
-_LENGTH_MULTIPLE = 16  # rows are padded to it: few different shapes, and kernels prefer multiples of 8
+_LENGTH_MULTIPLE = 16  # rows are padded to it, for few different shapes and since kernels prefer multiples of 8
 
 
 class Samples(Protocol):
-    """A dataset of samples that batches are made of: blocks of a token store, or its samples as they are."""
+    """A dataset of samples for batches: blocks of a token store, or its samples."""
 
     def __len__(self) -> int: ...
 
@@ -27,7 +27,7 @@ class Samples(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SampleList:
-    """A dataset of samples that no store holds."""
+    """A dataset of samples in memory."""
 
     samples: Sequence[Sample]
 
@@ -43,16 +43,16 @@ class SampleList:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One micro-batch, before the objective makes inputs and targets of it.
+    """One micro-batch, before the objective turns it into inputs and targets.
 
-    Invalid rows are padding that gives all micro-batches of a step equally many rows; they have no loss. Positions
-    from a row's length on are padding too: their ids and flags are 0.
+    Invalid rows are padding, so that all micro-batches of a step have equally many rows; they have no loss. Positions
+    after a row's length are padding too, with ids and flags of 0.
     """
 
     ids: np.ndarray
     """int64 (rows, longest)."""
     lengths: np.ndarray
-    """int64 (rows,): the number of tokens of each row."""
+    """int64 (rows,): the number of tokens in each row."""
     valid: np.ndarray
     """bool (rows,)."""
     indices: np.ndarray
@@ -60,13 +60,13 @@ class Rows:
     epochs: np.ndarray
     """int64 (rows,): the epoch of each row; -1 in validation."""
     flags: np.ndarray | None
-    """(rows, longest), where the store has them."""
+    """(rows, longest), if the store has flags."""
     numbers: np.ndarray
     """int64 (rows, columns)."""
 
 
 def step_numbers(step: int, batch: int, total: int | None) -> np.ndarray:
-    """The running numbers of a step's samples, from 0. The last step of a run of `total` samples may have fewer."""
+    """Return the running numbers of a step's samples, from 0. The last step of `total` samples may have fewer."""
     end = (step + 1) * batch
     return np.arange(step * batch, end if total is None else min(end, total), dtype=np.int64)
 
@@ -74,14 +74,14 @@ def step_numbers(step: int, batch: int, total: int | None) -> np.ndarray:
 def micro_batches(
     samples: Samples, indices: np.ndarray, epochs: np.ndarray, *, rank: int, world: int, batch: int, size: int
 ) -> list[Rows]:
-    """This rank's part of a global batch, as equal micro-batches of at most `size` rows.
+    """Return this rank's share of a global batch, as equal micro-batches of at most `size` rows.
 
-    Every rank gets ceil(batch / world) rows of the *full* batch, also where the last step of a run has fewer samples.
-    So all ranks run equally many micro-batches of equally many rows in every step of the run.
+    Every rank gets ceil(batch / world) rows of the *full* batch, also in a last step with fewer samples. So all ranks
+    run equally many micro-batches with equally many rows in every step.
     """
     local_batch = -(-batch // world)
     count = -(-local_batch // size)
-    size = -(-local_batch // count)  # equal micro-batches: 10 rows by at most 4 are 4 + 4 + 2 and two invalid rows
+    size = -(-local_batch // count)  # equal micro-batches: 10 rows with at most 4 are 4 + 4 + 2 and two invalid rows
     first = rank * local_batch
     result = []
     for number in range(count):
@@ -91,17 +91,17 @@ def micro_batches(
 
 
 def evaluation_rows(samples: Samples, indices: np.ndarray, size: int) -> Rows:
-    """At most `size` samples as one validation micro-batch of `size` rows: another shape would compile again."""
+    """Return at most `size` samples as a validation micro-batch of `size` rows: other shapes would compile again."""
     return _rows(samples, indices, np.full(size, -1), size)
 
 
 def training_rows(samples: Samples, indices: np.ndarray, size: int) -> Rows:
-    """At most `size` training samples as a micro-batch of the first epoch."""
+    """Return at most `size` training samples as a micro-batch of the first epoch."""
     return _rows(samples, indices, np.zeros(size), size)
 
 
 def one_row(sample: Sample) -> Rows:
-    """A micro-batch of one sample."""
+    """Return a micro-batch of one sample."""
     one = np.ones(1, dtype=np.int64)
     return Rows(
         ids=sample.ids[None].astype(np.int64),

@@ -1,7 +1,7 @@
-"""STORE/manifest.json: the contents of a token store, with a checksum of every file and its own.
+"""STORE/manifest.json: the contents of a token store, with a checksum of every file and of itself.
 
-It is validated strictly, since it may be damaged or not artel's: its file names cannot lead out of the store's folder,
-and file sizes must match the number of samples.
+It is validated strictly, since it may be damaged or from another program: file names cannot point outside the store's
+folder, and file sizes must match the number of samples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORMAT = 2
 SPLITS = ("train", "validation")
 
 Facts = tuple[str, int, str]
-"""A file's name within the store, its size in bytes and its xxh3-128."""
+"""A file's name in the store, its size in bytes and its xxh3-128."""
 
 
 def _inside(name: str) -> str:
@@ -83,7 +83,7 @@ class _Splits(_Strict):
 
 
 class _Manifest(BaseModel):
-    """What every manifest has. The writer of the store adds what the store was made from."""
+    """The fields of every manifest. The writer of a store adds more."""
 
     model_config = ConfigDict(strict=True)
 
@@ -114,7 +114,7 @@ class _Manifest(BaseModel):
 
 
 def read_manifest(content: bytes) -> dict[str, Any]:
-    """Read and validate a manifest. Raises ValueError that says what is wrong with it."""
+    """Read and validate a manifest. Raise ValueError with the problem."""
     try:
         manifest = orjson.loads(content)
     except orjson.JSONDecodeError as error:
@@ -124,7 +124,7 @@ def read_manifest(content: bytes) -> dict[str, Any]:
     if manifest.get("format") != FORMAT:
         raise ValueError(f"has format {str(manifest.get('format'))[:20]}, this artel reads {FORMAT}")
     # Older stores have no checksum. Those that list all files have one.
-    if ("checksum" in manifest or "files" in manifest) and manifest.get("checksum") != _own_checksum(manifest):
+    if ("checksum" in manifest or "files" in manifest) and manifest.get("checksum") != _manifest_checksum(manifest):
         raise ValueError("does not have the checksum it was written with")
     try:
         _Manifest.model_validate(manifest)
@@ -136,25 +136,25 @@ def read_manifest(content: bytes) -> dict[str, Any]:
 
 
 def write_manifest(folder: Path, dtype: str, about: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
-    """Write STORE/manifest.json, the last file of a store. Returns the manifest.
+    """Write STORE/manifest.json, the last file of a store. Return the manifest.
 
-    `parts` describes the files with samples. The other files in the folder (the tokenizer, the ledger) are added.
+    `parts` describes the files with samples. Other files in the folder (tokenizer, ledger) are added.
     """
     others = [file for file in folder.rglob("*") if file.is_file() and file.relative_to(folder).parts[0] not in SPLITS]
     files = {file.relative_to(folder).as_posix(): facts(file) for file in sorted(others)}
     manifest = {"format": FORMAT, "dtype": dtype, **about, "parts": parts, "files": files}
-    manifest["checksum"] = _own_checksum(manifest)
+    manifest["checksum"] = _manifest_checksum(manifest)
     (folder / "manifest.json").write_bytes(orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
     return manifest
 
 
 def facts(file: Path) -> dict[str, Any]:
-    """The size and checksum of a file, as in a manifest."""
+    """Return a file's size and checksum, as in a manifest."""
     return {"bytes": file.stat().st_size, "xxh3_128": checksum(file)}
 
 
 def sample_files(manifest: dict[str, Any]) -> Iterator[Facts]:
-    """The files with samples."""
+    """Yield the files with samples."""
     for split in SPLITS:
         counts = manifest["parts"][split]
         for files in [*(shard["files"] for shard in counts["shards"]), counts["files"]]:
@@ -163,14 +163,14 @@ def sample_files(manifest: dict[str, Any]) -> Iterator[Facts]:
 
 
 def stored_files(manifest: dict[str, Any]) -> Iterator[Facts]:
-    """All files that a manifest has a checksum of."""
+    """Yield all files with a checksum in the manifest."""
     yield from sample_files(manifest)
     for name, entry in manifest.get("files", {}).items():
         yield name, entry["bytes"], entry["xxh3_128"]
 
 
-def _own_checksum(manifest: dict[str, Any]) -> str:
-    """xxh3-128 of the rest of the manifest, with sorted keys. Raises ValueError for what no store has."""
+def _manifest_checksum(manifest: dict[str, Any]) -> str:
+    """Return the xxh3-128 of the other keys, sorted. Raise ValueError for values that no manifest has."""
     rest = {name: value for name, value in manifest.items() if name != "checksum"}
     try:
         return xxhash.xxh3_128_hexdigest(orjson.dumps(rest, option=orjson.OPT_SORT_KEYS))

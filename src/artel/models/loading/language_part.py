@@ -1,0 +1,342 @@
+"""The language part of a multimodal model: trained as a text model, and named as in the whole model's files.
+
+transformers has a text class for some of these models in the same file (Gemma3ForCausalLM, Qwen3_5ForCausalLM). For the
+others (Qwen-VL, Mistral 3, LLaVA) the class is made here: the same body, followed directly by the output head. A text
+class from another file may do more: those of Cohere and Granite scale their logits, but the multimodal models with
+these bodies do not. Either way the text model has no vision tower, and is treated like any text model.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    GenerationMixin,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from artel.errors import InputError
+from artel.models import evaluating
+from artel.models.loading.conversion import Conversion, LoadingPlan, plan_loading
+from artel.models.loading.on_meta import build_untied
+from artel.models.loading.safetensors_files import TensorFiles
+from artel.models.lora.adapter_folder import CONFIG, PREFIX, WEIGHTS, AdapterFolder, read_adapter
+
+_CLASSES: dict[type[PreTrainedConfig], type[PreTrainedModel]] = {}
+"""The classes of the language parts in this process, by the class of their configuration."""
+
+_FIX = "give a model that transformers' AutoModelForCausalLM opens, or train this one by another tool"
+
+
+@dataclass(slots=True)
+class MultimodalModel:
+    """A multimodal model, and the position of its language part."""
+
+    source: str
+    """The folder or hub id with its files."""
+    config: PreTrainedConfig
+    model: PreTrainedModel
+    """On the meta device, untied."""
+    prefixes: tuple[tuple[str, str], ...]
+    """(prefix of names in the part, prefix in the whole model): ("model.", "model.language_model."); also the names of
+    the two modules themselves."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MultimodalModel:
+        return self  # it describes the files, which are the same for copies of the language part
+
+    def name_of(self, name: str) -> str:
+        """Return the name in the whole model of a tensor or module of the language part. Keep other names."""
+        return _renamed(name, self.prefixes)
+
+    def name_in_part(self, name: str) -> str | None:
+        """Return the name in the language part of a tensor or module of the whole model; None if it is outside."""
+        renamed = _renamed(name, tuple((full, part) for part, full in self.prefixes), outside="")
+        return renamed or None
+
+
+def is_multimodal(config: PreTrainedConfig, auto_class: str) -> bool:
+    """True for a multimodal model whose language part has its own configuration, if it is to predict next tokens."""
+    return (
+        auto_class == "AutoModelForCausalLM"
+        and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        and config.get_text_config(decoder=True) is not config
+    )
+
+
+def text_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
+    """Return the class of a language part by its configuration, if it is not one of transformers' text models."""
+    return _CLASSES.get(type(config))
+
+
+def find_language_part(config: PreTrainedConfig, source: str) -> tuple[PreTrainedModel, MultimodalModel]:
+    """Return the language part and the whole model, both on the meta device and untied. May raise InputError.
+
+    The part's configuration has the whole model's `tie_word_embeddings`.
+    """
+    kind: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+    multimodal = build_untied(kind[0] if isinstance(kind, tuple) else kind, config)
+    body, head = multimodal.get_decoder(), multimodal.get_output_embeddings()
+    paths = {id(module): name for name, module in multimodal.named_modules()}
+    if config.is_encoder_decoder or getattr(body.config, "is_encoder_decoder", False):
+        raise _no_part(config, "its text is written by a decoder that reads an encoder")
+    if not (isinstance(body, PreTrainedModel) and isinstance(head, nn.Linear)) or id(body) not in paths:
+        raise _no_part(config, "its language part has no output head of its own")
+    body_name, head_name = paths[id(body)], paths[id(head)]
+    text_config = copy.deepcopy(body.config)
+    text_config.name_or_path = source
+    text_config.tie_word_embeddings = f"{head_name}.weight" in multimodal.all_tied_weights_keys
+    if head_name.startswith(f"{body_name}."):
+        part = build_untied(type(body), text_config)
+        prefixes: tuple[tuple[str, str], ...] = (("", f"{body_name}."),)
+    else:
+        part = _part_of(multimodal, body, head, text_config)
+        own_head = next(name for name, module in part.named_modules() if module is part.get_output_embeddings())
+        modules = ((part.base_model_prefix, body_name), (own_head, head_name))
+        prefixes = (*((f"{name}.", f"{full}.") for name, full in modules), *modules)
+    _CLASSES[type(text_config)] = type(part)
+    found = MultimodalModel(source, config, multimodal, prefixes)
+    _check_names(part, found)
+    return part, found
+
+
+def set_multimodal(model: PreTrainedModel, multimodal: MultimodalModel) -> None:
+    """Remember the multimodal model in which a language part will be saved."""
+    model._artel_multimodal = multimodal
+
+
+def multimodal_of(model: nn.Module) -> MultimodalModel | None:
+    """Return the multimodal model of a language part; None for a text model."""
+    return getattr(model, "_artel_multimodal", None)
+
+
+def check_language_part(model: PreTrainedModel) -> None:
+    """Raise InputError unless a language part computes the same logits for text as the whole model.
+
+    The other parts have no weights, so a model that needs them for text is refused too.
+    """
+    multimodal = multimodal_of(model)
+    if multimodal is None:
+        return
+    ids = torch.arange(3, 11, device=model.device)[None] % model.get_input_embeddings().weight.shape[0]
+    multimodal.model.eval()
+    try:
+        with evaluating(model), _inside(model, multimodal):
+            expected = multimodal.model(input_ids=ids, use_cache=False).logits
+            logits = model(input_ids=ids, use_cache=False).logits
+            same = torch.allclose(logits, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+        raise _no_part(
+            multimodal.config, f"it cannot read text without images ({' '.join(str(error).split())[:200]})"
+        ) from error
+    if not same:
+        raise _no_part(multimodal.config, "its language part computes other logits by itself than inside the whole")
+
+
+@contextmanager
+def _inside(model: PreTrainedModel, multimodal: MultimodalModel) -> Iterator[None]:
+    """Put the body and the head of the language part into the whole model on the meta device, inside the block."""
+    modules = [
+        (part.removesuffix("."), full.removesuffix(".")) for part, full in multimodal.prefixes if full.endswith(".")
+    ]
+    old = {full: multimodal.model.get_submodule(full) for _, full in modules}
+    try:
+        for part, full in modules:
+            multimodal.model.set_submodule(full, model.get_submodule(part))
+        yield
+    finally:
+        for full, module in old.items():
+            multimodal.model.set_submodule(full, module)
+
+
+def _part_of(
+    multimodal: PreTrainedModel, body: PreTrainedModel, head: nn.Linear, config: PreTrainedConfig
+) -> PreTrainedModel:
+    """Build the language part on the meta device, with the text class in the whole model's file or a new class."""
+    known: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    known = known[0] if isinstance(known, tuple) else known
+    if known is not None and known.__module__ == type(multimodal).__module__:
+        part = build_untied(known, config)
+        if type(part.base_model) is type(body) and isinstance(part.get_output_embeddings(), nn.Linear):
+            return part
+    input_embeddings = body.get_input_embeddings()
+    embeddings = next(name for name, module in body.named_modules() if module is input_embeddings)
+    kind: Any = type(body)
+    return build_untied(_text_class(kind, embeddings, head.bias is not None), config)
+
+
+@functools.cache
+def _text_class(body: Any, embeddings: str, bias: bool) -> type[PreTrainedModel]:
+    """Create a text model class like those of transformers: a body with an output head."""
+    parent: Any = next(kind for kind in body.__mro__[1:] if issubclass(kind, PreTrainedModel))
+
+    def build(self: Any, config: Any) -> None:
+        parent.__init__(self, config)
+        self.model = body(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=bias)
+        self.post_init()
+
+    def forward(
+        self: Any,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        cache: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **options: Any,
+    ) -> CausalLMOutputWithPast:
+        output = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            cache=cache,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **options,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(output.last_hidden_state[:, kept])
+        return CausalLMOutputWithPast(logits=logits, cache=output.cache, hidden_states=output.hidden_states)
+
+    members = {
+        "__init__": build,
+        "__module__": body.__module__,
+        "forward": forward,
+        "config_class": body.config_class,
+        "base_model_prefix": "model",
+        "_tied_weights_keys": {"lm_head.weight": f"model.{embeddings}.weight"},
+        "_tp_plan": {"lm_head": "colwise_gather_output"},
+        "_pp_plan": {"lm_head": (["hidden_states"], ["logits"])},
+        "_can_record_outputs": body._can_record_outputs,
+        "input_modalities": ("text",),
+    }
+    name = f"{body.__name__.removesuffix('Model').removesuffix('Text')}TextForCausalLM"
+    return type(name, (parent, GenerationMixin), members)
+
+
+def _check_names(part: PreTrainedModel, multimodal: MultimodalModel) -> None:
+    """Raise InputError unless each tensor of the language part has the same shape in the whole model."""
+    shapes = {name: tensor.shape for name, tensor in multimodal.model.state_dict().items()}
+    strange = [
+        name for name, tensor in part.state_dict().items() if shapes.get(multimodal.name_of(name)) != tensor.shape
+    ]
+    if strange:
+        raise _no_part(multimodal.config, f"its language part is no text model of transformers ({strange[0]})")
+
+
+def _renamed(name: str, prefixes: tuple[tuple[str, str], ...], outside: str | None = None) -> str:
+    for old, new in prefixes:
+        if (name.startswith(old) and (not old or old.endswith("."))) or name == old:
+            return new + name.removeprefix(old)
+    return name if outside is None else outside
+
+
+def _no_part(config: PreTrainedConfig, why: str) -> InputError:
+    return InputError.at("model.from", f"{config.model_type} takes images, and {why}: its text cannot be trained", _FIX)
+
+
+@dataclass(slots=True)
+class PartConversion(Conversion):
+    """A conversion of the whole model's tensors, under the names of the language part."""
+
+    multimodal: MultimodalModel | None = None
+
+    def convert(
+        self, reference: PreTrainedModel, files: TensorFiles, rows: slice | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Like `Conversion.convert`."""
+        assert self.multimodal is not None
+        inner = Conversion(self.multimodal.name_of(self.first), self.converter, self.sources)
+        tensors = inner.convert(self.multimodal.model, files, rows)
+        return {self.multimodal.name_in_part(name) or name: tensor for name, tensor in tensors.items()}
+
+
+def plan_multimodal(multimodal: MultimodalModel, files: TensorFiles) -> LoadingPlan:
+    """Plan how to load the whole model from its files, and store the conversions in it, to revert them in saving."""
+    plan = plan_loading(multimodal.model, files)
+    multimodal.model._weight_conversions = plan.used
+    return plan
+
+
+def plan_part(multimodal: MultimodalModel, plan: LoadingPlan) -> LoadingPlan:
+    """Restrict the plan to the language part, under its names. Unused tensors of the whole model stay listed."""
+    names = {full: name for full in multimodal.model.state_dict() if (name := multimodal.name_in_part(full))}
+    converted: dict[str, Conversion] = {
+        names[full]: _part_conversion(multimodal, entry) for full, entry in plan.converted.items() if full in names
+    }
+    info = replace(
+        plan.info,
+        missing_keys={names[full] for full in plan.info.missing_keys if full in names},
+        mismatched_keys={(names[full], *shapes) for full, *shapes in plan.info.mismatched_keys if full in names},
+    )
+    same = {names[full]: key for full, key in plan.same.items() if full in names}
+    return LoadingPlan(same, converted, info, plan.used, plan.unused)
+
+
+def _part_conversion(multimodal: MultimodalModel, entry: Conversion) -> PartConversion:
+    names = [multimodal.name_in_part(name) or name for name in entry.targets]
+    first = multimodal.name_in_part(entry.first) or entry.first
+    return PartConversion(first, entry.converter, entry.sources, names, multimodal)
+
+
+def rename_for_multimodal(multimodal: MultimodalModel, folder: Path) -> None:
+    """Rename an adapter trained in the language part for the whole model, so that peft and vLLM can load it there."""
+    _rename(folder, multimodal.name_of, dict(multimodal.model.named_modules()))
+
+
+@contextmanager
+def renamed_for_language_part(model: nn.Module, adapter: AdapterFolder) -> Iterator[AdapterFolder]:
+    """Yield the adapter renamed for `model`, if that is the language part of a multimodal model."""
+    multimodal = multimodal_of(model)
+    if multimodal is None:
+        yield adapter
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for name in (CONFIG, WEIGHTS):
+            shutil.copyfile(adapter.folder / name, folder / name)
+        _rename(folder, lambda name: multimodal.name_in_part(name) or name, dict(model.named_modules()))
+        renamed = read_adapter(temporary)
+        assert renamed is not None
+        yield replace(renamed, base=adapter.base)
+
+
+def _rename(folder: Path, rename: Callable[[str], str], modules: Mapping[str, nn.Module]) -> None:
+    """Rename tensors and modules in an adapter's files. `modules`: the modules of the model with the new names."""
+    old = load_file(folder / WEIGHTS)
+    new = {PREFIX + rename(name.removeprefix(PREFIX)): tensor for name, tensor in old.items()}
+    save_file(new, folder / WEIGHTS, metadata={"format": "pt"})
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    adapted = {name.removeprefix(PREFIX).partition(".lora_")[0] for name in new if ".lora_" in name}
+    layers = sorted(name for name in adapted if isinstance(modules.get(name), nn.Linear))
+    config["target_modules"] = _targets(layers, config["target_modules"] or [], modules)
+    if config.get("modules_to_save"):
+        config["modules_to_save"] = [rename(name) for name in config["modules_to_save"]]
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
+
+
+def _targets(layers: list[str], endings: list[str] | str, modules: Mapping[str, nn.Module]) -> list[str]:
+    """Return target names for peft: endings, or full names if other modules (in the vision tower) share them."""
+    if isinstance(endings, list):
+        matched = [name for name in modules if any(f".{name}".endswith(f".{ending}") for ending in endings)]
+        if sorted(matched) == layers:
+            return endings
+    return layers

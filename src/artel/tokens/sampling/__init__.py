@@ -1,1 +1,0 @@
-"""The order of samples, and batches: pure functions of the step number."""

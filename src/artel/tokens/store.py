@@ -1,0 +1,386 @@
+"""The token store: shards of token ids on disk, memory-mapped, with sample ends, origins and checksums.
+
+    STORE/manifest.json              splits, shards, counts, checksums of every file and of itself
+    STORE/ledger.json                the number of documents read, kept, and dropped by reason
+    STORE/tokenizer/                 the tokenizer that was used
+    STORE/train/00000.tokens         uint16 (up to 65,536 ids) or uint32, little-endian, samples in order
+    STORE/train/00000.ends           uint64: end of each sample in this shard, exclusive
+    STORE/train/00000.origins        one line per sample: `file:line`
+    STORE/train/00000.flags          optional: a number per token, uint8 or uint64
+    STORE/train/00000.numbers        optional: int64 numbers per sample, (samples, columns)
+    STORE/train/sources.jsonl        optional: a line of JSON per document, for objectives evaluated on text
+    STORE/validation/…               the same
+
+Usually a document is one sample, and blocks are cut from the stream of samples. A long document with questions becomes
+several windows.
+
+A store is written to a temporary folder, which is renamed when it is complete. A folder without a manifest is not a
+store.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import orjson
+import xxhash
+from numpy.typing import NDArray
+
+from artel.errors import InputError, Problem
+from artel.storage import check_regular, checksum, report_bus_errors
+from artel.tokens.manifest import SPLITS, Facts, facts, read_manifest, sample_files, stored_files, write_manifest
+
+SOURCES = "sources.jsonl"
+# 2**27 tokens are 256 MiB of uint16. So 400 billion tokens are 3,000 files, and a single one is quick to copy again.
+SHARD_TOKENS = 2**27
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One document, or one window of it: ids (tokens,) and data of the objective."""
+
+    ids: np.ndarray
+    flags: np.ndarray | None = None
+    """A number per token, uint8 or uint64 (tokens,)."""
+    numbers: tuple[int, ...] = ()
+    """Numbers of the sample; all samples of a store have equally many."""
+
+
+class StoreSplit:
+    """The train or validation split of a store, read as a stream of tokens or as samples."""
+
+    def __init__(self, folder: Path, counts: dict[str, Any], dtype: str) -> None:
+        self.tokens: int = counts["tokens"]
+        self.samples: int = counts["samples"]
+        self.documents: int = counts["documents"]
+        self.bytes: int = counts["bytes"]
+        self._folder = folder
+        self._shards = counts["shards"]
+        self._columns: int = counts["numbers"]
+        self._maps = self._map(".tokens", np.dtype(dtype).newbyteorder("<"))
+        self._flags = self._map(".flags", np.dtype(counts["flags"])) if counts["flags"] else None
+        self._starts = list(accumulate((shard["tokens"] for shard in self._shards), initial=0))
+        self._firsts = list(accumulate((shard["samples"] for shard in self._shards), initial=0))
+        self._sample_ends: dict[int, np.ndarray] = {}
+        self._numbers: np.ndarray | None = None
+
+    def _map(self, suffix: str, dtype: np.dtype) -> list[np.ndarray]:
+        # As plain arrays, since slicing a memmap runs Python code for each block.
+        files = (self._folder / f"{shard['name']}{suffix}" for shard in self._shards)
+        return [np.memmap(file, dtype=dtype, mode="r").view(np.ndarray) for file in files]
+
+    def sample(self, index: int) -> Sample:
+        """Return the sample at `index`."""
+        shard = bisect.bisect_right(self._firsts, index) - 1
+        if shard not in self._sample_ends:
+            self._sample_ends[shard] = self._ends(self._shards[shard]["name"])
+        ends, number = self._sample_ends[shard], index - self._firsts[shard]
+        start, end = int(ends[number - 1]) if number else 0, int(ends[number])
+        flags = None if self._flags is None else np.array(self._flags[shard][start:end])
+        numbers = tuple(self.numbers()[index].tolist()) if self._columns else ()
+        return Sample(self._maps[shard][start:end].astype(np.int64), flags, numbers)
+
+    def numbers(self) -> np.ndarray:
+        """Return the numbers of all samples, int64 (samples, columns), memory-mapped if there is one shard."""
+        if self._numbers is None:
+            maps = self._map(".numbers", np.dtype("<i8")) if self._columns else []
+            joined = maps[0] if len(maps) == 1 else np.concatenate([np.empty(0, "<i8"), *maps])
+            self._numbers = joined.reshape(self.samples, self._columns)
+        return self._numbers
+
+    def sources(self) -> Iterator[dict[str, Any]]:
+        """Yield the source of each document for evaluation, in the order of the store."""
+        file = self._folder / SOURCES
+        if file.is_file():
+            with file.open("rb") as stream:
+                yield from map(orjson.loads, stream)
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Return ids (count,) from position `start` of the stream, in the stored dtype; a view if in a single shard."""
+        shard = bisect.bisect_right(self._starts, start) - 1
+        offset = start - self._starts[shard]
+        if offset + count <= self._shards[shard]["tokens"]:
+            return self._maps[shard][offset : offset + count]
+        result = np.empty(count, dtype=self._maps[0].dtype)
+        filled = 0
+        while filled < count:
+            offset = start + filled - self._starts[shard]
+            piece = self._maps[shard][offset : offset + count - filled]
+            result[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            shard += 1
+        return result
+
+    def ends(self) -> np.ndarray:
+        """Return the end of each sample in the stream of the split, exclusive, uint64 (samples,)."""
+        ends = [self._ends(shard["name"]) + np.uint64(self._starts[at]) for at, shard in enumerate(self._shards)]
+        return np.concatenate([np.empty(0, dtype=np.uint64), *ends])
+
+    def each_sample(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield (`file:line`, ids) of every sample, in the order of the store."""
+        for number, shard in enumerate(self._shards):
+            origins = self._origins(shard["name"])
+            start = 0
+            for origin, end in zip(origins, self._ends(shard["name"]), strict=True):
+                yield origin, self._maps[number][start : int(end)].astype(np.int64)
+                start = int(end)
+
+    def origins(self, start: int, stop: int) -> list[str]:
+        """Return the `file:line` of each sample with tokens in [start, stop)."""
+        origins: list[str] = []
+        for number, shard in enumerate(self._shards):
+            low, high = start - self._starts[number], stop - self._starts[number]
+            if high <= 0 or low >= shard["tokens"]:
+                continue
+            ends = self._ends(shard["name"])
+            first = int(np.searchsorted(ends, max(low, 0), side="right"))
+            last = int(np.searchsorted(ends, min(high, shard["tokens"]), side="left"))
+            origins += self._origins(shard["name"])[first : last + 1]
+        return origins
+
+    def origin(self, index: int) -> str:
+        """Return the `file:line` of a sample."""
+        shard = bisect.bisect_right(self._firsts, index) - 1
+        return self._origins(self._shards[shard]["name"])[index - self._firsts[shard]]
+
+    def _ends(self, name: str) -> np.ndarray:
+        return np.fromfile(self._folder / f"{name}.ends", dtype="<u8")
+
+    def _origins(self, name: str) -> list[str]:
+        text = (self._folder / f"{name}.origins").read_bytes().decode("utf-8", "surrogateescape")
+        return text.split("\n")[:-1]
+
+
+class DamagedStore(InputError):
+    """A store whose files have changed since they were written."""
+
+
+class _Largest:
+    """Finds the largest number in a file that is read in chunks."""
+
+    def __init__(self, dtype: np.dtype) -> None:
+        self._dtype = dtype
+        self.number = -1
+
+    def __call__(self, chunk: memoryview) -> None:
+        whole = len(chunk) - len(chunk) % self._dtype.itemsize
+        self.number = max(self.number, int(np.frombuffer(chunk[:whole], self._dtype).max(initial=0)))
+
+
+class TokenStore:
+    """An open store. Opening checks the size of every file; `verify` compares all checksums.
+
+    Raise DamagedStore, or InputError without permission to read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        check_regular(folder / "manifest.json")
+        try:
+            self.manifest = read_manifest((folder / "manifest.json").read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            raise DamagedStore([Problem(str(folder), "is not a token store: it has no manifest.json")]) from None
+        except OSError as error:
+            raise self._refused(folder / "manifest.json", error) from None
+        except ValueError as error:
+            raise self._damaged("manifest.json", str(error)) from None
+        parts = self.manifest["parts"]
+        report_bus_errors()
+        try:
+            for file, size, _ in self._files(stored_files(self.manifest)):
+                if not file.is_file() or file.stat().st_size != size:
+                    what = "is missing or has another size than was written"
+                    raise self._damaged(str(file.relative_to(folder)), what)
+            self.train = StoreSplit(folder / "train", parts["train"], self.manifest["dtype"])
+            self.validation = StoreSplit(folder / "validation", parts["validation"], self.manifest["dtype"])
+        except OSError as error:
+            raise self._refused(Path(error.filename or folder), error) from None
+
+    @property
+    def digest(self) -> str:
+        """A hash of the contents: stores with equal digests have the same tokens in the same order."""
+        digest = xxhash.xxh3_128()
+        for file, _, file_digest in self._files(sample_files(self.manifest)):
+            if file.suffix != ".origins":  # paths of documents do not affect training
+                digest.update(f"{file.relative_to(self.folder)} {file_digest}\n".encode())
+        return digest.hexdigest()
+
+    def verify(self, vocabulary: int | None = None) -> None:
+        """Compare the checksums of all files, and check that all ids are below `vocabulary`.
+
+        Raise DamagedStore with the name of the file.
+        """
+        for file, _, expected in self._files(stored_files(self.manifest)):
+            limit = vocabulary if file.suffix == ".tokens" else None
+            largest = _Largest(np.dtype(self.manifest["dtype"]).newbyteorder("<"))
+            try:
+                actual = checksum(file) if limit is None else checksum(file, largest)
+            except OSError as error:
+                raise self._refused(file, error) from None
+            if actual != expected:
+                raise self._damaged(
+                    str(file.relative_to(self.folder)), "does not have the checksum it was written with"
+                )
+            if limit is not None and largest.number >= limit:
+                what = f"holds the token {largest.number:,}, and its tokenizer has {limit:,}"
+                raise self._damaged(str(file.relative_to(self.folder)), what)
+
+    def _files(self, facts: Iterator[Facts]) -> Iterator[tuple[Path, int, str]]:
+        return ((self.folder / name, size, digest) for name, size, digest in facts)
+
+    def _refused(self, file: Path, error: OSError) -> InputError:
+        """Return the error for a file that cannot be read: no permission, or damaged."""
+        what = f"cannot be read: {error.strerror}"
+        if isinstance(error, PermissionError):
+            return InputError.at(str(file), what, f"give yourself the right to: chmod -R u+rX {self.folder}")
+        return self._damaged(str(file.relative_to(self.folder)), what)
+
+    def _damaged(self, name: str, what: str) -> DamagedStore:
+        fix = "artel prepare and artel train make the store again, if its texts still exist"
+        return DamagedStore([Problem(str(self.folder / name), what, fix)])
+
+
+def token_type(vocabulary: int) -> str:
+    """Return the dtype for ids below `vocabulary`."""
+    return "uint16" if vocabulary <= 2**16 else "uint32"
+
+
+class ShardWriter:
+    """Writes samples to BASE.tokens, .ends, .origins and, if they have any, .flags and .numbers."""
+
+    def __init__(self, base: Path, dtype: str) -> None:
+        self._base = base
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._tokens = base.with_suffix(".tokens").open("wb")
+        self._origins = base.with_suffix(".origins").open("wb")
+        self._ends = base.with_suffix(".ends").open("wb")
+        self._optional: dict[str, BinaryIO] = {}
+        self.flags: str | None = None
+        """The dtype of the samples' flags."""
+        self.columns = 0
+        """Numbers per sample."""
+        self.written = 0
+        self.samples = 0
+
+    def add(self, sample: Sample, origin: str) -> None:
+        self._tokens.write(np.ascontiguousarray(sample.ids, dtype=self._dtype).data)
+        self._origins.write(origin_line(origin))
+        if sample.flags is not None:
+            self._write_flags(np.ascontiguousarray(sample.flags))
+        if sample.numbers:
+            self._write_numbers(np.array([sample.numbers], dtype="<i8"))
+        self.written += len(sample.ids)
+        self.samples += 1
+        self._ends.write(self.written.to_bytes(8, "little"))
+
+    def add_many(
+        self,
+        tokens: NDArray,
+        lengths: NDArray,
+        origins: bytes,
+        flags: NDArray | None,
+        numbers: NDArray | None,
+    ) -> None:
+        """Add samples: tokens and flags (tokens,), lengths (samples,), lines of origins, numbers (samples, columns)."""
+        self._tokens.write(np.ascontiguousarray(tokens, dtype=self._dtype).data)
+        self._origins.write(origins)
+        if flags is not None:
+            self._write_flags(np.ascontiguousarray(flags))
+        if numbers is not None:
+            self._write_numbers(np.ascontiguousarray(numbers, dtype="<i8"))
+        self._ends.write((self.written + np.cumsum(lengths)).astype("<u8").data)
+        self.written += int(lengths.sum())
+        self.samples += len(lengths)
+
+    def close(self) -> dict[str, Any]:
+        """Return the shard's entry in the manifest: name, tokens, samples, and the size and checksum of each file."""
+        files = [self._base.with_suffix(suffix) for suffix in (".tokens", ".ends", ".origins", *self._optional)]
+        for stream in (self._tokens, self._ends, self._origins, *self._optional.values()):
+            stream.close()
+        return {"name": self._base.name, "tokens": self.written, "samples": self.samples, "files": facts_by_name(files)}
+
+    def _write_flags(self, flags: NDArray) -> None:
+        self.flags = str(flags.dtype)
+        self._open(".flags").write(flags.data)
+
+    def _write_numbers(self, numbers: NDArray) -> None:
+        self.columns = numbers.shape[1]
+        self._open(".numbers").write(numbers.data)
+
+    def _open(self, suffix: str) -> BinaryIO:
+        if suffix not in self._optional:
+            self._optional[suffix] = self._base.with_suffix(suffix).open("wb")
+        return self._optional[suffix]
+
+
+class StoreWriter:
+    """Writes samples into the caller's folder, usually a temporary one that is renamed at the end (`new_folder`)."""
+
+    def __init__(self, folder: Path, vocabulary: int, shard_tokens: int = SHARD_TOKENS) -> None:
+        self.folder = folder
+        self.dtype = token_type(vocabulary)
+        self._shard_tokens = shard_tokens
+        self._open: dict[str, ShardWriter] = {}
+        self._sources: dict[str, BinaryIO] = {}
+        self._splits = {split: no_samples() for split in SPLITS}
+        for split in SPLITS:
+            (folder / split).mkdir(parents=True)
+
+    def add(
+        self, split: str, samples: Iterable[Sample], text_bytes: int, origin: str, source: dict[str, Any] | None = None
+    ) -> None:
+        """Add a document: samples, size of its text in UTF-8 bytes, `file:line`, and its source for evaluation."""
+        counts = self._splits[split]
+        for sample in samples:
+            if split not in self._open:
+                name = f"{len(counts['shards']):05d}"
+                self._open[split] = ShardWriter(self.folder / split / name, self.dtype)
+            shard = self._open[split]
+            shard.add(sample, origin)
+            if shard.written >= self._shard_tokens:
+                self._finish(split)
+        counts["documents"] += 1
+        counts["bytes"] += text_bytes
+        if source is not None:
+            if split not in self._sources:
+                self._sources[split] = (self.folder / split / SOURCES).open("wb")
+            self._sources[split].write(orjson.dumps(source) + b"\n")
+
+    def close(self, about: dict[str, Any]) -> dict[str, Any]:
+        """Finish the shards and write the manifest with the entries of `about`. Return the manifest."""
+        for split in list(self._open):
+            self._finish(split)
+        for split, stream in self._sources.items():
+            stream.close()
+            self._splits[split]["files"] = facts_by_name([self.folder / split / SOURCES])
+        return write_manifest(self.folder, self.dtype, about, self._splits)
+
+    def _finish(self, split: str) -> None:
+        shard = self._open.pop(split)
+        counts = self._splits[split]
+        counts["shards"].append(shard.close())
+        counts["tokens"] += shard.written
+        counts["samples"] += shard.samples
+        counts["flags"], counts["numbers"] = shard.flags, shard.columns
+
+
+def no_samples() -> dict[str, Any]:
+    """Return the manifest's entry of a split without samples."""
+    counts = dict.fromkeys(("tokens", "samples", "documents", "bytes"), 0)
+    return {**counts, "flags": None, "numbers": 0, "files": {}, "shards": []}
+
+
+def origin_line(origin: str) -> bytes:
+    """Format a `file:line` as a line of an .origins file."""
+    return origin.replace("\n", " ").encode("utf-8", "surrogateescape") + b"\n"
+
+
+def facts_by_name(files: list[Path]) -> dict[str, dict[str, Any]]:
+    """Return the size and checksum of each file, by name."""
+    return {file.name: facts(file) for file in files}

@@ -1,1 +1,0 @@
-"""The token store: samples as token ids on disk, memory-mapped and checksummed."""
