@@ -12,7 +12,7 @@ from artel.cli.main import app
 from artel.config import RunConfig, run_from
 from artel.config.converters.command_line import is_command_line
 from artel.config.converters.tools import convert
-from artel.config.converters.trainer import FLAT, WHOLE_MATRICES, optimizer_of
+from artel.config.converters.trainer import optimizer_of
 from artel.config.other_names import OTHER_NAMES
 from artel.config.schema.model import ModelConfig
 from artel.config.schema.objectives import PreferenceConfig
@@ -101,14 +101,7 @@ def test_an_optimizer_that_is_named_as_missing_is_missing():
     for name in OPTIMIZERS.names:
         assert optimizer_of(name)[0] == name
     assert optimizer_of("adafactor")[0] == "adafactor"
-    assert "no such optimizer" in optimizer_of("lion_8bit")[1]
-
-
-def test_what_an_optimizer_steps_is_what_it_declares():
-    whole = {name for name in OPTIMIZERS.names if not OPTIMIZERS[name].steps_shards}
-    flat = {name for name in OPTIMIZERS.names if OPTIMIZERS[name].steps_flat_shards}
-    assert (whole, flat) == (WHOLE_MATRICES, FLAT)
-    assert [name for name in OPTIMIZERS.names if OPTIMIZERS[name].rounds_to_bf16] == ["adamw"]
+    assert "no such optimizer" in optimizer_of("rmsprop")[1]
 
 
 def test_a_schedule_that_is_named_as_missing_is_missing():

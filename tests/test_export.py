@@ -29,7 +29,6 @@ from transformers import (
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.inference import export, open_model
-from artel.inference.export.exporter import ExportOptions
 from artel.inference.export.gguf import modelfile
 from artel.models.loading.build import build_model
 from artel.models.loading.request import ModelRequest
@@ -87,7 +86,7 @@ def write(name: Path, folder: Path, **options):
     of_gguf = {key: options.pop(key) for key in ("gguf", "llama_cpp") if key in options}
     settings = {"merge": False, **options}
     if "gguf" in of_gguf:
-        settings |= {"to": "gguf", "options": ExportOptions(of_gguf["gguf"], of_gguf.get("llama_cpp"))}
+        settings |= {"to": "gguf", "settings": {"type": of_gguf["gguf"], "llama_cpp": of_gguf.get("llama_cpp")}}
     return export(str(name), folder, tell=quiet, **settings)
 
 

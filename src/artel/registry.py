@@ -1,8 +1,9 @@
-"""Names in a run file that stand for code: one table each of what artel brings, to which plugins add their own.
+"""Registries: the names that a key of the run file takes, and the code behind each. Plugins add names of their own.
 
-A table names code as `module:attribute` and imports it when the name is first used, so a run imports only what it
-names. To add to artel: one new file, and one line here. To add from outside: `plugins` in the run file names a module
-that calls `register`.
+A table names code as `module:attribute`, or as `module:attribute:Settings` if the entry has settings: the class of the
+section that stands in the run file under the entry's name. Code is imported when its name is first used, so a run
+imports only what it names. To add to artel, write one new file and one line here. To add from outside, name a module
+in `plugins` that calls `register`. Modules with settings must not import torch at the top: `artel config` asks them.
 """
 
 from __future__ import annotations
@@ -23,8 +24,14 @@ class Registry:
 
     def __init__(self, key: str, entries: dict[str, str]) -> None:
         self.key = key
-        self._entries: dict[str, Any] = dict(entries)
+        self._entries: dict[str, Any] = {}
+        self._settings: dict[str, Any] = {}
         self._modules: dict[str, str] = {}
+        for name, place in entries.items():
+            module, attribute, *settings = place.split(":")
+            self._entries[name] = f"{module}:{attribute}"
+            if settings:
+                self._settings[name] = f"{module}:{settings[0]}"
 
     @property
     def names(self) -> list[str]:
@@ -39,14 +46,22 @@ class Registry:
             near = difflib.get_close_matches(name, self._entries, 1)
             fix = f"did you mean {near[0]}?" if near else f"write one of: {', '.join(self._entries)}"
             raise InputError.at(self.key, f"unknown name {name!r}", fix)
-        entry = self._entries[name]
-        if isinstance(entry, str):
-            module, _, attribute = entry.partition(":")
-            entry = self._entries[name] = getattr(import_module(module), attribute)
-        return entry
+        return _imported(self._entries, name)
 
-    def register(self, name: str) -> Callable[[T], T]:
-        """A decorator of a class or function, or called with what the name stands for."""
+    def settings_of(self, name: object) -> Any:
+        """Return the class of an entry's settings; None if the name is unknown or its entry has none."""
+        return _imported(self._settings, name) if isinstance(name, str) and name in self._settings else None
+
+    @property
+    def names_with_settings(self) -> list[str]:
+        return list(self._settings)
+
+    def register(self, name: str, *, settings: type | None = None) -> Callable[[T], T]:
+        """Return a decorator of a class or function; or call it with the object that the name stands for.
+
+        `settings` is a `Section` of the run file. Its keys stand beside the key that takes the name, in a section with
+        the entry's name.
+        """
         module = sys._getframe(1).f_globals["__name__"]
 
         def add(entry: T) -> T:
@@ -54,6 +69,8 @@ class Registry:
                 raise InputError.at(self.key, f"{name!r} is registered already", f"register it in {module} as another")
             self._entries[name] = entry
             self._modules[name] = module
+            if settings is not None:
+                self._settings[name] = settings
             return entry
 
         return add
@@ -61,6 +78,14 @@ class Registry:
     def module_of(self, name: str) -> str | None:
         """The module outside artel that registered a name; None for a name of artel's own."""
         return self._modules.get(name)
+
+
+def _imported(table: dict[str, Any], name: str) -> Any:
+    """Return what a table has under a name, imported if it is still a place."""
+    if isinstance(table[name], str):
+        module, _, attribute = table[name].partition(":")
+        table[name] = getattr(import_module(module), attribute)
+    return table[name]
 
 
 FORMATS = Registry(
@@ -157,7 +182,7 @@ TOOLS = Registry(  # in the order in which a configuration is tried
 EXPORTERS = Registry(
     "--to",
     {
-        "gguf": "artel.inference.export.gguf:GgufExporter",
+        "gguf": "artel.inference.export.gguf:GgufExporter:GgufConfig",
         "onnx": "artel.inference.export.onnx:OnnxExporter",
     },
 )

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from artel.api.rows import is_table, source_of_rows, type_name
 from artel.config.load import RunFile, read_run_file
 from artel.config.overrides import Overrides
+from artel.config.schema.registered import section_keys
 from artel.config.schema.run import RunConfig, TrainConfig
 from artel.config.suggest import key_advice
 from artel.errors import InputError, Problem
@@ -58,7 +59,7 @@ def as_overrides(
     else:
         what = f"are {type_name(overrides)}"
         raise InputError.at("overrides", what, 'write a dict, {"train.steps": 3}, or words, ["train.steps=3"]')
-    names = {field.alias or name for name, field in TrainConfig.model_fields.items()}
+    names = section_keys(TrainConfig)
     problems = []
     for name in settings or {}:
         if name not in names:

@@ -65,16 +65,26 @@ def check(
     tell(f"{name}: nothing is wrong{'; see what is noted above' if notes else ''}")
 
 
+Plugins = Annotated[
+    list[str] | None, typer.Option("--plugin", metavar="MODULE", help="Include the settings of a plugin's entries.")
+]
+
+
 @app.command("explain")
-def explain(key: Annotated[str, typer.Argument(help="A key or section, as data.clean; by default all.")] = "") -> None:
+def explain(
+    key: Annotated[str, typer.Argument(help="A key or section, as data.clean; by default all.")] = "",
+    plugins: Plugins = None,
+) -> None:
     """Print every key with its default and a line of help.
 
-    Example: artel config explain train
+    Examples: artel config explain train
+              artel config explain train --plugin my_optimizers
     """
     from artel.config import RunConfig
     from artel.config.suggest import key_advice
     from artel.errors import InputError
 
+    _import_plugins(plugins)
     lines = [line for name, line in _keys(RunConfig, "") if not key or name == key or name.startswith(f"{key}.")]
     if not lines:
         advice = key_advice(tuple(key.split(".")))
@@ -83,7 +93,7 @@ def explain(key: Annotated[str, typer.Argument(help="A key or section, as data.c
 
 
 @app.command("schema", short_help="Print the JSON schema of a run file, for editors.")
-def schema() -> None:
+def schema(plugins: Plugins = None) -> None:
     """Print the JSON schema of a run file, for editors: they complete keys, show their help and mark mistakes.
 
     An editor with yaml-language-server takes it for a run file that begins with the line
@@ -93,6 +103,7 @@ def schema() -> None:
     """
     from artel.config.json_schema import run_file_schema
 
+    _import_plugins(plugins)
     show(json.dumps(run_file_schema(), ensure_ascii=False, indent=2))
 
 
@@ -128,21 +139,29 @@ def convert(
         show(with_comments(converted.run, converted.comments), end="")
 
 
+def _import_plugins(names: list[str] | None) -> None:
+    from artel.plugins import import_own_module
+
+    for name in names or ():
+        import_own_module(name, "--plugin", "write package.module")
+
+
 def _keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
     from pydantic_core import PydanticUndefined
 
+    from artel.config.schema.registered import section_keys
     from artel.config.suggest import section_type
 
     schemas = section.model_json_schema()["properties"]
-    for name, field in section.model_fields.items():
-        key = f"{prefix}{field.alias or name}"
+    for name, field in section_keys(section).items():
+        key = f"{prefix}{name}"
         inner = section_type(field.annotation)
         if inner is None:
             default = "" if field.default is PydanticUndefined else f" = {_shown(field.default)}"
-            yield key, f"{key}{default}\n    {field.description}{_names(schemas[field.alias or name])}"
+            yield key, f"{key}{default}\n    {field.description}{_names(schemas[name])}"
         else:
             yield key, f"{key}:\n    {field.description}"
-            yield from _keys(inner, f"{key}.0." if "list" in str(field.annotation) else f"{key}.")
+            yield from _keys(inner, f"{key}.0." if "list[" in str(field.annotation) else f"{key}.")
 
 
 def _names(schema: dict[str, Any]) -> str:
@@ -150,7 +169,9 @@ def _names(schema: dict[str, Any]) -> str:
     for kind in (schema, *schema.get("anyOf", ())):
         if names := kind.get("enum") or kind.get("items", {}).get("enum"):
             which = "Any of" if isinstance(schema.get("default"), list) else "One of"
-            return f"\n    {which}: {', '.join(map(str, names))}."
+            about = kind.get("enumDescriptions") or [""] * len(names)
+            words = [f"{name} ({text})" if text else str(name) for name, text in zip(names, about, strict=True)]
+            return f"\n    {which}: {', '.join(words)}."
     return ""
 
 

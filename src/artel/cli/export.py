@@ -17,6 +17,9 @@ def export(
         typer.Argument(metavar="NAME", help="A folder: a run's, a model's, an adapter's or DeepSpeed's checkpoint."),
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write; it must not be there yet.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the exporter that --to names.")
+    ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Add an adapter to its base model and write that.")] = False,
     gguf: Annotated[
         str | None,
@@ -41,23 +44,28 @@ def export(
     """
     tell(f"loading {name}")
     quiet_libraries()
+    from artel.config import Overrides
     from artel.errors import InputError
     from artel.inference import export as write
     from artel.inference import export_for_deepspeed
-    from artel.inference.export.exporter import ExportOptions
 
     if gguf is not None and to is not None:
         raise InputError.at("--to", "is given beside --gguf TYPE, which is --to gguf", "keep one")
     if llama_cpp is not None and gguf is None:
         raise InputError.at("--llama-cpp", "has no meaning without --gguf", "add --gguf q8_0, or leave it out")
+    if settings and to is None:
+        raise InputError.at(settings[0], "is a setting of an exporter, and none is named", "add --to NAME")
     if deepspeed and (merge or gguf is not None or to is not None):
         raise InputError.at("--deepspeed", "is for a checkpoint as it is", "leave it out, or --merge, --gguf and --to")
     if deepspeed:
         done = export_for_deepspeed(name, folder)
     else:
-        options = ExportOptions(gguf or "f16", llama_cpp)
-        to = "gguf" if gguf is not None else to
-        done = write(name, folder, merge=merge, to=to, options=options, tell=tell)
+        values = Overrides.parse(settings)
+        if values.problems:
+            raise InputError([problem for problems in values.problems.values() for problem in problems])
+        if gguf is not None:
+            to, values = "gguf", Overrides({"type": gguf, "llama_cpp": llama_cpp})
+        done = write(name, folder, merge=merge, to=to, settings=values, tell=tell)
     merged = f", merged into {done.merged_into} in {done.dtype}" if done.merged_into else ""
     tell(f"{done.kind}{merged}: {done.folder}")
     if as_json:

@@ -9,12 +9,13 @@ from artel.config.load import (
     load_run,
     located,
     read_run_file,
+    read_settings,
     result_differences,
     run_from,
 )
 from artel.config.overrides import Overrides
 from artel.config.recipes import recipe_names, recipe_text
-from artel.config.schema.base import name_fault
+from artel.config.schema.base import Section, name_fault
 from artel.config.schema.cleaning import ClassifierConfig, CleanConfig, DedupConfig, NearConfig, PiiConfig, PiiKind
 from artel.config.schema.data import DataConfig, SourceConfig
 from artel.config.schema.decontamination import BenchmarkConfig, DecontaminateConfig
@@ -29,6 +30,7 @@ from artel.config.schema.encoders import (
 from artel.config.schema.model import AttentionConfig, LoraConfig, ModelConfig, RopeConfig
 from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
 from artel.config.schema.prepare import PrepareConfig, SlurmConfig
+from artel.config.schema.quantities import Count, Number
 from artel.config.schema.run import (
     CheckpointConfig,
     LogConfig,
@@ -48,6 +50,7 @@ __all__ = [
     "ClassificationConfig",
     "ClassifierConfig",
     "CleanConfig",
+    "Count",
     "DataConfig",
     "DecontaminateConfig",
     "DedupConfig",
@@ -58,6 +61,7 @@ __all__ = [
     "MaskedConfig",
     "ModelConfig",
     "NearConfig",
+    "Number",
     "Overrides",
     "ParallelConfig",
     "PiiConfig",
@@ -69,6 +73,7 @@ __all__ = [
     "RopeConfig",
     "RunConfig",
     "RunFile",
+    "Section",
     "SlurmConfig",
     "SourceConfig",
     "SpanQAConfig",
@@ -88,6 +93,7 @@ __all__ = [
     "name_fault",
     "near_name",
     "read_run_file",
+    "read_settings",
     "recipe_names",
     "recipe_text",
     "result_differences",

@@ -26,8 +26,9 @@ from artel.config.overrides import Overrides
 from artel.config.recipes import recipe_names, recipe_text
 from artel.config.schema.base import name_fault
 from artel.config.schema.consistency import section_problems
+from artel.config.schema.registered import Settings
 from artel.config.schema.run import RunConfig
-from artel.config.suggest import all_keys, meant_key, near_name
+from artel.config.suggest import is_key, meant_key, near_name
 from artel.config.yaml_lines import Key, by_line, line_of, parse, unwritable_problems
 from artel.errors import InputError, Problem
 from artel.secrets import hide_secrets
@@ -86,6 +87,19 @@ class RunFile:
             error.rest = error.rest and _named(error.rest, self.stem)
             raise
         return _named(run, self.stem)
+
+
+def read_settings(kind: type[Settings], values: Mapping[str, Any], where: str) -> Settings:
+    """Return the settings of an entry that stands in no run file. Raise InputError with every problem at once."""
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        known = f"its settings: {', '.join(kind.model_fields) or 'none'}"
+        problems = explain(error, {(): ""}).values()
+        raise InputError(
+            replace(each, where=f"{where} {each.where}", fix=known if each.what == UNKNOWN_KEY else each.fix)
+            for each in problems
+        ) from None
 
 
 def load_run(name: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -164,8 +178,7 @@ def run_from(tree: dict[str, Any], overrides: Mapping[str, Any] | None, lines: d
 def located(problem: Problem, run: RunConfig) -> Problem:
     """A problem of a key of a run, with its `file:line`; any other problem unchanged."""
     dotted = problem.where.partition(":")[0]
-    known = re.sub(r"\.\d+\b", ".0", dotted)
-    if not run._places or not (known in _KEYS or known.startswith("model.config.")):
+    if not run._places or not (is_key(dotted) or dotted.startswith("model.config.")):
         return problem
     key = tuple(int(part) if part.isdecimal() else part for part in dotted.split("."))
     line = line_of(key, run._places)
@@ -175,9 +188,6 @@ def located(problem: Problem, run: RunConfig) -> Problem:
 def is_override(run: RunConfig, *key: str) -> bool:
     """True if the command line gave a key of a run: ("train", "steps")."""
     return run._places.get(key, "").startswith("override")
-
-
-_KEYS = frozenset(all_keys(RunConfig))
 
 
 def _validated(
@@ -205,7 +215,7 @@ def _validated(
 def _is_about_others(section: str, what: str, doubtful: set[str]) -> bool:
     """True if a problem of a section names keys of it, and none that is doubtful (steps and epochs, for train)."""
     words = {f"{section}.{word}" for word in re.findall(r"\w+", what)}
-    return len(words & _KEYS) > 1 and not words & doubtful
+    return sum(map(is_key, words)) > 1 and not words & doubtful
 
 
 def _leave_out(tree: Any, key: Key) -> None:
@@ -233,12 +243,13 @@ def result_differences(before: RunConfig, now: RunConfig) -> list[str]:
 
 
 def _differences(before: BaseModel, now: BaseModel, prefix: str) -> Iterator[str]:
-    free_keys = _free_keys(type(now))
-    for name, field in type(now).model_fields.items():
+    fields, free_keys = type(now).model_fields, _free_keys(type(now))
+    old_values, new_values = dict(before), dict(now)
+    for name in new_values | old_values:
         if name in free_keys:
             continue
-        key = f"{prefix}{field.alias or name}"
-        old, new = getattr(before, name), getattr(now, name)
+        key = f"{prefix}{(name in fields and fields[name].alias) or name}"
+        old, new = (values.get(name, "(not set)") for values in (old_values, new_values))
         if isinstance(old, BaseModel) and isinstance(new, BaseModel):
             yield from _differences(old, new, f"{key}.")
         else:

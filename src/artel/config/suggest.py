@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from artel.config.other_names import OTHER_NAMES, OTHER_OBJECTIVES
 from artel.config.recipes import recipe_names
+from artel.config.schema.registered import section_keys
 from artel.config.schema.run import RunConfig
 from artel.config.yaml_lines import Key
 
@@ -106,10 +107,9 @@ def _keys_by_name() -> dict[str, str]:
     return {dotted.split(".")[-1]: dotted for dotted in reversed(list(all_keys(RunConfig)))}
 
 
-@lru_cache(1024)
 def _names_in(section: Key) -> list[str]:
     kind = _section_at(section)
-    return [] if kind is None else [field.alias or name for name, field in kind.model_fields.items()]
+    return [] if kind is None else list(section_keys(kind))
 
 
 def _section_at(key: Key) -> type[BaseModel] | None:
@@ -117,9 +117,15 @@ def _section_at(key: Key) -> type[BaseModel] | None:
     for part in key:
         if isinstance(part, int) or section is None:
             continue
-        fields = {field.alias or name: field for name, field in section.model_fields.items()}
-        section = section_type(fields[part].annotation) if part in fields else None
+        field = section_keys(section).get(part)
+        section = None if field is None else section_type(field.annotation)
     return section
+
+
+def is_key(dotted: str) -> bool:
+    """True if the run file has a key, as data.sources.0.path; its section may be that of an entry or a plugin."""
+    *section, name = (int(part) if part.isdecimal() else part for part in dotted.split("."))
+    return name in _names_in(tuple(section))
 
 
 def section_type(annotation: Any) -> type[BaseModel] | None:
@@ -135,9 +141,9 @@ def section_type(annotation: Any) -> type[BaseModel] | None:
 
 def all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Every dotted key of a section and its subsections."""
-    for name, field in section.model_fields.items():
-        key = f"{prefix}{field.alias or name}"
+    for name, field in section_keys(section).items():
+        key = f"{prefix}{name}"
         yield key
         inner = section_type(field.annotation)
         if inner is not None:
-            yield from all_keys(inner, f"{key}." if "list" not in str(field.annotation) else f"{key}.0.")
+            yield from all_keys(inner, f"{key}.0." if "list[" in str(field.annotation) else f"{key}.")

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import xxhash
 
-from artel.config import RunConfig
+from artel.config import RunConfig, Section
 from artel.errors import InputError, Problem
 from artel.objectives import objective_of, objective_type
 from artel.plugins import code_digest
@@ -49,6 +49,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     data = config.data.model_dump(mode="json", exclude=not_in_store | {"sources": {"__all__": {"license"}}})
     modules = [FORMATS.module_of(source.format) for source in config.data.sources]
     plugins = {module for module in (*modules, OBJECTIVES.module_of(config.objective)) if module is not None}
+    own: Section | None = (config.model_extra or {}).get(config.objective)
     return {
         "format": FORMAT,
         "text": TEXT_VERSION,
@@ -57,6 +58,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "data": data,
         "tokenizer": config.tokenizer.model_dump(mode="json", exclude={"replace"}),
         "objective": [config.objective, objective_type(config).store_settings(config)],
+        **({"settings": own.model_dump(mode="json")} if own is not None else {}),
         "seed": config.seed if depends_on_seed(config) else None,
     }
 

@@ -25,13 +25,21 @@ def unreached_settings(config: RunConfig, length: Length | None = None) -> list[
     the run, for a trial of a few steps.
     """
     steps = config.train.steps if length is None else length.steps
-    notes = list(_validation_notes(config))
+    notes = [*_idle_settings(config), *_validation_notes(config)]
     if steps is not None:
         if config.parallel.deepspeed is None:  # its file may have another schedule
             _refuse_warmup(config, steps)
             notes += _schedule_notes(config, steps)
         notes += _interval_notes(config, steps, length)
     return notes
+
+
+def _idle_settings(config: RunConfig) -> Iterator[str]:
+    sections = [("", config), ("train.", config.train), ("parallel.", config.parallel)]
+    sections += [(f"data.sources.{number}.", source) for number, source in enumerate(config.data.sources)]
+    for prefix, section in sections:
+        for name, key in section.idle_settings():
+            yield f"{prefix}{name} has no effect: {prefix}{key} is {getattr(section, key)}"
 
 
 def _refuse_warmup(config: RunConfig, steps: int) -> None:

@@ -163,7 +163,7 @@ def convert_llama_factory(text: str, place: str) -> Converted:
     if old.get("use_muon", read.flag):
         old.put("train.optimizer", "muon", "use_muon")
         old.carry("learning_rate", "train.muon_learning_rate", read.above_zero)
-        old.leave("use_muon", trainer.MUON_RATE)
+        old.leave("use_muon", trainer.optimizer_of("muon")[1])
     trainer.fit_together(old)
     return old.finish()
 

@@ -8,6 +8,7 @@ from typing import Any
 from artel.config.converters import readers as read
 from artel.config.converters.conversion import Conversion, KeyTable
 from artel.config.schema.quantities import read_count
+from artel.config.suggest import is_key
 from artel.errors import InputError, Problem
 from artel.registry import OPTIMIZERS, SCHEDULES, TRACKERS
 
@@ -25,7 +26,6 @@ DEFAULTS = {
 }
 OTHER_TRACKERS = [name for name in TRACKERS.names if name not in ("console", "jsonl")]
 TRACKER_ADVICE = f"artel has {', '.join(OTHER_TRACKERS)}; write track: [console, jsonl, {OTHER_TRACKERS[0]}]"
-MUON_RATE = "its rate is train.muon_learning_rate here, and that of the rest learning_rate: both are what is written"
 MAIN_BRANCH = "the main branch is taken; fetch that one (hf download --revision), name its folder"
 STARTED = "processes are started by artel train --nproc, --nnodes and --node-rank, or by torchrun"
 SAMPLES_STAND_ALONE = (
@@ -188,45 +188,28 @@ def _carry_length(old: Conversion) -> None:
         old.put("train.epochs", epochs, "num_train_epochs")
 
 
-# (pattern, artel's optimizer, what is different). The first that matches the whole name is taken.
-_EIGHT_BITS = "its averages are those of bitsandbytes' AdamW8bit, on the device"
-_OPTIMIZERS = (
-    (r"adamw_(8bit|bnb_8bit)|adamw8bit|Adam8bit", "adamw8bit", ""),
-    (r"paged_adamw_8bit|PagedAdamW8bit|(ao_)?adamw_(torch_)?8bit|ao_adamw_fp8", "adamw8bit", _EIGHT_BITS),
-    (r"(ao_)?adamw_(torch_)?4bit", "adamw8bit", f"artel has none of 4 bits; {_EIGHT_BITS}"),
-    (r"paged_adamw(_32bit)?|PagedAdamW", "adamw", "its averages are in fp32, on the device"),
-    (r"(optimi_|flash_)?adamw|adam|AdamW|Adam|FusedAdam|DeepSpeedCPUAdam", "adamw", ""),
-    (r"adamw_(hf|torch|torch_fused|torch_xla|torch_npu_fused|apex_fused|anyprecision)", "adamw", ""),
-    (
-        r"adafactor|Adafactor",
-        "adafactor",
-        "its step is the learning rate times the parameter's root mean square here, so learning_rate must be set anew",
-    ),
-    (r"muon|Muon", "muon", MUON_RATE),
-    (r"sgd|SGD|flash_sgdw?", "sgd", ""),
-)
-
-
 def optimizer_of(name: str) -> tuple[str, str]:
     """(artel's optimizer, how it differs) for another tool's name. adamw, with advice, if there is none like it."""
-    for pattern, optimizer, difference in _OPTIMIZERS:
-        if re.fullmatch(pattern, name):
-            return optimizer, difference
+    for optimizer in OPTIMIZERS.names:
+        for pattern, difference in (*OPTIMIZERS[optimizer].other_names, (re.escape(optimizer), "")):
+            if re.fullmatch(pattern, name):
+                return optimizer, difference
     missing = f"artel has no such optimizer, and adamw is taken; write train.optimizer: {', '.join(OPTIMIZERS.names)}"
     return "adamw", missing
 
 
 def _carry_optimizer(old: Conversion) -> None:
+    name = old.get("optim", read.text)
+    optimizer, difference = optimizer_of(name or "adamw")
     betas = [old.get(f"adam_beta{number}", read.share) for number in (1, 2)]
     if None not in betas:
-        old.put("train.betas", betas, "adam_beta1", "adam_beta2")
+        own = f"train.{optimizer}.betas"
+        old.put(own if is_key(own) else "train.betas", betas, "adam_beta1", "adam_beta2")
     clip = old.get("max_grad_norm", read.not_negative)
     if clip is not None:
         old.put("train.clip", clip or None, "max_grad_norm")  # 0 is for no clipping
-    name = old.get("optim", read.text)
     if name is None:
         return
-    optimizer, difference = optimizer_of(name)
     old.put("train.optimizer", optimizer, "optim")
     if optimizer == "muon":
         old.carry("learning_rate", "train.muon_learning_rate", read.above_zero)
@@ -236,9 +219,8 @@ def _carry_optimizer(old: Conversion) -> None:
         old.leave(key, f"the optimizer {optimizer} has train.betas, epsilon, momentum and weight_decay")
 
 
-# Transformers' schedules that are the same here, and the nearest of artel's for the others.
+# Transformers' schedules that have another name here, and the nearest of artel's for those that it lacks.
 _SCHEDULES = {
-    **{name: name for name in ("linear", "cosine", "constant")},
     "constant_with_warmup": "constant",
     "cosine_with_min_lr": "cosine",
     "warmup_stable_decay": "wsd",
@@ -251,15 +233,20 @@ _NEAREST_SCHEDULES = {
 
 
 def _carry_schedule(old: Conversion) -> None:
-    written = old.get("lr_scheduler_type", read.one_of({name: name for name in (*_SCHEDULES, *_NEAREST_SCHEDULES)}))
+    names = {name: name for name in (*SCHEDULES.names, *_SCHEDULES, *_NEAREST_SCHEDULES)}
+    written = old.get("lr_scheduler_type", read.one_of(names))
     _carry_floor(old, written)
     # Below 1, warmup_steps is a share of the run, as transformers 5 takes it.
     steps, share = old.get("warmup_steps", read.not_negative), old.get("warmup_ratio", read.share)
     if written is None:
         return
-    schedule = _SCHEDULES.get(written) or _NEAREST_SCHEDULES[written]
+    options, kind = old.raw("lr_scheduler_kwargs"), SCHEDULES.settings_of(written)
+    if kind is not None and isinstance(options, dict) and options.keys() <= kind.model_fields.keys():
+        old.put(f"train.{written}", dict(options), "lr_scheduler_kwargs")
+    is_known = written in SCHEDULES or written in _SCHEDULES
+    schedule = _SCHEDULES.get(written, written) if is_known else _NEAREST_SCHEDULES[written]
     old.put("train.schedule", schedule, "lr_scheduler_type")
-    if written in _NEAREST_SCHEDULES:
+    if not is_known:
         fix = f"{schedule} is taken; write train.schedule: {', '.join(SCHEDULES.names)}"
         old.leave("lr_scheduler_type", f"artel has no such schedule, and {fix}")
     if written == "constant":  # transformers warms up only for constant_with_warmup
@@ -425,19 +412,14 @@ def carry_lora(old: Conversion, keys: str) -> None:
         old.note(f"{target} is not given: {what}; write model.lora.target")
 
 
-# Optimizers that look at whole matrices, and those that look at numbers one by one, as DeepSpeed hands them out.
-WHOLE_MATRICES = {"adamw8bit", "adafactor"}
-FLAT = {"adamw", "sgd"}
-
-
 def fit_together(old: Conversion) -> None:
     """Change, and report, what the other tool combines and a run file may not."""
     is_split = any((old.written(f"parallel.{axis}") or 1) > 1 for axis in ("tensor", "context", "expert", "pipeline"))
     is_sharded = old.written("parallel.data") in ("zero1", "zero2", "fsdp", "hsdp")
-    optimizer, kind = old.written("train.optimizer"), old.written("model.quantize")
-    if optimizer in WHOLE_MATRICES and (is_split or is_sharded):
+    optimizer, kind = old.written("train.optimizer") or "adamw", old.written("model.quantize")
+    if not OPTIMIZERS[optimizer].steps_shards and (is_split or is_sharded):
         old.change("train.optimizer", "adamw", f"{optimizer} does not step shards of matrices here: adamw is taken")
-    elif optimizer not in (None, *FLAT) and old.written("parallel.deepspeed") is not None:
+    elif not OPTIMIZERS[optimizer].steps_flat_shards and old.written("parallel.deepspeed") is not None:
         old.change("train.optimizer", "adamw", f"{optimizer} does not step what DeepSpeed shares out: adamw is taken")
     if kind in ("int8", "nf4") and (old.written("parallel.tensor") or 1) > 1:
         old.change("parallel.tensor", 1, "quantized matrices are not split: parallel.tensor is 1")
@@ -447,5 +429,5 @@ def fit_together(old: Conversion) -> None:
     elif kind == "int8" and old.written("model.lora.dora") and is_sharded:
         reason = "DoRA does not read shards of int8: parallel.data is auto; write model.quantize: nf4 to share them"
         old.change("parallel.data", "auto", reason)
-    if old.written("train.weights") == "bf16" and old.written("train.optimizer") not in (None, "adamw"):
+    if old.written("train.weights") == "bf16" and not OPTIMIZERS[optimizer].rounds_to_bf16:
         old.change("train.weights", "fp32", "only steps of adamw are rounded to bf16 weights: train.weights is fp32")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
@@ -19,11 +19,12 @@ from artel.config.schema.base import (
 from artel.config.schema.cleaning import CleanConfig, DedupConfig
 from artel.config.schema.decontamination import Decontaminate
 from artel.config.schema.quantities import Bytes, Count, Length, Number, Seed, at_most
-from artel.config.schema.registered import FormatName
+from artel.config.schema.registered import FormatName, NamingSection
 from artel.registry import FORMATS
 
 
-class SourceConfig(Section):
+class SourceConfig(NamingSection):
+    registries: ClassVar = {"format": FORMATS}
     path: Paths = Field(
         default=[],
         description="File, glob, folder, http(s)://, s3://BUCKET/KEY or hf://datasets/OWNER/NAME/FILE (globs there "
@@ -32,15 +33,14 @@ class SourceConfig(Section):
     )
     format: FormatName = Field(
         default="auto",
-        description="What the files hold; auto goes by suffix (.html .htm .xhtml .shtml, .jsonl .json, .parquet, "
-        ".warc, else text; .gz .zst .xz .bz2 may stand behind .jsonl .json .txt .csv, .gz behind .warc). csv: tables "
-        "with a header, .csv or .tsv; warc: crawled pages; pairs: csv, jsonl or parquet with an input and an "
-        "output; nq: Natural Questions; squad: SQuAD json; chat: conversations in json or jsonl; preference: prompts "
-        "with a chosen and a rejected answer; matches: queries with texts that match them and texts that do not, pairs "
-        "with a score, or groups of lines that say the same; labels: texts with labels in csv, jsonl or parquet, or "
-        "files in folders named by their labels; conll: words and their tags in columns; entities: json or jsonl with "
-        "spans of characters, or words with tags (doccano, Label Studio, spaCy, Hugging Face), and files with conll's "
-        "endings; dummy: made up.",
+        description="What the files hold; auto goes by suffix, else text (.gz .zst .xz .bz2 may stand behind .jsonl "
+        ".json .txt .csv, .gz behind .warc). csv: tables with a header; warc: crawled pages; pairs: csv, jsonl or "
+        "parquet with an input and an output; nq: Natural Questions; squad: SQuAD json; chat: conversations in json or "
+        "jsonl; preference: prompts with a chosen and a rejected answer; matches: queries with texts that match them "
+        "and texts that do not, pairs with a score, or groups of lines that say the same; labels: texts with labels in "
+        "csv, jsonl or parquet, or files in folders named by their labels; conll: words and their tags in columns; "
+        "entities: json or jsonl with spans of characters, or words with tags (doccano, Label Studio, spaCy, Hugging "
+        "Face), and files with conll's endings; dummy: made up.",
     )
     name: str = Field(default="", description="Name of this source in the ledger; by default the path.")
     license: str = free(

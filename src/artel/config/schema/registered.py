@@ -1,13 +1,24 @@
-"""The type of a key whose values are the names of a registry."""
+"""Keys whose values are the names of a registry, and the settings that its entries bring."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    create_model,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from artel.config.schema.base import Section
 from artel.registry import CALLBACKS, FORMATS, OBJECTIVES, OPTIMIZERS, SCHEDULES, STRATEGIES, TRACKERS, Registry
 
 
@@ -16,12 +27,18 @@ class _NameOf:
     """Like `Literal[names]`, plus the names registered by plugins."""
 
     registry: Registry
+    has_summaries: bool = False
+    """True if each entry has a `summary`, and is imported without torch to ask for it."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self._checked)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"type": "string"} | ({"enum": self.registry.names} if self.registry.names else {})
+        names = self.registry.names
+        made: dict[str, Any] = {"type": "string"} | ({"enum": names} if names else {})
+        if self.has_summaries:  # VS Code shows them beside the names
+            made["enumDescriptions"] = [getattr(self.registry[name], "summary", "") for name in names]
+        return made
 
     def _checked(self, value: object) -> str:
         if isinstance(value, str) and value in self.registry:
@@ -32,9 +49,85 @@ class _NameOf:
 
 
 CallbackName = Annotated[str, _NameOf(CALLBACKS)]
-FormatName = Annotated[str, _NameOf(FORMATS)]
+FormatName = Annotated[str, _NameOf(FORMATS, has_summaries=True)]
 ObjectiveName = Annotated[str, _NameOf(OBJECTIVES)]
-OptimizerName = Annotated[str, _NameOf(OPTIMIZERS)]
+OptimizerName = Annotated[str, _NameOf(OPTIMIZERS, has_summaries=True)]
 ScheduleName = Annotated[str, _NameOf(SCHEDULES)]
 StrategyName = Annotated[str, _NameOf(STRATEGIES)]
 TrackerName = Annotated[str, _NameOf(TRACKERS)]
+
+
+Settings = TypeVar("Settings", bound=Section)
+
+
+class NamingSection(Section):
+    """A section with keys that name entries of registries, and with the settings of each entry that has any.
+
+    The settings of an entry are a section with its name: those of `train: {optimizer: lion}` are `train.lion`.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    registries: ClassVar[dict[str, Registry]] = {}
+    """The keys that take names, and the registry of each."""
+
+    def settings(self, kind: type[Settings]) -> Settings:
+        """Return the settings of this class, or its defaults if this section has none."""
+        own = (section for section in (self.model_extra or {}).values() if isinstance(section, kind))
+        return next(own, None) or kind()
+
+    def idle_settings(self) -> Iterator[tuple[str, str]]:
+        """Yield (section, key) for settings of entries that no key names; `key` could."""
+        named = [name for key in self.registries for name in self._at(key)]
+        for name in (self.model_extra or {}).keys() - named:
+            yield name, next(key for key, registry in self.registries.items() if registry.settings_of(name))
+
+    @classmethod
+    def entry_sections(cls) -> dict[str, FieldInfo]:
+        """Return the settings of all entries by their names."""
+        sections: dict[str, FieldInfo] = {}
+        for key, registry in cls.registries.items():
+            for name in registry.names_with_settings:
+                kind: Any = registry.settings_of(name)
+                about = (kind.__doc__ or "Its settings.").strip().partition("\n")[0]
+                sections[name] = Field(description=f"{key} {name}: {about[0].lower()}{about[1:]}")
+                sections[name].annotation = kind
+        return sections
+
+    @model_validator(mode="after")
+    def _read_settings(self) -> Self:
+        """Read the settings that are written, and those of entries that are named, by their classes."""
+        written = self.__pydantic_extra__ or {}
+        kinds: dict[str, type[Section]] = {}
+        for key, registry in self.registries.items():
+            for name in [*self._at(key), *written]:
+                kind = registry.settings_of(name)
+                if kind is not None and (name not in kinds or name in self._at(key)):
+                    kinds[name] = kind
+        if taken := kinds.keys() & type(self).model_fields.keys():
+            raise ValueError(f"{taken.pop()!r} is a key of this section; register the plugin's entry as another")
+        if kinds or written:
+            fields: dict[str, Any] = {name: (kind, ...) for name, kind in kinds.items()}
+            values = {name: written.get(name, {}) for name in [*kinds, *written]}
+            self.__pydantic_extra__ = dict(create_model("Settings", __base__=Section, **fields).model_validate(values))
+        return self
+
+    def _at(self, key: str) -> list[str]:
+        """Return the names that a key has."""
+        value = getattr(self, key)
+        return [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        made = handler(schema)
+        section = handler.resolve_ref_schema(made)
+        section["additionalProperties"] = False
+        for name, field in cls.entry_sections().items():
+            inner = handler(field.annotation.__pydantic_core_schema__)  # type: ignore[union-attr]
+            section["properties"][name] = {**inner, "description": field.description}
+        return made
+
+
+def section_keys(section: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return the keys of a section, with the settings of entries that it may name."""
+    keys = {field.alias or name: field for name, field in section.model_fields.items()}
+    return keys | section.entry_sections() if issubclass(section, NamingSection) else keys

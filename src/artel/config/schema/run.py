@@ -11,7 +11,7 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_validator, model_validator
@@ -39,6 +39,7 @@ from artel.config.schema.quantities import (
 )
 from artel.config.schema.registered import (
     CallbackName,
+    NamingSection,
     ObjectiveName,
     OptimizerName,
     ScheduleName,
@@ -47,10 +48,12 @@ from artel.config.schema.registered import (
 )
 from artel.config.schema.tokenizer import TokenizerConfig
 from artel.plugins import load_plugin
+from artel.registry import CALLBACKS, OBJECTIVES, OPTIMIZERS, SCHEDULES, STRATEGIES, TRACKERS
 from artel.secrets import hide_secrets
 
 
-class TrainConfig(Section):
+class TrainConfig(NamingSection):
+    registries: ClassVar = {"optimizer": OPTIMIZERS, "schedule": SCHEDULES}
     epochs: Number | None = Field(
         default=None, gt=0, description="Length of the run in epochs (1 if none of the four is set)."
     )
@@ -70,11 +73,7 @@ class TrainConfig(Section):
         "Activations recomputed in the backward pass instead of stored: none; selective (all but matrix products and "
         "attention); full (all within a layer); auto: as much as memory asks for.",
     )
-    optimizer: OptimizerName = Field(
-        default="adamw",
-        description="adamw; adamw8bit (its averages in 8 bits; extra `quantize`); adafactor; muon (matrices of the "
-        "layers; adamw for the rest); sgd.",
-    )
+    optimizer: OptimizerName = Field(default="adamw", description="What turns gradients into steps of the weights.")
     learning_rate: Rate = Field(default=5e-5, gt=0, description="Peak learning rate.")
     muon_learning_rate: Rate = Field(
         default=0.02, gt=0, description="muon: peak learning rate of the layers' matrices."
@@ -173,7 +172,8 @@ def _without_threads(value: object) -> object:
     return value
 
 
-class ParallelConfig(Section):
+class ParallelConfig(NamingSection):
+    registries: ClassVar = {"data": STRATEGIES}
     data: Annotated[StrategyName | ProcessCount, BeforeValidator(_without_threads)] = free(
         "auto",
         "How processes share each global batch: ddp (each holds the whole model); zero1, zero2, fsdp (they share the "
@@ -248,9 +248,10 @@ class Places(dict[tuple[str | int, ...], str]):
         return isinstance(other, Places)
 
 
-class RunConfig(Section):
+class RunConfig(NamingSection):
     """A run file as an object. Its sections, in `artel.config`, have the keys of `artel config explain`."""
 
+    registries: ClassVar = {"objective": OBJECTIVES, "callbacks": CALLBACKS, "track": TRACKERS}
     _places: Places = PrivateAttr(default_factory=Places)
     plugins: Annotated[list[Annotated[str, AfterValidator(load_plugin)]], OneOrMore] = free(
         [],

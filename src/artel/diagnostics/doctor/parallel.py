@@ -25,6 +25,7 @@ from artel.errors import InputError, Problem, WorkError
 from artel.models.loading.model_folder import read_config
 from artel.objectives import objective_type
 from artel.parallel import read_parallel_dims
+from artel.registry import OPTIMIZERS
 
 _STEPS = 2
 _BLOCK = 32
@@ -105,7 +106,8 @@ def small_copy(run: RunConfig, dp_degree: int) -> dict[str, Any]:
     stages = run.parallel.pipeline * (2 if run.parallel.schedule in ("interleaved", "zero_bubble") else 1)
     rows = _ROWS * dp_degree * max(2, stages)
     small = objective_type(run).small_run(_BLOCK)
-    train = {"optimizer": run.train.optimizer, "learning_rate": 1e-3, "warmup": 0, "clip": run.train.clip}
+    kept = {"optimizer", "clip", *OPTIMIZERS.names_with_settings}
+    train = {**run.train.model_dump(mode="json", include=kept), "learning_rate": 1e-3, "warmup": 0}
     return {
         **small,
         "data": {**small["data"], "validation": 0, "block": _BLOCK},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from artel.config.model_name import check_model_name
 from artel.errors import InputError
 from artel.inference.deepspeed.from_checkpoint import AssembledModel, assemble
 from artel.inference.deepspeed.universal import newest_checkpoint, write_universal
-from artel.inference.export.exporter import ExportOptions, open_exporter
+from artel.inference.export.exporter import open_exporter
 from artel.inference.open import (
     OpenedModel,
     check_was_trained,
@@ -66,18 +66,18 @@ def export(
     *,
     merge: bool = False,
     to: str | None = None,
-    options: ExportOptions | None = None,
+    settings: Mapping[str, Any] | None = None,
     tell: Tell,
 ) -> Exported:
     """Write the model of a run (its newest checkpoint while it is unfinished) or of a folder to a new folder.
 
     A folder may be a checkpoint of DeepSpeed's own, whose weights, in pieces, become a model's in float32.
     With `merge` an adapter is added to its base model, loaded unquantized; with `to` the folder holds what the exporter
-    of that name makes of the model (gguf: model.gguf and a Modelfile). The folder appears when it is whole. Raises
-    InputError before anything is loaded, WorkError when a tool fails.
+    of that name makes of the model by its `settings` (gguf: model.gguf and a Modelfile). The folder appears when it is
+    whole. Raises InputError before anything is loaded, WorkError when a tool fails.
     """
     check_new(folder)
-    exporter = None if to is None else open_exporter(to, name, options or ExportOptions())
+    exporter = None if to is None else open_exporter(to, name, settings or {})
     source, run = _source(name)
     if run is not None:
         refuse_overlaps(run, [("DIR", folder)])

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
+from artel.config import Section
 from artel.errors import InputError, WorkError
-from artel.inference.export.exporter import ExportOptions
 from artel.tokens import Tokenizer, load_tokenizer
 
 _SCRIPT = "convert_hf_to_gguf.py"
@@ -86,11 +88,18 @@ def _quantize(folder: Path | None) -> Path | None:
     return built or (None if on_path is None else Path(on_path))
 
 
+class GgufConfig(Section):
+    """Weights and tools."""
+
+    type: str = Field(default="f16", description="Type of the weights: f16, bf16, q8_0, q4_k_m …")
+    llama_cpp: str | None = Field(default=None, description="llama.cpp's folder; else LLAMA_CPP, or PATH.")
+
+
 class GgufExporter:
     """model.gguf and a Modelfile for Ollama, made by llama.cpp's tools."""
 
-    def __init__(self, options: ExportOptions) -> None:
-        self._tools = find_gguf_tools(options.gguf_type, options.llama_cpp)
+    def __init__(self, settings: GgufConfig) -> None:
+        self._tools = find_gguf_tools(settings.type, settings.llama_cpp)
 
     def write(self, model: Path, folder: Path) -> None:
         write_gguf(self._tools, model, folder)

@@ -16,7 +16,6 @@ from torch.export import Dim
 from transformers import PreTrainedModel
 
 from artel.errors import InputError, WorkError, missing_extra
-from artel.inference.export.exporter import ExportOptions
 from artel.models.loading.model_folder import read_config
 from artel.models.text_vectors import module_folders
 from artel.tokens import Tokenizer, load_tokenizer
@@ -34,7 +33,7 @@ class OnnxExporter:
     and values between the calls of a graph.
     """
 
-    def __init__(self, options: ExportOptions) -> None:
+    def __init__(self, settings: object) -> None:
         for package in ("onnx", "onnxscript", "onnxruntime"):
             if find_spec(package) is None:
                 raise missing_extra(package, "onnx", "--to onnx")

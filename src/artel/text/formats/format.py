@@ -13,7 +13,7 @@ from pathlib import Path
 from artel.config import DataConfig, SourceConfig
 from artel.errors import Problem
 from artel.registry import FORMATS
-from artel.text.reading.files import file_name, is_url
+from artel.text.reading.files import COMPRESSED, file_name, is_url
 from artel.text.reading.source_file import Items, SourceFile
 
 
@@ -47,12 +47,20 @@ class Format:
     """Values of `converter`: forms of rows of JSON or parquet."""
     counts_words: bool = False
     """True if its official predictions count in words."""
+    description: str = ""
+    """What it is, for the help of `data.sources.format`."""
     has_lines: Callable[[SourceFile], bool] = lambda file: False
     """True for a file of lines. Its encoding is detected before it is read."""
     can_be_divided: Callable[[SourceConfig], bool] = lambda source: False
     """True if several workers may read spans of a large file."""
     check: Callable[[Path, SourceConfig, str, DataConfig], list[Problem]] = lambda path, source, key, data: []
     """Returns the problems of a file before it is read (a missing column). `key`: the source in the run file."""
+
+    @property
+    def summary(self) -> str:
+        """Its suffixes, without those of compressed files, and its description."""
+        suffixes = " ".join(suffix for suffix in self.suffixes if not suffix.endswith(COMPRESSED))
+        return ": ".join(filter(None, (suffixes, self.description)))
 
 
 def format_of(source: SourceConfig, origin: str, content_type: str = "") -> Format:

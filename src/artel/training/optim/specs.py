@@ -1,19 +1,19 @@
 """The optimizers that `train.optimizer` names, each with all that artel knows of it.
 
-An optimizer of your own is one more `OptimizerSpec`, registered under its name in `artel.registry.OPTIMIZERS`.
+An optimizer of your own is one more `OptimizerSpec`, registered under its name in `artel.registry.OPTIMIZERS`. torch is
+imported by `build`, since `artel config` asks an optimizer for its settings and its names in other tools.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from artel.config import TrainConfig
-from artel.training.optim.bf16_adamw import RoundedAdamW
-from artel.training.optim.muon import Muon
+
+if TYPE_CHECKING:
+    import torch
 
 Groups = list[dict[str, Any]]
 """Parameter groups as torch.optim takes them: `params`, `lr` (the peak), `weight_decay`."""
@@ -26,7 +26,7 @@ class OptimizerSpec:
     build: Callable[[Groups, TrainConfig, int], torch.optim.Optimizer]
     """(groups, train, seed) → the optimizer."""
     summary: str
-    """A line for `artel doctor`."""
+    """A line for `artel doctor` and the help of `train.optimizer`."""
     state_bytes: Callable[[TrainConfig], float]
     """Bytes of state that it holds for each parameter."""
     build_for_matrices: Callable[[Groups, torch.dtype], torch.optim.Optimizer] | None = None
@@ -41,12 +41,18 @@ class OptimizerSpec:
     """True where its steps of bf16 weights are rounded stochastically (`train.weights: bf16`)."""
     is_adam: bool = False
     """True where its state is Adam's two averages in float32, as DeepSpeed's checkpoints hold it."""
+    other_names: tuple[tuple[str, str], ...] = ()
+    """(pattern, difference): its names in other tools beside its own, and how it differs from theirs, if it does."""
     package: str = ""
     """The package that it needs, where that comes with an extra."""
     extra: str = ""
 
 
 def _adamw(groups: Groups, train: TrainConfig, seed: int) -> torch.optim.Optimizer:
+    import torch
+
+    from artel.training.optim.bf16_adamw import RoundedAdamW
+
     betas = (train.betas[0], train.betas[1])
     if train.weights == "bf16":
         return RoundedAdamW(groups, betas=betas, eps=train.epsilon, seed=seed)
@@ -60,11 +66,21 @@ def _adamw_8bit(groups: Groups, train: TrainConfig, seed: int) -> torch.optim.Op
 
 
 def _adafactor(groups: Groups, train: TrainConfig, seed: int) -> torch.optim.Optimizer:
+    import torch
+
     # Its step is the learning rate (at most 1 / sqrt(step)) times the parameter's root mean square.
     return torch.optim.Adafactor(groups)
 
 
+def _muon(groups: Groups, dtype: torch.dtype) -> torch.optim.Optimizer:
+    from artel.training.optim.muon import Muon
+
+    return Muon(groups, dtype)
+
+
 def _sgd(groups: Groups, train: TrainConfig, seed: int) -> torch.optim.Optimizer:
+    import torch
+
     sgd = torch.optim.SGD(groups, momentum=train.momentum, fused=True)
     if train.momentum:
         # A fused SGD makes its averages at the first step and leaves them unset where that step is skipped (1e36 was
@@ -74,6 +90,8 @@ def _sgd(groups: Groups, train: TrainConfig, seed: int) -> torch.optim.Optimizer
     return sgd
 
 
+_EIGHT_BITS = "its averages are those of bitsandbytes' AdamW8bit, on the device"
+
 ADAMW = OptimizerSpec(
     build=_adamw,
     summary="AdamW, fused: one kernel steps all parameters",
@@ -81,31 +99,55 @@ ADAMW = OptimizerSpec(
     steps_flat_shards=True,
     rounds_to_bf16=True,
     is_adam=True,
+    other_names=(
+        (r"paged_adamw(_32bit)?|PagedAdamW", "its averages are in fp32, on the device"),
+        (r"(optimi_|flash_)adamw|adam|AdamW|Adam|FusedAdam|DeepSpeedCPUAdam", ""),
+        (r"adamw_(hf|torch|torch_fused|torch_xla|torch_npu_fused|apex_fused|anyprecision)", ""),
+    ),
 )
 ADAMW_8BIT = OptimizerSpec(
     build=_adamw_8bit,
-    summary="AdamW of bitsandbytes, its averages in 8 bits",
+    summary="AdamW of bitsandbytes, its averages in 8 bits; extra `quantize`",
     state_bytes=lambda train: 2.0,
     steps_shards=False,
     package="bitsandbytes",
     extra="quantize",
+    other_names=(
+        (r"adamw_(8bit|bnb_8bit)|Adam8bit", ""),
+        (r"paged_adamw_8bit|PagedAdamW8bit|(ao_)?adamw_(torch_)?8bit|ao_adamw_fp8", _EIGHT_BITS),
+        (r"(ao_)?adamw_(torch_)?4bit", f"artel has none of 4 bits; {_EIGHT_BITS}"),
+    ),
 )
 ADAFACTOR = OptimizerSpec(
     build=_adafactor,
     summary="Adafactor of PyTorch, its averages by rows and columns",
     state_bytes=lambda train: 0.1,
     steps_shards=False,
+    other_names=(
+        (
+            r"adafactor|Adafactor",
+            "its step is the learning rate times the parameter's root mean square here, so learning_rate must be set "
+            "anew",
+        ),
+    ),
 )
 MUON = OptimizerSpec(
     build=_adamw,
     summary="Muon for the layers' matrices, fused AdamW for the rest",
     state_bytes=lambda train: 8.0,
-    build_for_matrices=Muon,
+    build_for_matrices=_muon,
     matrix_bytes=4.0,
+    other_names=(
+        (
+            r"muon|Muon",
+            "its rate is train.muon_learning_rate here, and that of the rest learning_rate: both are what is written",
+        ),
+    ),
 )
 SGD = OptimizerSpec(
     build=_sgd,
     summary="SGD, fused: one kernel steps all parameters",
     state_bytes=lambda train: 4.0 if train.momentum else 0.0,
     steps_flat_shards=True,
+    other_names=((r"SGD|flash_sgdw?", ""),),
 )
