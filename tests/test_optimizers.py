@@ -21,6 +21,7 @@ CASES = {
     "adafactor": {"learning_rate": 0.5},
     "muon": {"learning_rate": 1e-2},
     "sgd": {"learning_rate": 0.1, "momentum": 0.9},
+    "lion": {"learning_rate": 1e-2},
 }
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 200, "n_positions": 32}
 every_optimizer = pytest.mark.parametrize("name", CASES)
@@ -110,6 +111,26 @@ def test_an_infinite_step_changes_nothing(name):
         expected.step(1.0, torch.tensor(2.0))
     assert same(weights(model), weights(reference))
     assert same(optimizer.state(), expected.state())
+
+
+def test_lion_steps_by_the_sign_of_its_average():
+    """Algorithm 2 of Chen et al. 2023."""
+    model = model_of()
+    train = TrainConfig.model_validate(
+        {"optimizer": "lion", "learning_rate": 0.01, "weight_decay": 0.1, "clip": None, "lion": {"betas": [0.8, 0.95]}}
+    )
+    optimizer = Optimizer(model, train)
+    name = "transformer.h.0.mlp.c_fc.weight"
+    weight = model.get_parameter(name)
+    expected, average = weight.detach().double(), torch.zeros_like(weight, dtype=torch.float64)
+    for step in range(3):
+        give_gradients(model, step)
+        gradient = weight.grad.double()
+        expected -= 0.5 * 0.01 * (torch.sign(0.8 * average + 0.2 * gradient) + 0.1 * expected)
+        average = 0.95 * average + 0.05 * gradient
+        optimizer.step(0.5)
+    torch.testing.assert_close(weight.detach().double(), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(optimizer.state()[f"{name}|exp_avg"].double(), average, rtol=0, atol=1e-6)
 
 
 def test_adamw8bit_holds_its_averages_in_8_bits():

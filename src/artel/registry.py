@@ -135,6 +135,7 @@ OPTIMIZERS = Registry(
         "adafactor": "artel.training.optim.specs:ADAFACTOR",
         "muon": "artel.training.optim.specs:MUON",
         "sgd": "artel.training.optim.specs:SGD",
+        "lion": "artel.training.optim.lion:LION:LionConfig",
     },
 )
 SCHEDULES = Registry(
