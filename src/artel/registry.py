@@ -145,6 +145,8 @@ SCHEDULES = Registry(
         "cosine": "artel.training.schedule:cosine",
         "constant": "artel.training.schedule:constant",
         "wsd": "artel.training.schedule:warmup_stable_decay",
+        "inverse_sqrt": "artel.training.schedule:inverse_sqrt:InverseSqrtConfig",
+        "cosine_with_restarts": "artel.training.schedule:cosine_with_restarts:RestartsConfig",
     },
 )
 STRATEGIES = Registry(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from artel.config import RunConfig, TrainConfig
+from pydantic import Field
+
+from artel.config import Count, RunConfig, Section, TrainConfig
 from artel.config.schema.quantities import Interval, duration
 from artel.registry import SCHEDULES
 from artel.tokens import Samples, StoreSplit, TokenBlocks
@@ -127,3 +129,34 @@ def constant(train: TrainConfig, step: int, steps: float, warmup: int) -> float:
 def warmup_stable_decay(train: TrainConfig, step: int, steps: float, warmup: int) -> float:
     """1 until the last part of the run (`train.decay`), where it falls to 0 (wsd; Hu et al. 2024, MiniCPM)."""
     return min(1.0, (steps - step) / max(1.0, train.decay * steps))
+
+
+class InverseSqrtConfig(Section):
+    """How slowly it falls."""
+
+    timescale: Count | None = Field(
+        default=None,
+        ge=1,
+        description="Steps until the rate is 0.71 of the peak; after three times as many it is half. null: those of "
+        "the warmup, or 10,000 without one.",
+    )
+
+
+def inverse_sqrt(train: TrainConfig, step: int, steps: float, warmup: int) -> float:
+    """1 / sqrt(1 + steps after warmup / timescale) (Vaswani et al. 2017): the end of the run does not count."""
+    timescale = train.settings(InverseSqrtConfig).timescale or warmup or 10_000
+    return float((timescale / (timescale + step - warmup)) ** 0.5)
+
+
+class RestartsConfig(Section):
+    """Its waves."""
+
+    num_cycles: Count = Field(
+        default=1, ge=1, description="Waves of equal length, each from the peak to the minimum; 1 is `cosine`."
+    )
+
+
+def cosine_with_restarts(train: TrainConfig, step: int, steps: float, warmup: int) -> float:
+    """Half a wave for each cycle, from 1 to 0 (SGDR; Loshchilov and Hutter 2017)."""
+    cycles = train.settings(RestartsConfig).num_cycles
+    return 0.5 * (1 + math.cos(math.pi * (cycles * (1 - linear(train, step, steps, warmup)) % 1)))
