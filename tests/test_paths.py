@@ -49,20 +49,20 @@ def test_each_file_is_read_once_whatever_links_there_are(tmp_path, pattern):
 def test_files_of_a_folder_that_are_not_read_are_named(tmp_path):
     """By suffix and count in a note, each in the ledger; what nobody misses (hidden files, README) is passed over."""
     folder = texts(tmp_path)
-    for name in ("a.epub", "b.EPUB", "c.zip", "t.csv.gz", "notes", ".DS_Store", "README", "LICENSE", "x.txt~"):
+    for name in ("a.fb2", "b.FB2", "c.zip", "t.csv.gz", "notes", ".DS_Store", "README", "LICENSE", "x.txt~"):
         written(folder, name, "x")
     (folder / ".git").mkdir()
     written(folder, ".git/HEAD", "x")
     data = {"sources": [{"path": str(folder)}], "validation": 0.0}
     (note,) = unread_notes(unread_files(DataConfig.model_validate(data)))
-    assert note.startswith(f"{folder}: not read: 2 .epub, 1 .zip, 1 without a suffix, 1 .csv.gz; auto reads .text .md")
-    assert note.endswith("to read .epub files, convert it with pandoc")
+    assert note.startswith(f"{folder}: not read: 2 .fb2, 1 .zip, 1 without a suffix, 1 .csv.gz; auto reads .text .md")
+    assert note.endswith("to read .fb2 files, convert it with pandoc")
     _, ledger = stored(tmp_path, data=data)
     assert note in ledger["notes"]
-    assert [Path(name).name for name in ledger["not_read"]] == ["a.epub", "b.EPUB", "c.zip", "notes", "t.csv.gz"]
+    assert [Path(name).name for name in ledger["not_read"]] == ["a.fb2", "b.FB2", "c.zip", "notes", "t.csv.gz"]
     assert ledger["documents"]["read"] == 2
     data["sources"][0]["format"] = "chat"
-    with pytest.raises(InputError, match=r"holds no file with .*, but 2 \.epub, 2 \.txt"):
+    with pytest.raises(InputError, match=r"holds no file with .*, but 2 \.fb2, 2 \.txt"):
         check_sources(DataConfig.model_validate(data))
 
 

@@ -311,12 +311,12 @@ add("sources", "unclosed-quote-in-tsv", partial(unclosed, "a.tsv", "\t"))
 
 @case("sources")
 def folder_of_files_that_are_not_read(place: Place) -> Steps:
-    for name in ("a.epub", "b.epub", "c.zip", "d.docx", "e"):
+    for name in ("a.fb2", "b.fb2", "c.zip", "d.odt", "e"):
         place.write(f"texts/{name}", b"PK\3\4")
-    yield refused("prepare", place.run(small("texts")), says=(".epub",))
+    yield refused("prepare", place.run(small("texts")), says=(".fb2",))
     place.write("texts/f.txt", TEXT)
     for verb in (("config", "check"), ("prepare",)):
-        yield works(*verb, "run.yaml", says=("not read: 2 .epub, ", "1 without a suffix"))
+        yield works(*verb, "run.yaml", says=("not read: 2 .fb2, ", "1 without a suffix"))
 
 
 @case("sources")

@@ -98,6 +98,8 @@ FORMATS = Registry(
         "parquet": "artel.text.formats.parquet:PARQUET",
         "csv": "artel.text.formats.table:CSV",
         "warc": "artel.text.formats.pages:WARC",
+        "epub": "artel.text.formats.epub:EPUB",
+        "docx": "artel.text.formats.docx:DOCX",
         "pairs": "artel.text.formats.pairs:PAIRS",
         "nq": "artel.text.formats.questions:NQ",
         "squad": "artel.text.formats.questions:SQUAD",

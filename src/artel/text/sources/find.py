@@ -215,8 +215,13 @@ def _remedy_of_folder(files: list[Path]) -> str:
     """Return how to read the files, by their most frequent suffix that has a remedy."""
     for suffix, _ in Counter(file.suffix.lower() for file in files).most_common():
         if suffix in _REMEDIES:
-            return f"to read {suffix} files, {_REMEDIES[suffix]}"
+            return f"to read {suffix} files, {_remedy(suffix)}"
     return "to read them, give a source of their format, or a glob: folder/*"
+
+
+def _remedy(suffix: str) -> str:
+    reading = (f"write format: {name}" for name in FORMATS.names if suffix in FORMATS[name].suffixes)
+    return next(reading, _REMEDIES[suffix])
 
 
 def _unread_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
@@ -268,8 +273,10 @@ def _check_kind(name: str, source: SourceConfig, key: str) -> list[Problem]:
     if FORMATS[source.format].converters and is_table:
         fix = "write it as JSON lines, an object a line with a field for each column"
         return [Problem(f"{key}.path", f"{name} is a table; {source.format} is read from json, jsonl, parquet", fix)]
-    remedy = _REMEDIES.get(os.path.splitext(name)[1].lower())  # noqa: PTH122 - for every file, as above
-    return [Problem(f"{key}.path", f"{name} is not text", remedy)] if remedy else []
+    suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122 - for every file, as above
+    if suffix not in _REMEDIES or suffix in _suffixes(source):
+        return []
+    return [Problem(f"{key}.path", f"{name} is not text", _remedy(suffix))]
 
 
 def _check_regular(file: Path, key: str) -> list[Problem]:
