@@ -11,10 +11,19 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from artel.config.schema.base import Name, OneOrMore, OnOrOff, Section, free
 from artel.config.schema.data import DataConfig
@@ -50,6 +59,22 @@ from artel.config.schema.tokenizer import TokenizerConfig
 from artel.plugins import load_plugin
 from artel.registry import CALLBACKS, OBJECTIVES, OPTIMIZERS, SCHEDULES, STRATEGIES, TRACKERS
 from artel.secrets import hide_secrets
+
+
+class ClipConfig(Section):
+    by: Literal["norm", "value"] = Field(
+        default="norm",
+        description="norm: all gradients are scaled down together; value: each number is cut off by itself.",
+    )
+    limit: Number = Field(default=1.0, gt=0, description="Largest norm, or largest absolute value of a number.")
+
+    @model_serializer(mode="wrap")
+    def _as_number(self, handler: SerializerFunctionWrapHandler) -> Any:
+        return self.limit if self.by == "norm" else handler(self)
+
+
+def _clip_by_norm(value: object) -> object:
+    return {"limit": value} if isinstance(value, int | float | str) else value
 
 
 class TrainConfig(NamingSection):
@@ -96,7 +121,10 @@ class TrainConfig(NamingSection):
     minimum_learning_rate: Number = Field(
         default=0.0, ge=0, le=1, description="Floor of the schedule as a fraction of the peak."
     )
-    clip: Number | None = Field(default=1.0, gt=0, description="Largest gradient norm; null for no clipping.")
+    clip: Annotated[
+        ClipConfig | None,
+        BeforeValidator(_clip_by_norm, json_schema_input_type=Annotated[Number, Field(gt=0)] | ClipConfig | None),
+    ] = Field(default=ClipConfig(), description="A number: the largest gradient norm; null: no clipping.")
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = Field(
         default="auto",
         description="What layers compute in: auto is bf16 where the device multiplies it natively, else fp32; fp16 "

@@ -101,7 +101,8 @@ class Optimizer:
         precision: str = "fp32",
     ) -> None:
         self.loss_scale = loss_scale
-        self._clip = train.clip
+        self._largest_norm = train.clip.limit if train.clip and train.clip.by == "norm" else None
+        self._largest_value = train.clip.limit if train.clip and train.clip.by == "value" else None
         self._model = model
         matrices = _matrices(model, OPTIMIZERS[train.optimizer])
         trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -129,13 +130,16 @@ class Optimizer:
         With a loss scale a step whose norm is infinite is left out and the scale halved; it counts as good until that
         does not help. A spike is left out too, and leaves the scale as it is.
         """
+        if self._largest_value is not None:
+            self._clip_values(self._largest_value)
         if self.loss_scale is None:
             good = torch.isfinite(norm) & (not spike)
-            self.step(rate, clip_divisor(norm, self._clip), (~good).float() if guarded else None)
+            self.step(rate, clip_divisor(norm, self._largest_norm), (~good).float() if guarded else None)
             return norm, good
         norm = norm / self.loss_scale.scale
         found_inf = self.loss_scale.found_infinite(norm)
-        self.step(rate, self.loss_scale.divisor(clip_divisor(norm, self._clip)), found_inf.clamp(min=float(spike)))
+        divisor = self.loss_scale.divisor(clip_divisor(norm, self._largest_norm))
+        self.step(rate, divisor, found_inf.clamp(min=float(spike)))
         self.loss_scale.update(found_inf)
         return norm, ~self.loss_scale.has_collapsed() & (not spike)
 
@@ -169,6 +173,14 @@ class Optimizer:
                 torch._foreach_div_(pieces, divisor)
             optimizer.step()
         self._clear_grads()
+
+    def _clip_values(self, limit: float) -> None:
+        """Cut off each number of the gradients at `limit`, times the loss factor that they still have."""
+        for shard in self._shards:
+            if (gradient := shard.parameter.grad) is not None:
+                local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+                bound = limit if self.loss_scale is None else limit * self.loss_scale.scale.to(local.device)
+                torch.clamp(local, -bound, bound, out=local)
 
     def _clear_grads(self) -> None:
         for shard in self._shards:
