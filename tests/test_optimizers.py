@@ -12,7 +12,7 @@ from artel.config import TrainConfig
 from artel.errors import InputError
 from artel.training.optim.bf16_adamw import hold_in_bf16, rounded_to_bf16
 from artel.training.optim.loss_scaler import LossScale
-from artel.training.optim.optimizer import Optimizer, check_optimizer, clip_divisor
+from artel.training.optim.optimizer import Optimizer, check_optimizer, clip_divisor, state_bytes
 from artel.training.optim.parameter_groups import layer_shares
 
 # Each optimizer with a learning rate at which three steps move the weights by more than what is compared.
@@ -100,13 +100,13 @@ def test_clipping_by_value_is_clipping_before_the_step(name, scaled):
 @every_optimizer
 def test_a_saved_state_goes_on_bit_for_bit(name):
     whole = model_of()
-    optimizer = Optimizer(whole, config_of(name))
+    optimizer = Optimizer(whole, config_of(name, ema=0.9))
     for step in range(2):
         give_gradients(whole, step)
         optimizer.step(1.0)
     saved = load(save({key: tensor.contiguous() for key, tensor in optimizer.state().items()}))
     resumed = copy.deepcopy(whole)
-    after = Optimizer(resumed, config_of(name))
+    after = Optimizer(resumed, config_of(name, ema=0.9))
     after.load(saved)
     assert same(saved, after.state())
     for model, its in ((whole, optimizer), (resumed, after)):
@@ -120,7 +120,7 @@ def test_a_saved_state_goes_on_bit_for_bit(name):
 def test_an_infinite_step_changes_nothing(name):
     """At the very first step, where nothing is in the state yet, and later; then the run goes on as without it."""
     model, reference = model_of(), model_of()
-    optimizer, expected = Optimizer(model, config_of(name)), Optimizer(reference, config_of(name))
+    optimizer, expected = (Optimizer(each, config_of(name, ema=0.9)) for each in (model, reference))
     yes, no = torch.tensor(1.0), torch.tensor(0.0)
     for step in range(2):
         before = weights(model)
@@ -153,6 +153,34 @@ def test_lion_steps_by_the_sign_of_its_average():
         optimizer.step(0.5)
     torch.testing.assert_close(weight.detach().double(), expected, rtol=0, atol=1e-6)
     torch.testing.assert_close(optimizer.state()[f"{name}|exp_avg"].double(), average, rtol=0, atol=1e-6)
+
+
+def test_an_average_follows_the_weights_with_a_decay_that_rises():
+    model = model_of()
+    optimizer = Optimizer(model, TrainConfig(learning_rate=1e-2, ema=0.5))
+    expected = weights(model)
+    for step in range(8):
+        give_gradients(model, step)
+        optimizer.step(1.0)
+        now = {name: weight.double() for name, weight in weights(model).items()}
+        decay = min(0.5, step / (9 + step))
+        expected = {name: decay * expected[name] + (1 - decay) * now[name] for name in now}
+    raw = weights(model)
+    with optimizer.averaged():
+        for name, average in weights(model).items():
+            torch.testing.assert_close(average.double(), expected[name], rtol=0, atol=1e-6)
+    assert same(raw, weights(model))
+
+
+def test_the_bytes_of_averages_are_counted():
+    model = model_of()
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert state_bytes(model, TrainConfig(ema=0.5)) - state_bytes(model, TrainConfig()) == 4 * count
+
+
+def test_averages_need_weights_in_float32():
+    with pytest.raises(InputError, match=r"train.ema: .*\n.*train.weights: fp32"):
+        check_optimizer(TrainConfig(weights="bf16", ema=0.5))
 
 
 def test_adamw8bit_holds_its_averages_in_8_bits():

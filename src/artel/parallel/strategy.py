@@ -53,6 +53,10 @@ class OptimizerProtocol(Protocol):
 
     def load(self, state: dict[str, torch.Tensor]) -> None: ...
 
+    def averaged(self) -> AbstractContextManager[None]:
+        """Inside the block the model has the averages of its weights (`train.ema`), if there are any."""
+        ...
+
 
 class ParallelStrategy(Protocol):
     """Runs global batches on a model that is split over the processes of a run."""

@@ -85,10 +85,12 @@ def close_trackers(run: Run, make_report: Callable[[], str | None]) -> None:
 def _final_checkpoint(run: Run, progress: Progress) -> tuple[Path, int]:
     """Return (checkpoint for the final model, its step). Sets the metrics of that step in `progress`."""
     best = run.folder.checkpoints / "best"
-    if not progress.stopped_early or not best.exists():  # after a full disk there may be no best checkpoint
-        return checkpoint_path(run.folder.checkpoints, progress.step), progress.step
-    if run.strategy.holds_full_model:
-        load_weights(best, run.strategy.model)
+    is_best = progress.stopped_early and best.exists()  # after a full disk there may be no best checkpoint
+    path = best if is_best else checkpoint_path(run.folder.checkpoints, progress.step)
+    if run.strategy.holds_full_model and (is_best or run.config.train.ema is not None):
+        load_weights(path, run.strategy.model)
+    if not is_best:
+        return path, progress.step
     saved = read_progress(best)  # may be an earlier step, if the disk was full when the best was to be saved
     progress.validation, progress.calibration = saved.best_validation, saved.best_calibration
     return best, saved.step

@@ -153,9 +153,13 @@ class Run:
 
     @contextmanager
     def timed_end(self, part: str) -> Iterator[None]:
-        """Record the duration of the block as that of a part of the run's end."""
+        """Record the duration of the block as that of a part of the run's end.
+
+        Inside it the model has the weights by which the run is judged: with `train.ema` their averages.
+        """
         started = self.clock()
-        yield
+        with self.optimizer.averaged():
+            yield
         self.budget.note_end(part, self.clock() - started)
 
     def times(self) -> tuple[float, float, float]:

@@ -73,8 +73,21 @@ class ClipConfig(Section):
         return self.limit if self.by == "norm" else handler(self)
 
 
-def _clip_by_norm(value: object) -> object:
-    return {"limit": value} if isinstance(value, int | float | str) else value
+class EmaConfig(Section):
+    decay: Number = Field(
+        default=0.999, ge=0, lt=1, description="Weight of the average at each step; the first steps weigh more."
+    )
+
+
+def _stands_for(key: str, taken: Any) -> BeforeValidator:
+    """Return a validator that reads a number as the section with nothing but `key`. `taken`: the types for editors."""
+    return BeforeValidator(
+        lambda value: {key: value} if isinstance(value, int | float | str) else value, json_schema_input_type=taken
+    )
+
+
+Clip = Annotated[ClipConfig | None, _stands_for("limit", Annotated[Number, Field(gt=0)] | ClipConfig | None)]
+Ema = Annotated[EmaConfig | None, _stands_for("decay", Annotated[Number, Field(ge=0, lt=1)] | EmaConfig | None)]
 
 
 class TrainConfig(NamingSection):
@@ -121,10 +134,12 @@ class TrainConfig(NamingSection):
     minimum_learning_rate: Number = Field(
         default=0.0, ge=0, le=1, description="Floor of the schedule as a fraction of the peak."
     )
-    clip: Annotated[
-        ClipConfig | None,
-        BeforeValidator(_clip_by_norm, json_schema_input_type=Annotated[Number, Field(gt=0)] | ClipConfig | None),
-    ] = Field(default=ClipConfig(), description="A number: the largest gradient norm; null: no clipping.")
+    clip: Clip = Field(default=ClipConfig(), description="A number: the largest gradient norm; null: no clipping.")
+    ema: Ema = Field(
+        default=None,
+        description="Keep an exponential moving average of the weights (a number: its decay). It is what is validated, "
+        "and what RUN/model and exports hold.",
+    )
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = Field(
         default="auto",
         description="What layers compute in: auto is bf16 where the device multiplies it natively, else fp32; fp16 "

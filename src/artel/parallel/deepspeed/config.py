@@ -176,6 +176,8 @@ def _check_run(findings: Findings, config: RunConfig) -> None:
     if not OPTIMIZERS[train.optimizer].steps_flat_shards:
         what = f"{train.optimizer} looks at whole matrices, and DeepSpeed hands out flat pieces"
         findings.problems.append(Problem("train.optimizer", what, "write adamw or sgd"))
+    if train.ema is not None:
+        findings.problems.append(Problem("train.ema", "DeepSpeed keeps no average of the weights", "leave it out"))
     if train.weights != "fp32":
         what = f"{train.weights}: DeepSpeed keeps float32 weights beside those it computes with"
         findings.problems.append(Problem("train.weights", what, "write fp32"))

@@ -30,7 +30,7 @@ import orjson
 import torch
 import torch.distributed as dist
 import transformers
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -43,9 +43,10 @@ from artel.storage import check_regular_in, checksum, new_folder, remove_leftove
 from artel.training.checkpoint.items import CALLBACKS, MODEL, OPTIMIZER, CheckpointItems, Tensors, is_of_callback
 from artel.training.checkpoint.sharded_files import broadcast_from_first, read_shards, stored_shapes, write_shards
 from artel.training.optim.local_shards import trained_tensors
-from artel.training.optim.optimizer import Optimizer
+from artel.training.optim.optimizer import AVERAGE, Optimizer
 from artel.training.run_folder import written_checkpoints
 
+_AVERAGE = f"|{AVERAGE}"
 _MODEL, _OPTIMIZER, _CALLBACKS = f"{MODEL}.safetensors", f"{OPTIMIZER}.safetensors", f"{CALLBACKS}.safetensors"
 _STATE, SUMS, RUN_FILE, _VERSIONS = "state.json", "checksums.json", "run.yaml", "versions.json"
 
@@ -229,8 +230,19 @@ def load_weights(path: Path, model: PreTrainedModel) -> None:
 
 
 def full_weights(path: Path) -> Tensors:
-    """Return a checkpoint's full weights in the memory of one process, whatever layout wrote it."""
-    return load_file(path / _MODEL) if (path / _MODEL).is_file() else _join_shards(path, _is_weight)
+    """Return a checkpoint's full weights in the memory of one process, whatever layout wrote it.
+
+    With `train.ema` these are the averages, by which the run is judged.
+    """
+    if (path / _MODEL).is_file():
+        weights = load_file(path / _MODEL)
+        with safe_open(path / _OPTIMIZER, "pt") as state:
+            names = [name for name in state.keys() if name.endswith(_AVERAGE)]  # noqa: SIM118 - no dictionary
+            averages = {name: state.get_tensor(name) for name in names}
+    else:
+        weights = _join_shards(path, lambda name: _is_weight(name) or name.endswith(_AVERAGE))
+        averages = {name: weights.pop(name) for name in [*weights] if name.endswith(_AVERAGE)}
+    return weights | {name.removesuffix(_AVERAGE): average for name, average in averages.items()}
 
 
 def _full_tensors(path: Path) -> tuple[Tensors, Tensors]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
@@ -32,6 +34,9 @@ def check_optimizer(train: TrainConfig) -> None:
     if train.weights != "bf16":
         return
     problems = []
+    if train.ema is not None:
+        what = "an average of bf16 weights would lose its small steps"
+        problems.append(Problem("train.ema", what, "write train.weights: fp32, or leave it out"))
     if not spec.rounds_to_bf16:
         what = f"bf16 would lose small steps of {train.optimizer}: only adamw's are rounded stochastically"
         problems.append(Problem("train.weights", what, "write train.optimizer: adamw, or train.weights: fp32"))
@@ -59,10 +64,10 @@ def state_bytes(model: PreTrainedModel, train: TrainConfig, on: torch.device | N
     """
     spec: OptimizerSpec = OPTIMIZERS[train.optimizer]
     matrices = _matrices(model, spec)
-    per_number = spec.state_bytes(train)
+    per_number, average = spec.state_bytes(train), 4.0 if train.ema else 0.0
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     counts = [p.numel() if on is None else _numbers_on(on, p) for p in trained]
-    of_each = [spec.matrix_bytes if p in matrices else per_number for p in trained]
+    of_each = [average + (spec.matrix_bytes if p in matrices else per_number) for p in trained]
     return round(sum(map(operator.mul, counts, of_each)))
 
 
@@ -80,6 +85,10 @@ def plain_optimizer(model: PreTrainedModel, train: TrainConfig, seed: int) -> Ca
     shares, decaying = layer_shares(model, train.layer_decay), weight_matrices(model)
     groups = parameter_groups(trained, shares, train.learning_rate, train.weight_decay, decaying)
     return partial(OPTIMIZERS[train.optimizer].build, groups, train, seed)
+
+
+AVERAGE, _STEPS = "ema", "ema_steps"
+"""States of `train.ema`: the average of a parameter, and the number of good steps, one tensor for all parameters."""
 
 
 class Optimizer:
@@ -104,6 +113,7 @@ class Optimizer:
         self._largest_norm = train.clip.limit if train.clip and train.clip.by == "norm" else None
         self._largest_value = train.clip.limit if train.clip and train.clip.by == "value" else None
         self._model = model
+        self._ema = train.ema
         matrices = _matrices(model, OPTIMIZERS[train.optimizer])
         trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._shards = [LocalShard(name, parameter, takes_dtensor=parameter in matrices) for name, parameter in trained]
@@ -172,14 +182,65 @@ class Optimizer:
                 pieces = [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
                 torch._foreach_div_(pieces, divisor)
             optimizer.step()
+            if self._ema is not None:
+                self._average(optimizer, self._ema.decay, found_inf)
         self._clear_grads()
+
+    def _average(self, optimizer: torch.optim.Optimizer, decay: float, found_inf: torch.Tensor | None) -> None:
+        """Move the averages of the weights (`train.ema`) towards the weights. They are saved as the optimizer's state.
+
+        In good step s the decay is (s - 1) / (s + 8), at most `decay`: otherwise short runs would end with what is
+        mostly their beginning. So the average begins as the weights after the first good step.
+        """
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        steps = next((values[_STEPS] for values in optimizer.state.values() if _STEPS in values), None)
+        if steps is None:
+            steps = torch.zeros((), device=parameters[0].device)
+        good = 1.0 if found_inf is None else 1 - found_inf
+        steps += good
+        share = (1 - ((steps - 1) / (steps + 8)).clamp(max=decay)) * good
+        for parameter in parameters:
+            values = optimizer.state[parameter]
+            if parameter.grad is not None and AVERAGE not in values:  # without one the optimizer has no state yet
+                values[AVERAGE], values[_STEPS] = parameter.detach().clone(), steps
+            if AVERAGE in values:
+                average, weight = values[AVERAGE], parameter.detach()
+                if isinstance(average, DTensor) and isinstance(weight, DTensor):
+                    average, weight = average.to_local(), weight.to_local()
+                average.lerp_(weight, share)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside the block the model has the averages of its weights (`train.ema`), if there are any."""
+        self._swap_averages()
+        try:
+            yield
+        finally:
+            self._swap_averages()
+
+    @torch.no_grad()
+    def _swap_averages(self) -> None:
+        if self._ema is None:
+            return
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # what was gathered is out of date now
+        for shard in self._shards:
+            shard.refresh()
+        for optimizer in self._optimizers:
+            for parameter, values in optimizer.state.items():
+                if (average := values.get(AVERAGE)) is not None:
+                    weight = parameter.clone()
+                    parameter.copy_(average)
+                    average.copy_(weight)
 
     def _clip_values(self, limit: float) -> None:
         """Cut off each number of the gradients at `limit`, times the loss factor that they still have."""
         for shard in self._shards:
             if (gradient := shard.parameter.grad) is not None:
                 local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-                bound = limit if self.loss_scale is None else limit * self.loss_scale.scale.to(local.device)
+                factor = torch.ones(()) if self.loss_scale is None else self.loss_scale.scale
+                bound = limit * factor.to(local.device)
                 torch.clamp(local, -bound, bound, out=local)
 
     def _clear_grads(self) -> None:
@@ -205,7 +266,8 @@ class Optimizer:
                     if value is not None and key not in _TABLES:
                         tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
                         shard = self._by_stepped[parameter]  # type: ignore[index]  # the keys are parameters
-                        state[f"{shard.name}|{key}"] = shard.to_global(tensor)
+                        # The one count of averaged steps would be refused as memory that several names share.
+                        state[f"{shard.name}|{key}"] = tensor.clone() if key == _STEPS else shard.to_global(tensor)
         return state if self.loss_scale is None else state | self.loss_scale.state()
 
     def allocate_state(self, shapes: dict[str, tuple[torch.Size, torch.dtype]]) -> dict[str, torch.Tensor]:
@@ -252,6 +314,9 @@ class Optimizer:
                 values[key] = tensor.to(parameter.device)
         for optimizer in self._optimizers:
             _add_tables(optimizer)
+            counts = [values for values in optimizer.state.values() if _STEPS in values]
+            for values in counts:
+                values[_STEPS] = counts[0][_STEPS]
 
 
 # What 8-bit codes mean: bitsandbytes keeps one table for all parameters and refers to it in the state of each.
