@@ -112,7 +112,8 @@ def test_streams_are_cut_at_end_tokens(tokenizer, ids, tmp_path, form):
 
 
 def test_documents_longer_than_a_piece_and_across_pieces(tokenizer, ids, tmp_path, monkeypatch):
-    monkeypatch.setattr("artel.preparing.import_tokens.PIECE", 50)
+    module = "import_tokens"
+    monkeypatch.setattr(f"artel.preparing.{module}.PIECE", 50)
     stream = np.concatenate([np.append(text, end_of(tokenizer)) for text in ids])
     stream.astype("<u2").tofile(tmp_path / "train.bin")
     write_megatron(tmp_path / "corpus", [[text] for text in ids])
