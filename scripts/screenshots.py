@@ -20,7 +20,7 @@ from PIL import Image
 from selenium import webdriver
 
 from artel.reports.page import Page
-from artel.reports.several import read_runs
+from artel.reports.run_data import read_runs
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 FLAGS = (

@@ -15,7 +15,7 @@ from artel.models.compile import OFF, compile_choice
 from artel.parallel import World
 from artel.preparing import prepare
 from artel.reports.run_data import read_run
-from artel.reports.several import compared
+from artel.reports.terminal import compared
 from artel.training.budget import Budget
 from artel.training.callbacks import Callback
 from artel.training.loop import train

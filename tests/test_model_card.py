@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 import artel
 from artel.errors import InputError
 from artel.inference import open_model
-from artel.reports.model_card.shown import without_place
+from artel.reports.model_card.markdown import without_place
 from artel.training import RunFolder
 from support.objectives import objective_run
 from support.runs import artel as command

@@ -7,7 +7,7 @@ import pytest
 
 from artel.reports.details import detail_lines, read_details
 from artel.reports.page import Page
-from artel.reports.several import read_runs
+from artel.reports.run_data import read_runs
 from support.labels import label_run, one_label
 
 MATRIX = {"labels": ["cat", "dog"], "counts": [[8, 2], [1, 9]]}

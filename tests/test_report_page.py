@@ -15,8 +15,7 @@ from artel.cli.main import main
 from artel.config import load_run
 from artel.reports.page import LANGUAGES, Page
 from artel.reports.page.run_file import differences, set_keys
-from artel.reports.run_data import read_run
-from artel.reports.several import read_runs
+from artel.reports.run_data import read_run, read_runs
 from support.runs import write_run
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> & %{y}"

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from artel.cli.main import main
 from artel.errors import InputError, WorkError
-from artel.reports.progress import seconds_left, steps_per_second
 from artel.reports.run_data import read_run
 from artel.reports.watch import screen, watch
 from support.runs import artel, start, wait_for_step, write_run
@@ -74,8 +73,8 @@ def test_a_silent_rank_is_shown_first(tmp_path):
 
 def test_the_pace_is_that_of_the_newest_part(tmp_path):
     run = read_run(make_run(tmp_path / "run", "running"))
-    assert steps_per_second(run) == pytest.approx(1.0)
-    assert seconds_left(run) == pytest.approx(70.0)
+    assert run.steps_per_second == pytest.approx(1.0)
+    assert run.seconds_left == pytest.approx(70.0)
 
 
 def console() -> Console:

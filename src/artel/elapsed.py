@@ -1,7 +1,7 @@
-"""On a terminal: what a command is busy with, and for how many seconds, while it prints nothing else.
+"""A status line on the terminal: the current work and its seconds, while nothing else is printed.
 
-The line is written over once a second and gone before the next output. `tell` (cli/streams.py) names the work. What
-draws a bar of its own, or waits for a person, does so within `paused`.
+The line is redrawn every second and removed before the next output. `tell` (cli/streams.py) sets the work. Code that
+draws its own progress bar or waits for input does so inside `paused`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _lock = threading.RLock()
 _work, _since = "starting", 0.0
 _pauses, _is_shown = 0, False
 _is_within_line = False
-"""True after output without a line break, such as an answer that is being written."""
+"""True after output without a line break, such as a partial answer."""
 
 
 def show_elapsed() -> None:
-    """Show the line in this process from now on, if standard error is a terminal. For the command line only."""
+    """Start drawing the line, if standard error is a terminal. For the command line only."""
     global _since
     if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0" and os.environ.get("TERM") != "dumb":
         _since = time.monotonic()
@@ -32,7 +32,7 @@ def show_elapsed() -> None:
 
 @contextmanager
 def printing(work: str = "", *, ends_line: bool = True) -> Iterator[None]:
-    """Remove the line and print inside the block. `work` names what starts now; "": the work stays the same."""
+    """Remove the line and print inside the block. `work` describes the work that starts now; "": no change."""
     global _work, _since, _is_within_line
     with _lock:
         _clear()
@@ -42,7 +42,7 @@ def printing(work: str = "", *, ends_line: bool = True) -> Iterator[None]:
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Show nothing within the block."""
+    """Hide the line inside the block."""
     pause()
     try:
         yield
@@ -51,7 +51,7 @@ def paused() -> Iterator[None]:
 
 
 def pause() -> None:
-    """Show nothing until `resume` was called as often as this."""
+    """Hide the line until `resume` has been called as often as `pause`."""
     global _pauses
     with _lock:
         _clear()
@@ -85,7 +85,7 @@ def _draw_each_second() -> None:
 
 
 def _columns() -> int:
-    """Width of the terminal; 0 while standard error leads elsewhere (`storage/panics.py`)."""
+    """Width of the terminal; 0 while standard error is redirected (`storage/panics.py`)."""
     try:
         return os.get_terminal_size(2).columns or 80
     except OSError:
@@ -93,7 +93,7 @@ def _columns() -> int:
 
 
 def _forget() -> None:
-    """In a forked child, which has no thread that draws: the parent's may have held the lock."""
+    """Reset the state in a forked child. It has no drawing thread, and the parent's may have held the lock."""
     global _lock, _is_shown
     _lock, _is_shown = threading.RLock(), False
 

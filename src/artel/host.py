@@ -1,6 +1,6 @@
-"""What the operating system says about this host and this process: cores, memory and control groups.
+"""Cores and memory of this host and this process, as limited by control groups.
 
-Linux control groups (cgroups) of version 1 and 2 bound what a container may use; /proc/meminfo does not know of them.
+Linux control groups (cgroups, versions 1 and 2) limit containers. /proc/meminfo does not take them into account.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ class Memory:
     """Bytes of memory."""
 
     total: int
-    """Of the host."""
+    """Total memory of the host."""
     free: int
-    """What this process can still take: the smallest of what the host and its control groups have left."""
+    """Memory still available to this process: the minimum over the host and its control groups."""
     limit: int | None
-    """The limit of this process's control groups, where there is one."""
+    """Limit by the control groups of this process, or None."""
 
 
 def usable_cores() -> int:
-    """The number of cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def core_quota(own: Path = _OWN_CGROUP, groups: Path = _CGROUPS) -> float | None:
-    """The CPU time that this process's control groups may use, in cores; None without a limit."""
+    """Return the CPU quota of the control groups of this process, in cores, or None without a limit."""
     quotas = []
     for folder in _cgroup_folders("cpu", own, groups):
         limit = _words(folder / "cpu.max")  # version 2: "QUOTA PERIOD", or "max PERIOD"
@@ -47,7 +47,7 @@ def core_quota(own: Path = _OWN_CGROUP, groups: Path = _CGROUPS) -> float | None
 
 
 def memory(own: Path = _OWN_CGROUP, groups: Path = _CGROUPS) -> Memory:
-    """The memory of the host and of this process's control groups."""
+    """Return the memory of the host, as limited by the control groups of this process."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     free = _field(Path("/proc/meminfo"), "MemAvailable:", total // 1024) * 1024
     limits = []
@@ -65,23 +65,26 @@ def memory(own: Path = _OWN_CGROUP, groups: Path = _CGROUPS) -> Memory:
 
 
 def swap() -> int:
-    """Bytes of swap space on the host."""
+    """Return the bytes of swap space on the host."""
     return _field(Path("/proc/meminfo"), "SwapTotal:", 0) * 1024
 
 
 def process_memory(name: str) -> int:
-    """Bytes of this process on Linux: VmRSS (resident), VmHWM (its peak), RssAnon (no files), VmSize; 0 elsewhere."""
+    """Return a field of /proc/self/status in bytes; 0 if not on Linux.
+
+    VmRSS is the resident size, VmHWM its peak, RssAnon the resident size without files, VmSize the virtual size.
+    """
     return _field(Path("/proc/self/status"), f"{name}:", 0) * 1024
 
 
 def reset_peak_memory() -> None:
-    """Let `process_memory("VmHWM")` count from now on. Does nothing where the kernel has no such switch."""
+    """Reset the peak returned by `process_memory("VmHWM")`. Does nothing if the kernel does not support that."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # proc(5)
 
 
 def processor() -> str:
-    """The processor's name, or its architecture where the system tells no name."""
+    """Return the name of the processor, or its architecture if the name is unknown."""
     for line in read_lines(_CPUINFO):
         name, _, value = line.partition(":")
         if name.strip() == "model name":
@@ -90,7 +93,7 @@ def processor() -> str:
 
 
 def read_lines(file: Path) -> list[str]:
-    """The lines of a file; none where it cannot be read."""
+    """Return the lines of a file, or an empty list if it cannot be read."""
     try:
         return file.read_text(errors="replace").splitlines()
     except OSError:
@@ -98,7 +101,7 @@ def read_lines(file: Path) -> list[str]:
 
 
 def _cgroup_folders(controller: str, own: Path, groups: Path) -> Iterator[Path]:
-    """The folders of this process's control group and of its parents, in version 2 and version 1."""
+    """Yield the folders of this process's control group and its parents, in versions 2 and 1."""
     for line in read_lines(own):
         number, names, path = line.split(":", 2)
         if number == "0":
@@ -112,7 +115,7 @@ def _cgroup_folders(controller: str, own: Path, groups: Path) -> Iterator[Path]:
 
 
 def _field(file: Path, name: str, default: int) -> int:
-    """The number after `name` at the start of a line."""
+    """Return the number after `name` at the start of a line, or `default`."""
     lines = (line.split() for line in read_lines(file))
     return next((int(words[1]) for words in lines if len(words) > 1 and words[0] == name), default)
 

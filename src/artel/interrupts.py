@@ -1,8 +1,8 @@
-"""Ctrl-C: answered at once, and held back at moments when it must wait.
+"""Ctrl-C: acknowledge it at once, and delay it where it must wait.
 
-Python runs the handler of a signal only when the main thread is back from C++, which may take many seconds: a backward
-pass, a compilation. `answer_at_once` therefore starts a thread that learns of a signal from the interpreter's wakeup
-file descriptor and prints the answer meanwhile.
+Python runs a signal handler only when the main thread returns from C++, which may take many seconds (a backward pass, a
+compilation). `answer_at_once` therefore starts a thread that is notified through the interpreter's wakeup file
+descriptor and prints the answer meanwhile.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 _QUIET = 0.5
-"""Seconds in which a process that has nothing to finish ends, so that no answer is needed."""
+"""Seconds in which a process without unfinished work ends, so that no answer is needed."""
 SAME = 1.0
-"""Seconds in which two signals are one: from the terminal, and passed on by a launcher."""
+"""Two signals within these seconds count as one: the terminal's, and the same one forwarded by a launcher."""
 
 Answer = Callable[[], str]
 
 _ENDING = "stopping; press Ctrl-C again to end at once"
 _answers: list[Answer | None] = [lambda: _ENDING]
-"""The innermost counts. None: nothing is printed, and a second Ctrl-C is left to Python's handler."""
+"""The innermost answer counts. None: nothing is printed, and a second Ctrl-C goes to Python's handler."""
 _ends: list[Answer] = []
-"""Not empty while a signal ends this process at once, with the line that the last one returns."""
+"""While not empty, a signal ends this process at once, after the line that the last entry returns."""
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that stop a run; SIGUSR1 is Slurm's warning that the time is nearly over."""
 _is_handled = threading.Event()
 
 
 def in_main_thread() -> bool:
-    """Whether this is the thread in which signals are handled; no other may set a handler."""
+    """True in the main thread, the only one that handles signals and may set handlers."""
     return threading.current_thread() is threading.main_thread()
 
 
 def answer_at_once() -> None:
-    """From now on print an answer to each Ctrl-C of this process within a second, and end it on the second one.
+    """From now on, answer each Ctrl-C within a second, and end the process on the second one.
 
-    Called by the command line alone: in a notebook the wakeup file descriptor is the event loop's.
+    Only for the command line: in a notebook the wakeup file descriptor belongs to the event loop.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=_forget)  # else a signal to the child would be taken for one to this process
+    os.register_at_fork(after_in_child=_forget)  # else signals to the child would seem to be ours
     threading.Thread(target=_listen, args=(reader,), name="answers to Ctrl-C", daemon=True).start()
 
 
 @contextmanager
 def answered_by(answer: Answer | None) -> Iterator[None]:
-    """Answer Ctrl-C within the block with the line that `answer` returns; None: with nothing, others do."""
+    """Answer Ctrl-C inside the block with the line that `answer` returns. None: print nothing."""
     _answers.append(answer)
     try:
         yield
@@ -61,9 +61,9 @@ def answered_by(answer: Answer | None) -> Iterator[None]:
 
 @contextmanager
 def ended_at_once(last_line: Answer) -> Iterator[None]:
-    """End the process at once on a signal to stop within the block, after printing what `last_line` returns.
+    """Inside the block, end the process at once on a stop signal, after printing the line that `last_line` returns.
 
-    For work that must not be interrupted and has nothing to save. Without `answer_at_once` the block runs to its end.
+    For work that cannot be interrupted and has nothing to save. Without `answer_at_once` the block runs to its end.
     """
     _ends.append(last_line)
     try:
@@ -74,7 +74,7 @@ def ended_at_once(last_line: Answer) -> Iterator[None]:
 
 @contextmanager
 def explained(note: Callable[[], str]) -> Iterator[None]:
-    """Add a note to a Ctrl-C that ends the block: what is kept, and how to continue. The innermost one counts."""
+    """Add a note (what is kept, how to continue) to a Ctrl-C that ends the block. The innermost note counts."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -84,7 +84,7 @@ def explained(note: Callable[[], str]) -> Iterator[None]:
 
 
 def interrupt_is_handled() -> None:
-    """Note that Ctrl-C has had its effect and the process continues: the next one is a first one again."""
+    """Record that Ctrl-C was handled and the process continues, so the next one counts as the first again."""
     _is_handled.set()
 
 
@@ -94,7 +94,7 @@ def _forget() -> None:
 
 
 def _listen(reader: int) -> None:
-    """Answer the signals whose numbers come out of the pipe `reader`."""
+    """Answer the signals whose numbers arrive through the pipe `reader`."""
     before = -SAME
     while True:
         numbers = os.read(reader, 64)
@@ -117,7 +117,7 @@ def _listen(reader: int) -> None:
 
 def _say(line: str) -> None:
     if os.environ.get("RANK", "0") == "0":
-        panics = sys.modules.get("artel.storage.panics")  # which may buffer what is written to 2; not imported here
+        panics = sys.modules.get("artel.storage.panics")  # may redirect descriptor 2; not imported here
         with suppress(OSError):
             os.write(2 if panics is None else panics.stderr_descriptor(), f"artel: {line}\n".encode(errors="replace"))
             sys.stderr.flush()
@@ -125,11 +125,11 @@ def _say(line: str) -> None:
 
 @contextmanager
 def interrupted_after() -> Iterator[None]:
-    """Ctrl-C, and signals that are handled like it, take effect at the end of the block.
+    """Delay Ctrl-C, and signals handled like it, until the end of the block.
 
-    They are handled, not masked: a process of several threads gets a signal by any that does not mask it.
+    They are caught rather than masked: any thread that does not mask a signal can receive it.
     """
-    if not in_main_thread():  # only there an interrupt is raised
+    if not in_main_thread():  # only the main thread is interrupted
         yield
         return
     interrupts: list[int] = []

@@ -1,4 +1,4 @@
-"""Jupyter: whether this process is a notebook's, and tables as it shows them."""
+"""Jupyter: detect a notebook, and format tables for it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 
 
 def in_notebook() -> bool:
-    """Whether Jupyter, or what is like it, shows what this process writes."""
+    """True if the output of this process is shown by Jupyter or a similar notebook."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and hasattr(shell, "kernel")
 
 
 def html_table(rows: Iterable[Sequence[object]], header: Sequence[object] = (), caption: str = "") -> str:
-    """An HTML table; the first column names the row, numbers stand on the right. All text is escaped."""
+    """Return an HTML table. The first column names the rows. All text is escaped."""
     lines = ["<table>"]
     if caption:
         lines.append(f'<caption style="text-align: left">{html.escape(caption)}</caption>')

@@ -1,7 +1,7 @@
-"""A user's own code: modules named in the run file or on the command line, and the guard around calls into them.
+"""The user's own code: import modules named in the run file or on the command line, and guard calls into them.
 
-Plugins are imported before the rest of the run file is checked. Anything may go wrong in a user's code, `sys.exit`
-included: the error that people see names the function, its file and line, and is no fault of artel's.
+Plugins are imported before the rest of the run file is checked. User code may raise anything or call `sys.exit`. The
+error then names the function with its file and line, and makes clear that it is not part of artel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OWN: set[str] = set()
 
 @contextmanager
 def guarded(where: str, what: str, fix: str = "", kind: type[ArtelError] = InputError) -> Iterator[None]:
-    """Run a user's code inside the block. Whatever it raises becomes an error of `kind` at `where`.
+    """Run user code inside the block. Anything it raises becomes an error of `kind` at `where`.
 
     Errors of artel and Ctrl-C pass through.
     """
@@ -38,7 +38,7 @@ def guarded(where: str, what: str, fix: str = "", kind: type[ArtelError] = Input
 
 
 def raised(error: BaseException) -> str:
-    """The type, message and place of an exception of a user's code: "ValueError: no city, in weather (tools.py:12)"."""
+    """Describe an exception of user code: "ValueError: no city, in weather (tools.py:12)"."""
     text = message_of(error)
     name = type(error).__name__ if not isinstance(error, SystemExit) else "sys.exit was called"
     place = _own_place(error, called_artel=True)
@@ -46,7 +46,7 @@ def raised(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """The message of an exception whose class, and so its `__str__`, may be a user's."""
+    """Return the message of an exception whose class (and `__str__`) may be the user's."""
     try:
         return str(error)
     except BaseException as another:
@@ -54,7 +54,7 @@ def message_of(error: BaseException) -> str:
 
 
 def own_code_error(error: BaseException) -> WorkError | None:
-    """Return the error to report for an exception that came from a user's code; None if it came from elsewhere."""
+    """Return the error to report for an exception raised by user code, or None if it came from elsewhere."""
     place = _own_place(error)
     if place is None or isinstance(error, ArtelError | KeyboardInterrupt):
         return None
@@ -62,9 +62,9 @@ def own_code_error(error: BaseException) -> WorkError | None:
 
 
 def _own_place(error: BaseException, *, called_artel: bool = False) -> tuple[str, str] | None:
-    """(file:line, function) of a user's code that an exception came from, directly or in a package that it called.
+    """Return (file:line, function) of the user code that raised, directly or through a package that it called.
 
-    With `called_artel` also if artel raised it, called by the user's code.
+    With `called_artel`, also if artel raised it while called by user code.
     """
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         package = str(frame.f_globals.get("__name__")).partition(".")[0]
@@ -76,15 +76,15 @@ def _own_place(error: BaseException, *, called_artel: bool = False) -> tuple[str
 
 
 def note_own(module: str) -> None:
-    """Remember a module as the user's code, before it is imported."""
+    """Register a module as user code, before it is imported."""
     _OWN.add(module.partition(".")[0])
 
 
 def import_own_module(name: str, where: str, fix: str) -> ModuleType:
-    """A module of the user's, looked for in the working folder too. Raises InputError at `where`."""
+    """Import a user module, also from the working folder. Raises InputError at `where`."""
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.append(here)  # last: a file here must not stand in for a module that others import
+        sys.path.append(here)  # last, so that a file here never shadows an installed module
     note_own(name)
     fix = f"{fix}; the module is looked for in {here} and on PYTHONPATH"
     with guarded(where, f"{name!r} cannot be imported", fix):
@@ -92,7 +92,7 @@ def import_own_module(name: str, where: str, fix: str) -> ModuleType:
 
 
 def load_plugin(name: str) -> str:
-    """Import a plugin. Raises ValueError, as validators of the run file do."""
+    """Import a plugin. Raises ValueError, like validators of the run file."""
     try:
         import_own_module(name, "plugins", "write package.module")
     except InputError as error:
@@ -102,7 +102,7 @@ def load_plugin(name: str) -> str:
 
 
 def code_digest(module: str) -> str:
-    """A digest of a module's code: its file, or all files of the package that it belongs to."""
+    """Return a digest of a module's code: its file, or all files of its package."""
     file = Path(sys.modules[module].__file__ or "")
     files = sorted(file.parent.rglob("*.py")) if sys.modules[module].__package__ else [file]
     return xxhash.xxh3_64_hexdigest(b"\0".join(each.read_bytes() for each in files if each.is_file()))

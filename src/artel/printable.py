@@ -1,7 +1,7 @@
-"""What others wrote (names, keys, answers of servers, a model's tokens) as it may be shown: no character of it acts.
+"""Make text by others (names, keys, server responses, generated tokens) safe to print.
 
-Escapes colour and rewrite a terminal; a line break forges a line of ours; bidi overrides turn around what is read.
-Such characters are shown as Python writes them: `\\x1b`, `\\n`, `\\u202e`.
+Escape sequences change the terminal, line breaks forge lines of output, and bidi overrides reverse the reading order.
+Such control characters are printed as Python escapes: `\\x1b`, `\\n`, `\\u202e`.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ import json
 import re
 from collections.abc import Iterable
 
-# C0, DEL and C1, line and paragraph separators, bidi embeddings, overrides and isolates; halves of characters, of names
-# of files and of JSON's escapes, which cannot be printed or written at all.
-_ACTING = "\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
-_IN_A_LINE = re.compile(f"[{_ACTING}]")
-_IN_LINES = re.compile(f"(?![\n\t])[{_ACTING}]")
+# C0, DEL and C1, line and paragraph separators, bidi embeddings, overrides and isolates; and surrogates, which occur in
+# file names and JSON escapes and cannot be encoded.
+_CONTROL = "\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+_IN_A_LINE = re.compile(f"[{_CONTROL}]")
+_IN_LINES = re.compile(f"(?![\n\t])[{_CONTROL}]")
 
 
 def in_a_line(text: str) -> str:
-    """The text as a part of one line: every acting character is escaped."""
+    """Escape every control character, so that the text fits in one line."""
     return _IN_A_LINE.sub(_escape, text)
 
 
 def in_lines(text: str) -> str:
-    """The text with its own line breaks and tabs; every other acting character is escaped."""
+    """Escape every control character except line breaks and tabs."""
     return _IN_LINES.sub(_escape, text)
 
 
 def json_text(value: object, *, ascii_only: bool = False) -> str:
-    """JSON in one line that no terminal acts on; what a reader of JSON gets from it is exact."""
-    # json itself escapes C0; what else is matched can stand only within strings.
+    """Return JSON in one line with control characters escaped, so that it parses to exactly `value`."""
+    # json escapes C0 itself; other matches can occur only inside strings.
     return _IN_A_LINE.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=ascii_only))
 
 
@@ -38,18 +38,18 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def shortened(text: str, characters: int = 40) -> str:
-    """The first characters of a long text, with an ellipsis; a short text unchanged."""
+    """Shorten a text to `characters`, with an ellipsis."""
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
 
 def listed(names: Iterable[str], most: int = 8) -> str:
-    """The first `most` names, separated by commas, and how many there are if that is not all."""
+    """Join the first `most` names by commas, followed by the total if there are more."""
     names = list(names)
     return ", ".join(names[:most]) + (f" … ({len(names)} in all)" if len(names) > most else "")
 
 
 def in_bytes(count: int) -> str:
-    """A number of bytes for people: `3.1 MB`."""
+    """Format a number of bytes: `3.1 MB`."""
     for scale, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if count >= scale:
             return f"{count / scale:.3g} {unit}"

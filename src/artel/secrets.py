@@ -1,7 +1,7 @@
-"""What must not be written down or shown: passwords, tokens and signatures in addresses, replaced by ***.
+"""Hide secrets (passwords, tokens and signatures in URLs) in everything that is written or shown.
 
-Their place is the environment: AWS_*, HF_TOKEN, and `${NAME}` in http(s) addresses, which stands in what is written as
-it is and is read when the address is asked.
+Secrets belong in the environment: AWS_*, HF_TOKEN, and `${NAME}` in http(s) URLs. `${NAME}` is written as it is and
+replaced only when the URL is requested.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from typing import Any
 
 HIDDEN = "***"
 
-# RFC 3986, 3.2.1: what stands before the @ of the host.
+# RFC 3986, 3.2.1: the user information before the @ of the host.
 _USER = re.compile(r"(?<=://)([^/\s@'\"?#]+)@")
-# Names by which signed addresses (S3, Google Cloud, Azure: sig) and common services carry their secrets.
+# Names under which signed URLs (S3, Google Cloud, Azure: sig) and common services carry their secrets.
 _PARAMETER = re.compile(
     r"(?i)([?&;](?:[\w.-]*(?:token|secret|password|passwd|signature|credential|auth|authorization|api[_-]?key"
     r"|access[_-]?key|accesskeyid)|key|sig|pwd)=)([^&#\s'\"]+)"
 )
-# Tokens that are known by their form: of the hub, of AWS, of GitHub, and what stands behind `Bearer`.
+# Tokens recognizable by their form: of the hub, AWS and GitHub, and everything after `Bearer`.
 _TOKEN = re.compile(r"\b(?:hf_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16}|gh[opsur]_[A-Za-z0-9]{30,}|github_pat_\w{30,})")
 _BEARER = re.compile(r"(?i)(\bbearer\s+)[\w.~+/=-]{8,}")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 def hide_secrets(value: Any) -> Any:
-    """A text, or texts in lists and mappings, with *** in the place of each secret; anything else as it is."""
+    """Replace each secret by *** in a text, or in the texts of lists and dicts. Other values are returned unchanged."""
     if isinstance(value, str):
         return _hidden(value)
     if isinstance(value, dict):
@@ -36,12 +36,12 @@ def hide_secrets(value: Any) -> Any:
 
 
 def variables_of(text: str) -> list[str]:
-    """The names of the environment variables that a text asks for."""
+    """Return the names of the environment variables that a text refers to."""
     return _VARIABLE.findall(text)
 
 
 def with_variables(text: str, values: dict[str, str]) -> str:
-    """The text with each `${NAME}` replaced by its value."""
+    """Replace each `${NAME}` in a text by its value."""
     return _VARIABLE.sub(lambda match: values[match[1]], text)
 
 
@@ -54,7 +54,7 @@ def _hidden(text: str) -> str:
 
 
 def _hidden_user(user: str) -> str:
-    """`user:password` without the password; where there is none, the user may be a token."""
+    """Hide the password of `user:password`. Without a password, the user itself may be a token and is hidden."""
     name, colon, password = user.partition(":")
     if colon:
         return f"{name}:{password if _is_variable(password) else HIDDEN}"

@@ -1,4 +1,4 @@
-"""`import artel`: the verbs as functions, a model to use, a run to look at. docs/python.md shows each."""
+"""`import artel`: commands as functions, models to use, runs to inspect. docs/python.md shows each."""
 
 from artel.api.model import Answer, Entity, Filled, Model, Ranked, open
 from artel.api.push import push

@@ -1,4 +1,4 @@
-"""A trained model to use: write, chat, answer, mark names, fill masks, evaluate."""
+"""A trained model: generate, chat, answer questions, find entities, fill masks, evaluate."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Answer:
     end: int
     """End offset, exclusive."""
     score: float
-    """Logits of start and end less those of no answer: above 0 the model is for the answer."""
+    """Logits of start and end minus those of "no answer". Above 0, the model prefers the answer."""
     answer_class: str
-    """Of models with five heads (yes, no, short, long, unknown), else empty or as the model has it."""
+    """Predicted class of a model with five classes (yes, no, short, long, unknown); otherwise usually empty."""
     classes: dict[str, float] | None
-    """The probability of each class, of models with five heads."""
+    """Probability of each class, for models with five classes."""
 
     def __str__(self) -> str:
         return self.text
@@ -42,7 +42,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """A name in a text, or a word with its tag."""
+    """An entity in a text, or a word with its tag."""
 
     start: int
     """Start offset, from 0."""
@@ -51,7 +51,7 @@ class Entity:
     label: str
     text: str
     score: float
-    """The mean probability of its words' tags, 0 to 1."""
+    """Mean probability of the tags of its words, 0 to 1."""
 
     def __str__(self) -> str:
         return f"{self.text} ({self.label})"
@@ -59,12 +59,12 @@ class Entity:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A text with what was missing put in."""
+    """A text with its masks filled in."""
 
     text: str
     masks: list[list[tuple[str, float]]]
-    """For each mask the likeliest tokens with their probabilities (0 to 1), best first; empty of a model that is given
-    no masks, and finds itself what is missing."""
+    """The most likely tokens for each mask with their probabilities (0 to 1), best first. Empty for models that work
+    without masks and find the missing words themselves."""
 
     def __str__(self) -> str:
         return self.text
@@ -72,24 +72,24 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A document that a model ranked."""
+    """A document and its score for a query."""
 
     index: int
-    """Its place among the documents as they were given, counted from 0."""
+    """Index of the document in the input, from 0."""
     document: str
     score: float
-    """The probability that it matches the query, 0 to 1."""
+    """Probability that the document matches the query, 0 to 1."""
 
 
 @leaves_process_unchanged(with_torch=True)
 def open(name: str | os.PathLike[str], *, device: str | None = None) -> Model:
-    """Open a model: the final one of a run, its newest checkpoint while it trains, or any Hugging Face model.
+    """Open a model: the final model of a run, its newest checkpoint while it trains, or any Hugging Face model.
 
     Args:
         name: the folder of a run, a model folder (an adapter is opened with its base), or a hub id.
-        device: where it computes, as PyTorch names it: cpu, cuda, cuda:1; by default the GPU, where there is one.
+        device: a PyTorch device: cpu, cuda, cuda:1. By default the GPU, if there is one.
 
-    Raises InputError where there is no such model, it is damaged, or has no room there.
+    Raises InputError if the model does not exist, is damaged, or does not fit on the device.
     """
     from artel.launching.quiet_libraries import quiet_libraries
 
@@ -101,7 +101,7 @@ def open(name: str | os.PathLike[str], *, device: str | None = None) -> Model:
 
 
 class Model:
-    """A model with its tokenizer, as `artel.open` returns it. What it cannot do it says: InputError."""
+    """A model with its tokenizer, as returned by `artel.open`. Methods that it does not support raise InputError."""
 
     def __init__(self, opened: OpenedModel) -> None:
         self._opened = opened
@@ -118,7 +118,7 @@ class Model:
 
     @property
     def objective(self) -> str:
-        """What it learned, by the name in a run file; for a model that no run trained, what its head is for."""
+        """Name of the objective. For a model that artel did not train, the objective that fits its head."""
         return self._opened.objective.config.objective
 
     def generate(
@@ -133,21 +133,21 @@ class Model:
         repetition_penalty: float = 1.0,
         beams: int | None = None,
     ) -> str:
-        """Continue a text; of a chat model, answer a message; of a seq2seq model, write the text for another.
+        """Continue a text. A chat model answers a message, a seq2seq model writes its output for an input.
 
-        Returns what is written, without the prompt.
+        Returns the generated text without the prompt.
 
         Args:
-            prompt: the text to continue, empty to begin a new document; of a seq2seq model its input.
-            max_new_tokens: tokens to write at most; by default 100, of seq2seq as many as an output may have.
-            temperature: 0 takes the likeliest token; by default 0.8, of seq2seq 0.
-            top_k: choose among the k likeliest tokens; 0 for all.
-            top_p: choose among the likeliest tokens that sum to p.
-            seed: equal seeds write equal texts. The random state of PyTorch is not used, and does not change.
-            repetition_penalty: above 1 avoids tokens already there.
-            beams: of a seq2seq model at temperature 0: search for the likeliest text by so many beams.
+            prompt: the text to continue, empty to start a new document; for seq2seq the input.
+            max_new_tokens: maximum number of new tokens. Default: 100; for seq2seq the longest output of the run.
+            temperature: 0 always picks the most likely token. Default: 0.8; for seq2seq 0.
+            top_k: sample from the k most likely tokens; 0 for all.
+            top_p: sample from the most likely tokens whose probabilities add up to p.
+            seed: the same seed gives the same text. PyTorch's random state is neither used nor changed.
+            repetition_penalty: above 1 avoids tokens that occurred before.
+            beams: number of beams of a beam search, for seq2seq models at temperature 0.
 
-        Raises InputError for a model that does not write token by token, and for settings out of range.
+        Raises InputError for models that do not generate text, and for settings out of range.
         """
         return "".join(
             self.stream(
@@ -174,7 +174,7 @@ class Model:
         repetition_penalty: float = 1.0,
         beams: int | None = None,
     ) -> Iterator[str]:
-        """The same as `generate`, in pieces of whole characters, as soon as they are written."""
+        """Like `generate`, but yield pieces of text (complete characters) as soon as they are generated."""
         from artel.inference.chat import ChatSettings
 
         objective = self._opened.objective
@@ -214,16 +214,16 @@ class Model:
         repetition_penalty: float = 1.2,
         tell: Tell = tell,
     ) -> str:
-        """The answer to a message, or to the last of a conversation, written by the model's chat template.
+        """Answer a message, or the last message of a conversation, with the model's chat template.
 
         Args:
-            messages: a message; or `{"role": "user", "content": "…"}` and so on, user and assistant by turns, a system
-                message before them if you like, the user's message last.
-            system: the system message: who the model is to be.
+            messages: a message; or a list such as `[{"role": "user", "content": "…"}]`, in which user and assistant
+                alternate, optionally after a system message, and the user's message comes last.
+            system: the system message.
             max_new_tokens, temperature, top_k, top_p, seed, repetition_penalty: as in `generate`.
-            tell: is called with notes: that the answer was cut off, that earlier messages did not fit.
+            tell: called with notes, for example that the answer was cut off or that earlier messages did not fit.
 
-        Raises InputError for a model that does not write, and for a conversation that its template refuses.
+        Raises InputError for models that do not generate text, and for conversations that the template rejects.
         """
         from artel.inference import ChatSession, ChatSettings
         from artel.inference.chat_exchanges import Exchange
@@ -236,9 +236,9 @@ class Model:
 
     @leaves_process_unchanged()
     def answer(self, question: str, context: str) -> Answer:
-        """Find the answer to a question in a text of any length, which is read in windows.
+        """Find the answer to a question in a text of any length. Long texts are read in windows.
 
-        Raises InputError for a model that did not learn to answer questions.
+        Raises InputError for models that were not trained to answer questions.
         """
         if "answer" not in self._opened.objective.tasks:
             raise self._cannot("finds no answers in texts")
@@ -253,11 +253,11 @@ class Model:
 
     @leaves_process_unchanged()
     def entities(self, text: str | list[str]) -> list[Entity] | list[list[Entity]]:
-        """The names in a text of any length, which is read in windows, in order; or of each of several texts.
+        """Return the entities in a text of any length, in order, or a list of them for each of several texts.
 
-        Of a model that gives each word a tag they are the words.
+        Long texts are read in windows. A model that tags every word returns the words.
 
-        Raises InputError for a model that did not learn to mark names or tag words.
+        Raises InputError for models that were not trained to find entities or tag words.
         """
         answers = self._answers("entities", [text] if isinstance(text, str) else text, "marks nothing in texts")
         found = [[Entity(**entity) for entity in answer["entities"]] for answer in answers]
@@ -265,9 +265,9 @@ class Model:
 
     @leaves_process_unchanged()
     def fill(self, text: str) -> Filled:
-        """Put in what is missing: a word for each mask, or the commas, by what the model learned.
+        """Fill in a text: a word for each mask, or missing commas, depending on the model.
 
-        Raises InputError for a model that fills nothing in, and for a text without masks where it needs them.
+        Raises InputError for models that cannot fill in text, and if a masked model is given a text without masks.
         """
         objective = self._opened.objective
         if objective.generates or objective.tasks:
@@ -279,16 +279,16 @@ class Model:
 
     @leaves_process_unchanged()
     def classify(self, texts: str | Sequence[str | Sequence[str]]) -> Any:
-        """The label of a text, its labels, or its number, by what the model learned.
+        """Classify texts. Depending on the model, each gets one label, several labels, or a number.
 
         Args:
             texts: a text; or several, each a text or a pair of texts.
 
         Returns:
-            A dictionary for a text, a list of them for several: `label` and its `probability`, or the `labels` above
-            their thresholds, and the `probabilities` of all; or `number`. `truncated` is there for a text that was cut.
+            A dictionary, or a list of them for several texts. It has `label` and its `probability`, or the `labels`
+            above their thresholds, and the `probabilities` of all; or `number`. `truncated` is set if a text was cut.
 
-        Raises InputError for a model that labels nothing.
+        Raises InputError for models that are not classifiers.
         """
         inputs = [texts] if isinstance(texts, str) else list(texts)
         answers = self._answers("classify", inputs, "labels no texts")
@@ -296,15 +296,15 @@ class Model:
 
     @leaves_process_unchanged()
     def score(self, prompt: str | Sequence[Mapping[str, str]], answers: str | Sequence[str]) -> list[float]:
-        """The score of each answer to a prompt, higher for better ones.
+        """Score answers to a prompt; a higher score is better.
 
-        A reward model gives a number around 0, a reranker the probability that query and document match.
+        A reward model returns numbers around 0, a reranker the probability that query and document match.
 
         Args:
-            prompt: what the user asks; or the messages of a conversation up to the user's last.
-            answers: one or several.
+            prompt: the user's message; or the messages of a conversation, ending with the user's.
+            answers: one answer or several.
 
-        Raises InputError for a model that gives no scores, and for what is too long for it.
+        Raises InputError for models that give no scores, and for inputs that are too long.
         """
         listed = [answers] if isinstance(answers, str) else answers
         scored = self._answers("score", [(prompt, answer) for answer in listed], "gives no scores")
@@ -312,14 +312,14 @@ class Model:
 
     @leaves_process_unchanged()
     def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[Ranked]:
-        """Documents in the order of how well they answer a query, the best one first.
+        """Sort documents by how well they match a query, best first.
 
         Args:
-            query: what is looked for.
-            documents: what was found.
-            top_n: how many of them to give back; all where it is None.
+            query: the search query.
+            documents: the candidates.
+            top_n: number of documents to return; None for all.
 
-        Raises InputError for a model that does not rank, and for a query that is too long.
+        Raises InputError for models that are not rerankers, and for a query that is too long.
         """
         documents = [documents] if isinstance(documents, str) else documents
         scored = self._answers("rerank", [(query, document) for document in documents], "ranks no documents")
@@ -333,14 +333,14 @@ class Model:
     def embed(
         self, texts: str | Sequence[str], *, kind: Literal["", "query", "document"] = "", dimensions: int | None = None
     ) -> np.ndarray:
-        """The vector of each text, float32 (texts, size), or (size,) of one text: near one another where texts match.
+        """Return embeddings as float32, (texts, size), or (size,) for a single text. Similar texts have close vectors.
 
         Args:
-            texts: what is read of each is as long as `data.block` of the run.
-            kind: puts the run's prompt for queries or for documents before each text; without it none.
-            dimensions: the first so many numbers of each vector, for models that learned it (`embedding.matryoshka`).
+            texts: one text or several. Each is cut to `data.block` tokens of the run.
+            kind: prepends the run's prompt for queries or for documents. By default none is prepended.
+            dimensions: keep only the first dimensions, for models trained for that (`embedding.matryoshka`).
 
-        Raises InputError for a model that learned something else, and for a text without a token.
+        Raises InputError for models that are not embedding models, and for a text without a token.
         """
         import numpy as np
 
@@ -359,20 +359,20 @@ class Model:
         corpus: str | os.PathLike[str] | None = None,
         tell: Tell = tell,
     ) -> EvaluationResult:
-        """The objective's figures: on the validation part of the model's run, on `data`, or on a `corpus`.
+        """Compute the objective's metrics on the validation split of the model's run, on `data`, or on a `corpus`.
 
         Args:
-            data: a file, folder or glob, all of it; or a run file, whose validation part it is then.
-            overrides: values for dotted keys of the run that is evaluated: `{"data.block": 256}`.
-            corpus: of embeddings: a file or glob of texts, among which the queries of `data` are to find their
-                documents; or a folder in BEIR's format, with its own queries.
-            tell: is called with each message for people, a line of text.
+            data: a file, folder or glob, used in full; or a run file, of which the validation split is used.
+            overrides: values for dotted keys of the evaluated run: `{"data.block": 256}`.
+            corpus: for embeddings: a file or glob of texts, in which the queries of `data` should find their documents;
+                or a folder in BEIR's format, which has its own queries.
+            tell: called with each message, a line of text.
 
         Returns:
-            `figures` by name (`loss` in nats a target token, `bits_per_byte`, `accuracy` 0 to 1 …), `documents`,
-            `samples` (on a corpus its queries), `tokens` (on a corpus None), `seconds`.
+            `figures` by name (`loss` in nats per target token, `bits_per_byte`, `accuracy` 0 to 1 …), `documents`,
+            `samples` (for a corpus, its queries), `tokens` (for a corpus, None), `seconds`.
 
-        Raises InputError where there is nothing to evaluate on, or the data is for another objective.
+        Raises InputError if there is nothing to evaluate on, or if the data does not fit the objective.
         """
         from artel.inference import evaluate, evaluate_on_corpus
         from artel.launching.interface import choose_interface_of_process
@@ -396,25 +396,25 @@ class Model:
         return f"artel.open({self._opened.name!r})  # {self.objective}, {count:,} parameters"
 
     def _reply(self, prompt: str, context: str, sampling: Any) -> Reply:
-        """What the objective makes of a prompt, as `artel generate` asks for it."""
+        """Return the objective's reply to a prompt, as in `artel generate`."""
         return self._opened.objective.reply(self._opened.model, prompt, context, sampling)
 
     def _answers(self, task: str, inputs: list[Any], cannot: str) -> list[dict[str, Any]]:
-        """What the objective answers to a task (`Objective.tasks`). Raises InputError for a model without it."""
+        """Return the answers to a task (`Objective.tasks`). Raise InputError if the model does not support it."""
         objective = self._opened.objective
         if task not in objective.tasks:
             raise self._cannot(cannot)
         return objective.answers(self._opened.model, task, inputs)
 
     def _cannot(self, what: str) -> InputError:
-        """The error for what this model did not learn, which names what it can do."""
+        """Return the error for an unsupported task. It names the supported ones."""
         objective = self._opened.objective
         able = "generate and chat" if objective.generates else " and ".join(objective.tasks) or "fill"
         return InputError.at(self._opened.name, f"is a model for {self.objective}, which {what}", f"use {able}")
 
 
 def _conversation(messages: str | Sequence[Mapping[str, str]]) -> tuple[str, list[tuple[str, str]], str]:
-    """(system message, earlier pairs of message and answer, the message to answer)."""
+    """Split into (system message, earlier pairs of message and answer, message to answer)."""
     if isinstance(messages, str):
         return "", [], messages
     turns = [(message.get("role"), message.get("content", "")) for message in messages]

@@ -1,4 +1,4 @@
-"""The curves of a run as a figure of plotly."""
+"""The curves of a run as a plotly figure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _TRAINING, _VALIDATION = "#1f77b4", "#d62728"
 
 
 def figure(run: RunData) -> Figure:
-    """A plot for each metric, training and validation together, over steps; those of the report, in its order.
+    """Return a figure with the plots of the report: one per metric, training and validation together, over steps.
 
-    Raises InputError where plotly is not installed, or nothing is logged yet.
+    Raises InputError if plotly is not installed or nothing is logged yet.
     """
     if find_spec("plotly") is None:
         raise missing_extra("plotly", "report", "plot")
@@ -31,7 +31,7 @@ def figure(run: RunData) -> Figure:
 
     plots = charts([run], [run.folder.name], Language("en"))
     if not plots:
-        raise InputError.at(str(run.folder), "nothing is logged yet", "plot it when it has trained a few steps")
+        raise InputError.at(str(run.folder), "nothing is logged yet", "plot it after a few steps of training")
     titles = [plot.title for plot in plots]
     drawn = make_subplots(len(plots), 1, subplot_titles=titles, shared_xaxes=True, vertical_spacing=0.2 / len(plots))
     for row, plot in enumerate(plots, 1):

@@ -1,4 +1,4 @@
-"""A call of artel within a process that is somebody else's: nothing of it is changed afterwards."""
+"""Calls of artel inside another program: they leave the process unchanged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z-]+)")
 
 
 def tell(line: str) -> None:
-    """A message for people: below the cell in a notebook, else on standard error; from the first process only."""
+    """Print a message on rank 0: below the cell in a notebook, otherwise on standard error."""
     if os.environ.get("RANK", "0") == "0":
         print(in_a_line(hide_secrets(line)), file=sys.stdout if in_notebook() else sys.stderr, flush=True)
 
@@ -41,11 +41,11 @@ def tell(line: str) -> None:
 def leaves_process_unchanged(
     *, with_torch: bool = False
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """A decorator: what a call changes of the process is put back when it returns or raises.
+    """Decorate a function so that it restores the state of the process when it returns or raises.
 
-    That is the environment, signal handlers, hooks of exceptions, filters of warnings, levels of loggers, the search
-    path, and of PyTorch the threads, the default dtype and the random states. `with_torch`: the call needs PyTorch,
-    which is imported first. Errors of the machine (a full disk) and of a user's own code become WorkError.
+    Restores the environment, signal handlers, exception hooks, warning filters, log levels, `sys.path`, and PyTorch's
+    threads, default dtype and random states. With `with_torch`, PyTorch is imported first. Errors of the machine (a
+    full disk) and of the user's own code become WorkError.
     """
 
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -75,7 +75,7 @@ def leaves_process_unchanged(
 
 
 def _in_python(problem: Problem) -> Problem:
-    """A problem whose flags of the command line are named as arguments, except within a command."""
+    """Replace command-line flags in a problem by the names of arguments, except inside a command."""
 
     def argument(text: str) -> str:
         if "artel " in text:
@@ -104,7 +104,7 @@ def _environment() -> Iterator[None]:
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """Handlers as they were; meanwhile each Ctrl-C is a KeyboardInterrupt at most, and never ends the process."""
+    """Restore signal handlers. Inside the block, Ctrl-C raises KeyboardInterrupt at most and never ends the process."""
     if not in_main_thread():
         yield
         return
@@ -135,7 +135,7 @@ def _faults() -> Iterator[None]:
 
 @contextmanager
 def _hooks() -> Iterator[None]:
-    """What shows exceptions that nobody catches: each process group of PyTorch puts itself in front."""
+    """Restore the hooks for uncaught exceptions, to which each process group of PyTorch adds itself."""
     before = sys.excepthook, threading.excepthook
     try:
         yield
@@ -145,7 +145,7 @@ def _hooks() -> Iterator[None]:
 
 @contextmanager
 def _messages() -> Iterator[None]:
-    """Warnings and loggers, also those of transformers, which are made when it is imported."""
+    """Restore warning filters and loggers, including those that transformers creates on import."""
     loggers = {
         logger: (logger.level, list(logger.filters))
         for logger in logging.root.manager.loggerDict.values()
@@ -174,7 +174,7 @@ def _transformers_logging() -> Any:
 
 @contextmanager
 def _modules() -> Iterator[None]:
-    """The search path, and `kernels`, which transformers and bitsandbytes must not import for artel."""
+    """Restore `sys.path`, and unload `kernels`, which transformers and bitsandbytes must not import for artel."""
     path, has_kernels = list(sys.path), "kernels" in sys.modules
     try:
         yield
@@ -186,18 +186,18 @@ def _modules() -> Iterator[None]:
 
 @contextmanager
 def _torch() -> Iterator[None]:
-    """Threads, default dtype and random states of PyTorch, where the process has imported it."""
+    """Restore threads, default dtype and random states of PyTorch, if it was imported."""
     torch = sys.modules.get("torch")
     if torch is None:
         yield
         return
     threads, dtype, states = torch.get_num_threads(), torch.get_default_dtype(), torch.get_rng_state()
-    of_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    device_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:
         yield
     finally:
         torch.set_num_threads(threads)
         torch.set_default_dtype(dtype)
         torch.set_rng_state(states)
-        if of_devices:
-            torch.cuda.set_rng_state_all(of_devices)
+        if device_states:
+            torch.cuda.set_rng_state_all(device_states)

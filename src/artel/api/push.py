@@ -1,4 +1,4 @@
-"""A run's model on the Hugging Face hub: the verb of the same name, in this process."""
+"""Push the model of a run to the Hugging Face hub, like the command `artel push`."""
 
 from __future__ import annotations
 
@@ -30,27 +30,26 @@ def push(
 ) -> Pushed:
     """Upload the model of a run to the Hugging Face hub, with a model card made from the run: `artel push`.
 
-    The token is HF_TOKEN, or what `hf auth login` stored. An upload that was cut goes on where it ended.
+    The token is HF_TOKEN or the one stored by `hf auth login`. An interrupted upload resumes.
 
     Args:
         run: the folder of a run.
-        repo: OWNER/NAME; NAME alone is one of your own. It is made if it is not there.
-        public: make the new repository public; it is private without this.
-        step: a checkpoint in place of the final model: the number of its step, "latest" or "best".
-        revision: the branch; by default main, or step-N of a checkpoint.
-        message: of the commit.
-        license: of the model, as the hub names it: "apache-2.0".
-        languages: codes of what the model writes: ("ru",). By default those of `data.clean.languages`.
-        base_model: the hub id of the model that training began with, where the run knows a folder only.
-        dry_run: a new folder to write what would be uploaded into; nothing is sent.
-        tell: is called with each message for people, a line of text.
+        repo: OWNER/NAME, or NAME for a repository of your own. It is created if it does not exist.
+        public: make a new repository public. By default it is private.
+        step: push a checkpoint instead of the final model: a step number, "latest" or "best".
+        revision: the branch. Default: main, or step-N for a checkpoint.
+        message: the commit message.
+        license: the model's licence, as the hub names it: "apache-2.0".
+        languages: language codes of the model: ("ru",). Default: those of `data.clean.languages`.
+        base_model: hub id of the base model, if the run knows only its folder.
+        dry_run: a new folder. The files are written there and nothing is uploaded.
+        tell: called with each message, a line of text.
 
     Returns:
-        What lies there now: `repo`, `revision`, `url`, `commit`, `private`, `files` with their bytes, `step`; `folder`
-        of a dry run.
+        The upload: `repo`, `revision`, `url`, `commit`, `private`, `files` with their sizes in bytes, `step`, and
+        `folder` for a dry run.
 
-    Raises InputError for what is wrong with the run, the options and the token, WorkError where the hub or the network
-    fails.
+    Raises InputError for a wrong run, option or token, WorkError if the hub or the network fails.
     """
     from artel.launching.quiet_libraries import quiet_libraries
 

@@ -1,7 +1,7 @@
-"""Rows that Python holds as a source of text: written to a file of JSON lines once, and read like any other file.
+"""Python objects as sources of text: they are written to a JSONL file once, which is read like any other file.
 
-The file is named by a digest of its content, in the folder `rows` of the cache: a run's config.yaml names it as
-`{rows}/DIGEST.jsonl`, so that the run can be resumed and repeated without the objects.
+The file lies in the folder `rows` of the cache and is named by a digest of its content. config.yaml of the run refers
+to it as `{rows}/DIGEST.jsonl`, so the run can be resumed and repeated without the objects.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FORMS = "give a list of texts, a list of dicts, a dict of lists, a pandas DataF
 
 
 def is_table(value: object) -> bool:
-    """True for rows of another library, which no key but a source takes: of pandas, or of datasets."""
+    """True for pandas and datasets objects, which only a source accepts."""
     return isinstance(value, (*_types("pandas", "DataFrame", "Series"), *_types("datasets", "Dataset", *_NOT_ROWS)))
 
 
@@ -83,7 +83,7 @@ def _line(row: dict[str, Any], place: str) -> bytes:
 
 
 def _plain_cell(value: Any) -> Any:
-    """A cell that JSON has no form for: a missing value of pandas, a date, a scalar of numpy."""
+    """Convert a cell that orjson does not support: a missing value of pandas, a date, a numpy scalar."""
     pandas = sys.modules.get("pandas")
     if pandas is not None and (value is pandas.NA or value is pandas.NaT):
         return None
@@ -132,7 +132,7 @@ def _of_columns(columns: Mapping[Any, Any], key: str) -> Iterator[dict[str, Any]
 
 
 def _of_dataset(rows: Any) -> Iterator[dict[str, Any]]:
-    """Rows of a `datasets.Dataset`, with the names of classes in place of their numbers (-1 is a row without one)."""
+    """Yield the rows of a `datasets.Dataset`, with class names in place of class numbers (-1: no class)."""
     for row in rows.with_format(None):
         for name, kind in rows.features.items():
             names = getattr(getattr(kind, "feature", kind), "names", None)  # `feature`: of a list
@@ -151,18 +151,18 @@ _NOT_ROWS = ("DatasetDict", "IterableDataset", "IterableDatasetDict")
 
 
 def _columns() -> tuple[type[Any], ...]:
-    """Types of a column of values."""
+    """Types accepted as a column of values."""
     return (list, tuple, *_types("pandas", "Series"), *_types("numpy", "ndarray"))
 
 
 def _types(module: str, *names: str) -> tuple[type[Any], ...]:
-    """Types of a library, if it is imported: an object of it exists only then."""
+    """Return types of a library if it is imported; otherwise no object of it can exist."""
     loaded = sys.modules.get(module)
     kinds = (getattr(loaded, name, None) for name in names)
     return tuple(kind for kind in kinds if isinstance(kind, type))
 
 
 def type_name(value: object) -> str:
-    """The name of a value's type with its article, for messages."""
+    """Return the name of a value's type with its article, for messages."""
     name = type(value).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

@@ -1,4 +1,4 @@
-"""A run to look at: its metrics, its ledger, what its model wrote."""
+"""A run to inspect: its metrics, ledger and samples."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """The folder of a run: one that is at work, one that is complete, or one that was stopped.
+    """The folder of a run that is training, complete or stopped.
 
-    Everything is read anew each time it is asked for, so a run can be watched while it trains.
+    Every access reads the files again, so a run can be watched while it trains.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Raises InputError where there is no such folder, or it is none of a run."""
+        """Raises InputError if the folder does not exist or is not a run's."""
         from artel.reports.run_data import check_is_run  # which imports NumPy
         from artel.training import RunFolder
 
@@ -43,33 +43,33 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        """The run as resolved, every key with its value. Raises InputError before the run has begun."""
+        """The run file with a value for every key. Raises InputError before the first start."""
         return load_run(str(self.folder))
 
     @property
     def metrics(self) -> Any:
-        """A row a step that was logged or validated: a DataFrame of pandas, or of polars, else a list of dicts.
+        """A row per logged or validated step: a pandas or polars DataFrame, otherwise a list of dicts.
 
-        Columns are those of metrics.jsonl: `step`, `tokens` (so far), `seconds` (wall time so far), `loss` (nats a
-        target token, the mean since the row before), `gradient_norm`, `learning_rate`, `tokens_per_second`,
-        `memory_gib`, `mfu` (0 to 1, where the device's peak is known); and `validation_…` for each of the objective's
-        figures. A cell without a value, or whose value was NaN or infinite, is empty: NaN, null, or absent. pandas is
-        taken where both are installed, unless only polars is imported.
+        The columns are those of metrics.jsonl: `step`, `tokens` (so far), `seconds` (wall time so far), `loss` (nats
+        per target token, mean since the previous row), `gradient_norm`, `learning_rate`, `tokens_per_second`,
+        `memory_gib`, `mfu` (0 to 1, if the device's peak is known), and `validation_…` for each metric of the
+        objective. A value that is missing, NaN or infinite is NaN, null or absent. If both libraries are installed,
+        pandas is used, unless only polars has been imported.
 
-        Raises InputError where the file is damaged.
+        Raises InputError if the file is damaged.
         """
         return table(_columns(self._curves()), _library())
 
     @property
     def ledger(self) -> dict[str, Any]:
-        """What became of every document of the text: `documents` read, kept, and dropped by reason; the same by `sets`;
-        `tokens` and `bytes` of the `parts`, train and validation. Raises InputError before the text is prepared."""
+        """Account of all documents: `documents` read, kept, and dropped by reason; the same by `sets`; `tokens` and
+        `bytes` of the `parts`, train and validation. Raises InputError before the text is prepared."""
         content = self._read(self._files.ledger, "artel.prepare(run)")
         return _parsed(content, self._files.ledger)
 
     @property
     def samples(self) -> list[dict[str, Any]]:
-        """What the model wrote after `validate.prompts` at each validation: `step`, `prompt`, `text`; oldest first."""
+        """Text generated for `validate.prompts` at each validation: `step`, `prompt`, `text`, oldest first."""
         if not self._files.samples.exists():
             return []
         complete, _, _ = self._read(self._files.samples, "").rpartition(b"\n")  # the last line may be being written
@@ -84,12 +84,12 @@ class Run:
         return self._files.read_result()
 
     def plot(self) -> Figure:
-        """The curves of the run as a figure of plotly, a plot for each metric over steps: those of the report.
+        """Return a plotly figure with a plot over steps for each metric, as in the report.
 
-        A notebook shows it; `write_html`, `write_image` and `update_layout` are plotly's. Needs the extra `report`.
-        `artel report` shows more, in a browser.
+        Notebooks display it; save or change it with plotly's `write_html`, `write_image` and `update_layout`. Needs the
+        extra `report`. `artel report` shows more, in a browser.
 
-        Raises InputError where plotly is not installed, nothing is logged yet, or a file of the run is damaged.
+        Raises InputError if plotly is not installed, nothing is logged yet, or a file of the run is damaged.
         """
         from artel.api.plot import figure
         from artel.reports.run_data import read_run
@@ -109,16 +109,16 @@ class Run:
         return html_table(self._summary(), caption=str(self.folder))
 
     def _summary(self) -> list[tuple[str, str]]:
-        """What a notebook shows of the run."""
+        """Rows of the table that a notebook shows."""
         curves = self._curves()
         state = "complete" if self._files.is_complete else "not complete"
-        figures = {name: value for name, value in curves.newest.items() if name != "step"}
-        figures |= {f"validation {name}": value for name, value in curves.newest_validation.items()}
-        shown = [(name.replace("_", " "), _shown(value)) for name, value in figures.items()]
+        metrics = {name: value for name, value in curves.newest.items() if name != "step"}
+        metrics |= {f"validation {name}": value for name, value in curves.newest_validation.items()}
+        shown = [(name.replace("_", " "), _shown(value)) for name, value in metrics.items()]
         return [("steps", f"{curves.step:,} ({state})"), *shown]
 
     def _curves(self) -> Curves:
-        """Every line of metrics.jsonl, by metric."""
+        """All points of metrics.jsonl, by metric."""
         from artel.reports.curves import CurveReader
 
         return CurveReader(self._files.metrics, points=None).read()
@@ -149,15 +149,15 @@ def _shown(value: object) -> str:
 
 
 def _columns(curves: Curves) -> dict[str, Any]:
-    """A column for each metric, over all steps that were logged or validated; NaN where a step has no value."""
+    """Return a column per metric over all logged or validated steps, NaN where a step has no value."""
     import numpy as np
 
     named = {**curves.training, **{f"validation_{name}": curve for name, curve in curves.validation.items()}}
     steps = np.unique(np.concatenate([curve.step for curve in named.values()])) if named else np.array([])
 
-    def spread(places: Any, values: Any) -> Any:
+    def spread(at: Any, values: Any) -> Any:
         column = np.full(len(steps), np.nan)
-        column[np.searchsorted(steps, places)] = values
+        column[np.searchsorted(steps, at)] = values
         return column
 
     columns: dict[str, Any] = {"step": steps.astype(np.int64)}
@@ -168,7 +168,7 @@ def _columns(curves: Curves) -> dict[str, Any]:
 
 
 def table(columns: dict[str, Any], library: str | None) -> Any:
-    """Columns as a DataFrame of a library, or as a list of rows, without the cells that are NaN."""
+    """Return the columns as a DataFrame of `library`, or if None as a list of rows without their NaN cells."""
     if library is not None:
         return import_module(library).DataFrame(columns)
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
@@ -176,6 +176,6 @@ def table(columns: dict[str, Any], library: str | None) -> Any:
 
 
 def _library() -> str | None:
-    """The library for DataFrames: one that is imported, else one that is installed; pandas where both are."""
+    """Return the DataFrame library: an imported one, else an installed one, pandas first."""
     installed = [name for name in ("pandas", "polars") if find_spec(name) is not None]
     return next(iter([*(name for name in installed if name in sys.modules), *installed]), None)

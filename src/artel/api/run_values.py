@@ -1,4 +1,4 @@
-"""Runs and overrides that Python holds: plain values, `RunConfig` objects and rows, in place of files."""
+"""Runs and overrides given as Python objects: plain values, `RunConfig` objects and rows."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from artel.config.suggest import key_advice
 from artel.errors import InputError, Problem
 
 RunLike = str | os.PathLike[str] | Mapping[str, Any] | RunConfig | RunFile
-"""A run: the path of a run file, a recipe's name, the folder of an earlier run, its keys as plain values, an object."""
+"""A run: path of a run file, name of a recipe, folder of an earlier run, keys as a dict, or a `RunConfig`."""
 OverridesLike = Mapping[str, Any] | Sequence[str] | None
-"""Overrides: values for dotted keys, or words as on a command line (`["train.steps=3"]`)."""
+"""Overrides: a dict of dotted keys, or strings as on the command line (`["train.steps=3"]`)."""
 
 _STEM = "run"
-"""A run in no file that names no folder is written to runs/run, as that of a file run.yaml."""
+"""A run without file and folder goes to runs/run, as if its file were run.yaml."""
 _SOURCES = ("data", "sources")
 
 Key = tuple[Any, ...]
 
 
 def as_run_file(run: RunLike, tell: Callable[[str], object]) -> RunFile:
-    """Return `run` as a run file that has been read; rows in it are written to files. Raises InputError."""
+    """Read `run` as a run file. Rows in it are written to files. Raises InputError."""
     if isinstance(run, RunFile):
         return run
     if isinstance(run, str | os.PathLike):
@@ -47,7 +47,7 @@ def as_run_file(run: RunLike, tell: Callable[[str], object]) -> RunFile:
 def as_overrides(
     overrides: OverridesLike, tell: Callable[[str], object], settings: Mapping[str, Any] | None = None
 ) -> Overrides:
-    """Return `overrides`, and `settings` of the section `train` by their names. Raises InputError."""
+    """Return `overrides` combined with `settings`, which are keys of the section `train`. Raises InputError."""
     if isinstance(overrides, Overrides):
         given = overrides
     elif isinstance(overrides, str):
@@ -92,7 +92,7 @@ def _overrides(values: Mapping[Any, Any], tell: Callable[[str], object]) -> dict
 
 
 def _plain_values(value: Any, key: Key, tell: Callable[[str], object]) -> Any:
-    """`value`, which stands at `key` of a run, as a file would hold it. Raises InputError with every problem."""
+    """Convert the `value` of a `key` to plain values, as in a file. Raises InputError with every problem."""
     reader = _PlainValues(tell)
     plain = reader.plain(value, key)
     if reader.problems:
@@ -101,7 +101,7 @@ def _plain_values(value: Any, key: Key, tell: Callable[[str], object]) -> Any:
 
 
 class _PlainValues:
-    """Reads values of Python as those that a file can hold, and collects what is wrong."""
+    """Converts Python values to those that a file can hold, and collects problems."""
 
     def __init__(self, tell: Callable[[str], object]) -> None:
         self.problems: list[Problem] = []
@@ -109,7 +109,7 @@ class _PlainValues:
         self._outer: list[int] = []
 
     def plain(self, value: Any, key: Key) -> Any:
-        """The plain value. Of an object only what was set: `auto` chooses the rest, as it does for a file."""
+        """Return the plain value. Unset fields of a pydantic object are left out, so they stay `auto`."""
         if isinstance(value, BaseModel):
             return value.model_dump(mode="json", by_alias=True, exclude_unset=True)
         if key[:2] == _SOURCES and len(key) <= 3 and is_table(value):

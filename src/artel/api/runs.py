@@ -1,4 +1,4 @@
-"""Prepare, plan and train a run: the verbs of the same names, in this process."""
+"""Prepare, plan and train a run in this process, like the commands of the same names."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 @leaves_process_unchanged()
 def prepare(run: RunLike, overrides: OverridesLike = None, *, tell: Tell = tell) -> Prepared:
-    """Clean, unique, split and tokenize a run's text, unless that was done before: `artel prepare`.
+    """Clean, deduplicate, split and tokenize the text of a run, unless that was done before: `artel prepare`.
 
     Args:
         run: the path of a run file, a recipe's name, the folder of an earlier run, the keys of a run file as a dict, or
             an `artel.RunConfig`. A source of a dict may be `{"rows": …}`: texts, dicts, a DataFrame, a Dataset.
-        overrides: values for dotted keys, laid over the run's: `{"data.block": 512}`, or `["data.block=512"]`.
-        tell: is called with each message for people, a line of text.
+        overrides: values for dotted keys, which replace the run's: `{"data.block": 512}`, or `["data.block=512"]`.
+        tell: called with each message, a line of text.
 
     Returns:
-        The token store: its `folder`, whether this call `made` it, `ledger()` with the counts of documents (read, kept,
-        dropped by reason), tokens and bytes of text, `tokenizer()`, `open()` for the tokens themselves.
+        The token store: its `folder`; `made`, True if this call made it; `ledger()` with the counts of documents (read,
+        kept, dropped by reason), tokens and bytes of text; `tokenizer()`; `open()` for the tokens themselves.
 
-    Raises InputError with all that is wrong with the run and its texts, WorkError where a disk is full or the like.
+    Raises InputError with every problem of the run and its texts, WorkError if the machine fails (a full disk).
     """
     from artel.launching.prepare_run import prepare_run
 
@@ -51,29 +51,29 @@ def train(
     tell: Tell = tell,
     **settings: Any,
 ) -> Run:
-    """Train a run, or resume it: `artel train`. A run that is complete is not trained again.
+    """Train or resume a run: `artel train`. A complete run is not trained again.
 
-    Ctrl-C (a notebook's stop button) ends the run after its step, saved: it raises Interrupted, and the same call
-    resumes. A second one, or one before the first step, raises KeyboardInterrupt at once.
+    Ctrl-C (a notebook's stop button) finishes the current step, saves and raises Interrupted. The same call resumes. A
+    second Ctrl-C, or one before the first step, raises KeyboardInterrupt at once.
 
     Args:
         run: the path of a run file, a recipe's name, the folder of an earlier run, the keys of a run file as a dict, or
             an `artel.RunConfig`. A source of a dict may be `{"rows": …}`: texts, dicts, a DataFrame, a Dataset.
-        overrides: values for dotted keys, laid over the run's: `{"data.block": 512}`, or `["data.block=512"]`.
-        callbacks: called with the state of the training after every step, in order (docs/extending.md). Those with
-            `state_dict` and `load_state_dict` are saved in checkpoints. In one process only: with several, the run file
-            names them.
-        nproc: processes on this host, started as the command starts them. By default one, in this process; or as many
-            as the numbers in `parallel` need.
-        restart: start over: what an earlier start wrote into the run's folder is removed first.
-        force: train although the plan says that it cannot fit.
-        tell: is called with each message for people, a line of text.
-        settings: keys of the section train, laid over the run's: `steps=300, learning_rate=3e-4`.
+        overrides: values for dotted keys, which replace the run's: `{"data.block": 512}`, or `["data.block=512"]`.
+        callbacks: called in order after every step with the state of the training (docs/extending.md). Those with
+            `state_dict` and `load_state_dict` are saved in checkpoints. Only for a single process; with several,
+            name them in the run file.
+        nproc: number of processes to start on this host. By default one, namely this process, or as many as the
+            numbers in `parallel` need.
+        restart: start over, and first remove everything that earlier starts wrote into the run's folder.
+        force: train even if the plan says that the run does not fit into memory.
+        tell: called with each message, a line of text.
+        settings: keys of the section train, which replace the run's: `steps=300, learning_rate=3e-4`.
 
     Returns:
         The run: its metrics, ledger, samples and result.
 
-    Raises InputError before the first step, WorkError where the work fails, Interrupted where it was stopped and saved.
+    Raises InputError before the first step, WorkError if training fails, Interrupted if it was stopped and saved.
     """
     from artel.launching.start_run import StartOptions, start_run
 
@@ -85,30 +85,30 @@ def train(
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What a run will need. Printed, it is what `artel plan` says."""
+    """Resources that a run needs. Prints like `artel plan`."""
 
     plan: Plan
-    """All figures: parameters, memory of each rank by kind (bytes), speed, hours, disk."""
+    """All numbers: parameters, memory of each rank by kind (bytes), speed, hours, disk."""
     choice: Choice | None = None
-    """Of the model, where the run has `model.auto`: the run with it, and what is expected."""
+    """With `model.auto`: the run with the chosen model, and the metrics expected of it."""
 
     @property
     def fits(self) -> bool:
-        """Whether the run fits into the memory there is."""
+        """True if the run fits into memory."""
         return self.plan.share <= 1
 
     @property
     def verdict(self) -> str:
-        """fits; tight, from 90 % of the memory on; or does not fit."""
+        """`fits`, `tight` (from 90 % of the memory) or `does not fit`."""
         return self.plan.verdict
 
     @property
     def memory_share(self) -> float:
-        """The part of the memory that is used where it is scarcest; above 1 the run does not fit."""
+        """Fraction of the memory used by the fullest rank. Above 1, the run does not fit."""
         return self.plan.share
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as plain values, as `artel plan --json` prints them; memory and disk in GiB."""
+        """Return plain values, as printed by `artel plan --json`. Memory and disk in GiB."""
         return self.plan.to_json() | ({} if self.choice is None else {"choice": self.choice.to_json()})
 
     def __str__(self) -> str:
@@ -145,23 +145,23 @@ def plan(
     price: float | None = None,
     tell: Tell = tell,
 ) -> RunPlan:
-    """Say before a run what it will need, and whether it fits: `artel plan`. Nothing is trained or written.
+    """Estimate memory, speed and disk of a run before it starts: `artel plan`. Trains and writes nothing.
 
-    The model is built without memory, and two steps of it are traced with the code that trains.
+    Builds the model without allocating memory and traces two of its steps with the real training code.
 
     Args:
         run: the path of a run file, a recipe's name, the folder of an earlier run, the keys of a run file as a dict, or
             an `artel.RunConfig`.
-        overrides: values for dotted keys, laid over the run's.
-        hardware: accelerators of a node, as `h100-80gb:8`; by default this machine.
-        nodes: machines with that hardware.
-        nproc: processes on each node; by default one for each accelerator, or as the numbers in `parallel` need.
-        host_memory: memory of each machine, as `1TB`.
-        interconnect: rate of one accelerator to other machines, as `400Gb/s`.
-        price: of one accelerator (of the machine, on a CPU) for an hour, in any currency.
-        tell: is called with each message for people, a line of text.
+        overrides: values for dotted keys, which replace the run's.
+        hardware: accelerators of a node, such as `h100-80gb:8`. Default: this machine.
+        nodes: number of nodes.
+        nproc: processes per node. Default: one per accelerator, or as many as the numbers in `parallel` need.
+        host_memory: memory of each node, such as `1TB`.
+        interconnect: bandwidth of one accelerator to other nodes, such as `400Gb/s`.
+        price: price per hour of one accelerator (on a CPU, of the machine), in any currency.
+        tell: called with each message, a line of text.
 
-    Raises InputError for what is wrong with the run, and for what cannot be planned.
+    Raises InputError if the run file is wrong or the run cannot be planned.
     """
     from artel.launching.plan_run import PlanOptions, plan_run
 

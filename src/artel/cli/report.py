@@ -48,14 +48,15 @@ def report(
 
 
 def _in_terminal(folder: str) -> dict[str, Any]:
+    from artel.reports.curves import read_curves
     from artel.reports.details import detail_lines, read_details
-    from artel.reports.report import curve, read_curves
     from artel.reports.run_data import read_status
+    from artel.reports.terminal import loss_curve
     from artel.training.comparison import reached, read_choice
     from artel.training.run_folder import RunFolder
 
     curves = read_curves(RunFolder(Path(folder)).metrics, tell)
-    tell(*curve(curves))
+    tell(*loss_curve(curves))
     status = read_status(RunFolder(Path(folder)), curves)
     if status.state != "complete":
         state = {"unknown": "not complete"}.get(status.state, status.state)
@@ -85,7 +86,8 @@ def _details(file: Path) -> dict[str, Any]:
 
 
 def _compared(folders: list[str]) -> dict[str, Any]:
-    from artel.reports.several import compared, read_runs
+    from artel.reports.run_data import read_runs
+    from artel.reports.terminal import compared
 
     rows, lines = compared(read_runs(folders))
     tell(*lines)
@@ -94,7 +96,7 @@ def _compared(folders: list[str]) -> dict[str, Any]:
 
 def _in_browser(folders: list[str], html: Path | None, port: int | None, language: str) -> dict[str, Any]:
     from artel.reports.page import Page, check_plotly
-    from artel.reports.several import read_runs
+    from artel.reports.run_data import read_runs
     from artel.storage import write_output
 
     check_plotly()
@@ -115,7 +117,7 @@ def _compressor(folder: str) -> dict[str, float]:
     quiet_libraries()
     from artel.config import load_run
     from artel.preparing import prepare
-    from artel.reports.report import compression
+    from artel.reports.terminal import compression
 
     prepared = prepare(load_run(folder), tell)
     store = prepared.open()

@@ -19,7 +19,7 @@ def watch(
     """
     from rich.console import Console
 
-    from artel.reports.several import compared
+    from artel.reports.terminal import compared
     from artel.reports.watch import watch
 
     run = watch(folder, Console(stderr=True, highlight=False))

@@ -1,1 +1,1 @@
-"""The report of a run: what it has done, for people to read."""
+"""Reports on runs: in the terminal, as a page, live in the browser, and as a model card."""

@@ -1,9 +1,10 @@
-"""The curves of a run: every metric of metrics.jsonl over steps, tokens and seconds, also while the run goes on."""
+"""Read metrics.jsonl as curves: every metric over steps, tokens and seconds, also while the run is training."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -12,13 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from artel.config import near_name
 from artel.errors import InputError, Problem, WorkError
 from artel.host import usable_cores
-from artel.reports.metric_lines import Lines, Points, read_lines, thinned, unpacked
+from artel.reports.metric_lines import Lines, Points, deserialize, read_lines, thinned
 from artel.storage import check_regular
 
 _LONG = 64 << 20
-"""Bytes of a file that several processes read: one takes half a second for so much."""
+"""Bytes from which a file is read by several processes. One process reads this many in half a second."""
 _MOST_PROCESSES = 4
 _BLOCK = 1 << 16
 Column = NDArray[np.float64]
@@ -26,16 +28,16 @@ Column = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One metric over the run, by step. Points are left out where a run logged more than can be shown."""
+    """One metric of a run, by step. Thinned out if the run logged more points than can be drawn."""
 
     step: Column
     tokens: Column
-    """Input tokens trained on so far; NaN where the run does not tell."""
+    """Input tokens trained on so far. NaN if not logged."""
     seconds: Column
-    """Wall time of the run so far, all its starts together; NaN where the run does not tell."""
+    """Wall time of all starts of the run so far. NaN if not logged."""
     value: Column
     nulls: int = 0
-    """Lines where the metric was NaN or infinite: they have no point."""
+    """Number of lines where the metric was NaN or infinite. They have no point."""
 
     @property
     def newest(self) -> float:
@@ -47,18 +49,18 @@ class Curves:
     """All metrics of a run."""
 
     training: dict[str, Curve] = field(default_factory=dict)
-    """loss, gradient_norm, learning_rate, tokens_per_second, mfu, memory_gib, and what callbacks log."""
+    """loss, gradient_norm, learning_rate, tokens_per_second, mfu, memory_gib, and the metrics of callbacks."""
     validation: dict[str, Curve] = field(default_factory=dict)
-    """The objective's metrics on the validation split, and the figures of `validate.tasks`."""
+    """The objective's metrics on the validation split, and those of `validate.tasks`."""
     newest: dict[str, Any] = field(default_factory=dict)
-    """The newest line of a training step, as it stands in the file."""
+    """The newest line of a training step, as logged."""
     validation_line: dict[str, Any] = field(default_factory=dict)
     """The newest line of a validation."""
     tasks_line: dict[str, Any] = field(default_factory=dict)
-    """The newest line with the figures of `validate.tasks`."""
+    """The newest line with metrics of `validate.tasks`."""
     lines: int = 0
     torn: bool = False
-    """The last line has no end: a kill has cut it off, or it is being written. It is left out."""
+    """True if the last line is incomplete, because of a kill or because it is being written. It is left out."""
 
     @property
     def newest_validation(self) -> dict[str, float | None]:
@@ -71,24 +73,24 @@ class Curves:
 
     @property
     def step(self) -> int:
-        """The newest step that is logged; 0 where there is none."""
+        """The newest logged step; 0 before the first."""
         return max(line.get("step", 0) for line in (self.newest, self.validation_line, self.tasks_line))
 
 
 class CurveReader:
-    """Reads metrics.jsonl, and later what was added to it. A file that was made anew is read anew."""
+    """Reads metrics.jsonl, and on later calls only the lines added since. A replaced file is read from its start."""
 
     def __init__(self, path: Path, points: int | None = 2000) -> None:
-        """`points` is how many are kept of each metric at most; None for all of them."""
+        """Keep at most `points` points of each metric, or all if None."""
         self._path, self._points = path, points
         self._file: tuple[int, int] | None = None  # device and inode
         self._end = 0  # bytes read
         self._lines = Lines()
 
     def read(self) -> Curves:
-        """All that there is by now; no curves where there is no file.
+        """Return the curves so far; empty if there is no file.
 
-        Raises InputError for lines that no run writes, and where the file cannot be read.
+        Raise InputError if the file cannot be read, or listing its damaged lines.
         """
         check_regular(self._path)
         try:
@@ -102,7 +104,7 @@ class CurveReader:
         return self._curves(torn)
 
     def _problems(self) -> list[Problem]:
-        """Each line that no run writes; of a file of several such lines and no other, the file."""
+        """One problem per damaged line, or one for the file if no line is good."""
         lines = self._lines
         if lines.lines > 1 and not lines.has_good:
             _, what = lines.problems[0]
@@ -114,7 +116,7 @@ class CurveReader:
         ]
 
     def _read_on(self) -> bool:
-        """Read what was added; whether the last line is torn."""
+        """Read the added lines. Return True if the last one is incomplete."""
         stat = self._path.stat()
         file = (stat.st_dev, stat.st_ino)
         if file != self._file or stat.st_size < self._end or self._lines.problems:
@@ -134,11 +136,11 @@ class CurveReader:
             lines.points[name] = [points]
         named = {name: points for name, (points,) in lines.points.items() if len(points)}
         training = {name: points for name, points in named.items() if not name.startswith("validation/")}
-        places = training.get("loss")
+        loss = training.get("loss")
         return Curves(
             training={name: _curve(points, lines.nulls.get(name, 0)) for name, points in training.items()},
             validation={
-                name.removeprefix("validation/"): _curve(_placed(points, places), lines.nulls.get(name, 0))
+                name.removeprefix("validation/"): _curve(_with_positions(points, loss), lines.nulls.get(name, 0))
                 for name, points in named.items()
                 if name not in training
             },
@@ -159,18 +161,18 @@ def _curve(points: Points, nulls: int) -> Curve:
     return Curve(step, tokens, seconds, value, nulls)
 
 
-def _placed(points: Points, training: Points | None) -> Points:
-    """A validation's line has no tokens and no seconds: they are those of the steps around it."""
+def _with_positions(points: Points, training: Points | None) -> Points:
+    """Fill in tokens and seconds of validation points, interpolated from the training steps around them."""
     if training is None:
         return points
-    placed = points.copy()
+    filled = points.copy()
     for column in (1, 2):
-        placed[:, column] = np.interp(points[:, 0], training[:, 0], training[:, column])
-    return placed
+        filled[:, column] = np.interp(points[:, 0], training[:, 0], training[:, column])
+    return filled
 
 
 def _last_line_end(path: Path, begin: int, end: int) -> int:
-    """Where the last whole line between two bytes ends; `begin` where there is none."""
+    """Offset behind the last complete line between two offsets; `begin` if there is none."""
     with path.open("rb") as file:
         while end > begin:
             block = max(begin, end - _BLOCK)
@@ -183,27 +185,45 @@ def _last_line_end(path: Path, begin: int, end: int) -> int:
 
 
 def _read(path: Path, begin: int, end: int, points: int | None) -> Lines:
-    """The lines between two bytes; of a long file by several processes."""
+    """Read the lines between two offsets, with several processes if they are long."""
     if end - begin < _LONG or points is None:
         return read_lines(path, begin, end, points)
     count = min(usable_cores(), _MOST_PROCESSES)
     bounds = [begin + (end - begin) * number // count for number in range(count)]
     bounds = [begin, *(_last_line_end(path, begin, bound) for bound in bounds[1:]), end]
     result = Lines()
-    processes = [_reading(path, *pair, points) for pair in pairwise(bounds[1:])]
+    processes = [_start_reader(path, *pair, points) for pair in pairwise(bounds[1:])]
     try:
         result.add(read_lines(path, bounds[0], bounds[1], points))
         for process in processes:
             content, _ = process.communicate()
             if process.returncode:
                 raise WorkError.at(str(path), "a process that read a part of it failed", "try again")
-            result.add(unpacked(content))
+            result.add(deserialize(content))
     finally:
         for process in processes:
             process.kill()
     return result
 
 
-def _reading(path: Path, begin: int, end: int, points: int) -> subprocess.Popen[bytes]:
+def _start_reader(path: Path, begin: int, end: int, points: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "artel.reports.metric_lines", str(path.resolve()), *map(str, (begin, end, points))]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+
+
+def read_curves(path: Path, tell: Callable[[str], None] = lambda _: None) -> Curves:
+    """Return the curves of a run's metrics.jsonl. An incomplete last line is left out and reported through `tell`.
+
+    Raise InputError if the file is missing, unreadable or has damaged lines.
+    """
+    if not path.exists():
+        if (path.parent / "config.yaml").is_file():
+            what = "has not been trained yet: no step is logged"
+            raise InputError.at(str(path.parent), what, f"train it: artel train {path.parent}")
+        near = None if path.parent.is_dir() else near_name(str(path.parent))
+        fix = f"did you mean {near}?" if near else "give the folder of a run that has been trained"
+        raise InputError.at(str(path), "there is no such file", fix)
+    curves = CurveReader(path).read()
+    if curves.torn:
+        tell(f"{path}:{curves.lines + 1}: the last line was torn by a kill, and is left out")
+    return curves

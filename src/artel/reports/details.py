@@ -1,6 +1,6 @@
-"""What the figures of a validation leave out (`Objective.details`): tables, and matrices of labels.
+"""Tables and confusion matrices of a validation (`Objective.details`).
 
-They come from a file, which may hold anything: what is no table and no matrix is left out.
+They are read from a file that may hold anything. Entries that are neither a table nor a matrix are skipped.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _MOST_LABELS = 25
-"""Of a matrix that is drawn; of a larger one the commonest confusions are told."""
+"""Labels of the largest matrix that is drawn. A larger one is replaced by its most frequent confusions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Matrix:
         return len(self.labels) <= _MOST_LABELS
 
     def confusions(self) -> list[tuple[str, str, int]]:
-        """(true label, predicted one, how often) of the commonest confusions."""
+        """(true label, predicted label, count) of the most frequent confusions."""
         found = [
             (true, predicted, count)
             for true, row in zip(self.labels, self.counts, strict=True)
@@ -38,7 +38,7 @@ class Matrix:
 @dataclass(frozen=True, slots=True)
 class Details:
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """By title, rows of values by column."""
+    """Rows (column -> value) by title."""
     matrices: dict[str, Matrix] = field(default_factory=dict)
     """By title."""
 
@@ -47,7 +47,7 @@ class Details:
 
 
 def read_details(content: Any) -> Details:
-    """The tables and matrices of a file's content."""
+    """Return the tables and matrices in the content of a file."""
     if not isinstance(content, dict):
         return Details()
     tables = {title: rows for title, rows in _entries(content.get("tables")) if _is_table(rows)}
@@ -60,7 +60,7 @@ def read_details(content: Any) -> Details:
 
 
 def columns_of(rows: list[dict[str, Any]]) -> list[str]:
-    """The columns of a table, also those that only some rows have."""
+    """Return the columns of a table, including those that only some rows have."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
@@ -69,7 +69,7 @@ def is_number(value: Any) -> bool:
 
 
 def detail_lines(details: Details) -> Iterator[str]:
-    """The tables and matrices in characters."""
+    """Yield the tables and matrices as lines of text."""
     for title, rows in details.tables.items():
         columns = columns_of(rows)
         yield f"{title}:"
@@ -85,7 +85,7 @@ def detail_lines(details: Details) -> Iterator[str]:
 
 
 def _aligned(rows: list[list[str]]) -> Iterator[str]:
-    """Rows with their columns in line: the first to the left, the others to the right."""
+    """Align columns: the first to the left, the others to the right."""
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     for row in rows:
         first, *others = (

@@ -1,7 +1,7 @@
-"""`artel report --live`: the report served on this machine alone, renewed in the browser as the runs go on.
+"""`artel report --live`: serve the report on 127.0.0.1 and update it in the browser while the runs train.
 
-One thread reads the runs' folders, by their files' sizes and times, which also works on a disk that another host writes
-to. What changed goes to every open page as a server-sent event.
+One thread polls sizes and times of the files, which also works on a disk that another host writes to. Changes are
+pushed to every open page as server-sent events.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ import orjson
 from artel.elapsed import paused
 from artel.errors import InputError
 from artel.reports.page import Page
-from artel.reports.run_data import RunData
-from artel.reports.several import RunsReader
+from artel.reports.run_data import RunData, RunsReader
 
 _HOST = "127.0.0.1"
 _NOT_FREE = {errno.EADDRINUSE: "is in use by another program", errno.EACCES: "may not be used by you"}
 _POLL_SECONDS = 1.0
 _READ_SECONDS = 5.0
-"""So often the folders are read although nothing changed: a run that died changes nothing."""
+"""Interval of reading folders that did not change: a run that died changes nothing."""
 _SIGN_SECONDS = 15.0
-"""So often an open page is sent a comment: a page that was closed is noticed."""
+"""Interval of comments sent to an open page, which reveal that it was closed."""
 
 
 def serve(folders: Sequence[str], port: int, language: str, tell: Callable[[str], None]) -> None:
-    """Serve the report of some runs until Ctrl-C. `port` 0 takes a free one.
+    """Serve the report of some runs until Ctrl-C. `port` 0 picks a free one.
 
-    Raises InputError where a folder is none of a run, has lines that no run writes, or the port is taken.
+    Raise InputError if a folder is not a run's or is damaged, or if the port is taken.
     """
     report = LiveReport(folders, language)
     try:
@@ -54,10 +53,10 @@ def serve(folders: Sequence[str], port: int, language: str, tell: Callable[[str]
 
 
 class LiveReport:
-    """Reads the runs again and again in a thread, and keeps the newest event for the pages that are open."""
+    """Polls the runs in a thread and holds the newest event for the open pages."""
 
     def __init__(self, folders: Sequence[str], language: str) -> None:
-        """Raises InputError where a folder is none of a run, or has lines that no run writes."""
+        """Raise InputError if a folder is not a run's or is damaged."""
         self._page = Page(language, live=True)
         self._reader = RunsReader(folders)
         self._folders = [Path(folder) for folder in folders]
@@ -83,11 +82,11 @@ class LiveReport:
         return self._over.is_set()
 
     def html(self) -> bytes:
-        """The page as it is now."""
+        """Return the current page."""
         return self._page.html(self._newest()).encode()
 
     def event_after(self, number: int, wait: float) -> tuple[int, bytes] | None:
-        """The newest event and its number, if that is not `number`; waits so many seconds for it, else None."""
+        """Wait up to `wait` seconds for an event newer than `number`. Return (its number, its data), or None."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._number != number or self.is_over, wait) or self.is_over:
                 return None
@@ -112,9 +111,7 @@ class LiveReport:
         try:
             runs = self._reader.read()
             event = self._page.event(runs)
-        except (
-            InputError
-        ) as error:  # a damaged line, or a folder that was removed: the page stays as it was, and says so
+        except InputError as error:  # a damaged line or a removed folder: the page stays as it was and shows the error
             runs, event = self._runs, orjson.dumps({"problem": error.in_a_line})
         with self._changed:
             if event != self._event:
@@ -123,7 +120,7 @@ class LiveReport:
 
 
 def _sizes_and_times(folder: Path) -> list[tuple[str, int, int]]:
-    """Of the files of a run's folder and of the folders within it: what changes when something is written."""
+    """(path, size, mtime) of the files in a run's folder, which change when the run writes."""
     found = []
     for path in [folder, *folder.glob("*"), *folder.glob("ranks/*"), *folder.glob("profile/*")]:
         try:
@@ -142,7 +139,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away is no fault."""
+        """Ignore browsers that closed the connection."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -150,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        # A name that leads here is not this machine's own: pages of other sites must not read the report by it.
+        # DNS rebinding: another site's page must not read the report through a name that resolves to 127.0.0.1.
         host = (self.headers.get("Host") or "").rpartition(":")[0] or self.headers.get("Host", "")
         if host not in (_HOST, "localhost"):
             self.send_error(403, "only by 127.0.0.1 or localhost")
@@ -188,4 +185,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing: the terminal is the user's."""
+        """Log nothing to the terminal."""

@@ -1,7 +1,7 @@
-"""Lines of metrics.jsonl, parsed many at once and thinned out: a run may have written ten million of them.
+"""Parse and thin out metrics.jsonl, which may have ten million lines.
 
-Of each piece of the file (256 KiB, 1,200 lines) and each metric, the first, the lowest, the highest and the last value
-are kept, or those of several parts of it where the file is short. A spike of a single step therefore stays. One core
+The file is read in pieces of 256 KiB (about 1,200 lines). Of each piece and metric only the first, lowest, highest and
+last value are kept, so a spike of a single step stays visible. In a short file, pieces are divided further. One core
 parses a million lines a second; a long file is read by several processes, each of which runs this module.
 """
 
@@ -21,41 +21,41 @@ import orjson
 from numpy.typing import NDArray
 
 Points = NDArray[np.float64]
-"""(points, 4): step, tokens, seconds, value; NaN where a line does not tell."""
+"""(points, 4): step, tokens, seconds, value; NaN where a line has none."""
 
-LARGEST = 1e100  # of a metric: a plot needs the difference of two
+LARGEST = 1e100  # largest metric accepted: a plot computes differences
 _PIECE = 1 << 18
 _MOST_PROBLEMS = 20
 _JUDGED = ("validation", "tasks")
-"""Kinds of lines whose figures stand in an object of that name."""
+"""Kinds of lines that hold their metrics in an object of that name."""
 _NOT_DRAWN = ("step", "epoch", "tokens", "seconds")
 
 
 @dataclass(slots=True)
 class Lines:
-    """What was read of a part of a file."""
+    """Contents of a part of the file."""
 
     lines: int = 0
     points: dict[str, list[Points]] = field(default_factory=dict)
-    """By metric; those of a validation and of tasks as `validation/NAME`."""
+    """By metric. Metrics of a validation and of tasks are named `validation/NAME`."""
     nulls: dict[str, int] = field(default_factory=dict)
-    """By metric, the number of lines where it was NaN or infinite, which JSON has as null."""
+    """By metric, the number of lines where it was NaN or infinite (null in JSON)."""
     problems: list[tuple[int, str]] = field(default_factory=list)
-    """(line in this part, from 1; what is wrong) of the first lines that no run writes."""
+    """(line number in this part, from 1; reason) of the first damaged lines."""
     training: dict[str, Any] = field(default_factory=dict)
     """The newest line of a training step."""
     validation: dict[str, Any] = field(default_factory=dict)
     """The newest line of a validation."""
     tasks: dict[str, Any] = field(default_factory=dict)
-    """The newest line with the figures of tasks."""
+    """The newest line with metrics of tasks."""
 
     @property
     def has_good(self) -> bool:
-        """Whether a line was read that a run writes."""
+        """True if at least one line is valid."""
         return bool(self.training or self.validation or self.tasks)
 
     def add(self, later: Lines) -> None:
-        """Add what follows in the file."""
+        """Append the part that follows in the file."""
         self.problems += [(self.lines + line, what) for line, what in later.problems]
         del self.problems[_MOST_PROBLEMS:]
         self.lines += later.lines
@@ -69,7 +69,7 @@ class Lines:
 
 
 def checked(line: object) -> dict[str, Any]:
-    """A line of metrics: its step, its loss, its metrics, null for NaN. Raises ValueError."""
+    """Return a line of metrics.jsonl after checking it. Raise ValueError if no run writes such a line."""
     if not isinstance(line, dict) or not isinstance(line.get("step"), int) or line["step"] < 0:
         raise ValueError("it has no step")
     numbers = {"loss": line.get("loss", 0.0)}
@@ -84,9 +84,9 @@ def checked(line: object) -> dict[str, Any]:
 
 
 def read_lines(path: Path, begin: int, end: int, points: int | None) -> Lines:
-    """The lines of a file from byte `begin`, where one begins, to byte `end`, where one ends.
+    """Read the lines between offsets `begin` and `end`, both at line boundaries. Raise OSError.
 
-    `points` is roughly how many are kept of each metric; None for all. Raises OSError.
+    About `points` points are kept of each metric, or all if None.
     """
     result = Lines()
     parts = None if points is None else max(1, points * _PIECE // (4 * max(_PIECE, end - begin)))
@@ -96,7 +96,7 @@ def read_lines(path: Path, begin: int, end: int, points: int | None) -> Lines:
 
 
 def thinned(points: Points, parts: int) -> Points:
-    """The first, the lowest, the highest and the last point of each of so many parts of the points."""
+    """Divide points into `parts` parts and keep the first, lowest, highest and last point of each."""
     return points[_kept_rows(points[:, 3], parts)]
 
 
@@ -112,7 +112,7 @@ def _kept_rows(values: NDArray[np.float64], parts: int) -> NDArray[np.intp]:
 
 
 def _pieces(path: Path, begin: int, end: int) -> Iterator[bytes]:
-    """Whole lines, about 256 KiB at a time."""
+    """Yield complete lines, about 256 KiB at a time."""
     with path.open("rb") as file:
         file.seek(begin)
         left, rest = end - begin, b""
@@ -128,17 +128,17 @@ def _read_piece(piece: bytes, parts: int | None) -> Lines:
     lines = piece.count(b"\n")
     try:
         tables = list(_tables(piece, lines))
-    except (ValueError, KeyError, TypeError, OverflowError):  # something unusual stands in it
+    except (ValueError, KeyError, TypeError, OverflowError):  # some line is unusual
         return _read_line_by_line(piece, lines, parts)
     return _kept(lines, tables, parts)
 
 
 Table = tuple[dict[str, Any], list[str], NDArray[np.float64]]
-"""The newest of some lines, and the names and the values of their figures: (lines, names)."""
+"""The newest of some lines, the names of their metrics, and the values: (lines, names)."""
 
 
 def _tables(piece: bytes, count: int) -> Iterator[Table]:
-    """All lines of a piece. Raises what shows that one of them is unlike the others, or is none of a run."""
+    """Parse all lines of a piece at once. Raises if one of them differs from the others or is damaged."""
     lines = orjson.loads(b"[" + piece[:-1].replace(b"\n", b",") + b"]")
     if len(lines) != count:
         raise ValueError("a line holds several values")
@@ -169,9 +169,9 @@ def _is_judged(line: dict[str, Any]) -> bool:
 
 
 def _validation(line: dict[str, Any]) -> dict[str, Any]:
-    """The figures of a line of a validation or of tasks, by the names of curves."""
-    figures = (item for kind in _JUDGED for item in line.get(kind, {}).items())
-    return {f"validation/{name}": value for name, value in figures}
+    """Return the metrics of a line of a validation or of tasks, by curve name."""
+    metrics = (item for kind in _JUDGED for item in line.get(kind, {}).items())
+    return {f"validation/{name}": value for name, value in metrics}
 
 
 def _read_line_by_line(piece: bytes, count: int, parts: int | None) -> Lines:
@@ -206,16 +206,16 @@ def _kept(count: int, tables: Iterable[Table], parts: int | None) -> Lines:
                         kept[:, at] = values[rows, place]
                 points.setdefault(name, []).append(kept)
     for name, arrays in points.items():
-        together = np.concatenate(arrays)
-        result.points[name] = [together if parts is None else thinned(together, parts)]
+        joined = np.concatenate(arrays)
+        result.points[name] = [joined if parts is None else thinned(joined, parts)]
     return result
 
 
 # A process that reads a part of a long file --------------------------------------------
 
 
-def packed(lines: Lines) -> bytes:
-    """What was read, as bytes for another process: a line of JSON, and numpy's arrays."""
+def serialize(lines: Lines) -> bytes:
+    """Serialize for another process: one line of JSON, then the arrays in numpy's format."""
     stream = BytesIO()
     arrays = {name: np.concatenate(points) for name, points in lines.points.items()}
     about = {
@@ -233,8 +233,8 @@ def packed(lines: Lines) -> bytes:
     return stream.getvalue()
 
 
-def unpacked(content: bytes) -> Lines:
-    """The lines that `packed` made these bytes of."""
+def deserialize(content: bytes) -> Lines:
+    """Inverse of `serialize`."""
     stream = BytesIO(content)
     about = orjson.loads(stream.readline())
     arrays = {name: [np.load(stream, allow_pickle=False)] for name in about["names"]}
@@ -246,4 +246,4 @@ def unpacked(content: bytes) -> Lines:
 
 if __name__ == "__main__":
     _, name, *numbers = sys.argv
-    sys.stdout.buffer.write(packed(read_lines(Path(name), *map(int, numbers))))
+    sys.stdout.buffer.write(serialize(read_lines(Path(name), *map(int, numbers))))

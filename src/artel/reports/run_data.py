@@ -1,18 +1,20 @@
-"""What a run's folder tells: everything that training and preparing wrote there, read into one object.
+"""Read everything that training and preparing wrote into a run's folder.
 
-It imports no torch, runs none of the run's own modules, and needs nothing but the folder.
+Needs nothing but the folder: it imports neither torch nor the plugins of the run.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import orjson
 import yaml
 
@@ -30,11 +32,13 @@ T = TypeVar("T")
 _MOST_PROBLEMS = 20
 _MOST_REJECTED = 1000
 _MOST_STACKS = 20_000  # characters of a file of hangs/
+_PACE_WINDOW = 0.2
+"""Fraction of the logged steps, counted from the newest, over which the pace is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the model made of a prompt after a step."""
+    """Text that the model generated for a prompt after a step."""
 
     step: int
     prompt: str
@@ -54,19 +58,19 @@ class Start:
     """A start of the run: the first one, or one that resumed it."""
 
     step: int
-    """Steps done when it began."""
+    """Steps finished before this start."""
     time: str
     """ISO 8601, UTC."""
     processes: int
     environment: dict[str, Any]
     """hosts, device, platform, and the versions of artel, python, torch and transformers."""
     chosen: dict[str, Any]
-    """By key of the run file, what was chosen where it says `auto`."""
+    """The values chosen for keys that are `auto`, by key of the run file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Where the threads of a process stood that got no further."""
+    """Stack traces of a process that hung."""
 
     name: str
     text: str
@@ -74,33 +78,33 @@ class Hang:
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """A run's folder. What is not there is empty, or None."""
+    """Contents of a run's folder. Missing files are empty or None."""
 
     folder: Path
     status: Status
     curves: Curves
     config: dict[str, Any]
-    """The run file with every key, as in RUN/config.yaml; secrets are hidden."""
+    """RUN/config.yaml: the run file with every key. Secrets are hidden."""
     samples: list[Sample] = field(default_factory=list)
     ledger: dict[str, Any] | None = None
     rejected: list[dict[str, str]] = field(default_factory=list)
     """The first 1,000 records that could not be used: origin, reason, detail, set."""
     plan: dict[str, Any] | None = None
-    """What was planned, and under `measured` what was measured."""
+    """The plan, with measurements of the real run under `measured`."""
     choice: dict[str, Any] | None = None
-    """With `model.auto`, what the choice of the model expected, and what was `reached`."""
+    """With `model.auto`: the metrics `expected` when the model was chosen, and those `reached`."""
     result: dict[str, Any] | None = None
     validation: dict[str, Any] | None = None
-    """What the figures of the newest validation leave out: its step, tables, matrices (`Objective.details`)."""
+    """Details of the newest validation: its step, tables and matrices (`Objective.details`)."""
     profile: dict[str, Any] | None = None
-    """Where the time of a few steps went: milliseconds by kind and by operator."""
+    """Milliseconds of a few profiled steps, by kind and by operator."""
     bad_steps: list[dict[str, Any]] = field(default_factory=list)
     starts: list[Start] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
     ranks: list[RankStatus] = field(default_factory=list)
     hangs: list[Hang] = field(default_factory=list)
     torn: list[str] = field(default_factory=list)
-    """Files whose last line has no end: a kill has cut it off, or it is being written. It is left out."""
+    """Files whose last line is incomplete, because of a kill or because it is being written. The line is left out."""
 
     @property
     def objective(self) -> str:
@@ -108,7 +112,7 @@ class RunData:
 
     @property
     def steps(self) -> int | None:
-        """How many steps the run is to have; None where that is not known."""
+        """The planned number of steps. None if unknown."""
         planned = (self.plan or {}).get("steps")
         chosen = self.starts[-1].chosen.get("train.steps") if self.starts else None
         steps = chosen or self.config.get("train", {}).get("steps") or planned
@@ -121,19 +125,55 @@ class RunData:
         speed = (self.result or {}).get("tokens_per_second") or newest.get("run_tokens_per_second")
         return float(speed) if isinstance(speed, int | float) else None
 
+    @property
+    def elapsed_seconds(self) -> float | None:
+        """Wall time of all starts of the run so far. None if it is not recorded."""
+        seconds = (self.result or {}).get("wall_seconds", self.curves.newest.get("seconds"))
+        return float(seconds) if isinstance(seconds, int | float) else None
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """Pace over the newest fifth of the logged steps, validations and checkpoints included. None if unknown."""
+        loss = self.curves.training.get("loss")
+        if loss is None or len(loss.step) < 2 or not np.isfinite(loss.seconds).all():
+            return None
+        first = min(int(len(loss.step) * (1 - _PACE_WINDOW)), len(loss.step) - 2)
+        seconds = float(loss.seconds[-1] - loss.seconds[first])
+        return float(loss.step[-1] - loss.step[first]) / seconds if seconds > 0 else None
+
+    @property
+    def fraction_done(self) -> float | None:
+        """Finished fraction of the steps, or of the time under `train.budget`. None if unknown."""
+        used = self.curves.newest.get("budget_used")
+        if isinstance(used, int | float):
+            return min(1.0, float(used))
+        return min(1.0, self.status.step / self.steps) if self.steps else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the last step at the newest pace, or the rest of `train.budget`. None if unknown."""
+        train = self.config.get("train")
+        budget, used = train.get("budget") if isinstance(train, dict) else None, self.curves.newest.get("budget_used")
+        if isinstance(budget, int | float) and isinstance(used, int | float):
+            return max(0.0, (1 - used) * budget)
+        pace = self.steps_per_second
+        if pace is None or self.steps is None or pace <= 0:
+            return None
+        return max(0.0, (self.steps - self.status.step) / pace)
+
 
 class RunReader:
-    """Reads a run's folder again and again while the run goes on: of metrics.jsonl what was added alone."""
+    """Reads the folder of a run repeatedly. From metrics.jsonl it reads only the lines added since the last time."""
 
     def __init__(self, folder: Path | str, points: int | None = 2000, signs: SignsOfLife | None = None) -> None:
-        """`points` is how many are kept of each curve at most; None for all. Raises InputError where no run is."""
+        """Keep at most `points` points per curve, or all if None. Raise InputError if `folder` is not a run's."""
         self._folder = RunFolder(Path(folder))
         check_is_run(self._folder)
         self._curves = CurveReader(self._folder.metrics, points)
         self._signs = signs or SignsOfLife()
 
     def read(self) -> RunData:
-        """All that the folder tells now. Raises InputError, with all lines and files that no run writes."""
+        """Return the current contents. Raise InputError listing every damaged line and file."""
         folder, found = self._folder, _Found()
         curves = found.tried(self._curves.read) or Curves()
         if curves.torn:
@@ -168,11 +208,42 @@ class RunReader:
 
 
 def read_run(folder: Path | str, points: int | None = 2000) -> RunData:
-    """What a run's folder tells. `points` is how many are kept of each curve at most; None for all.
+    """Return the contents of a run's folder, with at most `points` points per curve (None: all).
 
-    Raises InputError where the folder is none of a run, and for all lines and files in it that no run writes.
+    Raise InputError if the folder is not a run's, or listing every damaged line and file in it.
     """
     return RunReader(folder, points).read()
+
+
+class RunsReader:
+    """Reads the folders of several runs repeatedly, and reports the problems of all of them together."""
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        """Raise InputError listing every folder that is not a run's."""
+        self._readers = _collected(partial(RunReader, folder) for folder in dict.fromkeys(folders))
+
+    def read(self) -> list[RunData]:
+        """Return the current contents of every folder. Raise InputError listing all problems."""
+        return _collected(reader.read for reader in self._readers)
+
+
+def read_runs(folders: Sequence[str]) -> list[RunData]:
+    """Return the contents of several runs' folders. Raise InputError listing the problems of all of them."""
+    return RunsReader(folders).read()
+
+
+def _collected(calls: Iterable[Callable[[], T]]) -> list[T]:
+    """Results of all calls. Raise InputError with the problems of every call that failed."""
+    results: list[T] = []
+    problems: list[Problem] = []
+    for call in calls:
+        try:
+            results.append(call())
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(problems)
+    return results
 
 
 def read_status(folder: RunFolder, curves: Curves) -> Status:
@@ -182,7 +253,7 @@ def read_status(folder: RunFolder, curves: Curves) -> Status:
 
 
 def check_is_run(folder: RunFolder) -> None:
-    """Raise InputError where the folder is not that of a run."""
+    """Raise InputError if `folder` is not a run's."""
     path = folder.path
     if not path.is_dir():
         near = near_name(str(path))
@@ -194,7 +265,7 @@ def check_is_run(folder: RunFolder) -> None:
 
 
 class _Found:
-    """Reads small files, and keeps what is wrong with them to report it together."""
+    """Reads small files and collects their problems, to report them together."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -208,7 +279,7 @@ class _Found:
             return None
 
     def content(self, file: Path, most_lines: int | None = None) -> bytes:
-        """The bytes of a file, or of its first lines; none where there is none."""
+        """Return the bytes of a file or of its first lines; empty if it does not exist."""
         try:
             check_regular(file)
             if most_lines is None:
@@ -224,7 +295,7 @@ class _Found:
         return b""
 
     def object(self, file: Path) -> dict[str, Any] | None:
-        """A file of one JSON object; None where there is none."""
+        """Return the JSON object in a file, or None if it is missing, empty or damaged."""
         content = self.content(file)
         if not content:
             return None
@@ -239,7 +310,7 @@ class _Found:
         return None
 
     def lines(self, file: Path, read: Callable[[dict[str, Any]], T], most: int | None = None) -> Iterator[T]:
-        """What `read` makes of each whole line of a file, or of the first `most`."""
+        """Yield `read(line)` for each complete line of a JSONL file, or for its first `most` lines."""
         *complete, last = self.content(file, most).split(b"\n")
         if last:
             self.torn.append(str(file))
@@ -290,9 +361,9 @@ def _config(found: _Found, file: Path) -> dict[str, Any]:
 
 
 def _ranks(folder: RunFolder) -> list[RankStatus]:
-    """The processes of the newest start, by rank, without files that are damaged or being written.
+    """Return the processes of the newest start, by rank. Files that are damaged or being written are skipped.
 
-    A copied folder has none: those of the original may be at work.
+    Empty for a copied folder: its files describe processes of the original, which may still be running.
     """
     ranks = []
     for file in () if folder.original is not None else folder.ranks.glob("rank-*.json"):

@@ -1,4 +1,4 @@
-"""Whether a run is at work, has ended, or died: told from what its processes write into RUN/ranks."""
+"""Status of a run (running, ended or dead), from the files that its processes write into RUN/ranks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, Literal
 State = Literal["not begun", "running", "complete", "stopped", "failed", "dead", "unknown"]
 
 _SLACK = 5.0
-"""Seconds that a sign may come late on a busy machine, beside three intervals."""
+"""Seconds that a sign of life may be late on a busy machine, in addition to three intervals."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """What a process of the run wrote last about itself."""
+    """The newest status file of one process of the run."""
 
     rank: int
     host: str
@@ -25,19 +25,19 @@ class RankStatus:
     device: str
     step: int
     memory_gib: float
-    """Held by its accelerator's allocator, or its resident size on a CPU."""
+    """Memory held by the accelerator's allocator; on a CPU the resident size."""
     state: str
     """running, complete, stopped or failed."""
     message: str
-    """Why it failed."""
+    """The reason of a failure."""
     time: float
-    """When it wrote this, in seconds since 1970 by its host's clock."""
+    """Time of writing, in seconds since 1970 by the host's clock."""
     every: float
-    """How often it writes, in seconds."""
+    """Interval between writes, in seconds."""
 
     @classmethod
     def read(cls, line: dict[str, Any]) -> RankStatus:
-        """Raises KeyError, TypeError or ValueError where it is none."""
+        """Parse a status file. Raise KeyError, TypeError or ValueError if it is damaged."""
         return cls(
             int(line["rank"]),
             str(line["host"]),
@@ -54,27 +54,29 @@ class RankStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How it stands with a run."""
+    """State of a run and its newest step."""
 
     state: State
     step: int = 0
     message: str = ""
-    """Why it failed."""
+    """The reason of a failure."""
     silent: float = 0.0
-    """Seconds since the last sign of life of a run that is dead."""
+    """Seconds since the last sign of life of a dead run."""
     silent_ranks: tuple[int, ...] = ()
-    """Ranks of a running run that give no sign of life."""
+    """Ranks of a running run that stopped giving signs of life."""
 
 
 class SignsOfLife:
-    """Judges when processes last gave a sign; kept while a run is followed, it needs no clock of theirs to be right."""
+    """Tracks when each process last gave a sign of life. Needs no synchronized clocks while it follows a run."""
 
     def __init__(self, now: Callable[[], float] = time.time, watch: Callable[[], float] = time.monotonic) -> None:
         self._now, self._watch = now, watch
-        self._seen: dict[int, tuple[float, float, bool]] = {}  # rank -> (its time, when it was seen, whether it moved)
+        self._seen: dict[
+            int, tuple[float, float, bool]
+        ] = {}  # rank -> (its time, when it was seen, True once it changed)
 
     def silence(self, rank: RankStatus) -> float:
-        """Seconds since its last sign: since it was seen to change, else by the clocks of both hosts."""
+        """Seconds since the last sign of life: since its file was seen to change, or by the clocks of both hosts."""
         watch = self._watch()
         before = self._seen.get(rank.rank)
         if before is None or before[0] != rank.time:
@@ -84,14 +86,14 @@ class SignsOfLife:
         return watch - seen if moved else max(by_clock, watch - seen)
 
     def is_dead(self, rank: RankStatus) -> bool:
-        """True where it gave no sign for three intervals; for seconds, where its process is gone from this host."""
+        """True if there was no sign for three intervals, or for some seconds if the process is gone from this host."""
         silence = self.silence(rank)
-        gone = rank.host == socket.gethostname() and not _is_there(rank.pid)
+        gone = rank.host == socket.gethostname() and not _process_exists(rank.pid)
         return silence > (min(rank.every, _SLACK) + 1 if gone else 3 * rank.every + _SLACK)
 
 
 def status_of(ranks: list[RankStatus], signs: SignsOfLife, *, complete: bool, step: int, begun: bool) -> Status:
-    """How it stands with a run whose newest logged step is `step`; `complete` if its result and model are there."""
+    """Return the status of a run with newest logged step `step`. `complete`: its result and model exist."""
     if not ranks or ranks[0].rank != 0:
         state: State = "complete" if complete else "unknown" if begun else "not begun"
         return Status(state, step)
@@ -107,7 +109,7 @@ def status_of(ranks: list[RankStatus], signs: SignsOfLife, *, complete: bool, st
     return Status("failed" if first.state == "failed" else "stopped", step, first.message)
 
 
-def _is_there(pid: int) -> bool:
+def _process_exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

@@ -1,4 +1,4 @@
-"""`artel watch`: a run followed in the terminal until it ends: its curve, rate, time left and ranks."""
+"""`artel watch`: follow a run in the terminal until it ends, with its curve, speed, time left and ranks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from rich.text import Text
 from artel.elapsed import paused
 from artel.errors import InputError, WorkError
 from artel.printable import in_a_line
-from artel.reports.progress import elapsed_seconds, seconds_left, share_done
-from artel.reports.report import curve
 from artel.reports.run_data import RunData, RunReader
 from artel.reports.status import State
+from artel.reports.terminal import loss_curve
 
 _POLL_SECONDS = 1.0
 _LINE_SECONDS = 10.0
@@ -29,9 +28,9 @@ _STYLES = {"complete": "green", "running": "cyan", "stopped": "yellow", "failed"
 
 
 def watch(folder: str, console: Console) -> RunData:
-    """Follow a run until it ends; the run as it ended.
+    """Follow a run until it ends, and return its final contents.
 
-    Raises InputError where the folder is none of a run, WorkError where the run failed or died.
+    Raise InputError if the folder is not a run's, WorkError if the run failed or died.
     """
     reader = RunReader(folder, points=1000)
     run = reader.read()
@@ -71,8 +70,13 @@ def _raise_if_it_failed(run: RunData) -> None:
 
 
 def screen(run: RunData, width: int) -> RenderableType:
-    """All that is shown on a terminal of so many columns."""
-    parts: list[RenderableType] = [_title(run), *_curve(run, width), _bar(run, width), _figures(run)]
+    """Return the full screen for a terminal of `width` columns."""
+    parts: list[RenderableType] = [
+        _title(run),
+        *_curve(run, width),
+        _bar(run, width),
+        Text(" · ".join(newest_metrics(run))),
+    ]
     if len(run.ranks) > 1 or run.status.silent_ranks:
         parts.append(_ranks(run))
     return Group(*parts)
@@ -89,21 +93,19 @@ def _title(run: RunData) -> Text:
 
 
 def _curve(run: RunData, width: int) -> list[Text]:
-    """The loss, as `artel report` draws it, as wide as the terminal is."""
-    return [Text(line) for line in curve(run.curves, width=max(20, min(100, width - 12)))]
+    """The loss curve of `artel report`, as wide as the terminal allows."""
+    return [Text(line) for line in loss_curve(run.curves, width=max(20, min(100, width - 12)))]
 
 
 def _bar(run: RunData, width: int) -> RenderableType:
-    share = share_done(run)
-    if share is None:
+    fraction = run.fraction_done
+    if fraction is None:
         return Text(f"step {run.status.step:,}")
     row = Table.grid(padding=(0, 1))
-    row.add_row(position(run), ProgressBar(total=1.0, completed=share, width=max(10, min(60, width - 40))), left(run))
+    row.add_row(
+        position(run), ProgressBar(total=1.0, completed=fraction, width=max(10, min(60, width - 40))), time_left(run)
+    )
     return row
-
-
-def _figures(run: RunData) -> Text:
-    return Text(" · ".join(figures(run)))
 
 
 def _ranks(run: RunData) -> Table:
@@ -111,7 +113,7 @@ def _ranks(run: RunData) -> Table:
     for name in ("rank", "host", "device", "step", "memory", "state"):
         table.add_column(name, justify="right" if name in ("rank", "step", "memory") else "left")
     silent = set(run.status.silent_ranks)
-    # Those of which something is to be said first: silent, then behind.
+    # Silent ranks first, then those that are behind.
     ranks = sorted(run.ranks, key=lambda rank: (rank.rank not in silent, rank.step, rank.rank))
     for rank in ranks[:_MOST_RANKS]:
         state = "silent" if rank.rank in silent else rank.state
@@ -123,24 +125,24 @@ def _ranks(run: RunData) -> Table:
     return table
 
 
-# What both show ---------------------------------------------------------------------------
+# Shown by both ---------------------------------------------------------------------------
 
 
 def position(run: RunData) -> str:
-    """`step 5 of 100`, or of a run on a budget the share of the time."""
-    share = share_done(run)
+    """`step 5 of 100`, or for a run on a budget `step 5, 20% of the time`."""
+    fraction = run.fraction_done
     if run.steps:
         return f"step {run.status.step:,} of {run.steps:,}"
-    return f"step {run.status.step:,}" + (f", {share:.0%} of the time" if share is not None else "")
+    return f"step {run.status.step:,}" + (f", {fraction:.0%} of the time" if fraction is not None else "")
 
 
-def left(run: RunData) -> str:
-    seconds = seconds_left(run) if run.status.state == "running" else None
+def time_left(run: RunData) -> str:
+    seconds = run.seconds_left if run.status.state == "running" else None
     return "" if seconds is None else f"{timedelta(seconds=round(seconds))} left"
 
 
-def figures(run: RunData) -> list[str]:
-    """The newest figures, each with its name."""
+def newest_metrics(run: RunData) -> list[str]:
+    """The newest metrics, each with its name."""
     newest, validation = run.curves.newest, run.curves.newest_validation
     found = []
     if isinstance(newest.get("loss"), int | float):
@@ -153,14 +155,13 @@ def figures(run: RunData) -> list[str]:
         found.append(f"MFU {newest['mfu']:.1%}")
     if isinstance(newest.get("memory_gib"), int | float):
         found.append(f"{newest['memory_gib']:.2f} GiB")
-    elapsed = elapsed_seconds(run)
-    if elapsed is not None:
+    if (elapsed := run.elapsed_seconds) is not None:
         found.append(f"{timedelta(seconds=round(elapsed))} so far")
     return found
 
 
 class _Lines:
-    """Without a terminal: a line when there is something new, not more often than every ten seconds."""
+    """Without a terminal: print a line when something changed, at most every ten seconds."""
 
     def __init__(self, console: Console, seconds: float = _LINE_SECONDS) -> None:
         self._console, self._seconds = console, seconds
@@ -173,11 +174,11 @@ class _Lines:
             self._print(run)
 
     def end(self, run: RunData) -> None:
-        """The last line: how the run ended."""
+        """Print how the run ended."""
         self._print(run)
 
     def _print(self, run: RunData) -> None:
-        parts = [run.status.state, position(run), *figures(run), left(run)]
+        parts = [run.status.state, position(run), *newest_metrics(run), time_left(run)]
         text = " · ".join(part for part in parts if part)
         if text == self._newest:
             return

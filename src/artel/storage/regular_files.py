@@ -17,7 +17,7 @@ _KINDS = {
 
 
 def special_kind(mode: int) -> str:
-    """What kind of file a mode of stat is; empty for regular files and folders."""
+    """Describe the kind of a file from its stat mode; empty for regular files and folders."""
     return _KINDS.get(stat.S_IFMT(mode), "")
 
 

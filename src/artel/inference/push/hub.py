@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from artel.errors import ArtelError, InputError, WorkError
-from artel.reports.model_card.published import MAIN
+from artel.reports.model_card import MAIN
 
 _LOG_IN = "log in once with hf auth login, or set HF_TOKEN: https://huggingface.co/settings/tokens (of the kind write)"
 _AGAIN = "run the same command again: what was uploaded is not sent again"

@@ -22,8 +22,7 @@ from artel.models.lora.adapter_folder import CONFIG, name_base, read_adapter
 from artel.objectives import Objective, objective_of
 from artel.preparing import prepare
 from artel.registry import OBJECTIVES
-from artel.reports.model_card import Published, model_card
-from artel.reports.model_card.published import MAIN
+from artel.reports.model_card import MAIN, Published, model_card
 from artel.reports.run_data import RunData, check_is_run, read_run
 from artel.tokens import load_tokenizer
 from artel.training import RunFolder

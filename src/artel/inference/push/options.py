@@ -12,7 +12,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from artel.errors import InputError, Problem
-from artel.reports.model_card.published import MAIN
+from artel.reports.model_card import MAIN
 from artel.storage import check_new
 
 _ADDRESS = re.compile(r"(?:https?://[^/]+/|hf://(?:models/)?)([\w.-]+/[\w.-]+?)/?$")

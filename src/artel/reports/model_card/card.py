@@ -1,6 +1,6 @@
-"""A model card from a run's folder: metadata, what the model is, how to use it, its texts, training and metrics.
+"""Write a model card from a run's folder: metadata, description, usage, data, training and metrics.
 
-It shows no secret, and no path of the machine outside the folder that the run was started in.
+It shows no secrets, and no paths outside the folder that the run was started in.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import artel
-from artel.reports.model_card.metadata import in_yaml, metadata
-from artel.reports.model_card.published import MAIN, Published
-from artel.reports.model_card.shown import block, code, table, without_place
+from artel.reports.model_card.markdown import block, code, table, without_place
+from artel.reports.model_card.metadata import MAIN, Published, in_yaml, metadata
 from artel.reports.page.language import Language
 from artel.reports.page.run_file import leaves, set_keys
 from artel.reports.page.views import ledger_view, plan_table
-from artel.reports.progress import elapsed_seconds
 from artel.reports.run_data import RunData
 from artel.secrets import hide_secrets
 
@@ -31,7 +29,7 @@ Rows = list[list[str]]
 
 
 def model_card(run: RunData, published: Published) -> str:
-    """The text of README.md, which `huggingface_hub.ModelCard` reads."""
+    """Return the text of README.md, readable by `huggingface_hub.ModelCard`."""
     words = Language("en")
     figures = _validation(run, published.step)
     name, sources = published.repo.split("/")[-1], _sources(run)
@@ -61,7 +59,7 @@ def model_card(run: RunData, published: Published) -> str:
 
 
 def _about(run: RunData, published: Published, words: Language) -> str:
-    """The model, its size and what it began from, in a sentence or two."""
+    """Describe the model, its size and its base in a sentence or two."""
     size = f"{words.integer(published.parameters)} parameters"
     base = f"[{published.base_model}](https://huggingface.co/{published.base_model})" if published.base_model else ""
     if published.is_adapter:
@@ -106,7 +104,7 @@ def _commands(published: Published, name: str) -> str:
 
 
 def _sources(run: RunData) -> Rows:
-    """A row for each source of the run file: its name and places, its format, its licence."""
+    """Return a row per source of the run file: name and paths, format, licence."""
     rows = []
     for source in _at(run.config, "data", "sources") or []:
         places = ", ".join(code(without_place(path)) for path in source.get("path", []))
@@ -118,7 +116,7 @@ def _sources(run: RunData) -> Rows:
 
 
 def _ledger(run: RunData, words: Language) -> dict[str, str] | None:
-    """How many documents were read, kept and dropped by reason, in a sentence and by set."""
+    """Return documents read, kept and dropped by reason: a sentence, and a table by set."""
     view = ledger_view(run, 0, words)
     if view is None:
         return None
@@ -132,7 +130,7 @@ def _ledger(run: RunData, words: Language) -> dict[str, str] | None:
 
 
 def _training(run: RunData, published: Published, words: Language) -> Iterator[list[str]]:
-    """What a reader wants to know of how it was trained, as rows."""
+    """Yield rows on how the model was trained."""
     train, start = run.config.get("train", {}), run.starts[-1] if run.starts else None
     chosen, environment = (start.chosen, start.environment) if start else ({}, {})
     newest = run.curves.newest
@@ -159,30 +157,29 @@ def _training(run: RunData, published: Published, words: Language) -> Iterator[l
         on_hosts = f" on {words.integer(hosts)} hosts" if hosts > 1 else ""
         yield ["processes", f"{words.integer(start.processes)}{on_hosts}{_layout(run)}"]
         yield ["hardware", str(environment.get("device", ""))]
-    seconds = elapsed_seconds(run)
-    if seconds is not None:
-        yield ["wall time", words.duration(seconds)]
+    if run.elapsed_seconds is not None:
+        yield ["wall time", words.duration(run.elapsed_seconds)]
     if run.tokens_per_second is not None:
         yield ["speed", f"{words.integer(run.tokens_per_second)} tokens/s"]
     yield ["seed", str(run.config.get("seed", ""))]
 
 
 def _layout(run: RunData) -> str:
-    """What of `parallel` is not at its default: `, data fsdp, tensor 2`."""
+    """Keys of `parallel` that differ from their defaults: `, data fsdp, tensor 2`."""
     keys = {key: value for key, value in set_keys(run.config).items() if key.startswith("parallel.")}
     shown = without_place({key.removeprefix("parallel."): value for key, value in keys.items()})
     return "".join(f", {key} {value}" for key, value in shown.items())
 
 
 def _run_file(run: RunData) -> str:
-    """The keys that are not at their defaults, as a run file."""
+    """Return a run file with the keys that differ from their defaults."""
     wanted = set_keys(run.config)
     tree = _pruned(run.config, "", set(wanted))
     return yaml.safe_dump(without_place(tree), sort_keys=False, allow_unicode=True)
 
 
 def _pruned(value: Any, key: str, wanted: set[str]) -> Any:
-    """A part of the run file with the wanted leaves alone."""
+    """Return a part of the run file reduced to the leaves in `wanted`."""
     inside = {name for name, _ in leaves(value, key)}
     if inside == {key}:
         return value
@@ -200,7 +197,7 @@ def _pruned(value: Any, key: str, wanted: set[str]) -> Any:
 
 
 def _validation(run: RunData, step: int | None) -> dict[str, float]:
-    """The metrics of the validation split at a step, or the newest before it."""
+    """Return the validation metrics at a step, or the newest before it."""
     figures = {}
     for name in run.curves.validation:
         value = _at_step(run, name, step, validation=True)
@@ -210,7 +207,7 @@ def _validation(run: RunData, step: int | None) -> dict[str, float]:
 
 
 def _at_step(run: RunData, name: str, step: int | None, *, validation: bool = False) -> float | None:
-    """A metric at a step, or at the last that was logged before it; of None at the end of the run."""
+    """Return a metric at a step, or at the last logged step before it. `step` None: at the end of the run."""
     if name == "tokens":
         curve = run.curves.training.get("loss")
         values = None if curve is None else curve.tokens
@@ -225,7 +222,7 @@ def _at_step(run: RunData, name: str, step: int | None, *, validation: bool = Fa
 
 
 def _metrics(run: RunData, figures: dict[str, float], step: int | None, words: Language) -> str:
-    """Training loss, validation metrics, and those of the best checkpoint; empty where nothing was logged."""
+    """Return a table of training loss and metrics of validation and best checkpoint; empty if nothing was logged."""
     best = next((checkpoint.step for checkpoint in run.checkpoints if checkpoint.is_best), None)
     at_best = {} if best is None else _validation(run, best)
     training = _at_step(run, "loss", step)
@@ -244,13 +241,13 @@ def _metrics(run: RunData, figures: dict[str, float], step: int | None, words: L
 
 
 def _plan(run: RunData, words: Language) -> str:
-    """What was planned beside what was measured; empty where nothing was planned."""
+    """Return planned values beside measured ones; empty if there is no plan."""
     plan = plan_table(run, words)
     return "" if plan is None else table(plan["columns"], plan["rows"], plan["numbers"])
 
 
 def _samples(run: RunData, step: int | None) -> list[dict[str, str]]:
-    """What the model wrote last of each prompt, up to the step."""
+    """Return the newest generated text for each prompt, up to `step`."""
     newest = {sample.prompt: sample for sample in run.samples if step is None or sample.step <= step}
     return [
         {"prompt": block(one.prompt[:_LONGEST_SAMPLE] or " "), "text": block(one.text[:_LONGEST_SAMPLE] or " ")}
@@ -265,7 +262,7 @@ def _versions(run: RunData) -> str:
 
 
 def _plain(value: Any) -> str:
-    """A value of the run file as people write it: 5e-05, 0.1, null."""
+    """Format a value as in a run file: 5e-05, 0.1, null."""
     return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -276,7 +273,7 @@ def _at(config: dict[str, Any], section: str, key: str) -> Any:
 
 @cache
 def _template() -> Any:
-    # The card is Markdown, not HTML: what others wrote stands in blocks of code and in escaped code of tables.
+    # The card is Markdown, not HTML: text by others appears only in code blocks and escaped inline code.
     environment = Environment(loader=PackageLoader("artel.reports.model_card", ""), undefined=StrictUndefined)
     environment.trim_blocks = environment.lstrip_blocks = True
     return environment.get_template("card.md.jinja")

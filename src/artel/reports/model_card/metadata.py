@@ -1,22 +1,55 @@
-"""The metadata at the head of a model card: what the hub finds, sorts and links a model by."""
+"""Metadata at the head of a model card, by which the hub finds, sorts and links models."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from artel.reports.model_card.published import Published
 from artel.reports.run_data import RunData
 
+MAIN = "main"
 _DATASET = re.compile(r"(?:hf://|https?://[^/]+/)datasets/([\w.-]+/[\w.-]+)(?:[@/]|$)")
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A model as it will be published on the hub."""
+
+    repo: str
+    """OWNER/NAME."""
+    auto_class: str
+    """The transformers class that opens it."""
+    objective: str
+    """Name of the objective in the run file."""
+    does: str
+    """A clause that says what the model does."""
+    pipeline_tag: str
+    """The hub's task, or empty."""
+    usage: str
+    """Lines of Python that use `model` and `tokenizer`."""
+    command: str
+    """A command of artel that uses the model, in a folder named like the repository."""
+    model_type: str
+    """`model_type` of config.json; for an adapter, of its base model."""
+    parameters: int
+    """Number of parameters in the weight files."""
+    step: int | None = None
+    """Step at which the model was saved. None if unknown."""
+    revision: str = MAIN
+    is_adapter: bool = False
+    base_model: str = ""
+    """Hub id of the model that training started from. Empty if from scratch, or if it is not on a hub."""
+    license: str = ""
+    languages: tuple[str, ...] = ()
+
+
 def metadata(run: RunData, published: Published, metrics: dict[str, float]) -> ModelCardData:
-    """Metadata that huggingface_hub writes and reads; `metrics` are those of the validation split."""
+    """Return the metadata. `metrics`: on the validation split."""
     return ModelCardData(
         license=published.license or None,
         language=list(published.languages) or None,
@@ -32,7 +65,7 @@ def metadata(run: RunData, published: Published, metrics: dict[str, float]) -> M
 
 
 def datasets(run: RunData) -> list[str]:
-    """The ids of the hub's data sets among the sources."""
+    """Return the ids of hub data sets among the sources."""
     found = [match[1] for path in _paths(run) if (match := _DATASET.match(path))]
     return list(dict.fromkeys(found))
 
@@ -57,7 +90,7 @@ def _tags(published: Published) -> list[str]:
 
 
 def _results(run: RunData, published: Published, metrics: dict[str, float]) -> Iterator[EvalResult]:
-    """What the hub shows as evaluation results, on the split that was held out."""
+    """Yield evaluation results on the held-out split."""
     ids = datasets(run)
     for name, value in metrics.items():
         if math.isfinite(value):
@@ -73,5 +106,5 @@ def _results(run: RunData, published: Published, metrics: dict[str, float]) -> I
 
 
 def in_yaml(data: ModelCardData) -> Any:
-    """The block at the head of README.md."""
+    """Return the YAML block at the head of README.md."""
     return f"---\n{data.to_yaml(line_break=chr(10))}\n---"

@@ -1,4 +1,4 @@
-"""The curves of runs as plain data for Plotly: what is drawn in which plot, over steps, tokens and seconds."""
+"""Curves of runs as data for Plotly, over steps, tokens and seconds."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from artel.reports.curves import Column, Curve
 from artel.reports.page.language import Language
 from artel.reports.run_data import RunData
 
-# The order of plots: validation metrics stand between the loss and these.
+# Plots are ordered: loss, validation metrics, then these.
 _TRAINING = ("learning_rate", "gradient_norm", "tokens_per_second", "mfu", "memory_gib")
-_SHARES = ("mfu", "budget_used", "filler")
+_FRACTIONS = ("mfu", "budget_used", "filler")
 _MARKED = ("loss", "gradient_norm")
 _ROWS = 14
-"""Of a curve in the table below its plot."""
+"""Rows per curve in the table below a plot."""
 
 
 @dataclass(slots=True)
 class Chart:
-    """One plot: the curves of a metric, of all runs."""
+    """One plot: the curves of one metric for all runs."""
 
     id: str
     title: str
     about: str
     metric: str
     curves: list[tuple[int, Curve, bool, str]] = field(default_factory=list)
-    """(number of the run, curve, whether it is of validations, label)."""
+    """(index of the run, curve, True for a validation curve, label)."""
 
 
 def charts(runs: Sequence[RunData], names: Sequence[str], language: Language) -> list[Chart]:
-    """The plots, in order. Where objectives differ, each has losses and metrics of its own."""
+    """Return the plots in order. Runs with different objectives get separate plots of loss and metrics."""
     objectives = list(dict.fromkeys(run.objective for run in runs))
     found: list[Chart] = []
     for objective in objectives:
@@ -61,7 +61,7 @@ def _chart(
     *,
     learned: bool,
 ) -> Chart:
-    """`learned` metrics say how well the run learns: the training loss, and all of validations."""
+    """Build the plot of a metric. `learned`: a measure of quality (training loss, validation metrics)."""
     title = language.words.get(metric, language.label(metric))
     about = language.words.get(f"{metric}_about", "")
     chart = Chart(_id(metric + suffix), title[:1].upper() + title[1:] + suffix, about, metric)
@@ -78,18 +78,18 @@ def _chart(
 
 
 def plot_data(chart: Chart, runs: Sequence[RunData], language: Language) -> dict[str, Any]:
-    """What the page's script draws."""
+    """Return the data of a plot for the page's script."""
     traces = [
         {"run": number, "validation": is_validation, "label": escape(label, quote=False), **_points(curve)}
         for number, curve, is_validation, label in chart.curves
     ]
     numbers = dict.fromkeys(number for number, *_ in chart.curves)
     marks = [mark for number in numbers for mark in _marks(chart, number, runs, language)]
-    return {"id": chart.id, "percent": chart.metric in _SHARES, "traces": traces, "marks": marks}
+    return {"id": chart.id, "percent": chart.metric in _FRACTIONS, "traces": traces, "marks": marks}
 
 
 def axes(runs: Sequence[RunData]) -> list[str]:
-    """What the curves can be drawn over: what every run tells."""
+    """Return the possible x axes: those that every run has logged."""
     names = ["step"]
     for name in ("tokens", "seconds"):
         curves = [run.curves.training["loss"] for run in runs if "loss" in run.curves.training]
@@ -99,21 +99,22 @@ def axes(runs: Sequence[RunData]) -> list[str]:
 
 
 def table(chart: Chart, language: Language) -> dict[str, Any]:
-    """Some of the figures of a plot, for those who cannot see it."""
+    """Return some values of a plot as a table, for readers who cannot see it."""
     values = [dict(zip(curve.step.tolist(), curve.value.tolist(), strict=True)) for _, curve, *_ in chart.curves]
     steps: set[float] = set()
     for _, curve, *_ in chart.curves:
         steps |= {*curve.step[np.unique(np.linspace(0, len(curve.step) - 1, _ROWS).astype(int))].tolist()}
-    write = language.percent if chart.metric in _SHARES else language.number
+    number = language.percent if chart.metric in _FRACTIONS else language.number
     rows = [
-        [language.integer(step), *(write(of[step]) if step in of else "" for of in values)] for step in sorted(steps)
+        [language.integer(step), *(number(curve[step]) if step in curve else "" for curve in values)]
+        for step in sorted(steps)
     ]
     return {"columns": [label for *_, label in chart.curves], "rows": rows}
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to a run: `kind` is checkpoint, best, restart or bad."""
+    """An event of a run. `kind`: checkpoint, best, restart or bad."""
 
     step: int
     kind: str
@@ -121,7 +122,7 @@ class Event:
 
 
 def events(run: RunData, language: Language) -> list[Event]:
-    """Checkpoints that are there, restarts and bad steps, by step."""
+    """Return existing checkpoints, restarts and bad steps, by step."""
     found = []
     for checkpoint in run.checkpoints:
         values = {"step": language.integer(checkpoint.step), "size": language.bytes(checkpoint.bytes)}
@@ -143,15 +144,15 @@ EVENT_WORDS = {"checkpoint": "checkpoint", "best": "best", "restart": "restart",
 
 
 def _marks(chart: Chart, number: int, runs: Sequence[RunData], language: Language) -> Iterator[dict[str, Any]]:
-    """The events of a run as points on its curve; each kind is a trace of its own."""
+    """Yield the events of a run as points on its curve, one trace per kind."""
     curve = next((curve for at, curve, is_validation, _ in chart.curves if at == number and not is_validation), None)
     if curve is None or chart.metric not in _MARKED:
         return
     by_kind: dict[str, list[Event]] = {}
     for event in events(runs[number], language):
         by_kind.setdefault(event.kind, []).append(event)
-    for kind, those in by_kind.items():
-        steps = np.array([event.step for event in those], dtype=np.float64)
+    for kind, group in by_kind.items():
+        steps = np.array([event.step for event in group], dtype=np.float64)
         tokens, seconds, value = (
             np.interp(steps, curve.step, column) for column in (curve.tokens, curve.seconds, curve.value)
         )
@@ -159,7 +160,7 @@ def _marks(chart: Chart, number: int, runs: Sequence[RunData], language: Languag
         yield {
             "kind": kind,
             "label": escape(label, quote=False),
-            "text": [escape(f"{label}: {event.text}", quote=False) for event in those],
+            "text": [escape(f"{label}: {event.text}", quote=False) for event in group],
             **_points(Curve(steps, tokens, seconds, value)),
         }
 
@@ -170,17 +171,17 @@ def _points(curve: Curve) -> dict[str, list[float | None]]:
 
 
 def _numbers(column: Column) -> list[float | None]:
-    """With six significant digits, as many as a plot can show; steps and tokens are whole. null where there is none."""
-    return [_short(value) for value in column.tolist()]
+    """Round to six significant digits, as many as a plot can show. Integers stay exact; NaN becomes null."""
+    return [_rounded(value) for value in column.tolist()]
 
 
-def _short(value: float) -> float | None:
+def _rounded(value: float) -> float | None:
     if value != value:
         return None
     return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.6g}")
 
 
 def _id(name: str) -> str:
-    """Part of an id of HTML, whatever characters are in a metric's name."""
+    """Return an HTML id for any metric name."""
     plain = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name)
     return plain if plain == name else f"{plain}-{sum(map(ord, name)):x}"

@@ -1,4 +1,4 @@
-"""The words of a report and how numbers are written, in English and Russian: words/LANGUAGE.json."""
+"""Words and number formats of the report, in English and Russian: words/LANGUAGE.json."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?%?")
 
 
 class Language:
-    """Words by name (`words.step`), phrases that stand in a run's files, and numbers."""
+    """Words by name (`words.step`), translations of phrases in a run's files, and number formats."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -29,11 +29,11 @@ class Language:
         return self.words[word]
 
     def phrase(self, text: str) -> str:
-        """An English phrase of a run's files (a reason or a note of the ledger, what was chosen) in this language.
+        """Translate an English phrase from a run's files: a reason or note of the ledger, or a chosen value.
 
-        `{name}` in a phrase of words/LANGUAGE.json stands for any text, which stays as it is, or for a number;
-        `{more}` for a phrase, or several between commas; `{any_of}` for values between which `or` stands. What has no
-        phrase stays English.
+        In the phrases of words/LANGUAGE.json, `{name}` matches any text, which is kept, or a number; `{more}` matches
+        one or more phrases, separated by commas; `{any_of}` matches values separated by `or`. A phrase without a
+        translation stays English.
         """
         if text in self._phrases:
             return self._phrases[text]
@@ -53,15 +53,15 @@ class Language:
         return ", ".join(map(self.phrase, part.split(", "))) if whole == part else whole
 
     def label(self, metric: str) -> str:
-        """The name of a metric as people read it."""
+        """Return the display name of a metric."""
         return self._phrases.get(metric, metric.replace("_", " "))
 
     def integer(self, value: float) -> str:
-        """1234 as 1,234."""
+        """Format 1234 as 1,234."""
         return self._localized(f"{round(value):,}")
 
     def number(self, value: float | None, digits: int = 4) -> str:
-        """So many significant digits, without an exponent where a reader needs none."""
+        """Format with `digits` significant digits. Uses an exponent only for very small or large values."""
         if value is None or not math.isfinite(value):
             return "NaN"
         size = abs(value)
@@ -72,12 +72,12 @@ class Language:
         decimals = max(0, digits - 1 - (math.floor(math.log10(size)) if size else 0))
         return self._localized(f"{value:,.{decimals}f}")
 
-    def percent(self, share: float, digits: int = 1) -> str:
-        return self._localized(f"{100 * share:.{digits}f}") + (" %" if self.name == "ru" else "%")
+    def percent(self, fraction: float, digits: int = 1) -> str:
+        return self._localized(f"{100 * fraction:.{digits}f}") + (" %" if self.name == "ru" else "%")
 
-    def difference(self, share: float) -> str:
-        """+12%, of a measured figure against a planned one."""
-        return self._localized(f"{100 * share:+.0f}") + (" %" if self.name == "ru" else "%")
+    def difference(self, fraction: float) -> str:
+        """Format a relative difference, such as +12%."""
+        return self._localized(f"{100 * fraction:+.0f}") + (" %" if self.name == "ru" else "%")
 
     def duration(self, seconds: float) -> str:
         """`45 s`, `12 min`, `3 h 20 min`, `2 d 4 h`."""
@@ -100,7 +100,7 @@ class Language:
         return f"{count:,} B"
 
     def separators(self) -> str:
-        """Of the decimals and of thousands, as Plotly wants them."""
+        """Decimal and thousands separators, in Plotly's format."""
         return f",{_NARROW_SPACE}" if self.name == "ru" else ".,"
 
     def _localized(self, text: str) -> str:
@@ -112,5 +112,5 @@ class Language:
 
 
 def _pattern(phrase: str) -> re.Pattern[str]:
-    """What the phrases match that have something in the place of each `{name}`."""
+    """Compile a phrase with `{name}` placeholders to a pattern."""
     return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+?)", re.escape(phrase)), re.DOTALL)

@@ -1,7 +1,7 @@
-"""The page: templates filled with what is known of the runs, the plots' data, style, script and plotly.js in one file.
+"""The report as one HTML file: rendered templates, data of the plots, style, script and plotly.js.
 
-Everything that a user or a model wrote passes through Jinja's escaping, or stands in JSON. A Content Security Policy
-lets the three scripts of the page run, by their hashes, and no other; and nothing be fetched.
+Text by users and models is escaped by Jinja or embedded as JSON. A Content Security Policy allows only the page's own
+three scripts, by hash, and no requests.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from markupsafe import Markup
 import artel
 from artel.errors import missing_extra
 from artel.reports.page import charts, run_file
-from artel.reports.page.details import details_view
 from artel.reports.page.language import Language
-from artel.reports.page.views import table, view
+from artel.reports.page.views import details_view, table, view
 from artel.reports.run_data import RunData
 
 COLORS = {
@@ -44,26 +43,26 @@ _SECTIONS = {
     "file": "run_file",
     "repeat": "repeat",
 }
-"""Sections after the curves, in order: the name of the template, and of the title."""
+"""Sections after the curves, in order: name of the template -> word for the title."""
 _NEEDS = {"text": ("ledger",), "time": ("profile",), "plan": ("plan", "choice")}
-"""What of a run a section shows, any of it, where that is not of the section's own name alone."""
+"""Entries of a view that fill a section, where they are not named like the section. One is enough."""
 
 
 def check_plotly() -> None:
-    """Raise InputError where plotly is not installed."""
+    """Raise InputError if plotly is not installed."""
     if find_spec("plotly") is None:
         raise missing_extra("plotly", "report", "--html")
 
 
 class Page:
-    """The report of runs in a language, in one file, or served `live` and renewed part by part."""
+    """The report in one language: a single file, or served `live` and updated part by part."""
 
     def __init__(self, language: str = "en", *, live: bool = False) -> None:
         self._words = Language(language)
         self._live = live
 
     def html(self, runs: Sequence[RunData]) -> str:
-        """The whole page. Raises InputError where plotly is not installed."""
+        """Return the full page. Raise InputError if plotly is not installed."""
         check_plotly()
         report = _Report(runs, self._words)
         parts = report.parts
@@ -96,7 +95,7 @@ class Page:
         )  # fmt: skip
 
     def event(self, runs: Sequence[RunData]) -> bytes:
-        """The parts and the plots' data as they are now, as JSON in a line, for the page that is open."""
+        """Return the current parts and plot data as one line of JSON, for an open page."""
         report = _Report(runs, self._words)
         return orjson.dumps({"parts": report.parts, "plots": report.plots, "axes": charts.axes(runs)})
 
@@ -111,7 +110,7 @@ class Page:
 
 
 class _Report:
-    """What a page shows of some runs."""
+    """Content of the page for some runs."""
 
     def __init__(self, runs: Sequence[RunData], words: Language) -> None:
         self._runs, self._words = runs, words
@@ -125,7 +124,7 @@ class _Report:
 
     @cached_property
     def plots(self) -> dict[str, Any]:
-        """The data of all plots."""
+        """Data of all plots."""
         bars = [view[name]["bars"] for view in self._views for name in ("ledger", "profile") if view[name]]
         return {
             "charts": [charts.plot_data(chart, self._runs, self._words) for chart in self._charts],
@@ -134,7 +133,7 @@ class _Report:
 
     @cached_property
     def parts(self) -> dict[str, str]:
-        """The HTML of each part; empty where it has nothing to show."""
+        """HTML by part. Empty for parts without content."""
         context = {
             "w": SimpleNamespace(**self._words.words),
             "runs": self._views,
@@ -162,7 +161,7 @@ class _Report:
         return section in ("file", "repeat") or any(view[part] for view in self._views for part in needs)
 
     def _notices(self) -> Any:
-        """What a reader must know before comparing."""
+        """Yield warnings that apply to all runs together."""
         for run in self._runs:
             for file in run.torn:
                 if run.status.state != "running":
@@ -181,13 +180,13 @@ class _Report:
 
 
 def _names(runs: Sequence[RunData]) -> list[str]:
-    """Each run by the name of its folder; by the whole path where two have the same."""
+    """Name each run after its folder, or by its path if two folders share a name."""
     short = [run.folder.absolute().name for run in runs]
     return short if len(set(short)) == len(short) else [str(run.folder) for run in runs]
 
 
 def _for_script(data: dict[str, Any]) -> str:
-    """JSON that nothing in HTML ends or begins within."""
+    """Return JSON that cannot close its script element."""
     text = orjson.dumps(data).decode()
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

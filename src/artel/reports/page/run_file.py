@@ -1,4 +1,4 @@
-"""What of a run file a reader wants to see: the keys that were set, and those in which runs differ."""
+"""The keys of a run file that were set, and the keys in which several runs differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ABSENT = object()
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of everything that is no section; sources by their number."""
+    """Yield (dotted key, value) of every key that is not a section. Sources are numbered."""
     inner: Any = None
     if isinstance(value, dict) and value:
         inner = value.items()
@@ -28,13 +28,13 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def set_keys(config: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a run file that are not at their defaults."""
-    usual, usual_of_source = _defaults()
+    """Return the keys of a run file that differ from their defaults."""
+    defaults, source_defaults = _defaults()
     found = {}
     for key, value in leaves(config):
         parts = key.split(".")
-        default = usual_of_source.get(parts[3], _ABSENT) if parts[:2] == ["data", "sources"] and len(parts) == 4 else (
-            usual.get(key, _ABSENT)
+        default = source_defaults.get(parts[3], _ABSENT) if parts[:2] == ["data", "sources"] and len(parts) == 4 else (
+            defaults.get(key, _ABSENT)
         )  # fmt: skip
         if value != default:
             found[key] = value
@@ -42,7 +42,7 @@ def set_keys(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def differences(configs: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Key -> its value in each of the run files, "" where it has none; `run` apart, which always differs."""
+    """Return key -> values in each run file ("" if absent) where they differ. Leaves out `run`, which always does."""
     flat = [dict(leaves(config)) for config in configs]
     keys = dict.fromkeys(key for one in flat for key in one if key != "run")
     rows = {key: [one.get(key, _ABSENT) for one in flat] for key in keys}
@@ -54,7 +54,7 @@ def differences(configs: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
 
 
 def in_yaml(value: Any) -> str:
-    """A value as it stands in a run file, in one line."""
+    """Return a value as YAML in one line."""
     if isinstance(value, str):
         return value
     text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
@@ -63,5 +63,5 @@ def in_yaml(value: Any) -> str:
 
 @cache
 def _defaults() -> tuple[dict[str, Any], dict[str, Any]]:
-    usual = dict(leaves(yaml.safe_load(dump_run(RunConfig.model_construct()))))
-    return usual, SourceConfig.model_construct().model_dump(mode="json", by_alias=True)
+    defaults = dict(leaves(yaml.safe_load(dump_run(RunConfig.model_construct()))))
+    return defaults, SourceConfig.model_construct().model_dump(mode="json", by_alias=True)

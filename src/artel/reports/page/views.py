@@ -1,4 +1,4 @@
-"""What the page says of a run: its verdict, figures and tables, as texts in the reader's language."""
+"""Texts, key numbers and tables of the report page, in the reader's language."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import Any
 import numpy as np
 import yaml
 
+from artel.reports.details import Details, Matrix, columns_of, is_number, read_details
 from artel.reports.page.charts import EVENT_WORDS, events
 from artel.reports.page.language import Language
 from artel.reports.page.run_file import in_yaml, set_keys
-from artel.reports.progress import elapsed_seconds, seconds_left
 from artel.reports.run_data import RunData, Sample
 from artel.training.comparison import EXPECTED, choice_values, expected_range
 
 Table = dict[str, Any]
-"""columns, rows, the numbers of columns that hold numbers, whether it is of code, a caption."""
+"""Keys: columns, rows, numbers (indices of numeric columns), code (True for code), caption."""
 
 _SHOWN_SAMPLES = 4
 _SHOWN_REJECTED = 200
 _SECONDS = {"hours": 3600, "minutes": 60}
+_ARTEL_ROWS = ("averages", "Rank of the first document that matches")
+"""Tables whose row names come from artel and are translated. In other tables they come from the data."""
 
 
 def table(columns: list[str], rows: list[list[str]], numbers: set[int] | None = None, *, code: bool = False) -> Table:
@@ -29,7 +31,7 @@ def table(columns: list[str], rows: list[list[str]], numbers: set[int] | None = 
 
 
 def view(run: RunData, number: int, name: str, color: str, words: Language) -> dict[str, Any]:
-    """All that the templates show of one run."""
+    """Return everything that the templates show of one run."""
     return {
         "index": number,
         "name": name,
@@ -51,7 +53,7 @@ def view(run: RunData, number: int, name: str, color: str, words: Language) -> d
         "ranks": _ranks(run, words),
         "config": yaml.safe_dump(run.config, allow_unicode=True, sort_keys=False) if run.config else "",
         "set_keys": _keys(set_keys(run.config), words),
-        "chosen": _keys(_said(run.starts[-1].chosen if run.starts else {}, words), words),
+        "chosen": _keys(_translated(run.starts[-1].chosen if run.starts else {}, words), words),
         "commands": _commands(run),
         "environment": _environment(run, words),
         "starts": table(
@@ -69,8 +71,8 @@ def view(run: RunData, number: int, name: str, color: str, words: Language) -> d
 
 
 def _verdict(run: RunData, words: Language) -> str:
-    """In a sentence or two, how it stands with the run."""
-    status, elapsed, left = run.status, elapsed_seconds(run), seconds_left(run)
+    """Return a sentence or two about the state of the run."""
+    status, elapsed, left = run.status, run.elapsed_seconds, run.seconds_left
     newest = max((checkpoint.step for checkpoint in run.checkpoints), default=None)
     text = words[f"verdict_{status.state.replace(' ', '_')}"].format(
         step=words.integer(status.step),
@@ -87,7 +89,7 @@ def _verdict(run: RunData, words: Language) -> str:
 
 
 def _about(run: RunData, words: Language) -> str:
-    """The objective, the model, and what it runs on."""
+    """The objective, the model and the device."""
     start = run.starts[-1] if run.starts else None
     parts = [run.objective]
     if start is not None:
@@ -98,7 +100,7 @@ def _about(run: RunData, words: Language) -> str:
 
 
 def _tiles(run: RunData, words: Language) -> Any:
-    """The key figures."""
+    """Yield the tiles with key numbers."""
     curves, newest = run.curves, run.curves.newest
     best = next((checkpoint.step for checkpoint in run.checkpoints if checkpoint.is_best), None)
     for name in dict.fromkeys([str(_at(run.config, "checkpoint", "best") or "loss"), "bits_per_byte"]):
@@ -119,9 +121,8 @@ def _tiles(run: RunData, words: Language) -> Any:
         yield _tile(words["tile_step"], words.integer(newest.get("step", run.status.step)), more=more)
     if isinstance(newest.get("tokens"), int):
         yield _tile(words["tile_tokens"], words.integer(newest["tokens"]))
-    elapsed = elapsed_seconds(run)
-    if elapsed is not None:
-        yield _tile(words["tile_time"], words.duration(elapsed))
+    if run.elapsed_seconds is not None:
+        yield _tile(words["tile_time"], words.duration(run.elapsed_seconds))
     if run.tokens_per_second is not None:
         yield _tile(words["tile_speed"], words.integer(run.tokens_per_second), words["tile_tokens_per_second"])
     if isinstance(newest.get("mfu"), int | float):
@@ -141,7 +142,7 @@ def _tile(label: str, figure: str, unit: str = "", more: str = "") -> dict[str, 
 
 
 def _samples(run: RunData, number: int, words: Language) -> list[dict[str, Any]]:
-    """By prompt: the first, some between and the last, and all of them."""
+    """Samples by prompt: the first, the last, some in between, and the full list."""
     by_prompt: dict[str, list[Sample]] = {}
     for sample in run.samples:
         by_prompt.setdefault(sample.prompt, []).append(sample)
@@ -246,13 +247,13 @@ def _profile(run: RunData, number: int, words: Language) -> dict[str, Any] | Non
 
 
 def plan_table(run: RunData, words: Language) -> Table | None:
-    """What was planned beside what was measured; None where nothing was planned."""
+    """Return planned values beside measured ones, or None if there is no plan."""
     plan = run.plan
     if plan is None:
         return None
     measured = plan.get("measured") or {}
     chosen = run.starts[-1].chosen if run.starts else {}
-    elapsed, newest = elapsed_seconds(run), run.curves.newest
+    elapsed, newest = run.elapsed_seconds, run.curves.newest
     done = run.status.state == "complete"
     ranked = plan.get("per_rank_gib") or {}
     rows = [
@@ -271,7 +272,7 @@ def plan_table(run: RunData, words: Language) -> Table | None:
 
 
 def choice_table(run: RunData, words: Language) -> Table | None:
-    """What the choice of a model (`model.auto`) expected beside what was reached; None where nothing was chosen."""
+    """Return expected metrics of `model.auto` beside those reached, or None if the model was not chosen."""
     expected, reached = (choice_values(run.choice or {}, group) for group in ("expected", "reached"))
     if not expected:
         return None
@@ -285,7 +286,7 @@ def choice_table(run: RunData, words: Language) -> Table | None:
 
 
 def _planned(name: str, planned: Any, measured: Any, words: Language) -> list[str]:
-    """A row of the plan; `planned` is a number, or a middle with its bounds."""
+    """Return a row of the plan. `planned` is a number, or `mid` with `low` and `high`."""
 
     def written(value: float) -> str:
         if name in _SECONDS:
@@ -322,8 +323,8 @@ def _keys(values: dict[str, Any], words: Language) -> Table:
     return table([words["key"], words["value"]], rows, code=True)
 
 
-def _said(values: dict[str, Any], words: Language) -> dict[str, Any]:
-    """The values with what is said in English in the reader's language."""
+def _translated(values: dict[str, Any], words: Language) -> dict[str, Any]:
+    """Translate the English phrases among the values."""
     return {key: words.phrase(value) if isinstance(value, str) else value for key, value in values.items()}
 
 
@@ -337,7 +338,7 @@ def _environment(run: RunData, words: Language) -> Table:
 
 
 def _commands(run: RunData) -> str:
-    """The command lines that repeat the run, in another folder."""
+    """Command lines that repeat the run in another folder."""
     folder, start = str(run.folder), run.starts[-1] if run.starts else None
     again = shlex.quote(f"run={folder.rstrip('/')}-again")
     processes = ""
@@ -351,3 +352,47 @@ def _commands(run: RunData) -> str:
 def _at(config: dict[str, Any], section: str, key: str) -> Any:
     part = config.get(section)
     return part.get(key) if isinstance(part, dict) else None
+
+
+# Details of a validation -------------------------------------------------------------------
+
+
+def details_view(run: RunData, words: Language) -> dict[str, Any] | None:
+    """Return the content of the section on validation details, or None if there is none."""
+    details = read_details(run.validation)
+    if not details:
+        return None
+    return {
+        "step": _cell((run.validation or {}).get("step", ""), words),
+        "tables": list(_details_tables(details, words)),
+        "matrices": [_matrix(title, matrix, words) for title, matrix in details.matrices.items()],
+    }
+
+
+def _details_tables(details: Details, words: Language) -> Any:
+    for title, rows in details.tables.items():
+        columns = columns_of(rows)
+        numbers = {at for at, name in enumerate(columns) if any(is_number(row.get(name)) for row in rows)}
+        cells = [[_cell(row.get(name, ""), words) for name in columns] for row in rows]
+        if title in _ARTEL_ROWS:
+            cells = [[words.phrase(first), *others] for first, *others in cells]
+        yield {"title": words.phrase(title), "table": table([words.label(name) for name in columns], cells, numbers)}
+
+
+def _cell(value: Any, words: Language) -> str:
+    if isinstance(value, float):
+        return words.number(value)
+    return words.integer(value) if is_number(value) else str(value)
+
+
+def _matrix(title: str, matrix: Matrix, words: Language) -> dict[str, Any]:
+    shown: dict[str, Any] = {"title": words.phrase(title), "labels": matrix.labels, "rows": [], "confusions": None}
+    if not matrix.is_small:
+        columns = [words["true_label"], words["predicted_label"], words["count"]]
+        rows = [[true, predicted, words.integer(count)] for true, predicted, count in matrix.confusions()]
+        return shown | {"confusions": table(columns, rows, {2})}
+    for label, counts in zip(matrix.labels, matrix.counts, strict=True):
+        total = max(1, sum(counts))
+        cells = [{"count": words.integer(count), "share": f"{count / total:.3f}"} for count in counts]
+        shown["rows"].append({"label": label, "cells": cells})
+    return shown

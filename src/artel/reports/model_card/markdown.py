@@ -1,4 +1,4 @@
-"""What a public page may show of a run, and how it stands in Markdown."""
+"""Markdown for the model card, without paths of this machine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _ELSEWHERE = re.compile(r"~|/|\.\./|file:|.*/\.\.(?:/|$)")
 
 
 def without_place(value: Any) -> Any:
-    """A text, or texts in lists and mappings, where a path outside the working folder is only its last part: `…/a.txt`.
+    """Shorten paths outside the working folder to their last part (`…/a.txt`), also inside lists and dicts.
 
-    Addresses, and paths below the folder that the run was started in, say nothing of the machine, and stay.
+    URLs and paths below the working folder reveal nothing about the machine and stay.
     """
     if isinstance(value, str):
         return f"…/{PurePosixPath(value).name}" if _ELSEWHERE.match(value) or value == ".." else value
@@ -26,7 +26,7 @@ def without_place(value: Any) -> Any:
 
 
 def code(text: str) -> str:
-    """A text as code within a line or a cell of a table; nothing where there is no text."""
+    """Format as inline code, also inside a table cell. Empty for an empty text."""
     text = in_a_line(text).replace("|", "\\|")
     if not text.strip():
         return ""
@@ -36,14 +36,14 @@ def code(text: str) -> str:
 
 
 def block(text: str, language: str = "") -> str:
-    """A text as a block of code, whatever stands in it."""
+    """Format any text as a fenced code block."""
     text = in_lines(text.rstrip("\n"))
     fence = "`" * max(3, _longest_run(text) + 1)
     return f"{fence}{language}\n{text}\n{fence}"
 
 
 def table(columns: list[str], rows: list[list[str]], numbers: set[int] | None = None) -> str:
-    """A table whose cells are Markdown; the columns in `numbers` stand on the right."""
+    """Format a table with Markdown cells. Columns with an index in `numbers` are right-aligned."""
     marks = ["---:" if number in (numbers or set()) else "---" for number in range(len(columns))]
     return "\n".join(f"| {' | '.join(row)} |" for row in (columns, marks, *rows))
 

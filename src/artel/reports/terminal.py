@@ -1,0 +1,101 @@
+"""Runs as text for a terminal: the loss curve, a table of several runs, and a compressor's bits per byte."""
+
+from __future__ import annotations
+
+import lzma
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from artel.reports.curves import Curve, Curves
+from artel.reports.run_data import RunData
+
+if TYPE_CHECKING:
+    from artel.tokens import StoreSplit, Tokenizer
+
+
+def loss_curve(curves: Curves, width: int = 64, height: int = 12) -> list[str]:
+    """Draw training loss (·) and validation loss (o) over steps in `height` lines of `width` characters."""
+    training, validation = (_points(kind.get("loss")) for kind in (curves.training, curves.validation))
+    points = training + validation
+    if not points:
+        return ["(nothing logged yet)"]
+    last = max(step for step, _ in points)
+    low, high = min(loss for _, loss in points), max(loss for _, loss in points)
+    grid = [[" "] * width for _ in range(height)]
+    for mark, series in (("·", training), ("o", validation)):
+        for step, loss in series:
+            column = min(width - 1, int(step / max(1, last) * (width - 1)))
+            row = 0 if high == low else round((high - loss) / (high - low) * (height - 1))
+            grid[row][column] = mark
+    labels = {0: f"{high:.2f}", height - 1: f"{low:.2f}"}
+    lines = [f"{labels.get(row, ''):>7} │{''.join(cells)}" for row, cells in enumerate(grid)]
+    axis = f"{'':>7} └{'─' * width}"
+    return [*lines, axis, f"{'':>9}0{'step ' + str(last):>{width - 1}}", f"{'':>9}· training   o validation"]
+
+
+def _points(curve: Curve | None) -> list[tuple[int, float]]:
+    if curve is None:
+        return []
+    return [(int(step), value) for step, value in zip(curve.step, curve.value.tolist(), strict=True)]
+
+
+def compared(runs: Sequence[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
+    """State, step, training loss and newest validation of each run: as data, and as the lines of a table."""
+    metrics = dict.fromkeys(name for run in runs for name in run.curves.newest_validation)
+    rows: list[dict[str, Any]] = [
+        {
+            "run": str(run.folder),
+            "objective": run.objective,
+            "state": run.status.state,
+            "steps": run.status.step,
+            "loss": run.curves.newest.get("loss"),
+            "tokens_per_second": run.tokens_per_second,
+            "validation": run.curves.newest_validation,
+        }
+        for run in runs
+    ]
+    titles = ["run", "objective", "state", "step", "training loss", "tokens/s", *map(_title, metrics)]
+    lines = [titles]
+    for row in rows:
+        values = [_number(row["validation"].get(name)) if name in row["validation"] else "" for name in metrics]
+        speed = row["tokens_per_second"]
+        about = [row["run"], row["objective"], row["state"], f"{row['steps']:,}", _number(row["loss"])]
+        lines.append([*about, "" if speed is None else f"{speed:,.0f}", *values])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    texts = ["  ".join(cell.ljust(width) if at < 3 else cell.rjust(width)
+                       for at, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
+             for line in lines]  # fmt: skip
+    return rows, texts
+
+
+def _title(name: str) -> str:
+    """Column title of a validation metric."""
+    return "validation loss" if name == "loss" else name.replace("_", " ")
+
+
+def _number(value: float | None) -> str:
+    return "NaN" if value is None else f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def compression(train: StoreSplit, validation: StoreSplit, tokenizer: Tokenizer) -> dict[str, float]:
+    """Return bits per byte of `xz -9` on the validation text: alone, and after the training text.
+
+    The second is the fair comparison with a model: size(training + validation) - size(training).
+    """
+    training_text, text = _text(train, tokenizer), _text(validation, tokenizer)
+    alone = _xz(text)
+    after = _xz(training_text + text) - _xz(training_text)
+    bits = 8 / max(1, len(text))
+    return {"xz": alone * bits, "xz_after_training_text": after * bits}
+
+
+def _text(split: StoreSplit, tokenizer: Tokenizer) -> bytes:
+    return "\n".join(tokenizer.decode(ids[:-1]) for _, ids in split.each_sample()).encode()
+
+
+def _xz(data: bytes) -> int:
+    # The preset's window (64 MiB) must hold the training text, or "after" would not see its beginning.
+    window = 1 << max(20, math.ceil(math.log2(len(data) + 1)))
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": min(window, 1 << 30)}]
+    return len(lzma.compress(data, format=lzma.FORMAT_XZ, filters=filters))
