@@ -284,7 +284,7 @@ def test_what_is_refused(text, message):
         ("accelerate launch -m axolotl.cli.train x.yml\n", r"runs axolotl \(axolotl\.cli\.train\)\n.*convert x\.yml"),
         ("NPROC_PER_NODE=2 swift sft --model m\n", "runs ms-swift .swift sft., whose configurations artel does not"),
         ("tune run full_finetune_single_device --config x.yaml\n", "runs torchtune .tune run., whose"),
-        ("echo 1\nllamafactory-cli export x.yaml\n# axolotl train y.yml\n", "is no old configuration that artel knows"),
+        ("echo 1\nllamafactory-cli export x.yaml\n# axolotl train y.yml\n", "is not a configuration that artel knows"),
     ],
 )  # fmt: skip
 def test_a_script_with_another_tools_command_names_the_tool_and_the_file_to_give(script, told):
@@ -295,12 +295,12 @@ def test_a_script_with_another_tools_command_names_the_tool_and_the_file_to_give
 def test_what_does_not_go_together_here_is_changed_and_told():
     """DeepSpeed and shards do not take AdamW of 8 bits, int8 no DoRA; bf16 weights take AdamW alone."""
     result = convert(configs.AXOLOTL_QLORA, "old")
-    assert "does not step what DeepSpeed shares out: adamw is taken" in reported(result)["optimizer"]
+    assert "does not work with DeepSpeed: artel uses adamw" in reported(result)["optimizer"]
     result = convert(configs.AXOLOTL_MORE, "old")
     assert (result.run["train"]["optimizer"], result.run["model"]["quantize"]) == ("adamw", "nf4")
-    assert "DoRA does not read shards of int8: nf4 is taken" in reported(result)["load_in_8bit"]
+    assert "DoRA cannot use sharded int8 weights: artel uses nf4" in reported(result)["load_in_8bit"]
     assert "adafactor does not step shards of matrices here" in reported(result)["optimizer"]
-    assert "quantized matrices are not split: parallel.tensor is 1" in reported(result)["tensor_parallel_size"]
+    assert "quantized matrices cannot be split: parallel.tensor is 1" in reported(result)["tensor_parallel_size"]
     assert (result.run["parallel"]["tensor"], result.run["parallel"]["context"]) == (1, 2)
     data_alone = re.sub(r"(tensor|context|expert)_parallel_size: 2\n|dp_replicate_size: 2\n", "", configs.AXOLOTL_MORE)
     result = convert(data_alone, "old")

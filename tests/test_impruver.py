@@ -292,7 +292,7 @@ trainer: {learning_rat: 1e-5, colour: red}
     _, left = converted(text)
     for key, meant in slips.items():
         assert any(f": {key} = " in line and line.endswith(f"did you mean {meant}?") for line in left), key
-    assert "old.yaml:6: trainer.colour = red: artel has nothing in its place" in left
+    assert "old.yaml:6: trainer.colour = red: artel has no equivalent" in left
 
 
 def test_a_true_key_of_the_trainer_is_not_taken_for_a_slip():

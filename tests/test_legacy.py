@@ -102,7 +102,7 @@ def test_a_file_of_deepspeeds_is_no_run(tmp_path):
     file.write_text('{"train_batch_size": "auto", "zero_optimization": {"stage": 3}}')
     for refuse in (lambda: load_run(str(file)), lambda: convert(file.read_text(), str(file))):
         with pytest.raises(
-            InputError, match=r"is a file of DeepSpeed's, not a run\n.*parallel: \{deepspeed: .*ds\.json\}"
+            InputError, match=r"is a DeepSpeed configuration, not a run\n.*parallel: \{deepspeed: .*ds\.json\}"
         ):
             refuse()
 

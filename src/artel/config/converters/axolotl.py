@@ -21,19 +21,19 @@ _NAMES = {
     "optimizer": "optim",
 }
 _LORA = "lora_r lora_alpha lora_dropout peft_use_rslora peft_use_dora lora_modules_to_save"
-_CONFIG = "the model's config.json and the tokenizer's files say so"
-_TOKENS = "the special tokens are those of the tokenizer's own files"
-_KERNEL = "artel chooses its kernels by device and model; the numbers are the same"
-_STAYS_IN_PLACE = "weights are read into the place where they stay"
-_SPEED = "changes the speed, and nothing that is learned"
-_LOSS = "the loss is the mean cross-entropy of the tokens that are learned"
-_QUANTIZED = "artel quantizes the weights below an adapter: model.quantize: nf4 or int8"
-_REINFORCEMENT = "is for reinforcement learning, which artel does not do"
-_MEMORY = "train.micro_batch: auto and train.activation_checkpointing: auto keep a run within memory"
-_TEMPLATE = "how a conversation is written is the chat template's affair: chat.template"
-_HARNESS = "write validate.tasks: [mmlu], tasks of lm-evaluation-harness"
-_ONE_RATE = "there is one learning rate; train.layer_decay makes it fall layer by layer"
-_RAY = "artel launch starts processes; prepare.engine: ray prepares texts with Ray"
+_CONFIG = "the files of model and tokenizer say so"
+_TOKENS = "the tokenizer's own files define the special tokens"
+_KERNEL = "artel chooses kernels by device and model; the results are the same"
+_STAYS_IN_PLACE = "weights are loaded directly to where they stay"
+_SPEED = "affects only the speed"
+_LOSS = "the loss is the mean cross-entropy of the target tokens"
+_QUANTIZED = "artel quantizes base weights under an adapter: model.quantize: nf4 or int8"
+_REINFORCEMENT = "is for reinforcement learning, which artel does not support"
+_MEMORY = "train.micro_batch: auto and train.activation_checkpointing: auto fit a run into memory"
+_TEMPLATE = "the chat template formats conversations: chat.template"
+_HARNESS = "write validate.tasks: [mmlu], with tasks of lm-evaluation-harness"
+_ONE_RATE = "artel has one learning rate; train.layer_decay lowers it layer by layer"
+_RAY = "processes start with artel launch; for preparing texts with Ray write prepare.engine: ray"
 _PREPARES = ("prepare.workers", read.at_least_one)
 _CONTEXT = ("parallel.context", read.at_least_one)
 
@@ -61,164 +61,165 @@ TABLE = KeyTable(
     },
     same={
         "shuffle_merged_datasets shuffle_before_merging_datasets": ORDER,
-        "sample_packing": "samples stand alone",
+        "sample_packing": "samples are not packed",
         "eval_sample_packing pad_to_sequence_len pad_to_multiple_of streaming sample_packing_* multipack_real_batches":
             _SPEED,
-        "train_on_inputs": "is for conversations",
-        "chat_template datasets.*.chat_template": "objective causal has no conversations",
-        "bfloat16 float16 float32 fp8": "train.precision says in what is computed",
+        "train_on_inputs": "applies to conversations",
+        "chat_template datasets.*.chat_template": "the the objective causal has no conversations",
+        "bfloat16 float16 float32 fp8": "train.precision sets the precision",
         "use_tensorboard use_mlflow use_trackio use_wandb": "is off",
-        "dp_shard_size dp_replicate_size": "is one process",
-        "lm_eval_post_train": "validate.tasks are asked at the end",
+        "dp_shard_size dp_replicate_size": "is 1",
+        "lm_eval_post_train": "validate.tasks run at the end",
         "lora_target_linear": "lora_target_modules names the layers",
         "datasets.*.roles.*": "artel knows these roles",
-        "*.ds_type": "the suffix of a file says what it holds",
-        "*.template_thinking_key": "the chat template is given the thought",
-        "*.preprocess_shards": "parts of a data set are prepared one after another: prepare.part",
-        "datasets.*.trust_remote_code": "no code of a data set is run",
-        "*.split_thinking": "a thought in <think> is recognized",
-        "*.split": "all records are taken",
-        "*.type": "texts are learned",
-        "*.message_field_training *.field_thinking": "artel reads this field anyway",
-        "strict": "every key of a run file is checked",
+        "*.ds_type": "the suffix of a file sets its format",
+        "*.template_thinking_key": "the chat template receives the reasoning",
+        "*.preprocess_shards": "prepare.part prepares a part of a data set",
+        "datasets.*.trust_remote_code": "artel runs no code of data sets",
+        "*.split_thinking": "artel recognizes <think>",
+        "*.split": "artel uses all records",
+        "*.type": "the texts are used as they are",
+        "*.message_field_training *.field_thinking": "artel reads this field by default",
+        "strict": "artel checks every key",
         "model_type type_of_model cls_model_config tokenizer_type tokenizer_use_fast tokenizer_legacy "
         "tokenizer_save_jinja_files is_*_derived_model lora_fan_in_fan_out": _CONFIG,
-        "base_model_config tokenizer_config": "the model's own config.json and tokenizer are taken",
-        "torch_dtype": "train.weights says in what weights are held",
-        "eot_tokens": "the chat template says with what a turn ends",
-        "skip_prepare_dataset": "texts are prepared once, and found again by what they were made of",
-        "dataset_keep_in_memory": "tokens are read from the store as they are needed",
-        "base_model_ignore_patterns": "only safetensors are read",
-        "ddp device_map device world_size": "processes and devices are found",
-        "include_tkps include_tokens_per_second": "metrics.jsonl has the tokens a second",
+        "base_model_config tokenizer_config": "artel uses the model's own config.json and tokenizer",
+        "torch_dtype": "train.weights sets the dtype of weights",
+        "eot_tokens": "the chat template ends each turn",
+        "skip_prepare_dataset": "prepared texts are reused if nothing changed",
+        "dataset_keep_in_memory": "tokens are read from the store on demand",
+        "base_model_ignore_patterns": "artel reads only safetensors",
+        "ddp device_map device world_size": "artel finds processes and devices",
+        "include_tkps include_tokens_per_second": "metrics.jsonl has tokens_per_second",
         "pretrain_multipack_buffer_size streaming_multipack_buffer_size": "all texts are packed together",
-        "pretrain_multipack_attn": "packed documents do not see one another",
+        "pretrain_multipack_attn": "packed documents cannot attend to one another",
         "total_num_tokens": "tokens are counted when texts are prepared",
         "auto_resume_from_checkpoints": "the same command resumes a stopped run",
-        "gc_steps": "Python's garbage is collected between steps",
-        "ring_attn_func* heads_k_stride*": "parallel.exchange says how processes that share a sequence exchange",
+        "gc_steps": "artel runs Python's garbage collector between steps",
+        "ring_attn_func* heads_k_stride*": "parallel.exchange sets how processes exchange parts of a sequence",
         "attn_implementation* *_attention flash_* flex_attn_* sdpa_varlen* large_head_attention* "
-        "gemma4_hybrid_attn_impl*": "artel chooses how attention is computed by device and model",
+        "gemma4_hybrid_attn_impl*": "artel chooses the attention kernel by device and model",
         "experts_implementation liger_* use_kernels* fused_* tiled_mlp* chunked_cross_entropy* cut_cross_entropy* "
         "use_scattermoe* use_sonicmoe* use_dsv4_kernels* use_glm_dsa_kernels* dsv4_fp4_grouped_mode* *_kernel": _KERNEL,
     },
     left={
-        "adapter": "artel has adapters of the kind lora",
-        "load_in_4bit load_in_8bit": "weights of 4 or 8 bits are held only under an adapter; write adapter: qlora",
-        "lora_model_dir": "to go on with it, merge it: artel export FOLDER merged --merge; write model.from: merged",
+        "adapter": "artel's only adapter type is lora",
+        "load_in_4bit load_in_8bit": "4 and 8 bits need an adapter; write adapter: qlora",
+        "lora_model_dir": 
+            "to continue training it, merge it (artel export FOLDER merged --merge) and write model.from: merged",
         "revision_of_model":
-            "the main branch is taken; for another, fetch it (hf download --revision) and name its folder",
+            "artel reads the main branch; download another (hf download --revision) and give its folder",
         "reinit_weights":
-            "training begins with pretrained weights; for new ones write model: {config: {model_type: …}}",
+            "training starts from pretrained weights; for new ones write model: {config: {model_type: …}}",
         "processor_type image_size image_resize_algorithm":
-            "artel learns from text: images and sound in messages are not read",
-        "freeze_mm_modules": "write model.freeze: the patterns of what is to stay, ['*vision*']",
-        "unfrozen_parameters": "names what is trained, and model.freeze names what stays: write the others' patterns",
+            "artel trains on text only: images and audio in messages are not read",
+        "freeze_mm_modules": "write model.freeze with patterns of the frozen layers: ['*vision*']",
+        "unfrozen_parameters": "lists trained parameters; write model.freeze, which lists frozen ones",
         "tokens tokens.* special_tokens* added_tokens_overrides*": _TOKENS,
-        "resize_token_embeddings_to_32x": "embeddings are as many as the tokenizer and the model need",
-        "tokenizer_use_mistral_common": "the tokenizer is read by transformers",
-        "default_system_message": "write it into the conversations, or into chat.template: FILE",
-        "*chat_template_jinja": "save it as a file, and write chat.template: FILE",
-        "max_prompt_len": "data.block bounds prompt and answer together",
+        "resize_token_embeddings_to_32x": "artel sizes embeddings for tokenizer and model",
+        "tokenizer_use_mistral_common": "artel loads tokenizers with transformers",
+        "default_system_message": "add it to the conversations, or to a template: chat.template: FILE",
+        "*chat_template_jinja": "save it as a file and write chat.template: FILE",
+        "max_prompt_len": "data.block limits prompt and answer together",
         "excess_length_strategy": "chat.too_long is skip; write split or truncate_left",
         "sample_packing_sequentially": "artel's order is a function of the seed",
         "min_sample_len": "write data.clean.minimum, a number of characters",
-        "eval_sequence_len": "validation has the length of training: data.block",
+        "eval_sequence_len": "validation uses the length of training: data.block",
         "max_packed_sequence_len": "data.block is the length of a packed sequence",
         "push_dataset_to_hub": "prepared data stays in data.store",
-        "val_set_size": "test_datasets are given, and are what is validated",
+        "val_set_size": "test_datasets is set and used for validation",
         "datasets.*.type.*format": _TEMPLATE,
-        "*.message_property_mappings.* *.type.*": "the chat template is given role and content",
+        "*.message_property_mappings.* *.type.*": "the chat template receives role and content",
         "*.train_on_eos *.train_on_eot":
-            "the end of each turn that is learned is learned, as with train_on_eos: turn",
-        "*.revision": "the hub's own parquet files are those of the main branch",
+            "the end of each trained turn is trained too, as with train_on_eos: turn",
+        "*.revision": "the hub's parquet files are of the main branch",
         "*.shards *.shards_idx": "write data.sources.rows: '[:10%]' for a part",
-        "*.drop_system_message": "system messages stay; leave them out of the file",
-        "*.conversation": "the roles of a conversation are known by their names",
+        "*.drop_system_message": "artel keeps system messages; remove them from the file",
+        "*.conversation": "artel knows roles by their names",
         "*.field_human": "write data.sources.mapping: {instruction: NAME}",
         "*.field_model": "write data.sources.mapping: {output: NAME}",
-        "*.message_field_training_detail": "a turn is learned whole or not: its field train",
+        "*.message_field_training_detail": "artel trains on a full turn or not at all: its field train",
         "*.input_format": _TEMPLATE,
         "*.input_transform": "write converter: module:function",
         "datasets.* pretraining_dataset.*":
-            "artel has nothing in its place; write converter: module:function for what rows need",
+            "artel has no equivalent; write converter: module:function for what rows need",
         "orpo_alpha": "is for rl: orpo",
         "rl_beta": "is for rl",
-        "cpo_alpha": "artel has dpo, ipo, kto, orpo and simpo",
-        "rpo_alpha dpo_use_weighting": "artel's preference loss has no such term",
+        "cpo_alpha": "artel does not have CPO; it has dpo, ipo, kto, orpo and simpo",
+        "rpo_alpha dpo_use_weighting": "artel's preference losses do not have this term",
         "dpo_*": "artel's preference loss has beta and smoothing",
-        "precompute_ref_log_probs": "they are computed once, before training begins",
+        "precompute_ref_log_probs": "artel computes them once, before training",
         "use_eaft eaft_* use_dynamic_finetuning": _LOSS,
         "center_rewards_coefficient": "is for reward models",
-        "num_labels": "a language model has none",
-        "use_onebitllms": "artel trains weights of 32 or 16 bits",
+        "num_labels": "a language model has no labels",
+        "use_onebitllms": "artel trains 32-bit or 16-bit weights",
         "gptq gptq_* nvfp4_* quantize_moe_experts": _QUANTIZED,
-        "model_quantization_config*": "a model whose files are quantized is read as they say",
+        "model_quantization_config*": "artel reads quantized models as their files say",
         "bnb_config_kwargs*": "artel's 4 bits are nf4 with double quantization",
         "qat.* quantization.*":
-            "artel does not train for quantization; artel export RUN DIR --gguf q4_k_m quantizes a trained model",
+            "artel has no quantization-aware training; artel export RUN DIR --gguf q4_k_m quantizes a trained model",
         "llmcompressor*": "artel does not prune",
-        "overrides_of_model* model_config.*": "write the model's own config.json, and name its folder in model.from",
+        "overrides_of_model* model_config.*": "edit the model's config.json and give its folder as model.from",
         "peft*": "artel's adapters have rank, alpha, dropout, target, rslora, dora and save",
-        "lora_target_parameters": "write model.lora.target: [auto, experts] for experts that one tensor holds",
-        "loraplus_lr_ratio": "both matrices of an adapter have one learning rate",
-        "relora relora_*": "adapters stay until the end of the run",
-        "plugins": "axolotl's plugins do not run here; kernels and losses are artel's own",
+        "lora_target_parameters": "for experts stored in one tensor write model.lora.target: [auto, experts]",
+        "loraplus_lr_ratio": "both matrices of an adapter use the same learning rate",
+        "relora relora_*": "artel does not merge adapters during a run",
+        "plugins": "artel does not run axolotl's plugins",
         "trainer_cls": "artel has one training loop",
-        "full_finetune": "without adapter all weights are trained",
-        "lisa_*": "all weights are trained in each step, or those that model.freeze leaves",
+        "full_finetune": "without adapter, all weights are trained",
+        "lisa_*": "every step trains all weights, except those in model.freeze",
         "lr_quadratic_warmup": "warmup is linear",
-        "cosine_min_lr_ratio": "only lr_scheduler: cosine has it; write train.minimum_learning_rate",
-        "cosine_constant_lr_ratio": "write train.schedule: wsd, and train.decay, for a rate that stays first",
-        "lr_div_factor": "warmup begins at 1 / train.warmup of the peak",
+        "cosine_min_lr_ratio": "only applies to lr_scheduler: cosine; write train.minimum_learning_rate",
+        "cosine_constant_lr_ratio": "for a constant rate at first write train.schedule: wsd and train.decay",
+        "lr_div_factor": "warmup starts at 1 / train.warmup of the peak",
         "jagged_*": "train.schedule has no restarts",
-        "eta_min": "write train.minimum_learning_rate, a share of learning_rate",
+        "eta_min": "write train.minimum_learning_rate, a fraction of learning_rate",
         "embedding_lr embedding_lr_scale lr_groups": _ONE_RATE,
         "loss_watchdog_threshold loss_watchdog_patience":
-            "write train.spike, how many times the mean a loss may be, and train.on_bad_step",
+            "write train.spike (limit on loss / mean loss) and train.on_bad_step",
         "dion_* qgalore_*": "is for an optimizer that artel does not have",
-        "torchdistx_path": "the optimizer is PyTorch's own",
-        "batch_size": "gradient_accumulation_steps and micro_batch_size are given, and decide",
+        "torchdistx_path": "artel uses PyTorch's optimizer",
+        "batch_size": "gradient_accumulation_steps and micro_batch_size are set and take precedence",
         "save_first_step": "write checkpoint.every",
-        "dynamic_checkpoint*": "Ctrl-C saves a run at once",
+        "dynamic_checkpoint*": "Ctrl-C saves a checkpoint",
         "eval_table_size generate_samples eval_max_new_tokens generation_*":
             "write validate.prompts for samples, and validate.new_tokens",
-        "lm_eval_tasks": "are not asked after training: artel evaluate RUN --tasks NAME asks them",
-        "lm_eval_batch_size": "8 questions are asked at a time",
-        "lm_eval_model": "artel evaluate FOLDER --tasks NAME asks a model that is trained already",
+        "lm_eval_tasks": "are not run after training; use artel evaluate RUN --tasks NAME",
+        "lm_eval_batch_size": "artel asks 8 questions at a time",
+        "lm_eval_model": "to evaluate a trained model use artel evaluate FOLDER --tasks NAME",
         "do_bench_eval bench_dataset": _HARNESS,
         "bench_*": "validate.tasks_limit is the number of examples of each task of validate.tasks",
         "use_swanlab swanlab_* use_comet comet_* use_otel_metrics otel_*": trainer.TRACKER_ADVICE,
         "mlflow_tracking_uri mlflow_experiment_name":
-            "MLflow takes it from the environment: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME",
+            "set it in the environment: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME",
         "trackio_project_name trackio_space_id":
-            "trackio takes it from the environment: TRACKIO_PROJECT, TRACKIO_SPACE_ID",
-        "mlflow_* trackio_*": "a run is named after its folder",
-        "wandb_watch": "gradients are not sent, only their norm",
-        "wandb_log_model": "a model is not sent anywhere",
-        "gradio_*": "artel chat RUN puts a model to use",
+            "set it in the environment: TRACKIO_PROJECT, TRACKIO_SPACE_ID",
+        "mlflow_* trackio_*": "the run is named after its folder",
+        "wandb_watch": "artel logs only the gradient norm",
+        "wandb_log_model": "artel does not upload the model",
+        "gradio_*": "use artel chat RUN",
         "use_ray ray_* resources_per_worker*": _RAY,
         "profiler_steps": "write profile: true",
         "deepcompile torch_compile_options": "train.compile is on, off or auto, for each layer",
-        "activation_offloading": "activations that are kept stay on the device",
-        "layer_offloading": "layers stay on the device; write parallel.offload: cpu",
+        "activation_offloading": "kept activations stay on the device",
+        "layer_offloading": "to offload layers write parallel.offload: cpu",
         "selective_checkpointing": "write train.activation_checkpointing: selective",
         "max_memory gpu_memory_limit": _MEMORY,
         "lora_on_cpu experimental_skip_move_to_device": _STAYS_IN_PLACE,
-        "llama4_linearized_experts scaling_softmax*": "the model's own code is transformers'",
-        "use_pose* pose_*": "positions are those of the text",
-        "fp8_enable_fsdp_float8_all_gather": "artel chooses what FSDP2 gathers",
-        "fp32_norms": "trained weights are in fp32; train.precision says in what layers compute",
-        "expert_parallel_*": "artel's experts exchange tokens as they come",
-        "diffusion*": "is for diffusion models of texts",
+        "llama4_linearized_experts scaling_softmax*": "artel uses the model code of transformers",
+        "use_pose* pose_*": "artel does not change positions",
+        "fp8_enable_fsdp_float8_all_gather": "artel configures FSDP2's all-gather itself",
+        "fp32_norms": "trained weights are in fp32; train.precision sets the dtype of computation",
+        "expert_parallel_*": "artel has no such options for experts",
+        "diffusion*": "is for text diffusion models",
         "trl.* vllm* ebft*": _REINFORCEMENT,
     },
 )
 # fmt: on
 _OTHER_OBJECTIVES = {
-    "reward_model": "a reward model, which is not carried over: write objective: reward yourself",
-    "process_reward_model": "a reward model of single steps, which artel does not",
-    "diffusion": "a diffusion model of texts, which artel does not",
+    "reward_model": "a reward model, which is not converted: write objective: reward yourself",
+    "process_reward_model": "a process reward model, which artel does not support",
+    "diffusion": "a text diffusion model, which artel does not support",
 }
 
 
@@ -255,7 +256,7 @@ def _normalize(old: Conversion) -> None:
         old.replace("gradient_accumulation_steps", max(1, batch // micro))
         old.decided("train.batch", "batch_size")
     if isinstance(old.raw("gradient_checkpointing"), str):  # offload: recomputes too, and moves the rest to the host
-        old.leave("gradient_checkpointing", "activations are recomputed, and what is kept of them stays on the device")
+        old.leave("gradient_checkpointing", "activations are recomputed; the kept ones stay on the device")
         old.replace("gradient_checkpointing", True)
     for strategy, steps in (("eval_strategy", "eval_steps"), ("save_strategy", "save_steps")):
         if old.has(steps) and not old.has(strategy):
@@ -279,20 +280,20 @@ def _carry_objective(old: Conversion) -> tuple[str, str]:
         for key in betas if not old.has("trl.beta") else ["trl.beta"]:
             old.carry(key, "preference.beta", read.not_negative)
         for key in betas if old.has("trl.beta") else ():
-            old.leave(key, "trl.beta is given, and axolotl takes that")
+            old.leave(key, "trl.beta is set and takes precedence in axolotl")
         old.carry("kto_desirable_weight", "preference.desirable", read.not_negative)
         old.carry("kto_undesirable_weight", "preference.undesirable", read.not_negative)
         old.carry("dpo_label_smoothing", "preference.smoothing", read.not_negative)
         return "datasets", "preference"
     if rl:
-        old.refuse("rl", f"{rl!r} is nothing that artel learns", "write dpo, ipo, kto, orpo or simpo")
+        old.refuse("rl", f"{rl!r} is not supported by artel", "write dpo, ipo, kto, orpo or simpo")
     for key, what in _OTHER_OBJECTIVES.items():
         if old.raw(key) is True or old.within(key):
             place = key if old.has(key) else old.within(key)[0]
             old.refuse(place, f"trains {what}", f"artel's objectives are {', '.join(OBJECTIVES.names)}")
     if old.has("pretraining_dataset") or old.within("pretraining_dataset"):
         for key in old.within("datasets"):
-            old.leave(key, "pretraining_dataset is given, and axolotl takes that")
+            old.leave(key, "pretraining_dataset is set and takes precedence in axolotl")
         return "pretraining_dataset", "causal"
     kinds = [old.raw(f"datasets.{number}.type") for number in range(old.members("datasets"))]
     return "datasets", "causal" if kinds and all(map(is_text, kinds)) else "chat"
@@ -311,11 +312,11 @@ def _carry_model(old: Conversion) -> None:
     four, eight = old.get("load_in_4bit", read.flag), old.get("load_in_8bit", read.flag)
     if adapter is None:
         for key in filter(re.compile(r"(lora|peft|qlora)_|peft\.").match, old.given()):
-            old.agree(key, "there is no adapter: all weights are trained")
+            old.agree(key, "there is no adapter; all weights are trained")
         return
     target = "lora_target_modules"
     if old.get("lora_target_linear", read.flag):
-        old.agree(target, "lora_target_linear takes all linear layers")
+        old.agree(target, "lora_target_linear selects all linear layers")
         target = "lora_target_linear"
         old.replace(target, "all-linear")
     trainer.carry_lora(old, f"{_LORA} {target}")
@@ -325,7 +326,7 @@ def _carry_model(old: Conversion) -> None:
         old.put("model.quantize", kind, "adapter", *([decisive] if old.raw(decisive) else []))
     for key in ("load_in_4bit", "load_in_8bit"):
         if key != decisive or not old.raw(key):
-            old.leave_if_on(key, f"{decisive} is true too, and is taken")
+            old.leave_if_on(key, f"{decisive} is also true and takes precedence")
 
 
 def _carry_precision(old: Conversion) -> None:
@@ -344,7 +345,7 @@ def _carry_precision(old: Conversion) -> None:
     if not chosen:
         old.put("train.precision", "fp32" if old.raw("bf16") is False else "auto", "bf16")
     elif chosen in ("bf16", "auto") and not old.has("adapter"):
-        old.note("axolotl holds trained weights in bf16, artel in fp32; train.weights: bf16 takes half the memory")
+        old.note("axolotl trains weights in bf16, artel in fp32; train.weights: bf16 halves their memory")
 
 
 def _carry_intervals(old: Conversion) -> None:
@@ -354,11 +355,11 @@ def _carry_intervals(old: Conversion) -> None:
         if times is not None:
             old.put(dotted, f"{1 / times:.4g} epoch" if times else "never", key)
     if old.raw("val_set_size") and not any(map(old.has, ("eval_strategy", "eval_steps", "evals_per_epoch"))):
-        what = "axolotl never validates then, artel once, at the end; for more write validate.every"
+        what = "axolotl then never validates, artel once at the end; for more write validate.every"
         old.note(f"val_set_size is given without evals_per_epoch or eval_steps: {what}")
     if old.raw("lr_scheduler_type") != "constant" and not old.has("warmup_steps") and not old.has("warmup_ratio"):
         old.put("train.warmup", 0.03)
-        old.note("warmup is not given: axolotl takes 3 % of the run and at most 100 steps, train.warmup is 0.03")
+        old.note("warmup is not set: axolotl uses 3 % of the run, at most 100 steps; train.warmup is 0.03")
     if not any(map(old.has, ("save_strategy", "save_steps", "saves_per_epoch"))):
         old.put("checkpoint.every", "1 epoch")
 
@@ -372,7 +373,7 @@ def _carry_trackers(old: Conversion) -> None:
     if tracked:
         old.put("track", ["console", "jsonl", *tracked.values()], *tracked)
     for key in ("wandb_project", "wandb_name", "wandb_run_id", "wandb_entity", "wandb_mode"):
-        old.leave(key, f"Weights & Biases takes it from the environment: {key.upper()}")
+        old.leave(key, f"set it in the environment: {key.upper()}")
 
 
 def _carry_tasks(old: Conversion) -> None:
@@ -382,18 +383,18 @@ def _carry_tasks(old: Conversion) -> None:
         old.put("validate.tasks", list(dict.fromkeys(task.partition(":")[0] for task in tasks)), "lm_eval_tasks")
         old.put("validate.tasks_every", "never", "lm_eval_tasks")
         if any(":" in task for task in tasks):
-            what = "a task is asked with as many examples as the harness has for it"
-            old.leave("lm_eval_tasks", f"{what}; for others write a YAML file of your own, with num_fewshot")
+            what = "each task uses the harness's number of few-shot examples"
+            old.leave("lm_eval_tasks", f"{what}; for another number write your own task file with num_fewshot")
     if old.raw("lm_eval_batch_size") == 8:
-        old.agree("lm_eval_batch_size", "8 questions are asked at a time")
+        old.agree("lm_eval_batch_size", "artel asks 8 questions at a time")
     if old.raw("plugins") == ["axolotl.integrations.lm_eval.LMEvalPlugin"]:
-        old.agree("plugins", "validate.tasks has lm-evaluation-harness ask the model")
+        old.agree("plugins", "validate.tasks runs lm-evaluation-harness")
     metrics = old.get("eval_causal_lm_metrics", read.names) or ("sacrebleu", "comet", "ter", "chrf")
     written = ", ".join(name for name in metrics if name != "perplexity")
-    what = f"validation gives loss, perplexity and accuracy, and no {written} of what the model writes"
+    what = f"validation computes loss, perplexity and accuracy, but not {written} of generated text"
     for key in ("do_causal_lm_eval", "eval_causal_lm_metrics"):
         if not written or not old.raw("do_causal_lm_eval"):
-            old.agree(key, "each validation gives the perplexity" if not written else "is off")
+            old.agree(key, "each validation computes perplexity" if not written else "is off")
         else:
             old.leave(key, f"{what}; write validate.tasks: [FILE.yaml], a task of your own with these metrics")
 
@@ -405,7 +406,7 @@ def _carry_parallel(old: Conversion) -> None:
     if shard > 1 and replicate > 1:
         old.put("parallel.data", "hsdp", "dp_shard_size", "dp_replicate_size")
         old.put("parallel.shard", shard, "dp_shard_size")
-        old.leave("dp_replicate_size", "there are as many copies as the processes that are started over parallel.shard")
+        old.leave("dp_replicate_size", "the number of replicas is the number of processes divided by parallel.shard")
     elif shard > 1:
         old.put("parallel.data", "fsdp", "dp_shard_size")
     elif replicate > 1:

@@ -12,7 +12,7 @@ from artel.config.converters.hub_data import SLICED_SPLIT, DataSet, local_or_hub
 from artel.errors import Problem
 from artel.registry import OBJECTIVES
 
-ORDER = "the order of all samples is a function of seed"
+ORDER = "the order of samples depends on seed only"
 _TEXTS = ("completion", "pretrain")  # types of data sets that are plain texts
 _LOADERS = ("json", "jsonl", "csv", "parquet", "text", "arrow")  # as `path`, these are names of loaders
 # Roles that artel knows by these names.
@@ -68,7 +68,7 @@ def carry_data(old: Conversion, section: str, objective: str) -> None:
     for at in (f"{section}.{number}" for number in range(old.members(section))):
         if objective == "chat" and is_text(old.raw(f"{at}.type")):
             for key in old.within(at):
-                old.leave(key, "objective chat learns from conversations; texts are learned in a run of their own")
+                old.leave(key, "the objective chat trains on conversations; train on plain texts in a separate run")
         else:
             sources.append(_source(old, at, f"data.sources.{len(sources)}", objective))
     if isinstance(old.raw(section), str):  # pretraining_dataset: NAME
@@ -85,7 +85,7 @@ def carry_data(old: Conversion, section: str, objective: str) -> None:
         old.put("data.validation", data_set.path, "test_datasets.0.path")
         old.comment("data.validation", data_set.doubt)
         for key in tests:
-            old.leave(key, "validation texts are read as the first of data.sources is, from one path")
+            old.leave(key, "validation texts come from one path and are read like the first of data.sources")
     else:
         trainer.carry_share(old, "val_set_size")
     _carry_packing(old, objective)
@@ -103,7 +103,7 @@ def carry_data(old: Conversion, section: str, objective: str) -> None:
             old.put("chat.template", "chatml" if name == "chatml" else "auto", key)
         is_default = name == "tokenizer_default" or str(name).startswith("tokenizer_default_fallback_")
         if name not in (None, "chatml") and not is_default:
-            what = f"axolotl has a template of its own for {name}; here it is the tokenizer's"
+            what = f"axolotl has its own template for {name}; artel uses the tokenizer's"
             old.leave(key, f"{what}; for another write chat.template: FILE")
 
 
@@ -111,7 +111,7 @@ def _carry_packing(old: Conversion, objective: str) -> None:
     """Texts fill blocks, and conversations can; other samples stand alone."""
     packs = old.raw("sample_packing")
     if objective == "causal" and packs is False:
-        old.leave("sample_packing", "artel joins texts and cuts them every data.block tokens, where axolotl pads")
+        old.leave("sample_packing", "artel joins texts and cuts them every data.block tokens; axolotl pads")
     if (objective == "causal" and packs in (True, False)) or (
         objective != "causal" and OBJECTIVES[objective].packs_samples  # artel's own default may pack them
     ):
@@ -141,14 +141,14 @@ def _source(old: Conversion, at: str, dotted: str, objective: str) -> dict[str, 
         _carry_form(old, at, dotted, source, objective)
     match = SLICED_SPLIT.fullmatch(old.get(f"{at}.split", read.text) or "train")
     if match is None:
-        old.leave(f"{at}.split", "artel takes one split and one slice of it: data.sources.rows: '[:1000]'")
+        old.leave(f"{at}.split", "artel reads one split and one slice of it: data.sources.rows: '[:1000]'")
     elif match[2]:
         source["rows"] = match[2]
         old.decided(f"{dotted}.rows", f"{at}.split")
     if match and match[1] != "train" and "refs/convert" in str(source["path"]):
         old.decided(f"{dotted}.path", f"{at}.split")
     elif match and match[1] != "train":
-        old.leave(f"{at}.split", "name the files of that split in data.sources.path")
+        old.leave(f"{at}.split", "give the files of that split in data.sources.path")
     _carry_roles(old, at)
     for name, fields in _READ_FIELDS.items():
         if old.raw(f"{at}.{name}") not in fields:
@@ -167,12 +167,12 @@ def _files(old: Conversion, at: str) -> tuple[DataSet, list[str]]:
     if files:
         folder = f"hf://datasets/{name}" if data_set.is_on_hub else name.rstrip("/")
         old.decided("data.sources", f"{at}.data_files")
-        old.leave(f"{at}.name", "data_files are given, and are read")
+        old.leave(f"{at}.name", "data_files is set and takes precedence")
         return DataSet(folder), [file if "://" in file else f"{folder}/{file}" for file in files]
     if data_set.is_on_hub:
         old.decided("data.sources", f"{at}.name")
     else:
-        old.leave(f"{at}.name", f"name the files of that subset in path: {name}")
+        old.leave(f"{at}.name", f"give the files of that subset in path: {name}")
     return data_set, [data_set.path]
 
 
@@ -198,12 +198,12 @@ def _carry_form(old: Conversion, at: str, dotted: str, source: dict[str, Any], o
         source["mapping"] = mapping
     old.decided(f"{dotted}.converter", f"{at}.type")
     if converter == "alpaca" and objective == "chat":
-        what = "axolotl writes Alpaca's own words around each question (Below is an instruction …)"
-        instead = "the tokenizer's chat template writes it, from the same fields, or User: … Assistant: …"
-        old.leave(f"{at}.type", f"{what}; here {instead} where it has none")
+        what = "axolotl puts Alpaca's prompt around each question (Below is an instruction …)"
+        instead = "artel formats the same fields with the tokenizer's chat template, or as User: … Assistant: …"
+        old.leave(f"{at}.type", f"{what}; {instead} if it has none")
     elif isinstance(kind, str) and form is None:
-        fix = "where they are not, write data.sources.mapping, or converter: module:function"
-        old.leave(f"{at}.type", f"rows are recognized by their fields here; {fix}")
+        fix = "if it does not, write data.sources.mapping, or converter: module:function"
+        old.leave(f"{at}.type", f"artel recognizes rows by their fields; {fix}")
 
 
 def _carry_roles(old: Conversion, at: str) -> None:
@@ -211,10 +211,10 @@ def _carry_roles(old: Conversion, at: str) -> None:
         role = key.split(".")[3]
         known = _ROLES.get(role, set())
         if not set(old.get(key, read.names) or []) <= known:
-            old.leave(key, f"artel knows as {role}: {', '.join(sorted(known))}; rename the others")
+            old.leave(key, f"artel's names for {role} are {', '.join(sorted(known))}; rename the others")
     trained = old.get(f"{at}.roles_to_train", read.names)
     if trained is not None:
         is_assistant = set(trained) <= _ROLES["assistant"]
         old.put("chat.train_on", "assistant" if is_assistant else "all", f"{at}.roles_to_train")
         if not is_assistant:
-            old.leave(f"{at}.roles_to_train", "chat.train_on is assistant, last or all: all is taken")
+            old.leave(f"{at}.roles_to_train", "chat.train_on is assistant, last or all: artel uses all")

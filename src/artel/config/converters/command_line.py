@@ -46,19 +46,19 @@ TABLE = KeyTable(
         "max_eval_samples": ("validate.blocks", read.at_least_one),
     },
     same={
-        "line_by_line": "texts are joined, and cut into blocks",
-        "model_type": "the model's config.json says so",
-        "tokenizer_name": "the tokenizer is that of the model",
+        "line_by_line": "texts are joined and cut into blocks",
+        "model_type": "config.json sets it",
+        "tokenizer_name": "artel uses the model's tokenizer",
         "torch_dtype dtype": "weights are in fp32",
-        "launcher.mixed_precision": "train.precision says in what is computed",
-        "keep_linebreaks": "line breaks stay",
-        "pad_to_max_length": "changes the speed, and nothing that is learned",
+        "launcher.mixed_precision": "train.precision sets the precision",
+        "keep_linebreaks": "artel keeps line breaks",
+        "pad_to_max_length": "affects only the speed",
     },
     left={
-        "config_name config_overrides": "model_name_or_path is given, and its own config.json is taken",
-        "train_file": "dataset_name is given, and is taken",
-        "validation_split_percentage": "validation_file is given, and is taken",
-        "max_train_samples": "is a number of blocks; write train.steps, or data.sources.budget_documents",
+        "config_name config_overrides": "model_name_or_path is set, and artel uses its config.json",
+        "train_file": "dataset_name is set and takes precedence",
+        "validation_split_percentage": "validation_file is set and takes precedence",
+        "max_train_samples": "limits blocks; write train.steps, or data.sources.budget_documents",
         "with_tracking": "write track: [console, jsonl, tensorboard], or wandb",
         "adam_epsilon2": "AdamW has one epsilon",
     },
@@ -93,7 +93,7 @@ def convert_command_line(text: str, place: str) -> Converted:
     if processes is not None and old.written("train.batch"):
         old.decided("train.batch", *_PER_HOST, *_HOSTS)
         started = f"artel train run.yaml --nproc {processes}"
-        old.note(f"the command starts {processes} processes, and train.batch is of all: {started}")
+        old.note(f"the command starts {processes} processes, and train.batch is their total: {started}")
     for key in old.within("launcher"):
         if key != "launcher.mixed_precision":
             old.leave(key, trainer.STARTED)
@@ -106,7 +106,7 @@ def convert_command_line(text: str, place: str) -> Converted:
     else:
         old.carry("checkpointing_steps", "checkpoint.every", read.from_zero)
     for line in command.others:
-        old.note(f"{place}:{line}: another command; give it in a file of its own")
+        old.note(f"{place}:{line}: another command; convert it from a separate file")
     trainer.fit_together(old)
     return old.finish()
 
@@ -119,7 +119,7 @@ def _add_arguments(old: Conversion, words: list[Word]) -> None:
         at += 1
         where = f"{old.place}:{word.line}"
         if not word.text.startswith("--"):
-            old.problems.append(Problem(where, f"{word.text} is no argument with a name", "write --KEY VALUE"))
+            old.problems.append(Problem(where, f"{word.text} is not a named argument", "write --KEY VALUE"))
             continue
         name, has_value, written = word.text[2:].partition("=")
         values, unset = [written] if has_value else [], word.unset
@@ -160,7 +160,7 @@ def _add_launcher(old: Conversion, words: list[Word]) -> None:
         if assignment:
             name, value = assignment.groups()
             old.add(name, value or None, shown(value, name.lower()), where)
-            old.leave(name, "is a variable of the environment; set it before artel train too")
+            old.leave(name, "is an environment variable; set it for artel train too")
         elif word.text.startswith("--"):
             name, _, value = word.text[2:].partition("=")
             value = value or ("" if after.startswith("-") or SCRIPT.search(after) else after)
@@ -192,7 +192,7 @@ def _carry_data(old: Conversion, objective: str) -> None:
     else:
         source["path"] = "TEXTS.txt"
         old.comment("data.sources.0.path", "your text: the command has neither --train_file nor --dataset_name")
-        old.note("the command names no text: write your files in data.sources.0.path")
+        old.note("the command names no text; write your files in data.sources.0.path")
     if objective == "masked" and old.get("line_by_line", read.flag):
         if file and not name and not file.endswith((".csv", ".tsv", ".json", ".jsonl")):
             source["document"] = "line"
@@ -203,11 +203,11 @@ def _carry_data(old: Conversion, objective: str) -> None:
     block = old.get(key, read.at_least_one)
     old.put("data.block", block or _BLOCKS[objective], key)
     if block is None:
-        old.note(f"{key} is not given: data.block is {_BLOCKS[objective]}; the script takes what the tokenizer says")
+        old.note(f"{key} is not given: data.block is {_BLOCKS[objective]}; the script uses the tokenizer's value")
     if objective == "masked":
         old.carry("mlm_probability", "masked.rate", read.share)
     old.put("data.dedup.exact", False)
-    old.note("the script joins texts without anything between them; artel writes the tokenizer's end token there")
+    old.note("the script joins texts without a separator; artel puts the tokenizer's end token between them")
 
 
 def _carry_validation(old: Conversion, name: str | None, subset: str) -> None:
@@ -273,8 +273,8 @@ def _carry_precision(old: Conversion) -> None:
             old.put("train.precision", "bf16", key)
             old.put("train.weights", "bf16", key)
         elif old.raw(key) in ("float16", "fp16"):
-            fix = "train.weights; train.precision: fp16 computes so"
-            old.leave(key, f"artel holds trained weights in fp32 or bf16: {fix}")
+            fix = "see train.weights; for fp16 computation write train.precision: fp16"
+            old.leave(key, f"artel's trained weights are in fp32 or bf16: {fix}")
     key = "launcher.mixed_precision"
     launched = old.raw(key)
     if not any(map(old.has, ("bf16", "fp16", "torch_dtype", "dtype"))):
@@ -282,8 +282,8 @@ def _carry_precision(old: Conversion) -> None:
             old.put("train.precision", launched, key)
         else:
             old.put("train.precision", "fp32")
-            advice = "train.precision: auto is quicker on GPUs"
-            old.note(f"neither bf16 nor fp16 is asked for, so it computes in fp32; {advice}")
+            advice = "train.precision: auto is faster on GPUs"
+            old.note(f"neither bf16 nor fp16 is set, so the precision is fp32; {advice}")
     precision = old.written("train.precision")
     agrees = precision == {"no": "fp32"}.get(launched, launched)
     old.leave_unless(agrees, key, f"train.precision is {precision}, by the script's arguments")

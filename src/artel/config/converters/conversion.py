@@ -325,11 +325,11 @@ class Conversion:
         elif row is not None:
             self.leave_if_on(key, row[1])
         elif key in self._asked:
-            self.leave_if_on(key, "has no bearing on this run")
+            self.leave_if_on(key, "does not affect this run")
         elif written.name in OTHER_NAMES:  # another name for something that artel has
-            self.leave(key, f"in a run file it is {OTHER_NAMES[written.name].replace('.0.', '.')}")
+            self.leave(key, f"in a run file this is {OTHER_NAMES[written.name].replace('.0.', '.')}")
         else:
-            self.leave_if_on(key, f"artel has nothing in its place{self._meant(written.name)}")
+            self.leave_if_on(key, f"artel has no equivalent{self._meant(written.name)}")
 
     def _meant(self, own_name: str) -> str:
         """`; did you mean NAME?`, or nothing if no key of the same section is similar."""

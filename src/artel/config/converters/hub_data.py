@@ -10,7 +10,7 @@ _SUFFIXES = (".json", ".jsonl", ".parquet", ".csv", ".tsv", ".txt", ".gz", ".zst
 # The hub keeps a copy of each public data set in this form, CONFIGURATION/SPLIT/0000.parquet
 # (https://huggingface.co/docs/dataset-viewer/parquet).
 _PARQUET = "hf://datasets/{name}@refs/convert/parquet/{subset}/{split}/*.parquet"
-_DOUBT = "the hub's own parquet files of this data set; where it has none, name its files: hf://datasets/{name}/FILE"
+_DOUBT = "the hub's parquet files of this data set; if it has none, give its files: hf://datasets/{name}/FILE"
 
 # Data sets of the hub's first years, which belong to somebody by now; it is not reached without an owner.
 _OWNED = {

@@ -29,7 +29,7 @@ _CONVERTERS = {
 }
 _PRECISIONS = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "fp64": "fp32",
                **dict.fromkeys(("fp32", "float32"), "fp32")}  # fmt: skip
-_ATTENTION = "artel chooses how attention is computed by device and model"
+_ATTENTION = "artel chooses the attention kernel by device and model"
 _WEIGHTS = "train.weights sets the dtype of trained weights, train.precision that of computation"
 
 # fmt: off
@@ -41,23 +41,23 @@ TABLE = KeyTable(
     },
     carried={"output_dir": ("run", read.text)},
     same={
-        "tokenizer.name": "the tokenizer is that of the model",
-        "datasets.*.split": "all records are taken",
-        "datasets.*.only_target_loss": "the assistant's turns are learned",
-        "model.load_in_4bit model.load_in_8bit": "weights are held as they are",
-        "trainer.dataloader_*": "blocks are read from the token store, and need no workers",
+        "tokenizer.name": "artel uses the model's tokenizer",
+        "datasets.*.split": "artel uses all records",
+        "datasets.*.only_target_loss": "artel trains on the assistant's turns",
+        "model.load_in_4bit model.load_in_8bit": "weights are not quantized",
+        "trainer.dataloader_*": "blocks are read from the token store without workers",
     },
     left={
-        "train_path val_path": "artel keeps what it prepares in its token store, data.store or the cache folder",
-        "datasets.*.subset": "name the files of that subset: data.sources.path",
-        "tokenizer.special_tokens": "the special tokens are those of the tokenizer's own files",
-        "tokenizer.chat_template": "save it as a file, and write chat.template: FILE",
+        "train_path val_path": "artel keeps prepared text in its token store (data.store or the cache)",
+        "datasets.*.subset": "give the files of that subset in data.sources.path",
+        "tokenizer.special_tokens": "the tokenizer's own files define the special tokens",
+        "tokenizer.chat_template": "save it as a file and write chat.template: FILE",
         "model.attn_implementation model.config.attn_implementation model.config._attn_implementation": _ATTENTION,
         "model.config.vocab_size":
-            "the tokenizer's number of tokens is taken; write model.config.vocab_size for a larger one",
+            "artel uses the tokenizer's number of tokens; for a larger one write model.config.vocab_size",
         "model.config.dtype model.config.torch_dtype": _WEIGHTS,
-        "lora.inference_mode": "an adapter that is not trained needs no run",
-        "trainer.output_dir": "output_dir outside of trainer is the run's folder",
+        "lora.inference_mode": "artel trains adapters",
+        "trainer.output_dir": "the run's folder is output_dir outside the section trainer",
         "lora.use_qalora lora.use_bdlora": "artel's adapters are LoRA, rsLoRA and DoRA",
         "ddp.ddp_find_unused_parameters": trainer.UNUSED,
         "ddp.* trainer.ddp_*": trainer.STARTED,
@@ -65,7 +65,7 @@ TABLE = KeyTable(
 )
 # Keys of older transformers that the model type no longer has.
 _GONE = {
-    "n_ctx": "transformers has dropped it; max_position_embeddings (n_positions) is the length",
+    "n_ctx": "transformers has removed it; the length is max_position_embeddings (n_positions)",
     "rope_theta": "write model.config.rope_parameters: {rope_type: default, rope_theta: …}",
     "rope_scaling": "write model.config.rope_parameters: {rope_type: …}",
 }
@@ -105,11 +105,11 @@ def convert_impruver(text: str, place: str) -> Converted:
     precision = trainer.carry_precision(old, {"bf16": "bf16", "fp16": "fp16"})
     dtype = old.get("model.dtype", read.one_of(_PRECISIONS))
     if precision:
-        old.leave("model.dtype", f"the trainer's bf16 or fp16 decides; {_WEIGHTS}")
+        old.leave("model.dtype", f"the trainer's bf16 or fp16 takes precedence; {_WEIGHTS}")
     elif dtype is not None:
         old.put("train.precision", dtype, "model.dtype")
     if old.raw("model.dtype") == "fp64":
-        old.leave("model.dtype", "artel computes in fp32 at most")
+        old.leave("model.dtype", "artel's highest precision is fp32")
     trainer.carry_arguments(old)
     trainer.fit_together(old)
     return old.finish()
@@ -126,7 +126,7 @@ def _carry_sources(old: Conversion) -> None:
         if len(all_learned) == count:
             old.put("chat.train_on", "all", *all_learned)
         for key in all_learned if len(all_learned) < count else ():
-            old.leave(key, "chat.train_on is one for all data sets, and others learn the assistant's turns only")
+            old.leave(key, "chat.train_on applies to all data sets, and the others train on the assistant's turns only")
     else:
         _carry_files(old)
     if block is not None:
@@ -146,7 +146,7 @@ def _carry_block(old: Conversion) -> int | None:
     block: int | None = max((count for count in counts.values() if count is not None), default=None)
     for key, count in counts.items():
         if count not in (None, block):
-            old.leave(key, f"data.block is one for all data sets: {block}")
+            old.leave(key, f"data.block applies to all data sets: {block}")
     return block
 
 
@@ -172,9 +172,9 @@ def _source(old: Conversion, number: int) -> dict[str, Any]:
         source["rows"] = rows
         old.decided(f"{dotted}.rows", f"{at}.split")
     if split != "train" and not data_set.is_on_hub:
-        old.leave(f"{at}.split", f"name the files of that split: {dotted}.path, and .rows for a slice")
+        old.leave(f"{at}.split", f"give the files of that split in {dotted}.path, and a slice in .rows")
     for end in ("bos", "eos"):
-        old.leave(f"{at}.add_global_{end}", "the chat template decides with what a conversation begins and ends")
+        old.leave(f"{at}.add_global_{end}", "the chat template begins and ends conversations")
     return source
 
 
@@ -210,8 +210,8 @@ def _carry_files(old: Conversion) -> None:
     files = {key: old.get(key, read.text) for key in ("train_path", "val_path")}
     for key, file in files.items():
         if file is not None and _holds_tokens(Path(file)):
-            what = f"{file} holds token ids and no texts"
-            old.refuse(key, what, "give the datasets that it was composed of")
+            what = f"{file} holds token ids, not text"
+            old.refuse(key, what, "give the original datasets")
     old.put("data.sources", [{"path": files["train_path"], "format": "chat"}], "train_path")
     old.put("data.validation", files["val_path"] or 0.05, "val_path")
 
@@ -230,10 +230,10 @@ def _carry_tokenizer(old: Conversion) -> None:
     if name is not None and name != old.get("model.name", read.text):
         old.put("tokenizer.from", name, "tokenizer.name")
     is_auto = old.raw("tokenizer.class") == "transformers.AutoTokenizer"
-    old.leave_unless(is_auto, "tokenizer.class", "the tokenizer's own files say which class it has")
+    old.leave_unless(is_auto, "tokenizer.class", "the tokenizer's files define its class")
     template = old.get("tokenizer.chat_template", read.text)
     if template is None:
-        what = "for a tokenizer without one impruver writes each message as bos, role, line feed, text, eos, artel as "
+        what = "if the tokenizer has none, impruver formats messages as bos, role, line feed, text, eos; artel as "
         old.note(f"tokenizer.chat_template is not given: {what}chatml; for another write chat.template: FILE")
     elif not re.search(r"\{[{%]", template):  # a name or a file, not the template itself
         old.put("chat.template", template, "tokenizer.chat_template")
@@ -244,9 +244,9 @@ def _carry_model(old: Conversion) -> None:
     if name is not None:
         old.put("model.from", name, "model.name")
         for key in ("model.config_class", *old.within("model.config")):
-            old.leave(key, "model.name is given, and its own config.json is taken")
+            old.leave(key, "model.name is set, and artel uses its config.json")
         is_auto = old.raw("model.class") == "transformers.AutoModelForCausalLM"
-        reason = "the model's config.json says which class it has; code beside it is not run"
+        reason = "artel takes the class from config.json and runs no code that comes with the model"
         old.leave_unless(is_auto, "model.class", reason)
     elif old.has("model.config_class") or old.within("model.config"):
         _carry_architecture(old)
@@ -277,12 +277,12 @@ def _carry_architecture(old: Conversion) -> None:
         return
     old.put(of_config, model_type, of_class, of_config)
     if class_name and (module != "transformers" or class_name not in classes):
-        old.leave(of_class, f"code of one's own is not run; transformers' {model_type} is taken")
+        old.leave(of_class, f"artel does not run custom code and uses {model_type} of transformers")
     if written not in (None, model_type):
         old.leave(of_config, f"config_class says {model_type}")
     known_classes = ("AutoModelForCausalLM", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type))
     is_known = old.raw("model.class") in [f"transformers.{name}" for name in known_classes]
-    old.leave_unless(is_known, "model.class", f"transformers' causal model of type {model_type} is taken")
+    old.leave_unless(is_known, "model.class", f"artel uses the causal model {model_type} of transformers")
     plain = CONFIG_MAPPING[model_type]()
     known = {*plain.to_dict(), *plain.attribute_map}
     for key in old.within("model.config"):
@@ -290,7 +290,7 @@ def _carry_architecture(old: Conversion) -> None:
         if name == "model_type" or old.knows(key):
             continue
         if name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            old.leave(key, "the tokenizer's is taken")
+            old.leave(key, "artel uses the tokenizer's")
         elif name in known:
             old.put(key, old.raw(key), key)
         else:
@@ -303,11 +303,11 @@ def _carry_quantization(old: Conversion) -> None:
         return
     key, kind = ("model.load_in_8bit", "int8") if eight else ("model.load_in_4bit", "nf4")
     if four and eight:
-        old.leave("model.load_in_4bit", "load_in_8bit is true too, and is what impruver takes")
+        old.leave("model.load_in_4bit", "load_in_8bit is also true and takes precedence in impruver")
     if not old.has("model.name"):
-        old.leave(key, "a model from scratch has no weights to hold in fewer bits")
+        old.leave(key, "a model from scratch cannot be quantized")
     elif not old.within("lora"):
-        what = "such weights are not trained themselves, and artel holds them so only under an adapter"
+        what = "quantized weights cannot be trained and need an adapter"
         old.leave(key, f"{what}; write model.lora: {{rank: 16}} and model.quantize: {kind}")
     else:
         old.put("model.quantize", kind, key)
@@ -321,7 +321,7 @@ def _carry_adapter(old: Conversion) -> None:
         is_causal = old.raw("lora.task_type") == "CAUSAL_LM"
         old.leave_unless(is_causal, "lora.task_type", "the objective decides: chat")
     for key in old.within("lora") if not old.has("model.name") else ():
-        old.leave(key, "an adapter changes a pretrained model, and this one is from scratch")
+        old.leave(key, "an adapter needs a pretrained model, and this one is from scratch")
 
 
 IMPRUVER = Tool("impruver", is_impruver, convert_impruver, is_no_run_file=True)

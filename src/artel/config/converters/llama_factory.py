@@ -31,9 +31,9 @@ _ROLES = {
     "observation_tag": {"observation", "tool", "function", "function_response", "tool_response"},
     "function_tag": {"function_call", "tool_call"},
 }
-_IMAGES = "artel learns from text: images and sound are not read"
-_USE = "is for a trained model: artel chat, artel generate, artel evaluate"
-_EXPERTS = "KTransformers holds experts in host memory; here parallel.offload: cpu does it for all weights"
+_IMAGES = "artel trains on text only: images and audio are not read"
+_USE = "applies to trained models: artel chat, artel generate, artel evaluate"
+_EXPERTS = "to hold all weights in host memory write parallel.offload: cpu"
 
 # fmt: off
 TABLE = KeyTable(
@@ -58,78 +58,79 @@ TABLE = KeyTable(
         "sequence_parallel": ("parallel.sequence", read.flag),
     },
     same={
-        "fp8 pure_bf16": "train.precision says in what is computed",
-        "train_on_prompt mask_history": "the assistant's turns are learned",
-        "template": "objective causal has no conversations",
-        "packing neat_packing": "samples stand alone",
-        "pref_loss": "stage kto has its own loss",
+        "fp8 pure_bf16": "train.precision sets the precision",
+        "train_on_prompt mask_history": "artel trains on the assistant's turns",
+        "template": "the the objective causal has no conversations",
+        "packing neat_packing": "samples are not packed",
+        "pref_loss": "stage kto sets the loss",
         "lora_* use_rslora use_dora additional_target": "there is no adapter",
         "quantization_method": "bitsandbytes quantizes",
         "quantization_type": "artel's 4 bits are nf4",
         "plot_loss": "artel report draws the loss",
-        "buffer_size": "the order of all samples is a function of seed",
-        "preprocessing_batch_size": "is about how fast texts are prepared",
-        "data_shared_file_system": "processes that share a store find it",
-        "ignore_pad_token_for_loss": "padding is never learned",
+        "buffer_size": "the order of samples depends on seed only",
+        "preprocessing_batch_size": "affects only the speed of preparing",
+        "data_shared_file_system": "processes on a shared file system find the store",
+        "ignore_pad_token_for_loss": "padding is never a target",
         "enable_liger_kernel use_unsloth use_unsloth_gc use_v1_kernels fp8_backend fp8_enable_fsdp_float8_all_gather":
-            "artel chooses its kernels by device and model; the numbers are the same",
-        "use_reentrant_gc": "artel recomputes without re-entrance",
+            "artel chooses kernels by device and model; the results are the same",
+        "use_reentrant_gc": "artel uses non-reentrant checkpointing",
         "upcast_layernorm": "trained weights are in fp32",
         "upcast_lmhead_output": "the loss is computed in fp32",
-        "use_kv_cache": "is for answers, not for training",
-        "print_param_status": "the console says how many parameters are trained",
-        "create_new_adapter": "a run begins with a new adapter",
-        "compute_accuracy": "artel evaluate RUN gives the accuracy",
-        "include_effective_tokens_per_second": "metrics.jsonl has the tokens a second",
-        "split_special_tokens": "special tokens in a text are text",
+        "use_kv_cache": "is for generation, not for training",
+        "print_param_status": "the console prints the number of trained parameters",
+        "create_new_adapter": "a run starts with a new adapter",
+        "compute_accuracy": "artel evaluate RUN computes the accuracy",
+        "include_effective_tokens_per_second": "metrics.jsonl has tokens_per_second",
+        "split_special_tokens": "artel treats special tokens in texts as plain text",
         "use_megatron_bridge use_mca": "artel has one training loop",
     },
     left={
         "adapter_name_or_path":
-            "to go on with an adapter, merge it: artel export FOLDER merged --merge; write model.from: merged",
-        "pissa_init pissa_iter pissa_convert": "an adapter begins at zero, as in LoRA",
-        "loraplus_lr_ratio loraplus_lr_embedding": "both matrices of an adapter have one learning rate",
+            "to continue training it, merge it (artel export FOLDER merged --merge) and write model.from: merged",
+        "pissa_init pissa_iter pissa_convert": "adapters start at zero, as in LoRA",
+        "loraplus_lr_ratio loraplus_lr_embedding": "both matrices of an adapter use the same learning rate",
         "oft_* module_dropout": "is for OFT; artel's adapters are LoRA",
-        "use_llama_pro freeze_*": "write model.freeze, the patterns of what stays; everything else is trained",
-        "mixture_of_depths shift_attn block_diag_attn": "layers and attention are the model's own",
-        "rope_scaling": "write model.rope: {type: yarn, factor: 4}, with the factor that the old cutoff_len needed",
-        "moe_aux_loss_coef": "the factor is router_aux_loss_coef of the model's config.json",
-        "train_from_scratch": "write model: {config: {model_type: …}} in place of from",
+        "use_llama_pro freeze_*": "write model.freeze, patterns of frozen layers; everything else is trained",
+        "mixture_of_depths shift_attn block_diag_attn": "artel does not change layers or attention",
+        "rope_scaling": "write model.rope: {type: yarn, factor: 4}, with the factor that you need",
+        "moe_aux_loss_coef": "set router_aux_loss_coef in the model's config.json",
+        "train_from_scratch": "write model: {config: {model_type: …}} instead of from",
         "double_quantization": "artel's 4 bits are nf4 with double quantization",
         "quantization_*": "write model.quantize: int8 or nf4",
         "resize_vocab add_tokens add_special_tokens new_special_tokens new_special_tokens_config init_special_tokens":
-            "the special tokens are those of the tokenizer's own files",
+            "the tokenizer's own files define the special tokens",
         "media_dir image_* video_* audio_* crop_to_patches use_audio_in_video": _IMAGES,
-        "default_system": "write it into the conversations, or into chat.template: FILE",
-        "tool_format": "tools and calls are written as the chat template writes them",
+        "default_system": "add it to the conversations, or to a template: chat.template: FILE",
+        "tool_format": "the chat template formats tools and calls",
         "enable_thinking preserve_thinking": "write chat.reasoning: keep, last or drop",
-        "disable_shuffling": "the order of all samples is a function of seed",
+        "disable_shuffling": "the order of samples depends on seed only",
         "mix_strategy interleave_probs":
-            "all samples are taken; data.sources.weight says how often those of a source come in an epoch",
-        "eval_on_each_dataset": "validation texts are of one path",
+            "artel uses all samples; data.sources.weight sets how often an epoch repeats those of a source",
+        "eval_on_each_dataset": "validation texts come from one path",
         "val_size": "eval_dataset is given",
-        "pref_ftx pref_bco_weight ld_alpha": "artel's preference loss has no such term",
-        "ref_model ref_model_adapters ref_model_quantization_bit": "the reference is the model before training",
+        "pref_ftx pref_bco_weight ld_alpha": "artel's preference losses do not have this term",
+        "ref_model ref_model_adapters ref_model_quantization_bit":
+            "artel's reference model is the model before training",
         "use_adam_mini use_galore use_apollo use_badam galore_* apollo_* badam_*":
             f"artel has no such optimizer; train.optimizer is one of {', '.join(OPTIMIZERS.names)}",
         "use_dft_loss use_asft_loss asft_alpha use_eaft_loss eaft_alpha":
-            "the loss is the mean cross-entropy of the tokens that are learned",
+            "the loss is the mean cross-entropy of the target tokens",
         "use_swanlab swanlab_*": trainer.TRACKER_ADVICE,
         "use_kt kt_*": _EXPERTS,
         "use_hyper_parallel hyper_parallel_args": "write the sizes in parallel",
         "enable_torch_profiler profiler_*": "write profile: true",
         "master_addr master_port": "artel launch starts processes",
-        "ray_*": "artel launch starts processes; prepare.engine: ray prepares texts with Ray",
+        "ray_*": "processes start with artel launch; for preparing texts with Ray write prepare.engine: ray",
         "plot": "artel report draws it",
-        "ppo_* reward_*": "is for reinforcement learning, which artel does not do",
+        "ppo_* reward_*": "is for reinforcement learning, which artel does not support",
         "export_*": "artel export RUN DIR writes a trained model",
         "eval_num_beams predict_with_generate infer_* vllm_* sglang_* do_sample temperature top_p top_k num_beams "
         "max_length max_new_tokens repetition_penalty length_penalty": _USE,
-        "ms_hub_token om_hub_token": "artel does not know this hub",
-        "offload_folder": "weights stay in memory; parallel.offload: cpu holds them in that of the host",
+        "ms_hub_token om_hub_token": "artel does not support this hub",
+        "offload_folder": "to hold weights in host memory write parallel.offload: cpu",
         "bias_activation_fusion apply_rope_fusion overlap_param_gather overlap_grad_reduce use_distributed_optimizer "
         "moe_grouped_gemm moe_token_dispatcher_type recompute_granularity use_packed_sequences export_hf_on_finish "
-        "virtual_pipeline_model_parallel_size": "is for Megatron; artel's own strategies are in the section parallel",
+        "virtual_pipeline_model_parallel_size": "is for Megatron; artel's strategies are in the section parallel",
     },
 )
 # fmt: on
@@ -155,8 +156,8 @@ def convert_llama_factory(text: str, place: str) -> Converted:
     _carry_adapter(old)
     if not trainer.carry_precision(old, {"fp8": "fp8", "pure_bf16": "bf16", "bf16": "bf16", "fp16": "fp16"}):
         old.put("train.precision", "fp32")
-        advice = "train.precision: auto is quicker on most GPUs"
-        old.note(f"neither bf16 nor fp16 is true, so it computes in fp32; {advice}")
+        advice = "train.precision: auto is faster on most GPUs"
+        old.note(f"neither bf16 nor fp16 is true, so the precision is fp32; {advice}")
     if old.raw("pure_bf16"):
         old.put("train.weights", "bf16", "pure_bf16")
     trainer.carry_arguments(old)
@@ -175,10 +176,10 @@ def _refuse_others(old: Conversion) -> None:
         fix = "write the keys of version 0: model_name_or_path, dataset, finetuning_type"
         old.refuse(version_1, "is a key of LLaMA-Factory's version 1, which is not read", fix)
     elif old.has("export_dir"):
-        fix = "artel export FOLDER merged --merge does that"
+        fix = "use artel export FOLDER merged --merge"
         old.refuse("export_dir", "merges an adapter and trains nothing", fix)
     elif not old.raw("do_train"):
-        fix = "write do_train: true; a trained model is used by artel chat, evaluate and generate"
+        fix = "write do_train: true; for a trained model use artel chat, evaluate or generate"
         old.refuse("do_train", "is not true, so nothing is trained", fix)
     if old.problems:
         raise InputError(old.problems)
@@ -188,10 +189,10 @@ def _carry_objective(old: Conversion) -> str:
     stage = old.get("stage", read.one_of("pt sft rm ppo dpo kto"))
     if stage == "rm":
         fix = "write objective: reward yourself"
-        old.refuse("stage", f"rm trains a reward model, which is not carried over: {fix}")
+        old.refuse("stage", f"rm trains a reward model, which is not converted: {fix}")
     elif stage == "ppo":
         fix = f"write pt, sft, dpo or kto (objectives: {', '.join(OBJECTIVES.names)})"
-        old.refuse("stage", "ppo is nothing that artel learns", fix)
+        old.refuse("stage", "ppo is not supported by artel", fix)
     objective = _STAGES.get(stage, "chat")
     old.put("objective", objective, "stage")
     if objective != "preference":
@@ -201,7 +202,7 @@ def _carry_objective(old: Conversion) -> str:
     if loss is not None:
         old.put("preference.loss", _LOSSES.get(loss, "kto" if loss == "kto" else "dpo"), decisive)
     if loss not in (None, "kto", *_LOSSES):
-        old.leave("pref_loss", f"artel has {', '.join(_LOSSES.values())} of pairs, and dpo is taken")
+        old.leave("pref_loss", f"artel has {', '.join(_LOSSES.values())} for pairs and uses dpo")
     old.carry("pref_beta", "preference.beta", read.not_negative)
     # Its SimPO has beta * (difference - gamma / beta), artel's beta * difference - margin: the same number.
     if loss == "simpo":
@@ -226,12 +227,13 @@ def _carry_data(old: Conversion, objective: str) -> None:
     if evaluated:
         old.put("data.validation", known.source(evaluated[0], "data.validation")["path"], "eval_dataset")
         if len(evaluated) > 1:
-            old.leave("eval_dataset", "validation texts are of one path: the first is taken")
+            old.leave("eval_dataset", "validation texts come from one path: artel uses the first")
     else:
         trainer.carry_share(old, "val_size")
     old.put("data.dedup.exact", False)
     if objective != "causal":
-        old.leave("cutoff_len", "what is longer is cut there, and left out here; write chat.too_long: truncate_left")
+        what = "LLaMA-Factory truncates longer samples, artel skips them"
+        old.leave("cutoff_len", f"{what}; to truncate write chat.too_long: truncate_left")
     _carry_packing(old, objective)
     prompts, last_only = old.get("train_on_prompt", read.flag), old.get("mask_history", read.flag)
     if objective == "chat" and (prompts or last_only):
@@ -240,7 +242,7 @@ def _carry_data(old: Conversion, objective: str) -> None:
     if objective != "causal" and template is not None:
         old.put("chat.template", "chatml" if template == "chatml" else "auto", "template")
         if template != "chatml":
-            what = f"LLaMA-Factory has a template of its own for {template}; here it is the tokenizer's"
+            what = f"LLaMA-Factory has its own template for {template}; artel uses the tokenizer's"
             old.leave("template", f"{what}; for another write chat.template: FILE")
 
 
@@ -275,7 +277,7 @@ class _DataSets:
         self._folder, self._entries = Path(name), dict[str, Any]()
         if name.startswith("REMOTE:"):
             fetch = f"hf download --repo-type dataset {name[7:]}"
-            old.leave("dataset_dir", f"fetch it, and name its folder: {fetch}")
+            old.leave("dataset_dir", f"download it and give its folder: {fetch}")
             self._folder = Path("data")
         above = [] if old.place == "-" else Path(old.place).absolute().parents
         folders = [self._folder, *(parent / name for parent in above)] if name == str(self._folder) else []
@@ -309,7 +311,7 @@ class _DataSets:
             source["rows"] = f"[:{entry['num_samples']}]"
         unread = [column for column in ("images", "videos", "audios") if columns.get(column)]
         if unread:
-            self._old.note(f"{_INFO}: {name}: {', '.join(unread)} of its rows are not read: artel learns text")
+            self._old.note(f"{_INFO}: {name}: {', '.join(unread)} of its rows are not read: artel trains on text only")
         return source
 
     def _path(self, name: str, entry: dict[str, Any], dotted: str) -> str:
@@ -346,7 +348,7 @@ class _DataSets:
             mapping |= {"role": tags.get("role_tag"), "content": tags.get("content_tag")}
             mapping["system"] = columns.get("system")
             for tag in (tag for tag, known in _ROLES.items() if tags.get(tag) and tags[tag] not in known):
-                what = f"the role {tags[tag]} ({tag}) is rejected where artel does not know it"
+                what = f"artel does not know the role {tags[tag]} ({tag}) and rejects it"
                 self._old.note(f"{_INFO}: {name}: {what}; rename it, or write converter: module:function")
         if self._objective == "chat":
             source["converter"] = converter
@@ -364,13 +366,13 @@ def _carry_adapter(old: Conversion) -> None:
     bits = old.get("quantization_bit", read.at_least_one)
     if kind == "freeze":
         old.put("model.freeze", [], "finetuning_type")
-        old.comment("model.freeze", "the parameters that stay as they are: ['*embed*', 'model.layers.0.*', …]")
-        what = "says what is trained, and model.freeze what stays"
-        old.leave("finetuning_type", f"{what}: write its patterns, or all is trained")
+        old.comment("model.freeze", "patterns of the frozen parameters: ['*embed*', 'model.layers.0.*', …]")
+        what = "lists trained layers, but model.freeze lists frozen ones"
+        old.leave("finetuning_type", f"{what}: write patterns there, or all layers are trained")
     elif kind == "full":
         old.decided("model.from", "finetuning_type")
     if kind in ("freeze", "full"):
-        old.leave("quantization_bit", "weights of 4 or 8 bits are held only under an adapter: finetuning_type: lora")
+        old.leave("quantization_bit", "4 and 8 bits need an adapter: finetuning_type: lora")
         return
     rank = old.get("lora_rank", read.at_least_one)
     if rank and not old.has("lora_alpha"):
@@ -381,13 +383,13 @@ def _carry_adapter(old: Conversion) -> None:
     trainer.carry_lora(old, _LORA)
     old.decided("model.lora", "finetuning_type")
     if kind == "oft":
-        old.leave("finetuning_type", "artel's adapters are LoRA, and one of lora_rank 8 is taken")
+        old.leave("finetuning_type", "artel only has LoRA and uses lora_rank 8")
     if bits in (4, 8):
         old.put("model.quantize", "nf4" if bits == 4 else "int8", "quantization_bit")
     elif bits:
-        old.leave("quantization_bit", "artel holds weights in 8 or 4 bits; write model.quantize: int8 or nf4")
+        old.leave("quantization_bit", "artel supports 8 and 4 bits; write model.quantize: int8 or nf4")
     if old.get("quantization_method", read.text) not in (None, "bnb", "bitsandbytes"):
-        old.leave("quantization_method", "bitsandbytes quantizes: model.quantize: int8 or nf4")
+        old.leave("quantization_method", "artel quantizes with bitsandbytes: model.quantize: int8 or nf4")
     if old.raw("quantization_type") == "fp4":
         old.leave("quantization_type", "artel's 4 bits are nf4")
 

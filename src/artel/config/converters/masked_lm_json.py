@@ -26,11 +26,11 @@ _KEYS: dict[str, tuple[read.Reader, str, list[str]]] = {
 def refuse_other_json(tree: dict[str, Any], place: str) -> None:
     """Raise InputError for the configuration of a transformers model or of DeepSpeed."""
     if "data" not in tree and tree.keys() & {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"}:
-        fix = f"give a run file, and name this one there: parallel: {{deepspeed: {place}}}"
-        raise InputError.at(place, "is a file of DeepSpeed's, not a run", fix)
+        fix = f"give a run file that names this one: parallel: {{deepspeed: {place}}}"
+        raise InputError.at(place, "is a DeepSpeed configuration, not a run", fix)
     is_model = "model_type" in tree or "architectures" in tree or {"hidden_size", "vocab_size"} <= tree.keys()
     if is_model and "data" not in tree and "inputs_path" not in tree:
-        fix = "give a run file, and name the model's folder there: model: {from: FOLDER}"
+        fix = "give a run file that names the model's folder: model: {from: FOLDER}"
         raise InputError.at(place, "is a model's config.json, not a run", fix)
 
 
@@ -57,7 +57,7 @@ def from_masked_lm_json(tree: dict[str, Any], place: str) -> dict[str, Any]:
     problems = []
     for key in tree.keys() - _KEYS.keys():
         near = difflib.get_close_matches(str(key), _KEYS, 1)
-        more = f"its keys are: {', '.join(_KEYS)}; artel config convert makes a run file of it, which has more"
+        more = f"its keys are: {', '.join(_KEYS)}; for more keys convert it to a run file: artel config convert"
         problems.append(
             Problem(f"{place}: {key}", "there is no such key", f"did you mean {near[0]}?" if near else more)
         )

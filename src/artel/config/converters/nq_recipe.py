@@ -52,25 +52,25 @@ TABLE = KeyTable(
         "max_grad_norm": ("train.clip", read.number),
     },
     same={
-        "dummy_dataset": "no questions are made up",
-        "hidden_dropout_prob attention_probs_dropout_prob": "the model has it of itself",
-        "optimizer": "adamw is taken",
-        "best_order": "each metric of artel knows which way it improves",
+        "dummy_dataset": "is off",
+        "hidden_dropout_prob attention_probs_dropout_prob": "is the model's default",
+        "optimizer": "artel uses adamw",
+        "best_order": "artel knows for each metric whether higher is better",
     },
     left={
-        "dump_dir": "there is no experiment_name; write run: FOLDER",
-        "vocab_file merges_file": "the tokenizer is that of model.from; for another write tokenizer.from: FOLDER",
+        "dump_dir": "experiment_name is missing; write run: FOLDER",
+        "vocab_file merges_file": "artel uses the tokenizer of model.from; for another write tokenizer.from: FOLDER",
         "lowercase handle_chinese_chars":
             "the tokenizer of model.from decides this; for another write tokenizer.from: FOLDER",
-        "layer_norm_eps": "model.from keeps that of its config.json; change it there",
-        "bpe_dropout": "artel always cuts a text into the same tokens",
-        "last": "the same command resumes a stopped run; to begin with its weights write model.from: RUN/model",
-        "gpu": "devices are found; CUDA_VISIBLE_DEVICES= keeps a run on the CPU",
-        "n_jobs": "all cores are used; train.threads bounds them",
-        "test_batch_size": "validation takes as many windows at a time as training; write train.micro_batch",
-        "apex_verbosity": "there is no apex",
+        "layer_norm_eps": "change it in the config.json of model.from",
+        "bpe_dropout": "artel has no BPE dropout",
+        "last": "the same command resumes a stopped run; to start from its weights write model.from: RUN/model",
+        "gpu": "artel finds devices; set CUDA_VISIBLE_DEVICES= to run on the CPU",
+        "n_jobs": "artel uses all cores; train.threads limits them",
+        "test_batch_size": "validation uses the micro-batch of training; write train.micro_batch",
+        "apex_verbosity": "artel does not use apex",
         "apex_loss_scale": "bf16 needs no scaling of the loss",
-        "processed_data_path": "what is prepared is kept by what it was made from, in data.store or the cache folder",
+        "processed_data_path": "artel keeps prepared text in data.store or the cache",
         "log_file": "metrics go to metrics.jsonl in the run's folder",
         "config_file model_config_file trainer_config_file": "give that file to artel config convert too",
         "dist_backend": "gloo on CPUs and nccl on GPUs is chosen automatically",
@@ -79,15 +79,15 @@ TABLE = KeyTable(
 )
 _SWITCHES = {
     "clear_processed": "texts are prepared again automatically when they or the keys change",
-    "drop_optimizer": "artel train --restart starts over; to begin with a run's weights write model.from: RUN/model",
+    "drop_optimizer": "artel train --restart starts over; to start from a run's weights write model.from: RUN/model",
     "sync_bn": "the model has no batch norm",
     **dict.fromkeys(
         "finetune finetune_transformer finetune_position finetune_position_reg finetune_class".split(),
         "all weights are trained",
     ),
     "split_by_sentence": "documents are cut into windows of tokens, span_qa.stride apart",
-    "truncate": "nothing is cut off: windows go over the whole document, span_qa.stride apart",
-    "debug": "for a short run write train.steps, in place of train.epochs",
+    "truncate": "nothing is truncated: windows cover the full document, span_qa.stride apart",
+    "debug": "for a short run write train.steps instead of train.epochs",
 }
 # fmt: on
 
@@ -111,13 +111,13 @@ def convert_cfg(text: str, place: str) -> Converted:
         old.leave_unless(not old.get(key, _flag), key, reason)
     for key in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
         if old.get(key, read.number) not in (None, 0.1):  # 0.1 is what BERT and RoBERTa have of themselves
-            old.leave(key, "model.from keeps the dropout of its config.json; change it there")
+            old.leave(key, "change it in the config.json of model.from")
     if old.get("optimizer", read.one_of("adam adamod")) == "adamod":
         known = ", ".join(OPTIMIZERS.names)
-        old.leave("optimizer", f"artel has no AdaMod, and adamw is taken; write train.optimizer: {known}")
+        old.leave("optimizer", f"artel does not have AdaMod and uses adamw; write train.optimizer: {known}")
     if not any(map(old.knows, old.given())):
         fix = "artel config convert --help says which configurations it reads; a run file needs no conversion"
-        raise InputError.at(place, "is no old configuration that artel knows", fix)
+        raise InputError.at(place, "is not a configuration that artel knows", fix)
     return old.finish()
 
 
@@ -138,7 +138,7 @@ def _carry_source(old: Conversion) -> None:
     if old.get("dummy_dataset", _flag):
         old.put("data.sources", [{"format": "dummy", "kind": "questions"}], "dummy_dataset")
         fix = f"data.sources: [{{path: {path}, format: nq}}]"
-        what = "dummy_dataset is True, and questions are made up instead"
+        what = "dummy_dataset is True, so questions are generated"
         old.leave("data_path", f"{what}; for the real ones write {fix}")
     elif path:
         old.put("data.sources", [{"path": path, "format": "nq"}], "data_path")
@@ -151,8 +151,8 @@ def _carry_training(old: Conversion) -> None:
     batch, parts = old.get("train_batch_size", read.at_least_one), old.get("batch_split", read.at_least_one)
     if batch:
         old.put("train.batch", batch, "train_batch_size")
-        what = "the recipe gave this to each process, and train.batch is shared by all of them"
-        old.leave("train_batch_size", f"{what}; multiply it by the number of processes that the recipe ran")
+        what = "the recipe used this batch in each process, but train.batch is the total"
+        old.leave("train_batch_size", f"{what}; multiply it by the recipe's number of processes")
     if batch and parts:
         old.put("train.micro_batch", max(1, batch // parts), "batch_split")
     share = old.get("warmup_coef", read.number)
@@ -161,7 +161,7 @@ def _carry_training(old: Conversion) -> None:
         if 0 <= share < 1:
             old.put("train.warmup", share, "warmup_coef")
         else:
-            old.leave("warmup_coef", "is no share of the run from 0 to below 1; write train.warmup")
+            old.leave("warmup_coef", "is not a fraction from 0 to below 1; write train.warmup")
     level = old.get("apex_level", read.one_of("O0 O1 O2 O3"))
     old.put("train.precision", "fp32" if level in (None, "O0") else "auto", "apex_level")
     if level not in (None, "O0"):
@@ -174,13 +174,13 @@ def _carry_best(old: Conversion) -> None:
     if written not in _METRICS:
         known = ", ".join(metric for metric, _ in _METRICS.values())
         old.leave("best_metric", f"artel has no such metric; write checkpoint.best: {known}")
-        old.leave("best_order", "each metric of artel knows which way it improves")
+        old.leave("best_order", "artel knows for each metric whether higher is better")
         return
     metric, better = _METRICS[written]
     old.put("checkpoint.best", metric, "best_metric")
     if old.get("best_order", read.one_of("> <")) != better:
         better_is = "higher" if better == ">" else "lower"
-        old.leave("best_order", f"of {metric}, {better_is} is better in artel, and cannot be turned round")
+        old.leave("best_order", f"for {metric}, {better_is} is better; this cannot be reversed")
 
 
 NQ_RECIPE = Tool("the Natural Questions recipe", lambda text: True, convert_cfg, takes_any=True)

@@ -30,8 +30,8 @@ def _bounded(read: Reader, fits: Callable[[float], bool], otherwise: str) -> Rea
 
 above_zero = _bounded(number, lambda n: 0 < n < math.inf, "is not above zero")
 not_negative = _bounded(number, lambda n: n >= 0, "is below zero")
-share = _bounded(number, lambda n: 0 <= n < 1, "is not a share from 0 to below 1")
-up_to_one = _bounded(number, lambda n: 0 <= n <= 1, "is not a share from 0 to 1")
+share = _bounded(number, lambda n: 0 <= n < 1, "is not a fraction from 0 to below 1")
+up_to_one = _bounded(number, lambda n: 0 <= n <= 1, "is not a fraction from 0 to 1")
 at_least_one = _bounded(read_count, lambda n: n >= 1, "is below 1; write 1 or more")
 from_zero = _bounded(read_count, lambda n: n >= 0, "is below zero")
 

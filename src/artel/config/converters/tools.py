@@ -35,7 +35,7 @@ _COMMANDS = (
     (r"tune", "torchtune", False),
 )
 _VERBS = r"train|preprocess|sft|pt|rlhf|dpo|kto|grpo|reward|run|finetune"
-_BY_HAND = "write a run file: artel new asks four questions and writes one"
+_BY_HAND = "write a run file with artel new, which asks four questions"
 _TORCHTUNE = re.compile(r"(?:^[ \t]*|[{,]\s*)_component_\s*:", re.MULTILINE)
 _YAML = re.compile(r"\S+\.(?:ya?ml|json)$")
 

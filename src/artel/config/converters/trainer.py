@@ -26,16 +26,16 @@ DEFAULTS = {
 }
 OTHER_TRACKERS = [name for name in TRACKERS.names if name not in ("console", "jsonl")]
 TRACKER_ADVICE = f"artel has {', '.join(OTHER_TRACKERS)}; write track: [console, jsonl, {OTHER_TRACKERS[0]}]"
-MAIN_BRANCH = "the main branch is taken; fetch that one (hf download --revision), name its folder"
-STARTED = "processes are started by artel train --nproc, --nnodes and --node-rank, or by torchrun"
+MAIN_BRANCH = "artel reads the main branch; download that revision (hf download --revision) and give its folder"
+STARTED = "start processes with artel train --nproc, --nnodes and --node-rank, or with torchrun"
 SAMPLES_STAND_ALONE = (
-    "a sample of objective {} stands alone, and train.batch counts samples, not packed sequences: multiply it by the "
-    "samples that fit into {}"
+    "objective {} does not pack samples, and train.batch counts samples, not packed sequences: multiply it by the "
+    "number of samples that fit into {}"
 )
-UNUSED = "every parameter that is trained takes part in each step here, so none is looked for"
-_NO_REENTRANCE = "artel recomputes without re-entrance; write train.activation_checkpointing"
+UNUSED = "in artel every trained parameter takes part in each step"
+_NO_REENTRANCE = "artel uses non-reentrant checkpointing; write train.activation_checkpointing"
 _RECOMPUTES = ("train.activation_checkpointing", read.switch("full", "none"))
-_FLOOR = "write train.minimum_learning_rate, a share of learning_rate, or, for the schedule wsd, train.decay"
+_FLOOR = "write train.minimum_learning_rate, a fraction of learning_rate, or train.decay for the schedule wsd"
 
 # fmt: off
 TABLE = KeyTable(
@@ -50,79 +50,79 @@ TABLE = KeyTable(
         "save_total_limit": ("checkpoint.keep", read.at_least_one),
     },
     same={
-        "overwrite_cache": "texts are prepared again when they or the keys change",
-        "streaming": "texts are prepared once, and tokens read from the store",
-        "use_fast_tokenizer use_slow_tokenizer": "the tokenizer is a fast one",
-        "low_cpu_mem_usage": "weights are read into the place where they stay",
-        "attn_implementation flash_attn": "artel chooses how attention is computed by device and model",
-        "token use_auth_token hf_use_auth_token hf_hub_token": "the hub's own login is used: hf auth login",
+        "overwrite_cache": "texts are prepared again when they or their keys change",
+        "streaming": "texts are prepared once, and training reads tokens from the store",
+        "use_fast_tokenizer use_slow_tokenizer": "artel always uses the fast tokenizer",
+        "low_cpu_mem_usage": "weights are loaded directly to where they stay",
+        "attn_implementation flash_attn": "artel chooses the attention kernel by device and model",
+        "token use_auth_token hf_use_auth_token hf_hub_token": "artel uses the token of hf auth login",
         "do_train": "artel train trains",
-        "do_eval": "artel train validates where validate.every says",
-        "eval_accumulation_steps prediction_loss_only": "validation keeps sums only",
-        "dataloader_*": "blocks are read from the token store, and need no workers",
-        "hub_token hub_strategy hub_private_repo": "nothing is sent anywhere",
-        "bf16_full_eval fp16_full_eval": "validation computes as training does",
-        "bf16 fp16": "train.precision says in what is computed",
+        "do_eval": "artel train validates as set by validate.every",
+        "eval_accumulation_steps prediction_loss_only": "validation keeps only sums",
+        "dataloader_*": "blocks are read from the token store without workers",
+        "hub_token hub_strategy hub_private_repo": "nothing is uploaded",
+        "bf16_full_eval fp16_full_eval": "validation uses the precision of training",
+        "bf16 fp16": "train.precision sets the precision",
         "average_tokens_across_devices": "the loss is the mean over all tokens of the global batch",
-        "include_num_input_tokens_seen": "metrics.jsonl has the tokens",
-        "logging_nan_inf_filter": "train.on_bad_step decides what becomes of such a step",
-        "log_level disable_tqdm": "the console shows what matters",
+        "include_num_input_tokens_seen": "metrics.jsonl counts the tokens",
+        "logging_nan_inf_filter": "train.on_bad_step handles such steps",
+        "log_level disable_tqdm": "the console output is already short",
         "save_safetensors": "weights are saved as safetensors",
         "max_steps": "sets no limit",
-        "fsdp_version fsdp_config.version fsdp_config.fsdp_version": "artel shards by FSDP2",
+        "fsdp_version fsdp_config.version fsdp_config.fsdp_version": "artel uses FSDP2",
         "fsdp_config.*use_orig_params": "FSDP2 keeps the parameters",
         "fsdp_transformer_layer_cls_to_wrap fsdp_config.*transformer_layer_cls_to_wrap fsdp_config.*auto_wrap_policy "
-        "fsdp_config.*min_num_params": "artel shards layer by layer, whatever their class",
-        "fsdp_config.*state_dict_type": "checkpoints are sharded, and RUN/model is whole",
+        "fsdp_config.*min_num_params": "artel shards every layer, whatever its class",
+        "fsdp_config.*state_dict_type": "checkpoints are sharded, and RUN/model is one full model",
         "fsdp_config.*cpu_ram_efficient_loading fsdp_config.*sync_module_states":
             "each process reads its own shards of the weights",
-        "fsdp_config.*limit_all_gathers fsdp_config.*ward_prefetch": "FSDP2 orders the transfers",
+        "fsdp_config.*limit_all_gathers fsdp_config.*ward_prefetch": "FSDP2 schedules the transfers",
         "fsdp_config.*offload_params": "nothing is offloaded",
     },
     left={
         "torch_compile_backend torch_compile_mode": "train.compile is on, off or auto",
         "run_name": "the run is named after its folder",
-        "cache_dir": "models and data sets of the hub are kept where HF_HOME says",
+        "cache_dir": "HF_HOME sets where models and data sets of the hub are cached",
         "local_rank accelerator_config* ddp_*": STARTED,
         "ddp_find_unused_parameters": UNUSED,
-        "ddp_timeout": "text is prepared before processes meet; train.hang_timeout ends those that get no further",
-        "hub_model_id push_to_hub": "artel train sends nothing to a hub: artel push RUN NAME does",
+        "ddp_timeout": "text is prepared before processes connect; train.hang_timeout ends hanging processes",
+        "hub_model_id push_to_hub": "artel train does not upload; artel push RUN NAME does",
         "class": "artel has one training loop",
-        "min_lr": "write train.minimum_learning_rate, a share of learning_rate",
+        "min_lr": "write train.minimum_learning_rate, a fraction of learning_rate",
         "lr_scheduler_kwargs": _FLOOR,
         "gradient_checkpointing_kwargs activation_checkpointing_kwargs": _NO_REENTRANCE,
         "logging_dir": "metrics go to metrics.jsonl in the run's folder",
         "logging_steps logging_strategy": "write log.every, a number of steps",
         "logging_first_step": "write log.every: 1 for a line each step",
         "early_stopping_patience": "write validate.patience, with validate.every",
-        "per_device_eval_batch_size": "validation takes as many at a time as training; write train.micro_batch",
-        "metric_for_best_model": "the best checkpoint goes by the loss; write checkpoint.best with artel's metric",
-        "greater_is_better": "each metric of artel knows which way it improves",
-        "load_best_model_at_end": "RUN/model is the last, RUN/checkpoints/best the best; only a run that "
-            "validate.patience ends has the best in RUN/model",
-        "remove_unused_columns": "there are no columns: data.sources says what is read",
-        "use_cpu no_cuda": "CUDA_VISIBLE_DEVICES= keeps a run on the CPU",
-        "auto_find_batch_size": "train.micro_batch: auto is what fits",
+        "per_device_eval_batch_size": "validation uses the micro-batch of training; write train.micro_batch",
+        "metric_for_best_model": "the best checkpoint has the lowest loss; for another metric write checkpoint.best",
+        "greater_is_better": "artel knows for each metric whether higher is better",
+        "load_best_model_at_end": "RUN/model is the last model, RUN/checkpoints/best the best; RUN/model is the "
+            "best only if validate.patience ended the run",
+        "remove_unused_columns": "data.sources names the fields to read",
+        "use_cpu no_cuda": "set CUDA_VISIBLE_DEVICES= to run on the CPU",
+        "auto_find_batch_size": "train.micro_batch: auto finds the largest that fits",
         "resume_from_checkpoint": "the same command resumes a stopped run",
         "overwrite_output_dir": "artel train --restart starts over",
-        "save_only_model": "a checkpoint has all that a run needs to resume",
-        "label_smoothing_factor": "artel smooths no labels of language models",
-        "neftune_noise_alpha noisy_embedding_alpha": "artel adds no noise to embeddings",
-        "group_by_length curriculum_sampling": "artel's order is a function of the seed, never of lengths",
-        "dataloader_drop_last": "every sample of an epoch is seen",
-        "tf32": "train.precision says in what is computed: bf16, fp32",
-        "full_determinism": "seed fixes order and weights; kernels are torch's own",
-        "use_liger_kernel": "artel chooses its kernels; train.compile fuses layers",
-        "do_predict": "artel evaluate RUN, once it is trained",
-        "eval_on_start": "the first validation is the first that is due",
+        "save_only_model": "checkpoints always contain everything needed to resume",
+        "label_smoothing_factor": "artel has no label smoothing for language models",
+        "neftune_noise_alpha noisy_embedding_alpha": "artel has no noise on embeddings",
+        "group_by_length curriculum_sampling": "the order of samples depends on the seed only, never on lengths",
+        "dataloader_drop_last": "artel drops no samples",
+        "tf32": "train.precision sets the precision: bf16, fp32",
+        "full_determinism": "seed fixes order and initial weights; artel does not force deterministic kernels",
+        "use_liger_kernel": "artel chooses kernels itself; train.compile fuses layers",
+        "do_predict": "run artel evaluate RUN after training",
+        "eval_on_start": "the first validation is after validate.every",
         "trust_remote_code":
-            "code beside a model is not run; where it must, write model.trust_remote_code: NAME-OF-MODEL",
-        "debug": "artel train --help has what shows a run's inside",
+            "artel does not run code that comes with a model; to allow it write model.trust_remote_code: NAME-OF-MODEL",
+        "debug": "see the debugging options in artel train --help",
         "deepspeed deepspeed.*":
-            "is a DeepSpeed configuration within the file; save it as JSON, and write parallel.deepspeed: FILE",
-        "fsdp_config": "is no list of options within this file; write parallel: {data: fsdp}",
-        "fsdp_config.*mixed_precision_policy": "train.precision says in what layers compute",
-        "fsdp_config.*": "artel shards by FSDP2, and has no such option",
+            "is a DeepSpeed configuration inside the file; save it as JSON and write parallel.deepspeed: FILE",
+        "fsdp_config": "is not a section; write parallel: {data: fsdp}",
+        "fsdp_config.*mixed_precision_policy": "train.precision sets the dtype of computation",
+        "fsdp_config.*": "artel uses FSDP2, which has no such option here",
     },
 )
 # fmt: on
@@ -147,7 +147,7 @@ def carry_arguments(old: Conversion, processes: int | None = None) -> None:
     _carry_intervals(old)
     for key in ("gradient_checkpointing", "activation_checkpointing"):
         if old.raw(f"{key}_kwargs") in ({}, {"use_reentrant": False}):
-            old.agree(f"{key}_kwargs", "artel recomputes without re-entrance")
+            old.agree(f"{key}_kwargs", "artel uses non-reentrant checkpointing")
     if old.raw("metric_for_best_model") in ("loss", "eval_loss"):
         old.put("checkpoint.best", "loss", "metric_for_best_model")
     trackers = old.get("report_to", read.names) or []
@@ -172,10 +172,10 @@ def _carry_batch(old: Conversion, processes: int | None) -> None:
         old.put("train.batch", micro * parts * (processes or 1), key, accumulated)
         old.put("train.micro_batch", micro, key)
         if processes is None:
-            fix = "the share of one process; multiply it by the number of processes that you used"
+            fix = "the batch of one process; multiply it by your number of processes"
             old.leave(key, f"train.batch is {micro * parts}, this times {accumulated}: {fix}")
     if old.get("per_device_eval_batch_size", read.at_least_one) == micro:
-        old.agree("per_device_eval_batch_size", "validation takes as many at a time as training")
+        old.agree("per_device_eval_batch_size", "validation uses the micro-batch of training")
 
 
 def _carry_length(old: Conversion) -> None:
@@ -183,7 +183,7 @@ def _carry_length(old: Conversion) -> None:
     steps, epochs = old.get("max_steps", read_count), old.get("num_train_epochs", read.above_zero)
     if steps is not None and steps > 0:
         old.put("train.steps", steps, "max_steps")
-        old.leave("num_train_epochs", f"max_steps is given, and the run ends after {steps} steps")
+        old.leave("num_train_epochs", f"max_steps is set: the run ends after {steps} steps")
     elif epochs is not None:
         old.put("train.epochs", epochs, "num_train_epochs")
 
@@ -194,7 +194,7 @@ def optimizer_of(name: str) -> tuple[str, str]:
         for pattern, difference in (*OPTIMIZERS[optimizer].other_names, (re.escape(optimizer), "")):
             if re.fullmatch(pattern, name):
                 return optimizer, difference
-    missing = f"artel has no such optimizer, and adamw is taken; write train.optimizer: {', '.join(OPTIMIZERS.names)}"
+    missing = f"artel has no such optimizer and uses adamw; write train.optimizer: {', '.join(OPTIMIZERS.names)}"
     return "adamw", missing
 
 
@@ -247,8 +247,8 @@ def _carry_schedule(old: Conversion) -> None:
     schedule = _SCHEDULES.get(written, written) if is_known else _NEAREST_SCHEDULES[written]
     old.put("train.schedule", schedule, "lr_scheduler_type")
     if not is_known:
-        fix = f"{schedule} is taken; write train.schedule: {', '.join(SCHEDULES.names)}"
-        old.leave("lr_scheduler_type", f"artel has no such schedule, and {fix}")
+        fix = f"{schedule} is used; write train.schedule: {', '.join(SCHEDULES.names)}"
+        old.leave("lr_scheduler_type", f"artel has no such schedule; {fix}")
     if written == "constant":  # transformers warms up only for constant_with_warmup
         old.put("train.warmup", 0)
         for key in ("warmup_steps", "warmup_ratio"):
@@ -257,7 +257,7 @@ def _carry_schedule(old: Conversion) -> None:
     decisive = "warmup_ratio" if share and not steps else "warmup_steps"
     old.put("train.warmup", steps or share or 0, decisive)
     other = "warmup_steps" if decisive == "warmup_ratio" else "warmup_ratio"
-    old.leave_if_on(other, f"{decisive} is given, and decides")
+    old.leave_if_on(other, f"{decisive} is set and takes precedence")
 
 
 def _carry_floor(old: Conversion, schedule: str | None) -> None:
@@ -291,8 +291,8 @@ def _carry_interval(old: Conversion, strategy_key: str, steps_key: str, dotted: 
     if strategy == "steps" and steps >= 1:
         old.put(dotted, round(steps), strategy_key, steps_key)
     elif strategy == "steps":
-        old.leave(steps_key, f"a share of the run; write {dotted}: 0.5 epoch, or a number of steps")
-        old.leave(strategy_key, f"goes by {steps_key}, a share of the run; write {dotted}")
+        old.leave(steps_key, f"a fraction of the run; write {dotted}: 0.5 epoch, or a number of steps")
+        old.leave(strategy_key, f"uses {steps_key}, a fraction of the run; write {dotted}")
     else:
         old.put(dotted, "never" if strategy == "no" else "1 epoch", strategy_key)
         old.leave(steps_key, f"{old.own_name(strategy_key)} is {strategy}; write {dotted}: STEPS")
@@ -336,10 +336,10 @@ def _carry_fsdp(old: Conversion) -> None:
     if values.get("sharding_strategy") is not None and _NUMBERED_SHARDING.get(written, written) not in _SHARDING:
         old.leave(config["sharding_strategy"], f"artel knows {', '.join(_SHARDING)}; write parallel.data")
     elif values.get("sharding_strategy") is not None and "reshard_after_forward" in config:
-        old.leave(config["reshard_after_forward"], "sharding_strategy is given, and decides")
+        old.leave(config["reshard_after_forward"], "sharding_strategy is set and takes precedence")
     unknown = [option.lower() for option in options if option not in {*_SHARDING, "AUTO_WRAP", "OFFLOAD"}]
     if unknown:
-        old.leave("fsdp", f"artel has nothing in the place of {', '.join(unknown)}")
+        old.leave("fsdp", f"artel has no equivalent of {', '.join(unknown)}")
     if "OFFLOAD" in options or values.get("offload_params") is True:
         old.put("parallel.offload", "cpu", "fsdp", *(config[name] for name in ("offload_params",) if name in config))
     if "activation_checkpointing" in config:
@@ -361,7 +361,7 @@ def drop_ddp(tree: dict[str, Any], place: str) -> None:
     problems = []
     for name, value in section.items():
         if name not in ("ddp_find_unused_parameters", "find_unused_parameters"):
-            problems.append(Problem(f"{place}: ddp.{name}", f"has no place in a run file: {STARTED}", "take it out"))
+            problems.append(Problem(f"{place}: ddp.{name}", f"does not belong in a run file: {STARTED}", "take it out"))
         elif value is not False:
             problems.append(Problem(f"{place}: ddp.{name}", UNUSED, "write false, or take it out"))
     if problems:
@@ -373,7 +373,7 @@ def carry_share(old: Conversion, key: str) -> None:
     share = old.get(key, read.not_negative) or 0
     old.put("data.validation", share if share < 1 else 0.05, key)
     if share >= 1:
-        old.leave(key, "is a number of rows, and data.validation a share of them: 0.05 is taken")
+        old.leave(key, "is a number of rows, but data.validation is a fraction: artel uses 0.05")
 
 
 def carry_precision(old: Conversion, keys: dict[str, str]) -> str:
@@ -406,9 +406,10 @@ def carry_lora(old: Conversion, keys: str) -> None:
     elif layers and all(re.fullmatch(r"[\w.]+", name) for name in layers):
         old.put("model.lora.target", layers, target)
     elif layers:
-        old.leave(target, "artel goes by names, and takes all linear layers but the head; write model.lora.target")
+        what = "artel supports only names of layers, and uses all linear layers except the head"
+        old.leave(target, f"{what}; write model.lora.target")
     else:
-        what = "peft chooses a few layers by the model's type, artel takes all linear layers but the head"
+        what = "peft chooses a few layers for each model type, artel uses all linear layers except the head"
         old.note(f"{target} is not given: {what}; write model.lora.target")
 
 
@@ -418,16 +419,16 @@ def fit_together(old: Conversion) -> None:
     is_sharded = old.written("parallel.data") in ("zero1", "zero2", "fsdp", "hsdp")
     optimizer, kind = old.written("train.optimizer") or "adamw", old.written("model.quantize")
     if not OPTIMIZERS[optimizer].steps_shards and (is_split or is_sharded):
-        old.change("train.optimizer", "adamw", f"{optimizer} does not step shards of matrices here: adamw is taken")
+        old.change("train.optimizer", "adamw", f"{optimizer} cannot update sharded matrices: artel uses adamw")
     elif not OPTIMIZERS[optimizer].steps_flat_shards and old.written("parallel.deepspeed") is not None:
-        old.change("train.optimizer", "adamw", f"{optimizer} does not step what DeepSpeed shares out: adamw is taken")
+        old.change("train.optimizer", "adamw", f"{optimizer} does not work with DeepSpeed's partitions: artel uses adamw")
     if kind in ("int8", "nf4") and (old.written("parallel.tensor") or 1) > 1:
-        old.change("parallel.tensor", 1, "quantized matrices are not split: parallel.tensor is 1")
+        old.change("parallel.tensor", 1, "quantized matrices cannot be split: parallel.tensor is 1")
         is_split = any((old.written(f"parallel.{axis}") or 1) > 1 for axis in ("context", "expert", "pipeline"))
     if kind == "int8" and old.written("model.lora.dora") and is_split:
-        old.change("model.quantize", "nf4", "DoRA does not read shards of int8: nf4 is taken")
+        old.change("model.quantize", "nf4", "DoRA cannot use sharded int8 weights: artel uses nf4")
     elif kind == "int8" and old.written("model.lora.dora") and is_sharded:
-        reason = "DoRA does not read shards of int8: parallel.data is auto; write model.quantize: nf4 to share them"
+        reason = "DoRA cannot use sharded int8 weights: parallel.data is auto; write model.quantize: nf4 to shard them"
         old.change("parallel.data", "auto", reason)
     if old.written("train.weights") == "bf16" and not OPTIMIZERS[optimizer].rounds_to_bf16:
-        old.change("train.weights", "fp32", "only steps of adamw are rounded to bf16 weights: train.weights is fp32")
+        old.change("train.weights", "fp32", "only adamw supports bf16 weights: train.weights is fp32")

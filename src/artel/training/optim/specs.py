@@ -90,7 +90,7 @@ def _sgd(groups: Groups, train: TrainConfig, seed: int) -> torch.optim.Optimizer
     return sgd
 
 
-_EIGHT_BITS = "its averages are those of bitsandbytes' AdamW8bit, on the device"
+_EIGHT_BITS = "artel uses bitsandbytes' AdamW8bit, with its state on the device"
 
 ADAMW = OptimizerSpec(
     build=_adamw,
@@ -100,7 +100,7 @@ ADAMW = OptimizerSpec(
     rounds_to_bf16=True,
     is_adam=True,
     other_names=(
-        (r"paged_adamw(_32bit)?|PagedAdamW", "its averages are in fp32, on the device"),
+        (r"paged_adamw(_32bit)?|PagedAdamW", "its state is in fp32 and on the device"),
         (r"(optimi_|flash_)adamw|adam|AdamW|Adam|FusedAdam|DeepSpeedCPUAdam", ""),
         (r"adamw_(hf|torch|torch_fused|torch_xla|torch_npu_fused|apex_fused|anyprecision)", ""),
     ),
@@ -115,7 +115,7 @@ ADAMW_8BIT = OptimizerSpec(
     other_names=(
         (r"adamw_(8bit|bnb_8bit)|Adam8bit", ""),
         (r"paged_adamw_8bit|PagedAdamW8bit|(ao_)?adamw_(torch_)?8bit|ao_adamw_fp8", _EIGHT_BITS),
-        (r"(ao_)?adamw_(torch_)?4bit", f"artel has none of 4 bits; {_EIGHT_BITS}"),
+        (r"(ao_)?adamw_(torch_)?4bit", f"artel has no 4-bit optimizer; {_EIGHT_BITS}"),
     ),
 )
 ADAFACTOR = OptimizerSpec(
@@ -140,7 +140,7 @@ MUON = OptimizerSpec(
     other_names=(
         (
             r"muon|Muon",
-            "its rate is train.muon_learning_rate here, and that of the rest learning_rate: both are what is written",
+            "muon uses train.muon_learning_rate, other parameters use learning_rate; both are set to this value",
         ),
     ),
 )
