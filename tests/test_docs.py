@@ -1,4 +1,4 @@
-"""The documents say what the program does: both READMEs alike, every verb and link there, the key list up to date."""
+"""The documents say what the program does: both READMEs alike, every command and link there, the key list up to date."""
 
 import re
 import sys
@@ -79,14 +79,14 @@ def test_the_table_of_extras_is_that_of_the_project(name, yes, no):
     assert {extra: named for extra, named, _ in rows} == packages
 
 
-def test_the_rooms_in_the_architecture_are_those_in_the_house():
-    rooms = set(
+def test_the_architecture_lists_every_package():
+    packages = set(
         re.findall(r"^\| `(\w+)/` \|", (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), re.MULTILINE)
     )
-    assert rooms == {path.parent.name for path in (ROOT / "src/artel").glob("*/__init__.py")}
+    assert packages == {path.parent.name for path in (ROOT / "src/artel").glob("*/__init__.py")}
 
 
-def test_each_law_names_its_code_and_the_tests_that_prove_it():
+def test_each_principle_names_its_code_and_the_tests_that_prove_it():
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+)\. \*\*[^|]+\| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)
     assert [int(number) for number, _, _ in rows] == list(range(1, 13))
