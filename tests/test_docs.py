@@ -1,4 +1,4 @@
-"""The documents say what the program does: both READMEs alike, every command and link there, the key list up to date."""
+"""The documents match the program: both READMEs alike, every command and link exists, the key list is up to date."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""Law 7: the name of an objective, format, optimizer, schedule, tracker or exporter stands in its registry alone.
+"""Principle 7: the name of an objective, format, optimizer, schedule, tracker or exporter is only in its registry.
 
 Whoever must know something of one asks what it declares. Files that translate the names of other tools have those
 names in tables, and are named here.
@@ -78,7 +78,7 @@ def test_no_other_table_lists_the_names_of_a_registry():
     assert [f"{file}:{line} {names}" for file, tree in OTHERS.items() for line, names in tables(tree)] == []
 
 
-def test_no_other_room_asks_of_which_class_an_objective_is():
+def test_no_other_package_asks_for_the_class_of_an_objective():
     everything = [getattr(artel.objectives, name) for name in artel.objectives.__all__]
     classes = {each.__name__ for each in everything if isinstance(each, type) and issubclass(each, Objective)}
     places = [
@@ -91,7 +91,7 @@ def test_no_other_room_asks_of_which_class_an_objective_is():
     assert places == []
 
 
-def test_no_other_room_asks_which_strategy_it_has():
+def test_no_other_package_asks_which_strategy_it_has():
     """The loop and the setup ask a strategy, or its plan, what they must know (`holds_full_model`, `can_generate`)."""
     strategies = {"DeepSpeedStrategy", "FullyShardedDataParallel", "PipelineParallel", "SharedSequences", "Strategy"}
     places = [
