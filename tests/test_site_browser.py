@@ -139,7 +139,10 @@ def test_search_works_where_the_site_is_opened_as_a_file(browser, site):
     assert finds(browser, "Slurm partition", "clusters.html")
 
 
-@pytest.mark.parametrize("page", ["index.html", "ru/index.html", "plan.html", "run-file.html", "reference/commands.html"])
+PAGES = ["index.html", "ru/index.html", "plan.html", "run-file.html", "reference/commands.html"]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_a_phone_reads_a_page_without_scrolling_sideways(browser, address, page):
     be_a_phone(browser)
     browser.get(f"{address}/{page}")
