@@ -220,9 +220,11 @@ def read_curves(path: Path, tell: Callable[[str], None] = lambda _: None) -> Cur
         if (path.parent / "config.yaml").is_file():
             what = "has not been trained yet: no step is logged"
             raise InputError.at(str(path.parent), what, f"train it: artel train {path.parent}")
-        near = None if path.parent.is_dir() else near_name(str(path.parent))
-        fix = f"did you mean {near}?" if near else "give the folder of a run that has been trained"
-        raise InputError.at(str(path), "there is no such file", fix)
+        if not path.parent.is_dir():
+            near = near_name(str(path.parent))
+            fix = f"did you mean {near}?" if near else "give the folder of a run that has been trained"
+            raise InputError.at(str(path.parent), "there is no such folder", fix)
+        raise InputError.at(str(path), "there is no such file", "give the folder of a run that has been trained")
     curves = CurveReader(path).read()
     if curves.torn:
         tell(f"{path}:{curves.lines + 1}: the last line was torn by a kill, and is left out")

@@ -156,7 +156,7 @@ def newest_metrics(run: RunData) -> list[str]:
     if isinstance(newest.get("memory_gib"), int | float):
         found.append(f"{newest['memory_gib']:.2f} GiB")
     if (elapsed := run.elapsed_seconds) is not None:
-        found.append(f"{timedelta(seconds=round(elapsed))} so far")
+        found.append(f"{timedelta(seconds=round(elapsed))}{' so far' if run.status.state == 'running' else ''}")
     return found
 
 
