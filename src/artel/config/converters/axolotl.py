@@ -105,7 +105,7 @@ TABLE = KeyTable(
     left={
         "adapter": "artel's only adapter type is lora",
         "load_in_4bit load_in_8bit": "4 and 8 bits need an adapter; write adapter: qlora",
-        "lora_model_dir": 
+        "lora_model_dir":
             "to continue training it, merge it (artel export FOLDER merged --merge) and write model.from: merged",
         "revision_of_model":
             "artel reads the main branch; download another (hf download --revision) and give its folder",
@@ -208,7 +208,7 @@ TABLE = KeyTable(
         "lora_on_cpu experimental_skip_move_to_device": _STAYS_IN_PLACE,
         "llama4_linearized_experts scaling_softmax*": "artel uses the model code of transformers",
         "use_pose* pose_*": "artel does not change positions",
-        "fp8_enable_fsdp_float8_all_gather": "artel configures FSDP2's all-gather itself",
+        "fp8_enable_fsdp_float8_all_gather": "the all-gather of FSDP2 is set automatically",
         "fp32_norms": "trained weights are in fp32; train.precision sets the dtype of computation",
         "expert_parallel_*": "artel has no such options for experts",
         "diffusion*": "is for text diffusion models",

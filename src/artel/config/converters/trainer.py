@@ -69,7 +69,7 @@ TABLE = KeyTable(
         "log_level disable_tqdm": "the console output is already short",
         "save_safetensors": "weights are saved as safetensors",
         "max_steps": "sets no limit",
-        "fsdp_version fsdp_config.version fsdp_config.fsdp_version": "artel uses FSDP2",
+        "fsdp_version fsdp_config.version fsdp_config.fsdp_version": "sharding always uses FSDP2",
         "fsdp_config.*use_orig_params": "FSDP2 keeps the parameters",
         "fsdp_transformer_layer_cls_to_wrap fsdp_config.*transformer_layer_cls_to_wrap fsdp_config.*auto_wrap_policy "
         "fsdp_config.*min_num_params": "artel shards every layer, whatever its class",
@@ -122,7 +122,7 @@ TABLE = KeyTable(
             "is a DeepSpeed configuration inside the file; save it as JSON and write parallel.deepspeed: FILE",
         "fsdp_config": "is not a section; write parallel: {data: fsdp}",
         "fsdp_config.*mixed_precision_policy": "train.precision sets the dtype of computation",
-        "fsdp_config.*": "artel uses FSDP2, which has no such option here",
+        "fsdp_config.*": "FSDP2 has no such option in artel",
     },
 )
 # fmt: on
@@ -421,7 +421,7 @@ def fit_together(old: Conversion) -> None:
     if not OPTIMIZERS[optimizer].steps_shards and (is_split or is_sharded):
         old.change("train.optimizer", "adamw", f"{optimizer} cannot update sharded matrices: artel uses adamw")
     elif not OPTIMIZERS[optimizer].steps_flat_shards and old.written("parallel.deepspeed") is not None:
-        old.change("train.optimizer", "adamw", f"{optimizer} does not work with DeepSpeed's partitions: artel uses adamw")
+        old.change("train.optimizer", "adamw", f"{optimizer} does not work with DeepSpeed: artel uses adamw")
     if kind in ("int8", "nf4") and (old.written("parallel.tensor") or 1) > 1:
         old.change("parallel.tensor", 1, "quantized matrices cannot be split: parallel.tensor is 1")
         is_split = any((old.written(f"parallel.{axis}") or 1) > 1 for axis in ("context", "expert", "pipeline"))
