@@ -139,7 +139,7 @@ def test_axolotls_tasks_of_the_harness_are_asked_at_the_end():
     ("keys", "left"),
     [
         ("do_causal_lm_eval: true", "sacrebleu, comet, ter, chrf"),
-        ("do_causal_lm_eval: true\neval_causal_lm_metrics: [ter, perplexity]", "no ter of"),
+        ("do_causal_lm_eval: true\neval_causal_lm_metrics: [ter, perplexity]", "not ter of"),
         ("do_causal_lm_eval: true\neval_causal_lm_metrics: [perplexity]", ""),
         ("do_causal_lm_eval: false\neval_causal_lm_metrics: [ter]", ""),
         ("do_bench_eval: true\nbench_dataset: mmlu", "validate.tasks: [mmlu]"),

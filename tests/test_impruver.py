@@ -193,7 +193,7 @@ def test_composed_files_without_data_sets(tmp_path):
     assert run["data"] == {"sources": [{"path": str(train), "format": "chat"}], "packing": "concatenate",
                            "validation": str(validation)}  # fmt: skip
     train.write_text('{"input_ids": [1, 2], "labels": [1, 2], "attention_mask": [1, 1]}\n')
-    with pytest.raises(InputError, match=r"old\.yaml:1: train_path: .* holds token ids and no texts\n.*datasets"):
+    with pytest.raises(InputError, match=r"old\.yaml:1: train_path: .* holds token ids, not text\n.*datasets"):
         converted(text)
 
 
@@ -316,9 +316,9 @@ def test_a_true_key_of_the_trainer_is_not_taken_for_a_slip():
 
 
 def test_a_run_file_is_not_taken_for_impruvers():
-    with pytest.raises(InputError, match="is no old configuration"):
+    with pytest.raises(InputError, match="is not a configuration that artel knows"):
         convert("data: {sources: []}\nmodel: {from: m}\ntrainer: {}\nlora: {}\n", "run.yaml")
-    with pytest.raises(InputError, match="is no old configuration"):
+    with pytest.raises(InputError, match="is not a configuration that artel knows"):
         convert("model: {from: m}\ntokenizer: {from: m}\ntrain: {}\n", "run.yaml")
 
 
