@@ -340,7 +340,7 @@ def test_stages_hold_their_own_parameters_under_the_names_of_the_whole_model(con
         assert sum(there.values()) == sum(each.numel() * 4 for each in held[index].values())
     assert set().union(*held) == whole.keys()
     assert [len(stage.layers) for stage in stages] != [0, 0, 0]
-    assert [place for stage in stages for place in stage.own] == [0, 1, 2, 3]
+    assert [place for stage in stages for place in stage.layer_range] == [0, 1, 2, 3]
 
 
 def test_layers_are_balanced_by_what_else_a_stage_has():
