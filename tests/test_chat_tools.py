@@ -16,7 +16,7 @@ from artel.errors import InputError
 from artel.inference import ChatSession, ChatSettings, evaluate, open_model
 from artel.inference.chat_functions import read_functions
 from artel.objectives import Chat
-from artel.objectives.conversation.calls import CallTurn, call_figures, same_calls
+from artel.objectives.conversation.calls import CallTurn, call_metrics, same_calls
 from artel.parallel import World
 from artel.text import Conversation, Document, Message, Record, ToolCall
 from artel.tokens.tokenizer.chat_template import CHATML
@@ -322,6 +322,6 @@ def test_malformed_calls_are_wrong_and_no_error():
     ]
     texts = [form % inside for form in forms for inside in arguments] + ["[TOOL_CALLS]" + "[" * 100_000]
     answer = Message("assistant", "", tool_calls=(ToolCall("weather", {"city": "Omsk"}),))
-    figures, details = call_figures([CallTurn([0], answer, tuple(TOOLS), "Is it cold?")] * len(texts), texts)
+    figures, details = call_metrics([CallTurn([0], answer, tuple(TOOLS), "Is it cold?")] * len(texts), texts)
     assert (figures["calls"], figures["calls_expected"]) == (0.0, 0.0)
     assert len(details["tables"]["Wrong calls"]) == 10

@@ -25,7 +25,7 @@ from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.schema import ChatRequest, CompletionRequest
 from artel.inference.serve.server import avoid_full_collections
 from artel.models.sampler import SamplingOptions
-from artel.text.calls.reader import read_calls
+from artel.text.tool_calls import read_calls
 from artel.tokens.tokenizer.chat_template import TurnEnd
 from support.chat_models import user
 from support.serving import QUESTION, answer, app_of, client_of, error_of, texts

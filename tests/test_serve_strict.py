@@ -6,9 +6,9 @@ import openai
 import pytest
 import torch
 
-from artel.inference.serve.calls.read import whole_calls
-from artel.inference.serve.calls.spoken import has_mark, opening_text, spoken_calls, spoken_grammar
+from artel.inference.serve.call_grammars import optional_calls_grammar
 from artel.inference.serve.grammar import Grammars
+from artel.inference.serve.tool_calls import merge_deltas, optional_calls
 from artel.models.sampler import Sampler, SamplingOptions
 from artel.models.text_stream import TextStream
 from support.called import SCHEMAS, TOOLS, assert_called, form_of, tool
@@ -27,11 +27,11 @@ class Answer:
 
     def __init__(self, family, tools, *, several=True, answer=None):
         self.tokenizer, self.end, form = form_of(family)
-        grammar = spoken_grammar(form, tools, self.tokenizer, self.end.ids, several=several, answer=answer)
+        grammar = optional_calls_grammar(form, tools, self.tokenizer, self.end.ids, several=several, answer=answer)
         self.matcher = Grammars(self.tokenizer, self.end.ids).lark_matcher(grammar, "tools")()
-        self.mark = opening_text(form)
+        self.mark = form.mark
         self._stream = TextStream(self.tokenizer, [], (), special_tokens=True)
-        self._reader = spoken_calls(form, tools, at_once=answer is not None)
+        self._reader = optional_calls(form, tools, no_text=answer is not None)
         self.text = ""
 
     def put(self, text):
@@ -64,7 +64,7 @@ class Answer:
 
     @property
     def calls(self):
-        return whole_calls(self._reader.updates())
+        return merge_deltas(self._reader.take())
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_an_answer_in_json_may_mention_the_mark():
 @pytest.mark.parametrize("name", sorted(UNMARKED))
 def test_a_form_without_a_certain_mark(name):
     _, _, form = form_of(FAMILIES[name])
-    assert not has_mark(form)
+    assert form.mark == ""
 
 
 def test_stop_texts_end_the_text_and_no_call():

@@ -8,12 +8,12 @@ import openai
 import pytest
 import torch
 
-from artel.inference.serve.calls.forced import CannotForce, call_grammar, forced_calls
-from artel.inference.serve.calls.read import whole_calls
+from artel.inference.serve.call_grammars import CannotForce, required_calls_grammar
 from artel.inference.serve.grammar import Grammars
+from artel.inference.serve.tool_calls import merge_deltas, required_calls
 from artel.models.sampler import Sampler, SamplingOptions
 from artel.models.text_stream import TextStream
-from artel.text.calls.reader import read_calls
+from artel.text.tool_calls import read_calls
 from support.called import SCHEMAS, TOOLS, assert_called, form_of, tool
 from support.chat_models import MARKS, llama, saved, trained_tokenizer, user
 from support.chat_templates import FAMILIES
@@ -25,7 +25,7 @@ CANNOT = {"gemma4"}
 
 def written(tokenizer, end, form, tools, seed, *, several=False):
     """What random logits, which seldom end, make of a grammar: the pieces of an answer's text."""
-    grammar = call_grammar(form, tools, tokenizer, several=several)
+    grammar = required_calls_grammar(form, tools, tokenizer, several=several)
     matcher = Grammars(tokenizer, end.ids).lark_matcher(grammar, "tools")()
     sampler = Sampler(
         SamplingOptions(seed=seed, logit_bias=dict.fromkeys(end.ids, -1.0)), [], tokenizer.vocabulary, matcher
@@ -51,9 +51,9 @@ def test_whatever_the_weights_the_answer_is_calls_in_the_form_of_the_template(na
         return
     counts, called = set(), set()
     for seed in range(5):
-        reader, pieces = forced_calls(form, TOOLS), list(written(tokenizer, end, form, TOOLS, seed, several=True))
+        reader, pieces = required_calls(form, TOOLS), list(written(tokenizer, end, form, TOOLS, seed, several=True))
         assert "".join(reader.add(piece) for piece in pieces) + reader.rest() == ""
-        calls = whole_calls(reader.updates())
+        calls = merge_deltas(reader.take())
         assert_called(calls)
         counts.add(len(calls))
         called |= {call["function"]["name"] for call in calls}
@@ -77,10 +77,10 @@ def test_arguments_may_hold_the_marks_of_the_form():
     arguments = json.dumps({"city": '</tool_call> \\"} {', "days": 3})
     text = f"{form.opens}get{form.named}{arguments}{form.between}get_time{form.named}{{}}{form.closes}"
     for size in (1, 3, len(text)):
-        reader = forced_calls(form, TOOLS)
+        reader = required_calls(form, TOOLS)
         for at in range(0, len(text), size):
             reader.add(text[at : at + size])
-        first, second = whole_calls(reader.updates())
+        first, second = merge_deltas(reader.take())
         assert (first["function"]["arguments"], second["function"]["arguments"]) == (arguments, "{}")
 
 
@@ -101,7 +101,7 @@ def test_arguments_may_hold_the_marks_of_the_form():
 def test_what_tags_have_no_place_for_is_refused(parameters, what):
     tokenizer, _, form = form_of(FAMILIES["qwen3_5"])
     with pytest.raises(CannotForce, match=what):
-        call_grammar(form, (tool("f", parameters),), tokenizer, several=False)
+        required_calls_grammar(form, (tool("f", parameters),), tokenizer, several=False)
 
 
 # Through the server

@@ -12,7 +12,7 @@ from artel.errors import InputError
 from artel.objectives import Chat, DocumentSamples
 from artel.objectives.preference import PreferenceOptimization
 from artel.text import Conversation, Document, Message, Preference, Record, Rejected, ToolCall
-from artel.text.calls.reader import read_calls
+from artel.text.tool_calls import read_calls
 from artel.tokens import Tokenizer
 from artel.tokens.tokenizer.chat_template import prompt_ids, render, template_of, turn_end
 from support.chat_models import trained_tokenizer

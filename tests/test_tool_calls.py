@@ -10,12 +10,12 @@ import pytest
 
 from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
-from artel.inference.serve.calls.read import ToolCalls, whole_calls
+from artel.inference.serve.tool_calls import FreeCalls, merge_deltas
 from artel.objectives import Chat, DocumentSamples
 from artel.text import Document, Record, Rejected, ToolCall
-from artel.text.calls.reader import CallReader, read_calls
 from artel.text.formats.chat import read_chat
 from artel.text.formats.preferences import read_preferences
+from artel.text.tool_calls import CallReader, read_calls
 from artel.tokens import train_tokenizer
 from support.chat_models import learned_texts
 from support.reading import read, rows_of
@@ -445,21 +445,21 @@ def test_calls_are_read_back(text, rest, calls):
 
 
 def test_the_servers_answers_have_openais_calls():
-    calls = ToolCalls(TOOLS)
+    calls = FreeCalls(TOOLS)
     text = calls.add("I look.<tool_call>") + calls.add(F_AS_JSON + "</tool_c") + calls.add("all>") + calls.rest()
-    (call,) = whole_calls(calls.updates())
+    (call,) = merge_deltas(calls.take())
     assert (text, call["type"], call["id"][:5]) == ("I look.", "function", "call_")
     assert call["function"] == {"name": "f", "arguments": '{"a": "5", "n": 5}'}  # arguments are text there, once
 
 
 def test_a_mark_that_only_ends_what_is_said_is_not_shown_and_a_call_after_it_ends_the_answer():
-    silent = ToolCalls(TOOLS)
+    silent = FreeCalls(TOOLS)
     assert silent.add("Warm.") + silent.add("<|message_sep|>\n\n") + silent.rest() == "Warm."
     assert not silent.is_full
-    calls = ToolCalls(TOOLS)
+    calls = FreeCalls(TOOLS)
     assert calls.add(f"I look.{GIGACHAT_CALL}{F_AS_JSON}") == "I look."
     assert not calls.is_full
     assert calls.add("<|message_sep|>") == ""
     assert calls.is_full
     assert calls.add(f"\n\nfunction result<|role_sep|>\n{RESULT}") + calls.rest() == ""
-    assert [call["function"]["name"] for call in whole_calls(calls.updates())] == ["f"]
+    assert [call["function"]["name"] for call in merge_deltas(calls.take())] == ["f"]

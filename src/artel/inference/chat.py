@@ -24,7 +24,7 @@ from artel.models.loading.structure import position_limit
 from artel.objectives.types import GenerationPrompt
 from artel.storage import check_new_file, user_path, write_output
 from artel.text import Message, ToolCall, Tools
-from artel.text.calls.reader import CallReader
+from artel.text.tool_calls import CallReader
 from artel.tokens.tokenizer.chat_template import CHATML, TemplateRefuses, prompt_ids
 from artel.tokens.tokenizer.template_tools import ToolStyle, tool_style
 

@@ -11,8 +11,8 @@ from typing import Any
 from artel.errors import InputError
 from artel.storage import check_regular
 from artel.text import ToolCall
-from artel.text.calls.objects import call_of
 from artel.text.records import BadRecord
+from artel.text.tool_calls import parse_call
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ def exchanges_of(messages: list[dict[str, Any]], name: str) -> list[Exchange]:
                 results = []
             try:
                 listed = message.get("tool_calls") or []
-                calls = tuple(map(call_of, listed if isinstance(listed, list) else [listed]))
+                calls = tuple(map(parse_call, listed if isinstance(listed, list) else [listed]))
             except BadRecord as error:
                 raise InputError.at("load", f"{name}: a call {error.detail}", "give a file that /save wrote") from None
             exchanges[-1].answer, exchanges[-1].finished, exchanges[-1].calls = message["content"], True, calls

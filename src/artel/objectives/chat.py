@@ -27,7 +27,7 @@ from artel.objectives.collate import (
     packed_views,
     target_tensors,
 )
-from artel.objectives.conversation.calls import call_figures, call_turns, source_of
+from artel.objectives.conversation.calls import call_metrics, call_turns, source_of
 from artel.objectives.conversation.frame import Difference, Unfit, WrittenOut
 from artel.objectives.conversation.template_check import call_notes, check_targets, difference_notes, end_notes
 from artel.objectives.conversation.writer import ConversationWriter
@@ -269,7 +269,7 @@ class Chat(Objective):
         without = f" ({left_out:,} more left out: the template writes no prompt for them)" if left_out else ""
         first = "the first " if len(turns) == limit else ""
         what = f"calls in {first}{len(turns):,} turns with tools{without}"
-        return GenerationEval(what, prompts, max(_MIN_NEW_TOKENS, 2 * longest), partial(call_figures, turns))
+        return GenerationEval(what, prompts, max(_MIN_NEW_TOKENS, 2 * longest), partial(call_metrics, turns))
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         """Yield the answer to a user's message."""

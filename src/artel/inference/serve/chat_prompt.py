@@ -12,8 +12,8 @@ from artel.inference.serve.errors import ApiError
 from artel.inference.serve.schema import ChatRequest, Function, Message
 from artel.inference.serve.served import ServedModel
 from artel.text import Tools
-from artel.text.calls.objects import call_of
 from artel.text.records import BadRecord
+from artel.text.tool_calls import parse_call
 from artel.tokens.tokenizer.chat_template import TemplateRefuses, prompt_ids
 from artel.tokens.tokenizer.template_tools import ToolStyle
 
@@ -84,7 +84,7 @@ def as_record(number: int, message: Message) -> text.Message:
     said = content if isinstance(content, str) else "".join(part.text for part in content or [])
     role = "system" if message.role == "developer" else message.role
     try:
-        calls = tuple(call_of(call.model_dump(include={"id", "function"})) for call in message.tool_calls or [])
+        calls = tuple(parse_call(call.model_dump(include={"id", "function"})) for call in message.tool_calls or [])
     except BadRecord as error:
         raise ApiError(400, error.detail, f"messages[{number}].tool_calls") from None
     thought = message.reasoning_content or ""

@@ -24,8 +24,6 @@ from artel.inference.serve.answers import (
     write,
 )
 from artel.inference.serve.bodies import ignored_fields
-from artel.inference.serve.calls.read import CallUpdates, ToolCalls, whole_calls
-from artel.inference.serve.calls.request import HeldCalls, hold_calls
 from artel.inference.serve.chat_prompt import chat_ids, chat_tools
 from artel.inference.serve.errors import ApiError
 from artel.inference.serve.grammar import ANY_OBJECT
@@ -38,6 +36,7 @@ from artel.inference.serve.schema import (
     SamplingBody,
 )
 from artel.inference.serve.served import ServedModel
+from artel.inference.serve.tool_calls import CallDeltas, ConstrainedCalls, FreeCalls, constrain_calls, merge_deltas
 from artel.models.generate import check_embedded
 from artel.models.sampler import Token
 from artel.tokens.tokenizer.chat_template import TurnEnd
@@ -223,7 +222,7 @@ class ChatCompletions(Answering):
         super().__init__(served, body, metrics, seconds)
         self._request = body
         self._tools = chat_tools(body)
-        self._held: HeldCalls | None = None
+        self._constrained: ConstrainedCalls | None = None
 
     async def _make_prompts(self) -> None:
         served, body = self._served, self._request
@@ -239,10 +238,10 @@ class ChatCompletions(Answering):
         # What ends a turn in letters may stand in a text within JSON; the grammar ends such an answer.
         ends = () if schema is not None else served.turn_end.texts
         end = TurnEnd(served.turn_end.ids, (*ends, *stop_texts(body)))
-        self._held = held = await served.work(lambda: hold_calls(served, body, schema))
-        if held is not None:
-            make_matcher = held.make_matcher
-            if held.must_call:  # the grammar ends the answer, and no text within arguments does
+        self._constrained = constrained = await served.work(lambda: constrain_calls(served, body, schema))
+        if constrained is not None:
+            make_matcher = constrained.make_matcher
+            if constrained.must_call:  # the grammar ends the answer, and no text within arguments does
                 end = TurnEnd(served.turn_end.ids)
         most = body.max_completion_tokens or body.max_tokens
         # Some models begin a call with a control token: [TOOL_CALLS], <|python_tag|>.
@@ -253,7 +252,7 @@ class ChatCompletions(Answering):
             "messages",
             options=options,
             end=end,
-            stop_until="" if held is None else held.mark,
+            stop_until="" if constrained is None else constrained.mark,
             make_matcher=make_matcher,
             must_fit=schema is not None and make_matcher is not None,
             special_tokens=with_marks,
@@ -270,14 +269,14 @@ class ChatCompletions(Answering):
 
     async def choice(self, index: int) -> dict[str, Any]:
         text, finish = "", None
-        updates: list[dict[str, Any]] = []
+        call_deltas: list[dict[str, Any]] = []
         tokens: list[Token] = []
         async for said in self._said(index):
             text += said.text
-            updates += said.calls
+            call_deltas += said.calls
             tokens += said.tokens
             finish = said.finish_reason
-        calls = whole_calls(updates)
+        calls = merge_deltas(call_deltas)
         message: dict[str, Any] = {
             "role": "assistant",
             "content": text or (None if calls else ""),
@@ -289,7 +288,7 @@ class ChatCompletions(Answering):
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
 
     async def parts(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
-        content = None if self._held is not None and self._held.must_call else ""
+        content = None if self._constrained is not None and self._constrained.must_call else ""
         yield self._part(index, {"role": "assistant", "content": content, "refusal": None}, None, [])
         async for said in self._said(index):
             fields: dict[str, Any] = {"content": said.text} if said.text else {}
@@ -312,15 +311,15 @@ class ChatCompletions(Answering):
                         finish = "tool_calls"
                 text = text if begun else text.lstrip()  # white space before an answer belongs to the template
                 begun = begun or bool(text)
-                yield _Said(text, [] if reader is None else reader.updates(), delta.tokens, finish)
+                yield _Said(text, [] if reader is None else reader.take(), delta.tokens, finish)
                 if finish is not None:
                     return
 
-    def _reader(self) -> CallUpdates | None:
-        if self._held is not None:
-            return self._held.reader()
+    def _reader(self) -> CallDeltas | None:
+        if self._constrained is not None:
+            return self._constrained.reader()
         one_alone = self._request.parallel_tool_calls is False
-        return ToolCalls(self._tools, 1 if one_alone else None) if self._tools else None
+        return FreeCalls(self._tools, 1 if one_alone else None) if self._tools else None
 
     def _part(self, index: int, delta: dict[str, Any], finish: str | None, tokens: list[Token]) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": self._logprobs(tokens), "finish_reason": finish}

@@ -1,10 +1,10 @@
-"""The calls that a model makes in held-out conversations, compared with those of the record.
+"""Compares the calls that a model makes in held-out conversations with those of the record.
 
-At each turn of the assistant the model continues the conversation so far. The turn is right if the calls in what it
-writes are those of the record: as many, of the same functions, with the same arguments as values of JSON, in any order.
-Where the record calls nothing, any call is wrong. Nothing is executed: that is the AST match of the Berkeley Function
-Calling Leaderboard (Patil et al. 2025, ICML, "The Berkeley Function Calling Leaderboard"), and its relevance detection.
-There a record may allow several values of an argument; here it has one, and texts are equal to the letter.
+At each turn of the assistant the model continues the conversation so far. The turn is right if the calls in its answer
+are those of the record: as many, of the same functions, with the same arguments as JSON values, in any order. Where
+the record has no call, any call is wrong. Nothing is executed: this is the AST match of the Berkeley Function Calling
+Leaderboard (Patil et al. 2025, ICML, "The Berkeley Function Calling Leaderboard"), and its relevance detection. There a
+record may allow several values of an argument; here it has one, and strings must be equal to the letter.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 
 from artel.objectives.conversation.frame import Unfit
 from artel.text import Conversation, Message, ToolCall, Tools
-from artel.text.calls.reader import read_calls
+from artel.text.tool_calls import read_calls
 
-_LISTED, _SHOWN = 10, 60  # wrong turns in a table, and characters of each text
+_TABLE_ROWS, _TABLE_WIDTH = 10, 60  # wrong turns in a table, and characters of each text
 
 
 @dataclass(frozen=True, slots=True)
 class CallTurn:
-    """A turn that the model is to write."""
+    """A turn for the model to write."""
 
     ids: list[int]
     """The prompt: the conversation up to it."""
@@ -32,13 +32,13 @@ class CallTurn:
     """The turn of the record."""
     tools: Tools
     asked: str
-    """The message before it."""
+    """The message before the turn."""
 
 
 def source_of(conversation: Conversation) -> dict[str, Any] | None:
-    """What a store keeps of a held-out conversation; None for one without tools.
+    """Return the fields of a held-out conversation in a store; None for one without tools.
 
-    It is text, for arguments may be numbers that the store's own JSON has no room for.
+    The conversation is JSON within JSON: arguments may be numbers that do not fit the JSON of a store.
     """
     if not conversation.tools and not any(message.tool_calls for message in conversation.messages):
         return None
@@ -49,10 +49,10 @@ def source_of(conversation: Conversation) -> dict[str, Any] | None:
 def call_turns(
     sources: Iterable[dict[str, Any]], prompt: Callable[[Sequence[Message], Tools], list[int]], most: int
 ) -> tuple[list[CallTurn], int]:
-    """The first `most` turns of the assistant in stored conversations, and how many were left out among them.
+    """Return the first `most` turns of the assistant in stored conversations, and the number of turns left out.
 
-    `prompt` gives the ids that the model reads before a turn; a turn before which the template writes none (Unfit) is
-    left out. Not counted are turns before any message of somebody else, and those that the data say are not learned.
+    `prompt` returns the ids that the model reads before a turn. A turn before which the template writes none (Unfit) is
+    left out. Turns before any message of somebody else, and turns that the data exclude from training, do not count.
     """
     turns: list[CallTurn] = []
     left_out = 0
@@ -62,8 +62,8 @@ def call_turns(
             if len(turns) == most:
                 return turns, left_out
             before = messages[:number]
-            is_asked = any(message.role in ("user", "tool") for message in before)
-            if answer.role != "assistant" or answer.trained is False or not is_asked:
+            has_prompt = any(message.role in ("user", "tool") for message in before)
+            if answer.role != "assistant" or answer.trained is False or not has_prompt:
                 continue
             try:
                 turns.append(CallTurn(prompt(before, tools), answer, tools, before[-1].content))
@@ -72,19 +72,19 @@ def call_turns(
     return turns, left_out
 
 
-def call_figures(turns: Sequence[CallTurn], texts: Sequence[str]) -> tuple[dict[str, float], dict[str, Any]]:
-    """Figures of what a model wrote for the turns, from 0 to 1, and a table of the first turns that are wrong.
+def call_metrics(turns: Sequence[CallTurn], texts: Sequence[str]) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return metrics from 0 to 1 of a model's answers to the turns, and a table of the first wrong turns.
 
-    `calls` is the share of turns whose calls are right, `calls_named` of those that call the right functions, whatever
-    the arguments; `calls_expected` is `calls` of the turns in which the record calls, absent where there are none.
+    `calls` is the fraction of turns whose calls are right, `calls_named` of those that call the right functions with
+    any arguments, `calls_expected` is `calls` over the turns in which the record has calls; absent without such turns.
     """
     read = [read_calls(text, turn.tools) for turn, text in zip(turns, texts, strict=True)]
     right = [same_calls(calls, turn.answer.tool_calls) for turn, (_, calls) in zip(turns, read, strict=True)]
     named = [_names(calls) == _names(turn.answer.tool_calls) for turn, (_, calls) in zip(turns, read, strict=True)]
     expected = [is_right for turn, is_right in zip(turns, right, strict=True) if turn.answer.tool_calls]
-    figures = {"calls": sum(right) / len(turns), "calls_named": sum(named) / len(turns)}
+    metrics = {"calls": sum(right) / len(turns), "calls_named": sum(named) / len(turns)}
     if expected:
-        figures["calls_expected"] = sum(expected) / len(expected)
+        metrics["calls_expected"] = sum(expected) / len(expected)
     wrong = [
         {
             "message": _shown(turn.asked),
@@ -94,35 +94,26 @@ def call_figures(turns: Sequence[CallTurn], texts: Sequence[str]) -> tuple[dict[
         for turn, (rest, calls), is_right in zip(turns, read, right, strict=True)
         if not is_right
     ]
-    return figures, {"tables": {"Wrong calls": wrong[:_LISTED]}} if wrong else {}
+    return metrics, {"tables": {"Wrong calls": wrong[:_TABLE_ROWS]}} if wrong else {}
 
 
-def same_calls(calls: Sequence[ToolCall], expected: Sequence[ToolCall]) -> bool:
-    """Whether both have the same functions with the same arguments, in any order."""
-    left = list(expected)
-    for call in calls:
-        equal = (place for place, other in enumerate(left) if _is_same_call(call, other))
-        place = next(equal, None)
-        if place is None:
-            return False
-        del left[place]
-    return not left
-
-
-def _is_same_call(one: ToolCall, other: ToolCall) -> bool:
+def same_calls(calls: Iterable[ToolCall], expected: Iterable[ToolCall]) -> bool:
+    """True if both call the same functions with the same arguments, in any order."""
     try:
-        return one.name == other.name and _is_same(one.arguments, other.arguments)
-    except RecursionError:  # what a model nests without end is no argument of a record
+        return Counter(map(_canonical, calls)) == Counter(map(_canonical, expected))
+    except RecursionError:  # a model may nest without end, and no record does
         return False
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    """Whether two values of JSON are equal: 1 is 1.0, and neither is true."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_is_same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+def _canonical(call: ToolCall) -> tuple[str, str]:
+    """Return equal texts for equal arguments: 1 equals 1.0, and neither equals true."""
+    arguments = json.loads(json.dumps(call.arguments), parse_float=_number)
+    return call.name, json.dumps(arguments, sort_keys=True)
+
+
+def _number(text: str) -> int | float:
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 def _names(calls: Iterable[ToolCall]) -> Counter[str]:
@@ -143,6 +134,5 @@ def _calls_or_text(calls: Sequence[ToolCall], text: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """The beginning of a text in a line of a table."""
     line = " ".join(text.split())
-    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 1]}…"
+    return line if len(line) <= _TABLE_WIDTH else f"{line[: _TABLE_WIDTH - 1]}…"

@@ -15,9 +15,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from artel.text.calls.objects import calls_of, names_of_tools
-from artel.text.calls.reader import read_calls
 from artel.text.records import BadRecord, Message, ToolCall, Tools
+from artel.text.tool_calls import parse_calls, read_calls, tool_names
 
 _TOOLS_FIELDS = ("tools", "functions")
 _DECODER = json.JSONDecoder()
@@ -166,14 +165,14 @@ def turn_calls(turn: dict[str, Any], where: str) -> tuple[ToolCall, ...]:
     """Return the calls in `tool_calls` or `function_call` of a turn. Raises BadRecord."""
     value = turn.get("tool_calls") or turn.get("function_call") or []
     try:
-        return calls_of(value)
+        return parse_calls(value)
     except BadRecord as error:
         raise BadRecord(error.reason, f"{where}: {error.detail}") from None
 
 
 def check_names(messages: Iterable[Message], tools: Tools) -> None:
     """Raise BadRecord for a call of a function that the row does not list, except in turns that are not learned."""
-    names = names_of_tools(tools)
+    names = tool_names(tools)
     for number, message in enumerate(messages, 1):
         for call in message.tool_calls:
             if call.name not in names and message.trained is not False:

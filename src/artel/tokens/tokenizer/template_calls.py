@@ -1,7 +1,7 @@
-"""What a chat template writes around the names and arguments of calls. Found out by trying.
+"""How a chat template writes tool calls: the texts around their names and arguments, found by rendering trial calls.
 
-A call is forced in the form in which the model has seen calls, which is the one its template writes. The template
-renders a call with a name and arguments that occur nowhere else; what stands between them is the form.
+A forced call must have the form that the model has learned, which is the one its template writes. The names and
+arguments of the trials occur nowhere else in a prompt, so what stands between them is the form.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from artel.tokens.tokenizer.tokenizer import Tokenizer
 
 NUMBER = "\0"
 """Stands for any number in the texts of a form."""
-_ASKED = "triedquestion"
 _CLOSING_TAG = re.compile(r"\s*</\w+>")
+_OPENING_TAG = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentTags:
-    """The texts around arguments that stand in tags of their own, as Qwen3-Coder and GLM write them."""
+    """The texts around arguments that have a tag each, as Qwen3-Coder and GLM write them."""
 
     none: str
     """From the name to the end of a call without arguments."""
@@ -39,7 +39,7 @@ class ArgumentTags:
 
     @property
     def value_end(self) -> str:
-        """What ends a value, up to the closing tag: `\\n</parameter>`."""
+        """The end of a value, up to the closing tag: `\\n</parameter>`."""
         match = _CLOSING_TAG.match(self.last)
         assert match is not None
         return match[0]
@@ -59,45 +59,61 @@ class CallForm:
     """After the last arguments; empty if there are `tags`."""
     tags: ArgumentTags | None = None
 
+    @property
+    def opens_after_text(self) -> str:
+        """Before the first name, if the answer has text before its calls."""
+        return self.opens.rpartition("</think>")[2].lstrip()  # a forced call first closes the thought
+
+    @property
+    def mark(self) -> str:
+        """The tag that opens calls and nothing else, as `<tool_call>` or `[TOOL_CALLS]`; empty if there is none.
+
+        Llama 4's `<|python_start|>` may also open code, and may be left out; gpt-oss writes its header in two ways;
+        GigaChat 3's `<|message_sep|>` also ends an answer without calls.
+        """
+        tag = _OPENING_TAG.match(self.opens_after_text)
+        return tag[0] if tag is not None and "call" in tag[0].lower() else ""
+
 
 def call_form(tokenizer: Tokenizer, template: str, style: ToolStyle, end: TurnEnd) -> CallForm | None:
-    """The form in which a template writes calls; None if it is none that can be forced.
+    """Return the form in which a template writes calls; None if it cannot be forced.
 
-    `end` is what ends an answer. Forms with the arguments in JSON, or each in a tag of its own, can be forced.
+    `end` is what ends an answer. The arguments must be JSON, or each have a tag.
     """
-    trial = _Trial(tokenizer, template, style, end)
-    one = trial.answer(ToolCall("triedname", {"triedkey": "triedvalue"}))
-    if one is None or one.count("triedname") != 1:
+    trials = _Trials(tokenizer, template, style, end)
+    one = trials.answer(_FIRST)
+    if one is None or one.count(_FIRST.name) != 1:
         return None
-    form = _in_json(one, trial) or _in_tags(one, trial)
-    if form is None or trial.end_at(form.opens + form.named) is not None:
-        return None
-    return form
+    form = _json_form(one, trials) or _tag_form(one, trials)
+    return None if form is None or trials.end_at(form.opens + form.named) is not None else form
 
 
-class _Trial:
+_FIRST = ToolCall("triedname", {"triedkey": "triedvalue"})
+_SECOND = ToolCall("laidname", {"laidkey": "laid"})
+
+
+class _Trials:
     """Renders answers that are calls."""
 
     def __init__(self, tokenizer: Tokenizer, template: str, style: ToolStyle, end: TurnEnd) -> None:
         self._tokenizer, self._template, self._style = tokenizer, template, style
         texts = [text for text, number in added_tokens(tokenizer).items() if number in end.ids]
         self._ends = [*texts, *end.texts]
-        self.ids: list[str] = []
-        """The ids that the calls of the last answer were given."""
+        self._call_ids: list[str] = []  # of the last answer
 
     def answer(self, *calls: ToolCall) -> str | None:
-        """What the model would write to call so, up to the end of its turn; None if the template refuses."""
-        named = {call.name: _tool(call) for call in calls}
-        messages = self._style.linked([Message("user", _ASKED), Message("assistant", "", tool_calls=calls)])
-        self.ids = [call.id for call in messages[1].tool_calls]
+        """Return what the model would write to make these calls, without its end; None if the template refuses."""
+        tools = [_tool(call) for call in calls]
+        messages = self._style.linked([Message("user", "triedquestion"), Message("assistant", "", tool_calls=calls)])
+        self._call_ids = [call.id for call in messages[1].tool_calls]
         try:
-            prompt = self._render(messages[:1], list(named.values()), True)
-            whole = self._render(messages, list(named.values()), False)
+            prompt, whole = self._render(messages[:1], tools, True), self._render(messages, tools, False)
         except TemplateRefuses:
             return None
         begin = _answer_begin(prompt, whole)
         answer = whole[begin:]
-        last = max(answer.rfind(text) for call in calls for text in (call.name, *_words(call.arguments)))
+        words = [word for call in calls for word in (call.name, *call.arguments, *call.arguments.values())]
+        last = max(map(answer.rfind, words))
         end = self.end_at(answer[last:])
         answer = answer[: None if end is None else last + end]
         # The prompt opens a thought, which the answer closes at once (DeepSeek R1).
@@ -105,12 +121,12 @@ class _Trial:
         return f"\n</think>\n\n{answer.lstrip()}" if opens_thought else answer
 
     def end_at(self, text: str) -> int | None:
-        """Where a turn ends in a text."""
+        """Return the position where a turn ends in a text."""
         return min((at for end in self._ends if (at := text.find(end)) >= 0), default=None)
 
     def without_ids(self, text: str) -> str:
-        """The text without ids that models do not write (Mistral), and with any number in those with the name."""
-        for identity in self.ids if self._style.ids == "nine" else ():
+        """Remove ids that models do not write (Mistral), and put NUMBER into those that contain the name."""
+        for identity in self._call_ids if self._style.ids == "nine" else ():
             text = re.sub(rf',\s*"id":\s*"{identity}"|\[CALL_ID\]{identity}', "", text)
         return re.sub(r"^:\d+", f":{NUMBER}", text) if self._style.ids == "named" else text
 
@@ -120,7 +136,7 @@ class _Trial:
 
 
 def _answer_begin(prompt: str, whole: str) -> int:
-    """Where the answer begins in a conversation that should begin as the prompt does; marks stay whole."""
+    """Return where the answer begins, not inside a mark, even if the conversation does not begin with the prompt."""
     if whole.startswith(prompt):
         return len(prompt)
     common = next(at for at, sign in enumerate(prompt) if whole[at : at + 1] != sign)
@@ -133,49 +149,42 @@ def _tool(call: ToolCall) -> dict[str, Any]:
     return {"type": "function", "function": {"name": call.name, "description": "tried", "parameters": parameters}}
 
 
-def _words(arguments: dict[str, Any]) -> list[str]:
-    return [*arguments, *arguments.values()]
-
-
-def _in_json(one: str, trial: _Trial) -> CallForm | None:
-    """The form of calls whose arguments are an object of JSON after the name."""
-    first = _parted(one, "triedname", "triedkey")
-    if first is None:
+def _json_form(one: str, trials: _Trials) -> CallForm | None:
+    """Return the form if arguments are a JSON object after the name."""
+    parts = _split_at_call(one, _FIRST)
+    if parts is None:
         return None
-    opens, named, closes = (trial.without_ids(text) for text in first)
-    return CallForm(opens, named, _between(opens, named, closes, trial), closes)
+    opens, named, closes = map(trials.without_ids, parts)
+    between = None  # stays so if the template writes two calls differently, or refuses them
+    two = trials.answer(_FIRST, _SECOND)
+    first = None if two is None else _split_at_call(two, _FIRST)
+    second = None if first is None else _split_at_call(first[2], _SECOND)
+    if first and second and [*map(trials.without_ids, (*first[:2], *second[1:]))] == [opens, named, named, closes]:
+        between = trials.without_ids(second[0])
+    return CallForm(opens, named, between, closes)
 
 
-def _between(opens: str, named: str, closes: str, trial: _Trial) -> str | None:
-    """What stands between two calls in JSON; None if the template writes them otherwise, or one alone."""
-    two = trial.answer(ToolCall("triedname", {"triedkey": "triedvalue"}), ToolCall("laidname", {"laidkey": "laid"}))
-    first = None if two is None else _parted(two, "triedname", "triedkey")
-    second = None if first is None else _parted(first[2], "laidname", "laidkey")
-    if first is None or second is None:
-        return None
-    alike = [trial.without_ids(text) for text in (*first[:2], *second[1:])] == [opens, named, named, closes]
-    return trial.without_ids(second[0]) if alike else None
-
-
-def _parted(text: str, name: str, key: str) -> tuple[str, str, str] | None:
-    """(before the name, between it and the arguments, after them)."""
-    match = re.search(rf'{name}([^{{]*?)\{{\s*"{key}"\s*:\s*"\w+"\s*\}}', text, re.DOTALL)
+def _split_at_call(text: str, call: ToolCall) -> tuple[str, str, str] | None:
+    """Return (before the name, between it and the arguments, after them)."""
+    (key,) = call.arguments
+    match = re.search(rf'{call.name}([^{{]*?)\{{\s*"{key}"\s*:\s*"\w+"\s*\}}', text, re.DOTALL)
     return None if match is None else (text[: match.start()], match[1], text[match.end() :])
 
 
-def _in_tags(one: str, trial: _Trial) -> CallForm | None:
-    """The form of calls whose arguments stand in a tag each."""
+def _tag_form(one: str, trials: _Trials) -> CallForm | None:
+    """Return the form if each argument has a tag."""
     opens, _, after = one.partition("triedname")
     first, _, after = after.partition("triedkey")
     value, _, last = after.partition("triedvalue")
-    empty = trial.answer(ToolCall("triedname", {}))
-    more = trial.answer(ToolCall("triedname", {"triedkey": "triedvalue", "laidkey": "laid"}))
+    empty = trials.answer(ToolCall(_FIRST.name, {}))
+    more = trials.answer(ToolCall(_FIRST.name, _FIRST.arguments | _SECOND.arguments))
     if empty is None or more is None or not _CLOSING_TAG.match(last) or value.strip() in ("", ":", "="):
         return None
-    following = more.removeprefix(opens + "triedname" + first + "triedkey" + value + "triedvalue")
-    tags = ArgumentTags(empty.removeprefix(opens + "triedname"), first, value, following.partition("laidkey")[0], last)
-    if more != f"{opens}triedname{first}triedkey{value}triedvalue{tags.next}laidkey{value}laid{last}":
+    begin = f"{opens}triedname{first}triedkey{value}triedvalue"
+    following = more.removeprefix(begin).partition("laidkey")[0]
+    if more != f"{begin}{following}laidkey{value}laid{last}":
         return None
-    two = trial.answer(ToolCall("triedname", {"triedkey": "triedvalue"}), ToolCall("laidname", {"laidkey": "laid"}))
+    tags = ArgumentTags(empty.removeprefix(opens + "triedname"), first, value, following, last)
+    two = trials.answer(_FIRST, _SECOND)
     between = two.removeprefix(one).partition("laidname")[0] if two is not None and two.startswith(one) else None
     return CallForm(opens, "", between, "", tags)

@@ -1,0 +1,290 @@
+"""Tool calls of chat completions: what a request demands, the grammar that enforces it, and the deltas of a stream."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from artel.inference.serve.call_grammars import CannotForce, optional_calls_grammar, required_calls_grammar
+from artel.inference.serve.chat_prompt import chat_tools
+from artel.inference.serve.errors import ApiError
+from artel.inference.serve.schema import AllowedToolChoice, ChatRequest, NamedTool
+from artel.inference.serve.served import ServedModel
+from artel.text import Tools
+from artel.text.tool_calls import CallReader, partial_match
+from artel.tokens.tokenizer.template_calls import NUMBER, CallForm
+
+# What a request demands
+
+
+@dataclass(frozen=True, slots=True)
+class ConstrainedCalls:
+    """Calls that a grammar constrains to the form of the model's template."""
+
+    make_matcher: Callable[[], Any]
+    """Makes the matcher of one answer."""
+    reader: Callable[[], CallDeltas]
+    must_call: bool
+    """True if the answer is calls only, without text."""
+    mark: str
+    """The text after which the answer is calls; empty if all of it is."""
+
+
+def constrain_calls(served: ServedModel, body: ChatRequest, answer: dict[str, Any] | None) -> ConstrainedCalls | None:
+    """Return how calls are constrained; None if the model calls freely, or not at all. Raise ApiError.
+
+    If the calls of `strict` functions cannot be constrained, they are free, and the server logs that once: clients send
+    `strict` without asking whether the model supports it. What `tool_choice` demands is refused in that case.
+
+    A function given by name is called once; `required` allows several calls, as in OpenAI's API. `answer` is the schema
+    of an answer without calls, if the request has one.
+    """
+    must_call, names = _tool_choice(body)
+    tools = chat_tools(body)
+    if unknown := sorted((names or set()) - {tool["function"]["name"] for tool in tools}):
+        raise ApiError(400, f"tools has no function {unknown[0][:100]!r}: there is nothing to call", "tool_choice")
+    tools = tuple(tool for tool in tools if names is None or tool["function"]["name"] in names)
+    if must_call and not tools:
+        raise ApiError(400, "tools names none: there is nothing to call", "tool_choice")
+    strict = any(tool["function"].get("strict") for tool in tools)
+    # A schema constrains an answer from its first token on, so the grammar has to allow calls there.
+    if not (must_call or names or strict or (answer is not None and tools)):
+        return None
+    try:
+        return _constrained(served, body, tools, must_call, answer)
+    except CannotForce as reason:
+        refusal = ApiError(400, f"a call cannot be forced of {reason}", "tools")
+    except ApiError as error:
+        refusal = error
+    if must_call or names:
+        raise refusal
+    what = "strict is not kept" if strict else "with response_format no function is called"
+    served.say_once(f"{what}: {refusal}")
+    return None
+
+
+def _constrained(
+    served: ServedModel, body: ChatRequest, tools: Tools, must_call: bool, answer: dict[str, Any] | None
+) -> ConstrainedCalls:
+    """Raise CannotForce or ApiError if calls cannot be constrained."""
+    form, tokenizer = served.call_form, served.opened.tokenizer
+    if form is None:
+        what = "calls cannot be forced in the form in which this model's chat template writes them"
+        fix = f"write auto{' or none' if must_call else ', and in tools those alone that may be called'}"
+        raise ApiError(400, f"{what}: {fix}", "tool_choice")
+    if not (must_call or form.mark):
+        what = "this model may call without a mark before it: write auto, and in tools those alone that may be called"
+        raise ApiError(400, what, "tool_choice")
+    several = not isinstance(body.tool_choice, NamedTool) and body.parallel_tool_calls is not False
+    if must_call:
+        matcher = served.grammars.lark_matcher(required_calls_grammar(form, tools, tokenizer, several=several), "tools")
+        return ConstrainedCalls(matcher, lambda: required_calls(form, tools), True, "")
+    grammar = optional_calls_grammar(form, tools, tokenizer, served.turn_end.ids, several=several, answer=answer)
+    matcher, no_text = served.grammars.lark_matcher(grammar, "tools"), answer is not None
+    return ConstrainedCalls(matcher, lambda: optional_calls(form, tools, no_text=no_text), False, form.mark)
+
+
+def _tool_choice(body: ChatRequest) -> tuple[bool, set[str] | None]:
+    """Return (True if the answer must be calls, names of the allowed functions; None for all)."""
+    choice = body.tool_choice
+    if isinstance(choice, NamedTool):
+        return True, {choice.function.name}
+    if isinstance(choice, AllowedToolChoice):
+        allowed = choice.allowed_tools
+        return allowed.mode == "required", {tool.function.name for tool in allowed.tools}
+    return choice == "required", None
+
+
+# Reading
+
+
+class CallDeltas(ABC):
+    """Takes the text of an answer chunk by chunk, and collects its calls as deltas of OpenAI's API."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Calls that have begun."""
+        self._deltas: list[dict[str, Any]] = []
+
+    @abstractmethod
+    def add(self, text: str) -> str:
+        """Return the text that is certainly not part of a call."""
+
+    def rest(self) -> str:
+        """Return the text still pending at the end."""
+        return ""
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return the deltas since the last time: beginnings of calls, and more of their arguments."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    @property
+    def is_full(self) -> bool:
+        """True if the answer ends here, since it may have no more calls."""
+        return False
+
+    def _begin(self, name: str, arguments: str) -> None:
+        call = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
+        self._deltas.append({"index": self.count, **call, "function": {"name": name, "arguments": arguments}})
+        self.count += 1
+
+
+def merge_deltas(deltas: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return complete calls."""
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        if delta["index"] == len(calls):
+            calls.append({"id": delta["id"], "type": delta["type"], "function": dict(delta["function"])})
+        else:
+            calls[-1]["function"]["arguments"] += delta["function"]["arguments"]
+    return calls
+
+
+class FreeCalls(CallDeltas):
+    """Reads calls without a grammar; text that may become a call is pending."""
+
+    def __init__(self, tools: Tools, limit: int | None = None, *, drop_text: bool = False) -> None:
+        """Leave out calls beyond `limit`."""
+        super().__init__()
+        self._reader, self._limit, self._drop_text = CallReader(tools), limit, drop_text
+
+    def add(self, text: str) -> str:
+        return self._take_calls(self._reader.add(text))
+
+    def rest(self) -> str:
+        return self._take_calls(self._reader.rest())
+
+    @property
+    def is_full(self) -> bool:
+        return self.count == self._limit or self._reader.is_over
+
+    def _take_calls(self, text: str) -> str:
+        for call in self._reader.calls[self.count : self._limit]:
+            arguments = json.dumps(call.arguments, ensure_ascii=False)
+            self._begin(call.name, arguments.encode(errors="backslashreplace").decode())  # half a character is no text
+        return "" if self._drop_text else text
+
+
+def required_calls(form: CallForm, tools: Tools) -> CallDeltas:
+    """Return a reader of answers that follow `required_calls_grammar`."""
+    return _JsonCalls(form, tools) if form.tags is None else FreeCalls(tools, drop_text=True)
+
+
+class _JsonCalls(CallDeltas):
+    """Reads calls with arguments in JSON, which it passes on as they come. The answer has no text."""
+
+    def __init__(self, form: CallForm, tools: Tools) -> None:
+        super().__init__()
+        names = "|".join(re.escape(tool["function"]["name"]) for tool in tools)
+        self._first, self._next = (
+            re.compile(rf"{_any_whitespace(before)}(?P<name>{names}){_any_whitespace(form.named)}(?=\{{)", re.DOTALL)
+            for before in (form.opens, form.between or "")
+        )
+        self._pending = ""
+        self._arguments: _ObjectEnd | None = None
+
+    def add(self, text: str) -> str:
+        self._pending += text
+        while self._pending:
+            if self._arguments is None:
+                match = (self._next if self.count else self._first).match(self._pending)
+                if match is None:
+                    break
+                self._pending = self._pending[match.end() :]
+                self._arguments = _ObjectEnd()
+                self._begin(match["name"], "")
+            end = self._arguments.find(self._pending)
+            arguments, self._pending = self._pending[:end], "" if end is None else self._pending[end:]
+            if arguments:
+                self._deltas.append({"index": self.count - 1, "function": {"arguments": arguments}})
+            if end is not None:
+                self._arguments = None
+        return ""
+
+
+def _any_whitespace(text: str) -> str:
+    """Return a pattern of a form's text, with whatever whitespace a tokenizer decodes."""
+    pattern = r"\s*".join(re.escape(word) for word in ("", *text.split(), ""))
+    return pattern.replace(re.escape(NUMBER), "[0-9]+")
+
+
+class _ObjectEnd:
+    """Finds the end of a JSON object that comes chunk by chunk."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = self._escaped = False
+
+    def find(self, chunk: str) -> int | None:
+        """Return the end of the object in the chunk, exclusive; None if it does not end there."""
+        for at, sign in enumerate(chunk):
+            if self._in_string:
+                self._in_string = self._escaped or sign != '"'
+                self._escaped = sign == "\\" and not self._escaped
+            elif sign == '"':
+                self._in_string = True
+            elif sign in "{[":
+                self._depth += 1
+            elif sign in "]}":
+                self._depth -= 1
+                if not self._depth:
+                    return at + 1
+        return None
+
+
+def optional_calls(form: CallForm, tools: Tools, *, no_text: bool = False) -> CallDeltas:
+    """Return a reader of answers that follow `optional_calls_grammar`.
+
+    `no_text`: an answer with calls begins with them, and any other is JSON, which may mention the mark.
+    """
+    return _CallsAfterText(form.mark, required_calls(replace(form, opens=form.opens_after_text), tools), no_text)
+
+
+class _CallsAfterText(CallDeltas):
+    """Returns the text before the mark, and passes the rest on to a reader of calls."""
+
+    def __init__(self, mark: str, calls: CallDeltas, no_text: bool) -> None:
+        super().__init__()
+        self._mark, self._calls, self._no_text = mark, calls, no_text
+        self._pending = ""
+        self._in_calls = self._in_text = False
+
+    def add(self, text: str) -> str:
+        if self._in_calls:
+            self._calls.add(text)
+            self.count = self._calls.count
+            return ""
+        self._pending += text
+        before, calls = self._split()
+        if calls:
+            self._pending, self._in_calls = "", True
+            return before + self.add(calls)
+        self._pending = self._pending[len(before) :]
+        return before
+
+    def rest(self) -> str:
+        pending, self._pending = self._pending, ""
+        return pending
+
+    def take(self) -> list[dict[str, Any]]:
+        return self._calls.take()
+
+    def _split(self) -> tuple[str, str]:
+        """Return (what is certainly text, calls). What may become a mark is neither."""
+        pending, mark = self._pending, self._mark
+        if self._no_text:
+            begun = pending.lstrip()
+            self._in_text = self._in_text or not mark.startswith(begun[: len(mark)])
+            if self._in_text:
+                return pending, ""
+            return "", begun if begun.startswith(mark) else ""
+        before, found, after = pending.partition(mark)
+        if found:
+            return before, found + after
+        return pending[: len(pending) - partial_match(pending, mark)], ""

@@ -1,1 +1,0 @@
-"""Calls of tools in texts, as models write them and data sets have them: read back into names and arguments."""

@@ -1,0 +1,408 @@
+"""Tool calls in text, as models write them and data sets store them: parsed into names and arguments.
+
+    <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>                                Hermes, Qwen, SmolLM3
+    <tool_call><function=f><parameter=a>1</parameter></function></tool_call>                   Qwen3-Coder, Qwen3.5
+    <tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>                       GLM-4.5
+    <TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>                                Nemotron, When2Call
+    [TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]   [TOOL_CALLS]f[ARGS]{"a": 1}           Mistral
+    <|python_tag|>{"name": "f", "parameters": {"a": 1}}                                        Llama 3
+    <|python_start|>I look.<|python_end|>{"name": "f", "parameters": {"a": 1}}                 Llama 4
+    <|python_start|>[f(a=1)]<|python_end|>                                                     Llama 4
+    <|tool_call|>[{"name": "f", "arguments": {"a": 1}}]                                        Granite 3
+    <|tool_call>call:f{a:1,b:<|"|>c<|"|>}<tool_call|>                                          Gemma 4
+    <|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>      Kimi K2, in a section
+    <|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>          gpt-oss
+    <｜tool▁call▁begin｜>function<｜tool▁sep｜>f … ```json {"a": 1} ```<｜tool▁call▁end｜>       DeepSeek, in a section
+    <|message_sep|>function call<|role_sep|>{"name": "f", "arguments": {"a": 1}}               GigaChat 3
+    <|function_call|>{"name": "f", "arguments": {"a": 1}}                                      GigaChat 3.1
+    {"name": "f", "parameters": {"a": 1}}   [f(a=1)]                                           Llama 3 and 4, ToolACE
+
+The last line has no mark: a text is a call if all of it calls tools that were offered. A malformed call stays text.
+
+transformers' `parse_response` does less: it needs a `response_template` for each tokenizer, which few ship and data
+sets lack, raises ValueError at a malformed call, and knows neither calls without a mark nor Python literals (Hermes).
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from artel.text.records import BadRecord, ToolCall, Tools
+
+_DECODER = json.JSONDecoder()
+_FIX_CALL = 'write {"name": "FUNCTION", "arguments": {…}}'
+_PARSE_ERRORS = (BadRecord, ValueError, SyntaxError, RecursionError)
+
+
+# Calls as JSON objects
+
+
+def parse_call(value: Any) -> ToolCall:
+    """Return the call in an object: {"name", "arguments"}, or OpenAI's {"function": {…}}. Raise BadRecord."""
+    function = value.get("function") if isinstance(value, dict) and isinstance(value.get("function"), dict) else value
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"].strip():
+        raise BadRecord("bad_tool_call", f"{repr(value)[:80]} is no call of a tool; {_FIX_CALL}")
+    arguments, name, identity = function.get("arguments", function.get("parameters")), function["name"], value.get("id")
+    fix = 'write {"NAME": VALUE}'
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError) as error:
+            raise BadRecord("bad_arguments", f"the arguments of {name} are no JSON: {error}; {fix}") from None
+    if not isinstance(arguments, dict | None):
+        raise BadRecord("bad_arguments", f"the arguments of {name} are {repr(arguments)[:80]}; {fix}")
+    return ToolCall(name.strip(), arguments or {}, identity if isinstance(identity, str) else "")
+
+
+def parse_calls(value: Any) -> tuple[ToolCall, ...]:
+    """Return the calls in an object, a list of objects, or the JSON of either. Raise BadRecord."""
+    if isinstance(value, str):
+        try:
+            value = _json_or_literal(value)
+        except ValueError as error:
+            raise BadRecord("bad_tool_call", f"the call {repr(value)[:80]} is no JSON: {error}; {_FIX_CALL}") from None
+    return tuple(parse_call(item) for item in (value if isinstance(value, list) else [value]))
+
+
+def _json_or_literal(text: str) -> Any:
+    """Parse JSON, or a Python literal, which some data sets have in its place. Raise ValueError with JSON's error."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError as error:
+        try:
+            return json.loads(json.dumps(ast.literal_eval(text.strip())))  # JSON has no sets, and lists for tuples
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            raise ValueError(str(error)) from None
+
+
+def tool_names(tools: Tools) -> list[str]:
+    return [tool["function"]["name"] for tool in tools if isinstance(tool.get("function"), dict)]
+
+
+# Calls between marks. Each parser takes the text between them, and raises one of _PARSE_ERRORS.
+
+
+def _json_calls(text: str, tools: Tools) -> list[ToolCall]:
+    return list(parse_calls(text))
+
+
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)(?:</function>)?\s*", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+
+
+def _tool_call_tag(text: str, tools: Tools) -> list[ToolCall]:
+    """Parse `<tool_call>`, which three families fill differently."""
+    if "<function=" in text:
+        match = _FUNCTION.fullmatch(text)
+        if match is None:
+            raise ValueError("malformed function tag")
+        name, arguments = match[1].strip(), _PARAMETER.findall(match[2])
+    elif "<arg_key>" in text or not text.lstrip().startswith(("{", "[")):
+        name = text.partition("<arg_key>")[0].strip()
+        if not name or re.search(r"\s", name):
+            raise ValueError("no function name")
+        arguments = [(key.strip(), value) for key, value in _ARGUMENT.findall(text)]
+    else:
+        return _json_calls(text, tools)
+    types = _parameter_types(name, tools)
+    return [ToolCall(name, {key: _unquoted_value(value, types.get(key)) for key, value in arguments})]
+
+
+def _parameter_types(name: str, tools: Tools) -> dict[str, Any]:
+    for tool in tools:
+        function = tool.get("function")
+        if isinstance(function, dict) and function.get("name") == name:
+            parameters = function.get("parameters")
+            properties = parameters.get("properties") if isinstance(parameters, dict) else None
+            if isinstance(properties, dict):
+                return {key: value.get("type") for key, value in properties.items() if isinstance(value, dict)}
+    return {}
+
+
+def _unquoted_value(text: str, declared_type: Any) -> Any:
+    """Return the text itself if the parameter is a string, else parse it as JSON."""
+    if declared_type == "string":
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return {"True": True, "False": False, "None": None}.get(text.strip(), text)
+
+
+_MISTRAL = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
+
+
+def _mistral(text: str, tools: Tools) -> list[ToolCall]:
+    if text.lstrip().startswith(("[{", "{")):
+        value, _ = _DECODER.raw_decode(text.lstrip())
+        return list(parse_calls(value))
+    calls: list[ToolCall] = []
+    at = 0
+    while (match := _MISTRAL.match(text, at)) is not None:
+        arguments, at = _DECODER.raw_decode(text, match.end())
+        calls.append(parse_call({"name": match[1], "arguments": arguments}))
+    if text[at:].strip():
+        raise ValueError("text after a call")
+    return _not_empty(calls)
+
+
+def _not_empty(calls: list[ToolCall]) -> list[ToolCall]:
+    if not calls:
+        raise ValueError("no call")
+    return calls
+
+
+def _llama(text: str, tools: Tools) -> list[ToolCall]:
+    """Parse JSON objects one after another, with or without `;` between them."""
+    calls: list[ToolCall] = []
+    separators = " \t\r\n;,"
+    rest = text.strip(separators)
+    while rest:
+        value, at = _DECODER.raw_decode(rest)
+        calls += parse_calls(value)
+        rest = rest[at:].lstrip(separators)
+    return _not_empty(calls)
+
+
+def _llama_4(text: str, tools: Tools) -> list[ToolCall]:
+    """Parse calls after the end of the block, if the template wrote text inside it, or inside the block."""
+    inside, _, after = text.partition("<|python_end|>")
+    body = (after if after.strip() else inside).strip()
+    try:
+        return _llama(body, tools)
+    except (BadRecord, ValueError):
+        return _pythonic(body, tools)
+
+
+def _llama_4_text(text: str) -> str:
+    inside, _, after = text.partition("<|python_end|>")
+    return inside if after.strip() else ""
+
+
+def _gigachat(text: str, tools: Tools) -> list[ToolCall]:
+    """Parse the call after `<|message_sep|>`. No text after it: the mark only ended the message."""
+    header, found, call = text.partition("<|role_sep|>")
+    if text.strip() and (header.strip() != "function call" or not found):
+        raise ValueError("no call")
+    return list(parse_calls(call)) if found else []
+
+
+def _matches(pattern: str) -> Callable[[str, Tools], list[ToolCall]]:
+    """Return a parser of calls that match a pattern with the groups name, arguments and, if calls have one, id."""
+    compiled = re.compile(pattern, re.DOTALL)
+    return lambda text, tools: _not_empty([parse_call(found.groupdict()) for found in compiled.finditer(text)])
+
+
+_DEEPSEEK = _matches(
+    r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?P<name>.+?)(?:<｜tool▁sep｜>|\n```json\n)"
+    r"(?P<arguments>.*?)(?:\n```)?<｜tool▁call▁end｜>"
+)
+_GPT_OSS = _matches(
+    r"\A\s*(?P<name>[\w.-]+)(?:<\|channel\|>commentary)?\s*(?:<\|constrain\|>)?\s*(?:json)?<\|message\|>"
+    r"(?P<arguments>.*)"
+)
+# The id contains the name: functions.f:0. Arguments end before the next call, or each end would be searched again.
+_KIMI = _matches(
+    r"<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?(?P<name>[^\s<]+?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>"
+    r"(?P<arguments>(?:(?!<\|tool_call_begin\|>).)*?)<\|tool_call_end\|>"
+)
+_GEMMA_CALL = re.compile(r"\s*call:([\w.-]+)(\{.*\})\s*", re.DOTALL)
+_GEMMA_STRING_OR_KEY = re.compile(r'<\|"\|>(.*?)<\|"\|>|([\w.-]+)(?=:)', re.DOTALL)
+
+
+def _gemma(text: str, tools: Tools) -> list[ToolCall]:
+    """Parse JSON with bare keys, and `<|"|>` around strings."""
+    match = _GEMMA_CALL.fullmatch(text)
+    if match is None:
+        raise ValueError("no call")
+    quoted = _GEMMA_STRING_OR_KEY.sub(lambda found: json.dumps(found[1] if found[2] is None else found[2]), match[2])
+    return [parse_call({"name": match[1], "arguments": quoted})]
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """Calls between two marks."""
+
+    opens: str
+    closes: str
+    """Empty if the calls extend to the end of the text."""
+    parse: Callable[[str, Tools], list[ToolCall]]
+    text_of: Callable[[str], str] = lambda body: ""
+    """The part between the marks that is not calls but text."""
+    ends_turn: bool = False
+    """True if nothing of the turn follows the closing mark."""
+
+
+_FORMATS = (
+    _Format("<tool_call>", "</tool_call>", _tool_call_tag),
+    _Format("<TOOLCALL>", "</TOOLCALL>", _json_calls),
+    _Format("[TOOL_CALLS]", "", _mistral),
+    _Format("<|python_tag|>", "", _llama),
+    _Format("<|python_start|>", "", _llama_4, _llama_4_text),
+    _Format("<|tool_call|>", "", _json_calls),
+    _Format("<|tool_call>", "<tool_call|>", _gemma),
+    _Format("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", _KIMI),
+    _Format("<|channel|>commentary to=functions.", "<|call|>", _GPT_OSS),
+    _Format(" to=functions.", "<|call|>", _GPT_OSS),
+    _Format("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", _DEEPSEEK),
+    _Format("<|message_sep|>", "<|message_sep|>", _gigachat, ends_turn=True),
+    _Format("<|function_call|>", "<|message_sep|>", _json_calls, ends_turn=True),
+)
+
+
+# Calls without a mark
+
+
+def _unmarked_calls(text: str, tools: Tools) -> list[ToolCall]:
+    """Return the calls that make up a whole text; empty if it calls others than `tools`."""
+    offered = set(tool_names(tools))
+    body = text.strip()
+    for parse in (_llama, _mistral, _pythonic) if offered and body else ():
+        try:
+            calls = parse(body, tools)
+        except _PARSE_ERRORS:
+            continue
+        if calls and all(call.name in offered for call in calls):
+            return calls
+    return []
+
+
+def _pythonic(text: str, tools: Tools) -> list[ToolCall]:
+    """Parse `[f(a=1), g()]`. Function names may contain spaces, and argument names may be Python keywords."""
+    if not text.startswith("[") or not text.endswith("]"):
+        raise ValueError("no list")
+    calls = []
+    for piece in _split_at_commas(text[1:-1]):
+        name, found, inside = piece.strip().partition("(")
+        if not found or not inside.endswith(")") or not name.strip():
+            raise ValueError("no call")
+        arguments = {}
+        for argument in _split_at_commas(inside[:-1]):
+            key, equals, value = argument.partition("=")
+            if not equals:
+                raise ValueError("an argument without a name")
+            arguments[key.strip()] = _json_or_literal(value)
+        calls.append(ToolCall(name.strip(), arguments))
+    return _not_empty(calls)
+
+
+def _split_at_commas(text: str) -> Iterator[str]:
+    """Split at the commas outside brackets and quotes."""
+    depth, quote, begin = 0, "", 0
+    has_equals = False  # in this piece: an apostrophe before it, in a name, is no quote
+    for match in re.finditer(r"""\\.|["'()\[\]{},=]""", text, re.DOTALL):
+        sign = match[0]
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "\"'" and (depth or has_equals):
+            quote = sign
+        elif sign in "([{":
+            depth += 1
+        elif sign in ")]}":
+            depth -= 1
+        elif sign == "," and not depth:
+            yield text[begin : match.start()]
+            begin, has_equals = match.end(), False
+        has_equals = has_equals or sign == "="
+    if text[begin:].strip():
+        yield text[begin:]
+
+
+# Reading
+
+
+def read_calls(text: str, tools: Tools = ()) -> tuple[str, tuple[ToolCall, ...]]:
+    """Return the text without its calls, and the calls. Calls without a mark count only if they are of `tools`."""
+    reader = CallReader(tools)
+    rest = reader.add(text) + reader.rest()
+    return (rest.strip() if reader.calls else text), tuple(reader.calls)
+
+
+@dataclass(slots=True)
+class CallReader:
+    """Reads a text chunk by chunk, and returns what is not a call as soon as that is certain."""
+
+    tools: Tools = ()
+    calls: list[ToolCall] = field(default_factory=list)
+    """Complete calls."""
+    is_over: bool = False
+    """True once calls have ended the turn. Later text is dropped."""
+    _pending: str = ""
+    _inside: _Format | None = None
+    _has_text: bool = False
+    """True once the text has begun with something other than a call."""
+
+    def add(self, text: str) -> str:
+        """Return the text that is certainly not part of a call."""
+        if self.is_over:
+            return ""
+        self._pending += text
+        if not self._has_text and self._inside is None:
+            if self._may_be_unmarked():
+                return ""
+            self._has_text = bool(self._pending.strip())
+        shown = ""
+        while True:
+            if self._inside is None:
+                found = [(at, item) for item in _FORMATS if (at := self._pending.find(item.opens)) >= 0]
+                if not found:
+                    break
+                at, self._inside = min(found, key=lambda pair: pair[0])
+                shown += self._pending[:at]
+                self._pending = self._pending[at + len(self._inside.opens) :]
+            closes = self._inside.closes
+            body, closed, after = self._pending.partition(closes) if closes else ("", "", "")
+            if not closed:
+                return shown
+            shown += self._close(body, closed)
+            self._pending = "" if self.is_over else after
+        size = len(self._pending) - max(partial_match(self._pending, item.opens) for item in _FORMATS)
+        shown += self._pending[:size]
+        self._pending = self._pending[size:]
+        return shown
+
+    def rest(self) -> str:
+        """Return the text still pending at the end. The last call may lack its closing mark."""
+        if self._inside is not None:
+            return self._close(self._pending, "")
+        if not self._has_text:
+            self.calls += (calls := _unmarked_calls(self._pending, self.tools))
+            if calls:
+                return ""
+            self._has_text = True
+            pending, self._pending = self._pending, ""
+            return self.add(pending) + self.rest()
+        return self._pending
+
+    def _close(self, body: str, closing: str) -> str:
+        """Take the calls of a body and return its text: all of it if the calls are malformed."""
+        item = self._inside
+        assert item is not None
+        self._inside = None
+        try:
+            self.calls += item.parse(body, self.tools)
+        except _PARSE_ERRORS:
+            return item.opens + body + closing
+        self.is_over = item.ends_turn and bool(closing)
+        return item.text_of(body)
+
+    def _may_be_unmarked(self) -> bool:
+        text = self._pending.lstrip()
+        if not self.tools or any(text.startswith(item.opens) for item in _FORMATS):
+            return False
+        return text[:1] in ("", "{", "[") or any(
+            name.startswith(text) or text.startswith(f"{name}{{") for name in tool_names(self.tools)
+        )
+
+
+def partial_match(text: str, mark: str) -> int:
+    """Return the number of characters at the end of a text that begin a mark."""
+    return max(size for size in range(len(mark)) if text.endswith(mark[:size]))
