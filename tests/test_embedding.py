@@ -14,7 +14,7 @@ from transformers import BertConfig
 import artel as api
 from artel.config import EmbeddingConfig, RunConfig, TokenizerTraining, load_run
 from artel.errors import InputError
-from artel.inference.search import paragraphs
+from artel.inference.retrieval import paragraphs
 from artel.objectives import objective_of
 from artel.objectives.embedding.embedding_objective import Embedding, usage
 from artel.objectives.embedding.losses import MatchKeys, Texts, loss_sum, match_keys

@@ -21,10 +21,9 @@ from transformers import (
 from artel.errors import InputError
 from artel.inference.engine import paged, slots
 from artel.inference.engine.base import EngineError, Generation
-from artel.inference.engine.make import make_engine
+from artel.inference.engine.make import SequentialEngine, make_engine
 from artel.inference.engine.paged import BatchingEngine
-from artel.inference.engine.sequential import SequentialEngine
-from artel.inference.engine.slot_model import CannotSlot, Part, SlotModel
+from artel.inference.engine.slot_model import CannotSlot, Chunk, SlotModel
 from artel.inference.engine.slots import SlotEngine
 from artel.models.cpu.build import library
 from artel.models.cpu.packed import pack, packable_bytes
@@ -235,10 +234,10 @@ def test_slots_that_memory_does_not_suffice_for_leave_the_cache_as_it_was(tokeni
     slot_model = SlotModel(model, CONTEXT)
     try:
         slot_model.resize([None, None], 16)
-        slot_model.logits([Part(number, 0, ids[:-1]) for number, ids in enumerate(texts)])
+        slot_model.logits([Chunk(number, 0, ids[:-1]) for number, ids in enumerate(texts)])
         with pytest.raises(RuntimeError):
             slot_model.resize([0, 1], 10**15)
-        given = slot_model.logits([Part(number, len(ids) - 1, ids[-1:]) for number, ids in enumerate(texts)])
+        given = slot_model.logits([Chunk(number, len(ids) - 1, ids[-1:]) for number, ids in enumerate(texts)])
     finally:
         slot_model.close()
     for row, ids in zip(given, texts, strict=True):

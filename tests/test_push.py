@@ -167,7 +167,8 @@ def test_weights_of_an_earlier_model_are_removed_and_other_files_stay(runs, hub)
             "onnx/model.safetensors": b"mine"}  # fmt: skip
     repo.commit("main", "by hand", {**hub.files("me/tiny"), **more})
     told = push(hub, runs / "base", "me/tiny").stderr
-    assert "removed there, being of an earlier model: model-00001-of-00002.safetensors, pytorch_model.bin" in told
+    removed = "model-00001-of-00002.safetensors, pytorch_model.bin"
+    assert f"removed there, since they belong to an earlier model: {removed}" in told
     assert {"LICENSE", "onnx/model.safetensors", "model.safetensors"} <= set(hub.files("me/tiny"))
     assert not {"model-00001-of-00002.safetensors", "pytorch_model.bin"} & set(hub.files("me/tiny"))
     said = push(hub, runs / "base", "me/tiny", "--public", status=2).stderr

@@ -14,14 +14,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 import artel
 from artel.errors import InputError
 from artel.inference import open_model
-from artel.inference.engine.room import answers_at_once
-from artel.inference.engine.sequential import SequentialEngine
+from artel.inference.engine.base import concurrent_requests
+from artel.inference.engine.make import SequentialEngine
 from artel.inference.engine.slot_model import SlotModel
 from artel.inference.engine.slots import SlotEngine
 from artel.inference.serve.app import Limits
 from artel.inference.serve.served import ServedModel
-from artel.inference.serve.server import Precision, ServerOptions, hold_weights, open_models
-from artel.inference.serve.vllm import vllm_arguments
+from artel.inference.serve.server import Precision, ServerOptions, cast_weights, open_models, vllm_arguments
 from support.chat_models import MARKS, llama, saved, trained_tokenizer
 from support.runs import write_run
 from support.saved_models import memory_status
@@ -69,7 +68,7 @@ def test_how_many_answers_at_once_follows_the_size_of_the_model(hidden, answers)
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=8))
     assert torch.get_num_threads() == 1
-    assert answers_at_once(model) == answers
+    assert concurrent_requests(model) == answers
 
 
 def test_vllm_is_given_the_model_and_an_adapter_over_its_base(served_folder, tmp_path):
@@ -147,7 +146,7 @@ def test_a_model_that_cannot_be_batched_answers_one_request_after_another(served
 
 def test_weights_in_bf16_give_the_same_tokens_at_once_as_alone(served_folder):
     opened = open_model(str(served_folder))
-    hold_weights(opened.model, Precision.BF16, "tiny")
+    cast_weights(opened.model, Precision.BF16, "tiny")
     model = ServedModel(opened, "tiny", 4, None)
     try:
         assert {parameter.dtype for parameter in opened.model.parameters()} == {torch.bfloat16}

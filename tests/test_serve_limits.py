@@ -15,10 +15,9 @@ from functools import partial
 import pytest
 import uvicorn
 
-from artel.inference.serve import guard
-from artel.inference.serve.answers import Prompt, Usage, write
-from artel.inference.serve.app import Limits
-from artel.inference.serve.bodies import read_body
+from artel.inference.serve import access
+from artel.inference.serve.app import Limits, read_body
+from artel.inference.serve.completions import Prompt, Usage, write
 from artel.inference.serve.errors import ApiError
 from artel.inference.serve.limits import AdmissionLimit
 from artel.inference.serve.metrics import Metrics
@@ -385,7 +384,7 @@ def test_reading_calls_takes_work_in_proportion_to_the_text(text):
 
 
 @contextmanager
-def listening(served, http=guard.TimedProtocol):
+def listening(served, http=access.TimedProtocol):
     """A server's connections, in a thread of this process: (address, the server)."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(app_of(served), http=http, log_level="critical", lifespan="off")
@@ -400,7 +399,7 @@ def listening(served, http=guard.TimedProtocol):
             assert not thread.is_alive()
 
 
-class ImpatientProtocol(guard.TimedProtocol):
+class ImpatientProtocol(access.TimedProtocol):
     head_seconds = 0.1
 
 
@@ -420,7 +419,7 @@ def test_half_a_head_is_waited_for_a_while(served, head):
 
 
 def test_half_a_body_is_waited_for_a_while(served, monkeypatch):
-    monkeypatch.setattr(guard.GuardOptions, "body_seconds", 0.1)
+    monkeypatch.setattr(access.AccessOptions, "body_seconds", 0.1)
     with listening(served) as (address, _), socket.create_connection(address) as client:
         client.sendall(HALF_BODY)
         assert client.recv(4096).startswith(b"HTTP/1.1 408")

@@ -80,7 +80,7 @@ def test_documents_may_be_objects_with_a_text(reranker):
     ("changes", "said"),
     [
         ({"query": " "}, "query is empty; give a text with words in it"),
-        ({"documents": ["", {"text": " "}]}, "documents has empty texts alone; give texts with words in them"),
+        ({"documents": ["", {"text": " "}]}, "documents are all empty; give texts with words"),
         ({"documents": []}, "documents: has too few entries; give 1 or more"),
         ({"documents": [3]}, "documents.0: is no text; documents.0: is no object"),
         ({"documents": ["a", {"txt": "b"}]}, "documents.1.text: is missing; documents.1.txt: is unknown here"),

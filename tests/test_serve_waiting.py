@@ -9,7 +9,7 @@ from contextlib import ExitStack, asynccontextmanager
 import pytest
 from starlette.testclient import TestClient
 
-from artel.inference.serve import app, encoders
+from artel.inference.serve import app, tasks
 from artel.inference.serve.app import Limits
 from artel.inference.serve.errors import ApiError
 from artel.inference.serve.limits import AdmissionLimit, Deadline
@@ -115,11 +115,11 @@ def test_prompts_of_refused_requests_are_not_counted(models):
 def test_an_encoder_begins_no_forward_pass_for_nobody(models):
     served, body = models["embeddings"], EmbeddingRequest(input="the of")
     with Deadline(LIMIT) as deadline, deadline.enforce_on(served.opened.model):
-        expected = encoders.embeddings(served, body)
+        expected = tasks.embeddings(served, body)
     with deadline.enforce_on(served.opened.model), pytest.raises(ApiError) as refused:
-        encoders.embeddings(served, body)
+        tasks.embeddings(served, body)
     assert refused.value.status == 504
-    assert encoders.embeddings(served, body) == expected
+    assert tasks.embeddings(served, body) == expected
 
 
 async def left_in_the_midst(served, app, path, body):

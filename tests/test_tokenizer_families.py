@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 import artel
 from artel.inference import ChatSession, ChatSettings, open_model
 from artel.inference.batch.answers import answers
-from artel.inference.batch.prompts import Prompt
+from artel.inference.batch.files import Prompt
 from artel.models.generate import Sampling
 from artel.tokens import load_tokenizer
 from support.chat_models import user

@@ -226,7 +226,7 @@ class Model:
         Raises InputError for models that do not generate text, and for conversations that the template rejects.
         """
         from artel.inference import ChatSession, ChatSettings
-        from artel.inference.chat_exchanges import Exchange
+        from artel.inference.chat import Exchange
 
         system_message, pairs, message = _conversation(messages)
         settings = ChatSettings(len(pairs), max_new_tokens, repetition_penalty, temperature, top_p, top_k, seed)

@@ -17,7 +17,7 @@ from artel.errors import InputError
 from artel.launching.quiet_libraries import quiet_libraries
 
 if TYPE_CHECKING:
-    from artel.inference.chat_exchanges import Exchange
+    from artel.inference.chat import Exchange
 
 
 def chat(

@@ -18,7 +18,7 @@ from artel.printable import in_lines
 
 if TYPE_CHECKING:
     from artel.inference import ChatSession
-    from artel.inference.chat_exchanges import Exchange
+    from artel.inference.chat import Exchange
     from artel.inference.chat_functions import ChatFunctions
     from artel.text import ToolCall
 

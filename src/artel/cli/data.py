@@ -161,7 +161,7 @@ def mine_negatives(
     Example: artel data mine runs/embed-ru questions.jsonl questions-hard.jsonl --negatives 4
     """
     from artel.inference import open_model
-    from artel.inference.mine import mine
+    from artel.inference.retrieval import mine
 
     quiet_libraries()
     mined = mine(open_model(model), matches, out, negatives=negatives, margin=margin, corpus=corpus, tell=tell)

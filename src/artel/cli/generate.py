@@ -20,7 +20,7 @@ from artel.launching.quiet_libraries import quiet_libraries
 if TYPE_CHECKING:
     from artel.inference import OpenedModel
     from artel.inference.batch import Prompt
-    from artel.inference.search import Hit
+    from artel.inference.retrieval import Hit
     from artel.objectives import Reply
 
 _SHOWN_HITS = 10
@@ -88,7 +88,7 @@ def generate(
         check_model_name(name)
     from artel.inference import open_model, open_untrained
     from artel.inference.batch import Prompt, answers, best_answers, check_reward, weights_of
-    from artel.inference.search import can_search, search
+    from artel.inference.retrieval import can_search, search
 
     given = {"new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     given |= {"beams": beams}

@@ -54,7 +54,7 @@ def serve(
     _check_extra()
     quiet_libraries()
     from artel.inference.serve.app import Limits
-    from artel.inference.serve.server import Precision, ServerOptions, serve
+    from artel.inference.serve.server import Precision, ServerOptions, serve, serve_with_vllm
 
     if engine not in ("artel", "vllm"):
         raise InputError.at("--engine", f"there is no {engine}", "write artel or vllm")
@@ -70,9 +70,7 @@ def serve(
         adapters[label] = folder
     options = ServerOptions(host, port, api_key or None, context, Precision(precision), adapters, cors or [], limits)
     if engine == "vllm":
-        from artel.inference.serve.vllm import hand_over
-
-        hand_over(name, options)
+        serve_with_vllm(name, options)
     serve(name, options, tell)
 
 

@@ -1,11 +1,11 @@
-"""Using a trained model: evaluate, generate, export, report."""
+"""Use a trained model: evaluate, chat, generate, serve, export, push."""
 
+from artel.inference.benchmark_tasks import run_tasks
 from artel.inference.chat import ChatSession, ChatSettings
-from artel.inference.corpus import evaluate_on_corpus
 from artel.inference.evaluate import EvaluationResult, evaluate
 from artel.inference.export.export import Exported, export, export_for_deepspeed
-from artel.inference.harness import run_tasks
 from artel.inference.open import OpenedModel, open_model, open_untrained
+from artel.inference.retrieval import evaluate_on_corpus
 
 __all__ = [
     "ChatSession",

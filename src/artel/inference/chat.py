@@ -1,9 +1,10 @@
-"""Chat with a model: a conversation, written by a chat template, with answers that arrive piece by piece."""
+"""Chat with a model: a conversation in a chat template, with answers that are streamed."""
 
 from __future__ import annotations
 
 import difflib
 import json
+import re
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
@@ -13,27 +14,26 @@ from typing import Any
 
 from artel.config.schema.quantities import read_count, read_number
 from artel.errors import InputError, Problem, WorkError
-from artel.inference.chat_exchanges import Exchange, exchanges_of, from_a_message, read_conversation
 from artel.inference.engine.base import Engine, EngineError, FinishReason
-from artel.inference.engine.make import make_engine
-from artel.inference.engine.one import write_text
-from artel.inference.engine.sequential import SequentialEngine
+from artel.inference.engine.make import SequentialEngine, make_engine
+from artel.inference.engine.write import write_text
 from artel.inference.open import OpenedModel
 from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.structure import position_limit
 from artel.objectives.types import GenerationPrompt
-from artel.storage import check_new_file, user_path, write_output
+from artel.storage import check_new_file, check_regular, user_path, write_output
 from artel.text import Message, ToolCall, Tools
-from artel.text.tool_calls import CallReader
+from artel.text.records import BadRecord
+from artel.text.tool_calls import CallReader, parse_call
 from artel.tokens.tokenizer.chat_template import CHATML, TemplateRefuses, prompt_ids
 from artel.tokens.tokenizer.template_tools import ToolStyle, tool_style
 
 Tell = Callable[[str], None]
 
 _CONTEXT = 4096
-"""Tokens of prompt and answer up to which what was said stays in the engine's cache, and is not read again."""
+"""Tokens of a conversation that stay in the engine's cache, and are not computed again."""
 
-# The smallest and largest value of each setting. The bounds of the penalty keep any logits within float32.
+# The range of each setting. The bounds of the penalty keep logits within float32.
 _RANGES = {
     "history": (0, 10**6),
     "new_tokens": (1, 10**8),
@@ -47,10 +47,10 @@ _RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """Settings of a conversation, which may change during it. Raises InputError for values out of range."""
+    """Settings of a conversation, which may change during it. Raise InputError for values out of range."""
 
     history: int = 10
-    """Earlier exchanges in the prompt of a new message. The system message is always in it."""
+    """Earlier exchanges in the prompt, besides the system message."""
     new_tokens: int = 200
     repetition_penalty: float = 1.2
     temperature: float = 0.5
@@ -69,7 +69,7 @@ class ChatSettings:
             raise InputError(problems)
 
     def changed(self, name: str, value: str) -> ChatSettings:
-        """The settings with one of them changed to a value as people write it (0.7, 1_000). Raises InputError."""
+        """Return the settings with one of them set to a value like 0.7 or 1_000. Raise InputError."""
         types = {field.name: field.type for field in fields(self)}
         if name not in types:
             near = difflib.get_close_matches(name.replace("-", "_"), types, 1)
@@ -83,16 +83,15 @@ class ChatSettings:
 
 
 class ChatSession:
-    """A conversation with a model. Notes for the user go to `tell`."""
+    """A conversation with a model. `tell` prints notes for the user."""
 
     def __init__(self, opened: OpenedModel, settings: ChatSettings, system: str, tell: Tell, tools: Tools = ()) -> None:
         """`tools` are functions that the model may call.
 
-        Raises InputError for a model that does not continue text, and for a chat template that is wrong or takes no
-        tools.
+        Raise InputError if the model does not generate text, or the chat template is wrong or takes no tools.
         """
         if not opened.objective.generates:
-            what = f"it is a model for {opened.objective.config.objective}, which answers in no words of its own"
+            what = f"it is a model for {opened.objective.config.objective}, which does not generate text"
             raise InputError.at(opened.name, what, "give a causal model; this one works with artel generate")
         self.settings = settings
         self.system = system
@@ -102,7 +101,7 @@ class ChatSession:
         self._window = position_limit(opened.model)
         self._tell = tell
         self._saved: set[Path] = set()
-        self._written = 0  # number of answers so far: each has its own seed
+        self._written = 0  # number of answers so far, since each has its own seed
         self._engine = _ChatEngine(opened)
         weakref.finalize(self, self._engine.close)
         self._template = opened.chat_template()
@@ -118,9 +117,9 @@ class ChatSession:
             tell(f"{opened.name}: its tokenizer has no chat template; the conversation is written as {name}")
 
     def answer(self, message: str) -> Iterator[str]:
-        """Yield the answer to a message in pieces. The pieces yielded so far are in the history.
+        """Yield the answer to a message in chunks, which are added to the history as they come.
 
-        Raises InputError, without changing the conversation, when the model cannot take the message.
+        Raise InputError, without changing the conversation, if the model cannot take the message.
         """
         if self.open_calls:
             names = ", ".join(call.name for call in self.open_calls)
@@ -129,21 +128,21 @@ class ChatSession:
 
     @property
     def open_calls(self) -> tuple[ToolCall, ...]:
-        """The functions that the last answer calls, which have returned nothing yet."""
+        """Calls of the last answer that have no results yet."""
         return self.exchanges[-1].calls if self.exchanges else ()
 
     def drop_calls(self) -> None:
-        """Take the open calls out of the last answer: it waits for nothing then."""
+        """Remove the open calls from the last answer."""
         if self.exchanges:
             self.exchanges[-1].calls = ()
 
     def answer_results(self, results: Sequence[str]) -> Iterator[str]:
-        """Yield the answer to what the `open_calls` returned, in pieces. Raises InputError as `answer` does."""
+        """Yield the answer to the results of the `open_calls`, in chunks. Raise InputError as `answer` does."""
         assert len(results) == len(self.open_calls) > 0
         return self._answer(Exchange("", results=tuple(results)), self.exchanges)
 
     def retry(self) -> Iterator[str]:
-        """Yield another answer to the last message, which replaces the first. Raises InputError without a message."""
+        """Yield a new answer to the last message, which replaces the old one. Raise InputError without a message."""
         if not self.exchanges:
             raise InputError.at("retry", "nothing has been said yet", "write a message first")
         if self.settings.temperature == 0:
@@ -157,20 +156,20 @@ class ChatSession:
         self._written = 0
 
     def set(self, name: str, value: str) -> None:
-        """Change a setting to a value as people write it. Raises InputError for a wrong name or value."""
+        """Change a setting to a value like 0.7 or 1_000. Raise InputError for a wrong name or value."""
         self.settings = self.settings.changed(name, value)
         if name == "seed":
             self._written = 0
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The whole conversation, as {"role", "content"}, and `tool_calls` where functions are called."""
+        """The whole conversation as dicts with role, content and, if there are any, tool_calls."""
         return self._messages(self.exchanges, ToolStyle())
 
     def save(self, path: str) -> None:
-        """Write the conversation as a line of JSON, which `format: chat` reads. Raises InputError, WorkError.
+        """Write the conversation as a line of JSON, which `format: chat` reads. Raise InputError or WorkError.
 
-        It replaces a file only if this session wrote it.
+        Only a file that this session wrote is replaced.
         """
         if not self.exchanges:
             raise InputError.at("save", "nothing has been said yet", "write a message first")
@@ -183,9 +182,9 @@ class ChatSession:
         self._saved.add(file)
 
     def load(self, path: str) -> None:
-        """Go on with a conversation that `save` wrote, in place of this one. Raises InputError.
+        """Replace this conversation, and its system message, by one that `save` wrote. Raise InputError.
 
-        Its system message, or none, becomes that of this one. `save` replaces the file then.
+        `save` may then replace the file.
         """
         file = user_path(path, "load").absolute()
         fields = read_conversation(file, path)
@@ -197,7 +196,7 @@ class ChatSession:
             self._saved.add(file)
 
     def close(self) -> None:
-        """End the engine; a closed conversation can be saved, and begins again with the next message."""
+        """Stop the engine. A closed conversation can be saved, and the next message starts the engine again."""
         self._engine.close()
 
     def _answer(self, exchange: Exchange, before: list[Exchange]) -> Iterator[str]:
@@ -206,7 +205,7 @@ class ChatSession:
         new_tokens = self.settings.new_tokens
         if self._window is not None and len(ids) + new_tokens > self._window:
             new_tokens = self._window - len(ids)
-            self._tell(f"the answer can have {new_tokens:,} tokens at most: the context has room for {self._window:,}")
+            self._tell(f"the answer is limited to {new_tokens:,} tokens: the context has {self._window:,}")
         settings = self.settings
         sampling = Sampling(
             new_tokens,
@@ -224,20 +223,20 @@ class ChatSession:
         engine = self._engine.of(len(ids) + sampling.new_tokens)
         # Some models begin a call with a control token: [TOOL_CALLS], <|python_tag|>.
         beginning = GenerationPrompt(ids, self._stop, special_tokens=bool(self._tools))
-        pieces = self._without_calls(exchange, write_text(engine, self._tokenizer, beginning, sampling))
+        chunks = self._without_calls(exchange, write_text(engine, self._tokenizer, beginning, sampling))
         space = ""
         while True:
             try:
-                piece = space + next(pieces)
+                chunk = space + next(chunks)
             except StopIteration as end:
                 exchange.finished = end.value == "stop"
                 break
             except EngineError as error:
                 raise WorkError.at(self._name, f"the model failed: {error}") from None
-            # White space around an answer belongs to the template: after `Assistant:` the model writes the space that
-            # the template writes before an answer in the history.
-            text = piece.rstrip() if exchange.answer else piece.strip()
-            space = piece[len(piece.rstrip()) :]
+            # Whitespace around an answer belongs to the template: after `Assistant:` the model generates the space that
+            # the template puts before an answer in the history.
+            text = chunk.rstrip() if exchange.answer else chunk.strip()
+            space = chunk[len(chunk.rstrip()) :]
             if text:
                 exchange.answer += text
                 yield text
@@ -248,15 +247,15 @@ class ChatSession:
             self._tell(f"cut off after {sampling.new_tokens:,} tokens ({limit})")
 
     def _without_calls(
-        self, exchange: Exchange, pieces: Generator[str, None, FinishReason]
+        self, exchange: Exchange, chunks: Generator[str, None, FinishReason]
     ) -> Generator[str, None, FinishReason]:
-        """The text of an answer that is no call, in pieces. `exchange.calls` has the calls at the end."""
+        """Yield the text of an answer without its calls, in chunks, and store the calls in `exchange.calls`."""
         if not self._tools:
-            return (yield from pieces)
+            return (yield from chunks)
         reader = CallReader(self._tools)
         while True:
             try:
-                text = reader.add(next(pieces))
+                text = reader.add(next(chunks))
             except StopIteration as end:
                 yield reader.rest()
                 exchange.calls = tuple(reader.calls)
@@ -264,14 +263,14 @@ class ChatSession:
             if text:
                 yield text
             if reader.is_over:
-                pieces.close()
+                chunks.close()
                 exchange.calls = tuple(reader.calls)
                 return "stop"
 
     def _prompt(self, exchange: Exchange, before: list[Exchange]) -> list[int]:
-        """The prompt's ids: as many of the last exchanges as leave room for an answer. Raises InputError."""
+        """Return the prompt's ids, with as many of the last exchanges as leave room for an answer. Raise InputError."""
         history = from_a_message(before[-self.settings.history :] if self.settings.history else [])
-        if exchange.results and not history:  # what is answered belongs to the message that asked for it
+        if exchange.results and not history:  # results belong to the message that led to the calls
             history = from_a_message(before, last=True)
         ids = self._ids([*history, exchange])
         if self._window is None:
@@ -294,7 +293,7 @@ class ChatSession:
         return ids
 
     def _ids(self, exchanges: list[Exchange]) -> list[int]:
-        """The ids of these exchanges, the last of which has no answer yet."""
+        """Return the ids of exchanges, the last of which has no answer yet."""
         try:
             messages = self._messages(exchanges, self._tool_style)[:-1]
             return prompt_ids(self._tokenizer, self._template, messages, list(self._tools) or None)
@@ -311,7 +310,7 @@ class ChatSession:
 
 
 class _ChatEngine:
-    """The engine of a conversation: it keeps what was said in its cache, as long as there is room."""
+    """The engine of a conversation, which stays in its cache as long as there is room."""
 
     def __init__(self, opened: OpenedModel) -> None:
         self._opened = opened
@@ -319,10 +318,10 @@ class _ChatEngine:
         self._room = 0
 
     def of(self, tokens: int) -> Engine:
-        """An engine with room for so many tokens of prompt and answer."""
+        """Return an engine with room for `tokens` of prompt and answer."""
         if self._engine is None or tokens > self._room:
             self.close()
-            self._engine = self._made(tokens)
+            self._engine = self._make(tokens)
         return self._engine
 
     def close(self) -> None:
@@ -330,11 +329,84 @@ class _ChatEngine:
             self._engine.close()
             self._engine = None
 
-    def _made(self, tokens: int) -> Engine:
+    def _make(self, tokens: int) -> Engine:
         opened = self._opened
         self._room = min(_CONTEXT, position_limit(opened.model) or _CONTEXT)
         if tokens <= self._room:
-            with suppress(InputError):  # keys and values for so many tokens in a share of the free memory
+            with suppress(InputError):  # too little memory for the keys and values
                 return make_engine(opened.model, opened.tokenizer, 1, self._room)
         self._room = tokens
         return SequentialEngine(opened.model, opened.tokenizer, "")
+
+
+# Exchanges
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A message, or results of calls, and its answer so far."""
+
+    message: str
+    answer: str = ""
+    finished: bool = False
+    """True if the model ended the answer itself."""
+    calls: tuple[ToolCall, ...] = ()
+    """Calls at the end of the answer."""
+    results: tuple[str, ...] = ()
+    """Instead of a message: the results of the previous answer's calls, in their order."""
+
+
+def from_a_message(exchanges: list[Exchange], last: bool = False) -> list[Exchange]:
+    """Return the exchanges from the first (or `last`) that begins with a message, not with results."""
+    starts = [number for number, exchange in enumerate(exchanges) if not exchange.results]
+    return exchanges[starts[-1 if last else 0] :] if starts else []
+
+
+def read_conversation(file: Path, name: str) -> dict[str, Any]:
+    """Read a file with one conversation: an optional system message, then messages and their answers."""
+    fix = "give a file that /save wrote"
+    check_regular(file)
+    try:
+        written = file.read_text(encoding="utf-8-sig").rstrip("\n")
+        lines = written.split("\n") if written else []  # str.splitlines would also split at U+2028
+        fields = json.loads(lines[0]) if len(lines) == 1 else None
+    except OSError as error:
+        raise InputError.at("load", f"{name} cannot be read: {error.strerror}", fix) from None
+    except (ValueError, RecursionError):
+        raise InputError.at("load", f"{name} is no JSON", fix) from None
+    if not isinstance(fields, dict):
+        raise InputError.at("load", f"{name} has {len(lines):,} lines, not one conversation", fix)
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not all(map(_is_message, messages)):
+        raise InputError.at("load", f"{name} has no messages with role and content", fix)
+    roles = [message["role"] for message in messages]
+    turns = roles[1:] if roles[:1] == ["system"] else roles
+    if re.fullmatch("(user assistant (tool (tool )*assistant )*)+", "".join(f"{role} " for role in turns)) is None:
+        raise InputError.at("load", f"{name}: its messages do not alternate between user and assistant", fix)
+    return fields
+
+
+def exchanges_of(messages: list[dict[str, Any]], name: str) -> list[Exchange]:
+    """Return the exchanges of messages that `read_conversation` has checked. Raise InputError for a wrong call."""
+    exchanges: list[Exchange] = []
+    results: list[str] = []
+    for message in messages:
+        if message["role"] == "user":
+            exchanges.append(Exchange(message["content"]))
+        elif message["role"] == "tool":
+            results.append(message["content"])
+        else:
+            if results:
+                exchanges.append(Exchange("", results=tuple(results)))
+                results = []
+            try:
+                listed = message.get("tool_calls") or []
+                calls = tuple(map(parse_call, listed if isinstance(listed, list) else [listed]))
+            except BadRecord as error:
+                raise InputError.at("load", f"{name}: a call {error.detail}", "give a file that /save wrote") from None
+            exchanges[-1].answer, exchanges[-1].finished, exchanges[-1].calls = message["content"], True, calls
+    return exchanges
+
+
+def _is_message(message: object) -> bool:
+    return isinstance(message, dict) and all(isinstance(message.get(name), str) for name in ("role", "content"))

@@ -1,4 +1,4 @@
-"""Functions that a model may call in a chat: described in a JSON file, or those of a Python file, which then run."""
+"""Functions that a model may call in a chat: described in a JSON file, or defined in a Python file, and then run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPTION = "--tools"
 
 
 class ChatFunctions:
-    """What a model may call. Calls of functions from a Python file are answered by running them."""
+    """Functions for a model to call. Those of a Python file are run."""
 
     def __init__(self, tools: Tools, functions: Mapping[str, Callable[..., Any]]) -> None:
         self.tools = tools
@@ -30,11 +30,11 @@ class ChatFunctions:
 
     @property
     def can_run(self) -> bool:
-        """Whether they are functions of Python, and not only descriptions."""
+        """True if these are Python functions, not only descriptions."""
         return bool(self._functions)
 
     def result(self, call: ToolCall) -> str:
-        """What a call returns: text as it is, other values as JSON. An error is told to the model in words."""
+        """Run a call. Return text unchanged, other values as JSON, and an error as a sentence for the model."""
         function = self._functions.get(call.name)
         if function is None:
             return f"error: there is no function {call.name}; there are {', '.join(self._functions)}"
@@ -43,20 +43,20 @@ class ChatFunctions:
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # the user's function, called with what a model wrote
+        except BaseException as error:  # the user's function, with arguments from a model
             return f"error: {raised(error)}"
 
 
 def read_functions(file: str) -> ChatFunctions:
-    """The functions of a .json file (a list as OpenAI's `tools`) or of a .py file, which is run. Raises InputError."""
+    """Read the functions of a .json file (like OpenAI's `tools`) or a .py file, which is run. Raise InputError."""
     path = user_path(file, _OPTION)
     check_regular(path)
     if not path.is_file():
         raise InputError.at(_OPTION, f"there is no file {file}", "give a .json or a .py file")
-    return _of_module(path) if path.suffix == ".py" else ChatFunctions(_of_json(path), {})
+    return _from_module(path) if path.suffix == ".py" else ChatFunctions(_from_json(path), {})
 
 
-def _of_json(path: Path) -> Tools:
+def _from_json(path: Path) -> Tools:
     fix = 'write [{"name": "get_weather", "description": "…", "parameters": {"type": "object", "properties": {…}}}]'
     try:
         entries = json.loads(path.read_text(encoding="utf-8-sig"))
@@ -73,7 +73,7 @@ def _of_json(path: Path) -> Tools:
     return tuple(tools)
 
 
-def _of_module(path: Path) -> ChatFunctions:
+def _from_module(path: Path) -> ChatFunctions:
     module = _imported(path)
     functions = {
         name: value
@@ -99,9 +99,9 @@ def _imported(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     note_own(spec.name)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look for it there
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
     folder = str(path.parent.absolute())
-    sys.path.insert(0, folder)  # it may import its neighbours, as `python FILE` lets it
+    sys.path.insert(0, folder)  # it may import from its folder, as with `python FILE`
     try:
         with guarded(str(path), "cannot be run", f"try it: python {path.name}"):
             spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""Evaluation of a model: the metrics of its objective on texts, questions or pairs of any source."""
+"""Evaluation of a model: the metrics of its objective on texts, questions or pairs from any source."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import Any
 
 from artel.config import ModelConfig, RunConfig, SourceConfig, TokenizerConfig, load_run, run_from
 from artel.errors import InputError
+from artel.inference.batch.answers import write_beginnings
 from artel.inference.open import OpenedModel, open_untrained
-from artel.inference.written import figures_of
 from artel.models.device import pick_precision
+from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.check import check_positions
 from artel.models.loading.structure import position_limit
 from artel.models.quantization import set_compute_precision
 from artel.notebooks import html_table
 from artel.objectives import Objective, objective_of, objective_type
+from artel.objectives.types import GenerationEval, GenerationPrompt
 from artel.parallel import DataParallel, World
 from artel.preparing import Prepared, prepare
 from artel.registry import FORMATS, OBJECTIVES
@@ -29,14 +31,13 @@ from artel.training.evaluation import ProgressMessages, Validation, micro_batch_
 from artel.training.teacher import set_cached_outputs, set_teacher
 
 Tell = Callable[[str], None]
-# Tokens in a block where neither the run nor the data say: long enough that the first tokens, which have little
-# context, matter little, and short enough for a laptop.
 _DEFAULT_BLOCK = 1024
+"""Tokens in a block: enough that its first tokens, with little context, matter little, and few enough for a laptop."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """A model's metrics on some data, the size of that data, and the model's answers where it gives any."""
+    """Metrics of a model on some data, the size of the data, and the model's answers, if any."""
 
     model: str
     objective: str
@@ -44,16 +45,16 @@ class EvaluationResult:
     samples: int
     documents: int
     tokens: int | None
-    """None on a corpus, where `samples` are queries."""
+    """None for a corpus, whose `samples` are queries."""
     seconds: float
     details: dict[str, Any] = field(default_factory=dict)
-    """What the figures leave out: tables by label, a confusion matrix (`Objective.details`)."""
+    """More than metrics: tables by label, a confusion matrix (`Objective.details`)."""
     predictions: Any = None
-    """For questions: the content of the official predictions file of their format."""
+    """For questions: the content of the predictions file in the official format."""
 
     @property
     def size(self) -> str:
-        """Of the data, in words."""
+        """The size of the data in words."""
         if self.tokens is None:
             return f"{self.documents:,} documents, {self.samples:,} queries"
         return f"{self.documents:,} documents, {self.samples:,} samples, {self.tokens:,} tokens"
@@ -72,7 +73,7 @@ def evaluate(
 ) -> EvaluationResult:
     """Evaluate a model on its run's validation split, on that of another run file, or on all of a file or folder.
 
-    Raises InputError when there is nothing to evaluate on, or the data is for another objective.
+    Raise InputError if there is nothing to evaluate on, or the data is for another objective.
     """
     run = _evaluation_run(opened, data, overrides)
     check_positions(opened.model, run.data.block)
@@ -109,26 +110,26 @@ def evaluate(
     started = time.monotonic()
     size, news = micro_batch_size(run, world), ProgressMessages(tell, f"evaluating {opened.name}:")
     figures, outputs = validation.evaluate(strategy, size, run.validate_.blocks, news)
-    part = store.validation
-    details = objective.details(outputs, part)
-    if writing := objective.generation_eval(opened.model, part):
-        of_texts, more = figures_of(opened, writing, world, tell)
-        figures, details = figures | of_texts, details | more
+    split = store.validation
+    details = objective.details(outputs, split)
+    if writing := objective.generation_eval(opened.model, split):
+        text_figures, text_details = _evaluate_texts(opened, writing, world, tell)
+        figures, details = figures | text_figures, details | text_details
     return EvaluationResult(
         opened.name,
         run.objective,
         figures,
         validation.stored_samples(validation.count(run.validate_.blocks)),
-        part.documents,
-        part.tokens,
+        split.documents,
+        split.tokens,
         time.monotonic() - started,
         details,
-        objective.predictions_file(outputs, part),
+        objective.predictions_file(outputs, split),
     )
 
 
 def _prepare(opened: OpenedModel, run: RunConfig, data: str | None, tell: Tell) -> Prepared:
-    """The store of what a model is evaluated on. Raises InputError; in one sentence where all labels are others."""
+    """Return the store to evaluate on. Raise InputError, with one sentence if the model has none of the labels."""
     try:
         return prepare(run, tell)
     except InputError:
@@ -139,38 +140,38 @@ def _prepare(opened: OpenedModel, run: RunConfig, data: str | None, tell: Tell) 
 
 
 def _mismatch(opened: OpenedModel, run: RunConfig) -> str:
-    """Why a model cannot be evaluated on a run's records; empty if it can, or if they cannot be read."""
+    """Return why a model cannot be evaluated on a run's records; empty if it can, or if they cannot be read."""
     with suppress(InputError):
         return opened.objective.mismatch(document.record for document in read_documents(run.data, Ledger()))
     return ""
 
 
 def with_teacher(objective: Objective, run: RunConfig, store: TokenStore, world: World, tell: Tell) -> None:
-    """Let an objective that has a teacher know it, or what it said; without either its figures are left out.
+    """Give the objective its teacher, or the teacher's saved outputs; without either, omit the teacher's metrics.
 
-    It is not asked again for what it said in training: that can take hours and much of a disk.
+    Outputs from training are not recomputed: that can take hours and much disk space.
     """
     teacher, note = objective.teacher, RunFolder(Path(run.run)).teacher
     if teacher is None:
         return
     if teacher.settings is not None:
         if not set_cached_outputs(objective, store, note):
-            tell("without the figures of the teacher: what it said is not kept any more")
+            tell("no metrics of the teacher: its saved outputs were removed")
         return
     try:
         set_teacher(objective, run, store, world, note, True, tell)
     except InputError as error:
-        tell(f"without the figures of the teacher: {error.problems[0].where}: {error.problems[0].what}")
+        tell(f"no metrics of the teacher: {error.problems[0].where}: {error.problems[0].what}")
 
 
 def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]) -> RunConfig:
-    """The run whose validation split is evaluated: the model's own, another one, or one made for a path."""
+    """Return the run whose validation split to evaluate: the model's, another one, or one made for a path."""
     if data is None and opened.run is None:
         raise InputError.at(opened.name, "is not a run, so it has no validation split", "add --data FILE")
     if data is None:
         return load_run(opened.name, overrides)
-    # An empty run folder: documents of this text that are dropped do not belong into another run's ledger.
-    own_tokenizer = TokenizerConfig.model_validate({"from": opened.folder})
+    # The run folder stays empty: dropped documents of this text do not belong in another run's ledger.
+    model_tokenizer = TokenizerConfig.model_validate({"from": opened.folder})
     if data.endswith((".yaml", ".yml")) or (Path(data) / "config.yaml").is_file():
         run = load_run(data, overrides)
         if run.objective != opened.objective.config.objective and not _may_be_for(opened, objective_type(run)):
@@ -179,24 +180,24 @@ def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[st
                 f"learned {opened.objective.config.objective}, {data} is for {run.objective}",
                 "evaluate it on data for its own objective",
             )
-        own = {"run": "", "tokenizer": own_tokenizer, "model": ModelConfig(), **_decided_in_training(opened, run)}
-        return run.model_copy(update=own)
+        changes = {"run": "", "tokenizer": model_tokenizer, "model": ModelConfig(), **_decided_in_training(opened, run)}
+        return run.model_copy(update=changes)
     base = opened.objective.config
     named = overrides.get("objective")
     if opened.run is None and named in OBJECTIVES.names:
         base = base.model_copy(update={"objective": named})
     source = _source_like(base, data)
-    # Evaluate all of it, repeated documents too: a document's score must not depend on the others in the file.
+    # Keep repeated documents: a document's score must not depend on the others in the file.
     values = base.model_dump(mode="json", by_alias=True) | {"model": {}, "tokenizer": {"from": opened.folder}}
     values["data"] |= {"sources": [source.model_dump(mode="json")], "validation": 0.0, "dedup": {"exact": False}}
-    values["data"]["decontaminate"] = None  # a benchmark may be what it is evaluated on
+    values["data"]["decontaminate"] = None  # the data may be a benchmark
     values["data"]["block"] = _block(opened)
     run = run_from(values, overrides, {(): data})
     return run.model_copy(update={"run": "", "data": run.data.model_copy(update={"validation": 1.0})})
 
 
 def _decided_in_training(opened: OpenedModel, run: RunConfig) -> dict[str, Any]:
-    """The run's section of the objective with what the model's own records decided: its labels, in its order."""
+    """Return the objective's section with the values that the model's training data decided, such as labels."""
     kind, trained = objective_type(run), opened.objective.config
     if not kind.decided_by_records or run.objective != trained.objective:
         return {}
@@ -205,12 +206,12 @@ def _decided_in_training(opened: OpenedModel, run: RunConfig) -> dict[str, Any]:
 
 
 def _may_be_for(opened: OpenedModel, objective: type[Objective]) -> bool:
-    """Whether a model that no run of artel trained can be judged by an objective: what writes may answer as well."""
+    """True if an objective can evaluate a model that artel did not train: a causal model may also answer questions."""
     return opened.run is None and objective.is_per_token and objective.auto_class == opened.objective.auto_class
 
 
 def _source_like(base: RunConfig, path: str) -> SourceConfig:
-    """A source with the settings of the run's first one; without one, by suffix and objective."""
+    """Return a source with the settings of the run's first one, or else chosen by suffix and objective."""
     first = base.data.sources[0] if base.data.sources else None
     if first is not None and FORMATS[first.format].has_files:
         return first.model_copy(update={"path": [path], "name": "", "format": first.format})
@@ -226,3 +227,23 @@ def _block(opened: OpenedModel) -> int:
     if opened.run is not None:
         return opened.run.data.block
     return min(_DEFAULT_BLOCK, position_limit(opened.model) or _DEFAULT_BLOCK)
+
+
+def _evaluate_texts(
+    opened: OpenedModel, writing: GenerationEval, world: World, tell: Tell
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return metrics and details of greedily generated texts, which all processes share."""
+    for beginning in writing.prompts:
+        check_embedded(opened.model, opened.tokenizer, beginning.ids)
+    sampling = Sampling(writing.new_tokens, temperature=0.0)
+    tell(f"{opened.name} writes {writing.what}")
+
+    def write(beginnings: list[GenerationPrompt]) -> list[str]:
+        news = ProgressMessages(tell, f"{opened.name} writes:")
+        texts = []
+        for written in write_beginnings(opened, beginnings, sampling, tell):
+            texts.append(written.text)
+            news(len(texts) / len(beginnings))
+        return texts
+
+    return writing.judge(world.share(write, writing.prompts))

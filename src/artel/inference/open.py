@@ -1,4 +1,4 @@
-"""Opening a model for use: from a run, a folder or a hub id; or a run's model before training."""
+"""Open a model for use: from a run, a folder or a hub id, or a run's model before training."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ from artel.training.checkpoint.format import load_weights, read_progress
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """A model with what belongs to it."""
+    """A model with its tokenizer, objective and run."""
 
     name: str
     folder: str
-    """The folder or hub id that its tokenizer can be loaded from."""
+    """The folder or hub id of its tokenizer."""
     model: PreTrainedModel
     tokenizer: Tokenizer
     objective: Objective
-    """The objective of its run, or else the one that its head is for."""
+    """The objective of its run, or the one that fits its head."""
     run: RunConfig | None = None
-    """The run that trained it; None for another model."""
+    """The run that trained it; None if artel did not train it."""
 
     @property
     def template_setting(self) -> str:
-        """`chat.template` of its run; auto for another model."""
+        """`chat.template` of its run; auto without a run."""
         return "auto" if self.run is None else self.run.chat.template
 
     def chat_template(self) -> str:
-        """The chat template that its conversations are written by. Raises InputError for a wrong one."""
+        """Return the model's chat template. Raise InputError if it is wrong."""
         return template_of(self.tokenizer, self.template_setting)
 
     def turn_end(self, template: str) -> TurnEnd:
-        """What ends an answer: by the template, the tokenizer, and the model's generation_config.json."""
+        """Return what ends an answer, from the template, the tokenizer and generation_config.json."""
         end = turn_end(self.tokenizer, template)
         return TurnEnd(end.ids | end_ids(self.model), end.texts)
 
@@ -64,8 +64,8 @@ class OpenedModel:
 def open_model(name: str, device: torch.device | None = None) -> OpenedModel:
     """Open the final model of a run, its newest checkpoint while it is unfinished, or any Hugging Face model.
 
-    An adapter (of a run, or a folder of peft's) is opened with its base model, quantized as the run had it. It lies on
-    `device`, by default the GPU of this process, or the CPU where there is none. Raises InputError.
+    An adapter (of a run, or in a folder of peft) is opened with its base model, quantized as in the run. `device`
+    defaults to the GPU of this process, or the CPU without one. Raise InputError.
     """
     opened = _open(name)
     move_to_device(opened, device or own_device())
@@ -73,10 +73,10 @@ def open_model(name: str, device: torch.device | None = None) -> OpenedModel:
 
 
 def move_to_device(opened: OpenedModel, device: torch.device) -> None:
-    """Move the model to a device. Raises InputError where it has no room there."""
+    """Move the model to a device. Raise InputError if it does not fit there."""
     model = opened.model
     if model.device == device or getattr(model, "quantization_method", None) == QuantizationMethod.BITS_AND_BYTES:
-        return  # such weights were loaded to where they are used
+        return  # loaded on its device already
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     try:
         model.to(device)
@@ -117,7 +117,7 @@ def _open(name: str) -> OpenedModel:
 
 
 def check_was_trained(folder: RunFolder) -> None:
-    """Raise InputError for the folder of a run that has no weights: it never trained, or they were removed."""
+    """Raise InputError for a run without weights, never trained or removed."""
     name = str(folder.path)
     if folder.result.is_file():
         raise InputError.at(
@@ -131,7 +131,7 @@ def check_was_trained(folder: RunFolder) -> None:
 
 
 def open_untrained(run: RunConfig, tell: Callable[[str], None]) -> OpenedModel:
-    """The run's model before its first step, as `open_model`. Prepares the run's text where that is not done yet."""
+    """Open a run's model before its first step, on its device. Prepare the run's text if necessary."""
     prepared = prepare(run, tell)
     opened = open_fresh(prepared.config, prepared)
     move_to_device(opened, own_device())
@@ -139,7 +139,7 @@ def open_untrained(run: RunConfig, tell: Callable[[str], None]) -> OpenedModel:
 
 
 def open_fresh(run: RunConfig, prepared: Prepared) -> OpenedModel:
-    """The run's model before its first step, with the tokenizer of its prepared text."""
+    """Open a run's model before its first step, with the tokenizer of its prepared text."""
     tokenizer = prepared.tokenizer()
     objective = objective_of(run, tokenizer)
     request = objective.model_request(run.model, run.data.block, run.seed)
@@ -148,7 +148,7 @@ def open_fresh(run: RunConfig, prepared: Prepared) -> OpenedModel:
 
 
 def open_checkpoint(run: RunConfig, prepared: Prepared, path: Path) -> OpenedModel:
-    """The run's model with the weights of the checkpoint at `path`."""
+    """Open a run's model with the weights of the checkpoint at `path`."""
     check_own_checkpoints(path.parent.parent, [path])
     opened = open_fresh(run, prepared)
     load_weights(path, opened.model)
@@ -162,7 +162,7 @@ def _open_folder(name: str, folder: str, run: RunConfig | None) -> OpenedModel:
     adapter = read_adapter(folder)
     config = ModelConfig.model_validate({"from": folder})
     if run is not None and run.model.runs_code and (adapter is None or run.model.from_ == adapter.base):
-        # A run's model has the code of the model it began with, which the user trusted then.
+        # A run's model has the code of its base model, which the user trusted for training.
         config = config.model_copy(update={"trust_remote_code": folder})
     if adapter is not None:
         config = config.model_copy(update={"quantize": objective.config.model.quantize})
@@ -177,7 +177,7 @@ def _open_folder(name: str, folder: str, run: RunConfig | None) -> OpenedModel:
 
 
 def _within_positions(objective: Objective, model: PreTrainedModel) -> Objective:
-    """The objective with `data.block` no longer than the model's positions, of which no run told."""
+    """Return the objective with `data.block` limited to the model's positions."""
     run, limit = objective.config, position_limit(model)
     if limit is None or limit >= run.data.block:
         return objective
@@ -186,7 +186,7 @@ def _within_positions(objective: Objective, model: PreTrainedModel) -> Objective
 
 
 def objective_of_folder(folder: str, run: RunConfig | None, tokenizer: Tokenizer) -> Objective:
-    """The objective of a model or an adapter in a folder: that of its run, or else the one that its head is for."""
+    """Return the objective of a model or an adapter in a folder: its run's, or the one that fits its head."""
     if run is None:
         adapter = read_adapter(folder)
         run = _run_of_folder(folder if adapter is None else adapter.base)
@@ -194,7 +194,7 @@ def objective_of_folder(folder: str, run: RunConfig | None, tokenizer: Tokenizer
 
 
 def _run_of_folder(folder: str) -> RunConfig:
-    """A run with the objective that a model is for, by the class that saved it; a causal one where none is known."""
+    """Return a run with the objective that fits the class that saved a model; causal if none does."""
     config, _ = read_config(folder)
     architecture = (config.architectures or [""])[0]
     claiming = (name for name in OBJECTIVES.names if OBJECTIVES[name].claims(architecture, folder))

@@ -354,13 +354,13 @@ def _remove_earlier(run: RunConfig, folder: RunFolder) -> None:
 
 def _check_deepspeed(run: RunConfig, from_deepspeed: Path | None) -> None:
     if from_deepspeed is not None:
-        from artel.inference.deepspeed.from_checkpoint import check_beginning
+        from artel.inference.deepspeed_checkpoints import check_beginning
 
         check_beginning(run, from_deepspeed)
 
 
 def _begin_from_deepspeed(run: RunConfig, prepared: Prepared, from_deepspeed: Path, announce: Announce) -> None:
-    from artel.inference.deepspeed.from_checkpoint import begin_run
+    from artel.inference.deepspeed_checkpoints import begin_run
 
     begin_run(run, prepared, from_deepspeed, announce)
 

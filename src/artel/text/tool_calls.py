@@ -364,9 +364,11 @@ class CallReader:
                 return shown
             shown += self._close(body, closed)
             self._pending = "" if self.is_over else after
-        size = len(self._pending) - max(partial_match(self._pending, item.opens) for item in _FORMATS)
-        shown += self._pending[:size]
-        self._pending = self._pending[size:]
+        marks = (item.opens for item in _FORMATS)
+        size = max(size for mark in marks for size in range(len(mark)) if self._pending.endswith(mark[:size]))
+        end = len(self._pending) - size  # the rest may become a mark
+        shown += self._pending[:end]
+        self._pending = self._pending[end:]
         return shown
 
     def rest(self) -> str:
@@ -401,8 +403,3 @@ class CallReader:
         return text[:1] in ("", "{", "[") or any(
             name.startswith(text) or text.startswith(f"{name}{{") for name in tool_names(self.tools)
         )
-
-
-def partial_match(text: str, mark: str) -> int:
-    """Return the number of characters at the end of a text that begin a mark."""
-    return max(size for size in range(len(mark)) if text.endswith(mark[:size]))

@@ -1,18 +1,17 @@
-"""What a model makes of many prompts: written by the engine, many at once; by an encoder, one after another."""
+"""Answers to many prompts: generated concurrently by an engine, one after another by an encoder, or the best of n."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from artel.errors import InputError, Problem
-from artel.inference.batch.prompts import RESERVED, Prompt, refuse
-from artel.inference.engine.base import Engine
-from artel.inference.engine.make import make_engine
-from artel.inference.engine.many import WrittenText, write_texts
-from artel.inference.engine.sequential import SequentialEngine
+from artel.inference.batch.files import RESERVED, Prompt, refuse
+from artel.inference.engine.make import SequentialEngine, make_engine
+from artel.inference.engine.write import WrittenText, write_texts
 from artel.inference.open import OpenedModel
 from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.structure import position_limit
@@ -20,32 +19,32 @@ from artel.objectives.types import GenerationPrompt
 from artel.tokens.tokenizer.chat_template import TemplateRefuses, prompt_ids
 
 Tell = Callable[[str], None]
-_AT_ONCE, _AT_ONCE_ON_CPU = 64, 16
-_TASK = "generate"
+_CONCURRENT, _CONCURRENT_ON_CPU = 64, 16
+_GENERATE = "generate"
 
 
 def answers(
     opened: OpenedModel, prompts: Sequence[Prompt], start: int, sampling: Sampling, tell: Tell
 ) -> Generator[dict[str, Any], None, None]:
-    """The results of the prompts from number `start` on, in order: their own fields and what was made of them.
+    """Yield the results of the prompts from number `start` on, in order: their fields and the answer.
 
-    Prompt i is sampled with the seed `sampling.seed + i`, so that its text does not depend on those beside it.
-    Raises InputError, with all prompts that the model cannot take where that can be told beforehand.
+    Prompt i is sampled with the seed `sampling.seed + i`, so that its answer does not depend on other prompts. Raise
+    InputError; if possible beforehand, with all prompts that the model cannot take.
     """
     _check_kinds(opened, prompts[start:])
-    if _TASK in opened.objective.tasks:
-        yield from _written_for(opened, prompts[start:], start, sampling)
+    if _GENERATE in opened.objective.tasks:
+        yield from _task_answers(opened, prompts[start:], start, sampling)
         return
-    begin = _beginnings(opened, prompts[start:])
-    if begin is None:
+    generation_prompts = _beginnings(opened, prompts[start:])
+    if generation_prompts is None:
         for number, prompt in enumerate(prompts[start:], start):
             yield _reply(opened, prompt, replace(sampling, seed=sampling.seed + number))
         return
-    with closing(write_beginnings(opened, begin, sampling, tell, first=start)) as texts:
+    with closing(write_beginnings(opened, generation_prompts, sampling, tell, first=start)) as texts:
         for prompt, written in zip(prompts[start:], texts, strict=True):
             text = written.text
             if prompt.messages is not None:
-                text = text.strip()  # as `artel chat` does: white space around an answer belongs to the template
+                text = text.strip()  # as `artel chat` does: whitespace around an answer belongs to the template
             elif not opened.objective.continues:
                 text = text.lstrip()
             yield prompt.fields | {"text": text, "finish_reason": written.finish_reason, "tokens": written.tokens}
@@ -54,42 +53,40 @@ def answers(
 def write_beginnings(
     opened: OpenedModel, begin: Sequence[GenerationPrompt], sampling: Sampling, tell: Tell, first: int = 0
 ) -> Generator[WrittenText, None, None]:
-    """What the model writes at each beginning, in order; beginning i is sampled with the seed of prompt `first` + i."""
+    """Yield the text that the model generates for each, in order, the i-th with the seed of prompt `first` + i."""
     window = position_limit(opened.model)
-    at_once = _AT_ONCE_ON_CPU if opened.model.device.type == "cpu" else _AT_ONCE
+    concurrent = _CONCURRENT_ON_CPU if opened.model.device.type == "cpu" else _CONCURRENT
     longest = max(len(one.ids) for one in begin) + sampling.new_tokens
-    engine = _engine(opened, at_once, longest if window is None else min(longest, window + 1))
+    context = longest if window is None else min(longest, window + 1)
+    try:
+        engine = make_engine(opened.model, opened.tokenizer, concurrent, context)
+    except InputError as error:  # too little memory for the keys and values of such a text
+        note = f"one prompt after another: {error.problems[0].what}"
+        engine = SequentialEngine(opened.model, opened.tokenizer, note)
     tell(engine.note)
     with closing(engine):
-        texts = write_texts(engine, opened.tokenizer, begin, sampling, window, at_once, first=first)
+        texts = write_texts(engine, opened.tokenizer, begin, sampling, window, concurrent, first=first)
         with closing(texts):
             yield from texts
 
 
-def _written_for(
+def _task_answers(
     opened: OpenedModel, prompts: Sequence[Prompt], start: int, sampling: Sampling
 ) -> Generator[dict[str, Any], None, None]:
-    """What a model writes for texts, some of which it reads together."""
-    for first in range(0, len(prompts), _AT_ONCE):
-        chunk = prompts[first : first + _AT_ONCE]
-        asked = []
+    """Yield the results of an objective that generates text itself, a batch of prompts at a time."""
+    for first in range(0, len(prompts), _CONCURRENT):
+        chunk = prompts[first : first + _CONCURRENT]
+        inputs = []
         for number, prompt in enumerate(chunk, start + first):
             seed = sampling.seed + number if sampling.temperature else sampling.seed
-            asked.append({"text": prompt.text, "sampling": replace(sampling, seed=seed)})
-        written = opened.objective.answers(opened.model, _TASK, asked)
+            inputs.append({"text": prompt.text, "sampling": replace(sampling, seed=seed)})
+        written = opened.objective.answers(opened.model, _GENERATE, inputs)
         for prompt, answer in zip(chunk, written, strict=True):
             yield prompt.fields | {name: answer[name] for name in RESERVED}
 
 
-def _engine(opened: OpenedModel, at_once: int, context: int) -> Engine:
-    try:
-        return make_engine(opened.model, opened.tokenizer, at_once, context)
-    except InputError as error:  # keys and values of so long a text in a share of the free memory
-        return SequentialEngine(opened.model, opened.tokenizer, f"one prompt after another: {error.problems[0].what}")
-
-
 def _check_kinds(opened: OpenedModel, prompts: Sequence[Prompt]) -> None:
-    """Raise InputError for prompts of a kind that the model does nothing with."""
+    """Raise InputError for prompts of a kind that the model does not take."""
     problems = []
     for prompt in prompts:
         if opened.objective.needs_context and prompt.context is None:
@@ -103,13 +100,15 @@ def _check_kinds(opened: OpenedModel, prompts: Sequence[Prompt]) -> None:
 
 
 def _beginnings(opened: OpenedModel, prompts: Sequence[Prompt]) -> list[GenerationPrompt] | None:
-    """What the model continues at each prompt; None for a model that makes something else of it."""
-    talk = _Talk(opened) if any(prompt.messages for prompt in prompts) else None
+    """Return the ids that the model continues for each prompt; None if it does not continue text."""
+    template = opened.chat_template() if any(prompt.messages for prompt in prompts) else None
+    end = None if template is None else opened.turn_end(template)
     found, problems = [], []
     for prompt in prompts:
         try:
-            if prompt.messages is not None and talk is not None:
-                begin: GenerationPrompt | None = talk.beginning(prompt.messages)
+            if prompt.messages is not None and template is not None and end is not None:
+                ids = prompt_ids(opened.tokenizer, template, list(prompt.messages))
+                begin: GenerationPrompt | None = GenerationPrompt(ids, end)
             else:
                 begin = opened.objective.generation_prompt(opened.model, prompt.text)
             if begin is None:
@@ -125,19 +124,6 @@ def _beginnings(opened: OpenedModel, prompts: Sequence[Prompt]) -> list[Generati
     return found
 
 
-class _Talk:
-    """Conversations, as `artel chat` writes them."""
-
-    def __init__(self, opened: OpenedModel) -> None:
-        self._tokenizer = opened.tokenizer
-        self._template = opened.chat_template()
-        self._end = opened.turn_end(self._template)
-
-    def beginning(self, messages: list[dict[str, str]]) -> GenerationPrompt:
-        """Raises TemplateRefuses, InputError."""
-        return GenerationPrompt(prompt_ids(self._tokenizer, self._template, list(messages)), self._end)
-
-
 def _reply(opened: OpenedModel, prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
     try:
         reply = opened.objective.reply(opened.model, prompt.text, prompt.context or "", sampling)
@@ -149,3 +135,73 @@ def _reply(opened: OpenedModel, prompt: Prompt, sampling: Sampling) -> dict[str,
         if made.get(name, value) != value:
             raise InputError.at(prompt.place, f"has a field {name!r}, which the result is to have", "call it otherwise")
     return prompt.fields | made
+
+
+# Best of n
+
+
+_SCORE = "score"
+_FIELDS = ("score", "answers")
+"""Additional fields of a result."""
+
+
+def check_reward(opened: OpenedModel, reward: OpenedModel) -> None:
+    """Raise InputError if the model does not generate answers, or the reward model does not score them."""
+    if not opened.objective.generates:
+        raise InputError.at("--best-of", f"{opened.name} writes no answers to choose from", "leave it out")
+    if _SCORE not in reward.objective.tasks:
+        learned = reward.objective.config.objective
+        what = f"{reward.name} is a model for {learned}, which gives answers no score"
+        raise InputError.at("--reward", what, "give a model of objective reward")
+
+
+def best_answers(
+    opened: OpenedModel,
+    reward: OpenedModel,
+    prompts: Sequence[Prompt],
+    start: int,
+    count: int,
+    sampling: Sampling,
+    tell: Tell,
+) -> Generator[dict[str, Any], None, None]:
+    """Yield the results of the prompts from number `start` on, in order: the best of `count` answers, and all of them.
+
+    A reward model scores the answers (Stiennon et al. 2020, "Learning to summarize from human feedback"; Nakano et al.
+    2021, "WebGPT"); of equal scores the first wins. Answer j to prompt i is sampled with the seed `sampling.seed + i *
+    count + j`. Raise InputError as `answers` does, and for a prompt with a field that the result will have.
+    """
+    refuse(
+        [
+            Problem(prompt.place, f"has a field {name!r}, which the result is to have", "call it otherwise")
+            for prompt in prompts[start:]
+            for name in _FIELDS
+            if name in prompt.fields
+        ]
+    )
+    repeated = [prompt for prompt in prompts for _ in range(count)]
+    with closing(answers(opened, repeated, start * count, sampling, tell)) as results:
+        for number, prompt in enumerate(prompts[start:], start):
+            written = list(islice(results, count))
+            question = prompt.text if prompt.messages is None else prompt.messages
+            pairs = [(question, answer["text"]) for answer in written]
+            try:
+                scored = reward.objective.answers(reward.model, _SCORE, pairs)
+            except InputError as error:
+                raise InputError([Problem(prompt.place, one.what, one.fix) for one in error.problems]) from None
+            scores = [answer["score"] for answer in scored]
+            best = max(range(count), key=scores.__getitem__)
+            yield prompt.fields | {
+                "text": written[best]["text"],
+                "score": scores[best],
+                "finish_reason": written[best]["finish_reason"],
+                "tokens": sum(answer["tokens"] for answer in written),
+                "answers": [
+                    {
+                        "text": answer["text"],
+                        "score": score,
+                        "seed": sampling.seed + number * count + place,
+                        "finish_reason": answer["finish_reason"],
+                    }
+                    for place, (answer, score) in enumerate(zip(written, scores, strict=True))
+                ],
+            }

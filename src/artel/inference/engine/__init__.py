@@ -1,1 +1,4 @@
-"""The engine that writes answers: many at once, by samplers of their own; the server, `generate` and `chat` use it."""
+"""Engines that generate many answers concurrently, for the server, `generate` and `chat`.
+
+`make` picks one: `slots` on a CPU (with `slot_model`), `paged` on a GPU, or a sequential one. `write` reads its text.
+"""

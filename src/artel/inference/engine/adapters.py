@@ -1,4 +1,4 @@
-"""Several adapters over one model: requests for one of them are computed together, and the adapters take turns."""
+"""Several adapters for one model: requests for the same adapter are batched, and the adapters take turns."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class _Request:
 
 
 class AdapterTurns:
-    """An engine whose model has adapters. All of its methods are called in one thread.
+    """Shares an engine between the adapters of its model. All methods are called in one thread.
 
-    Requests for the adapter at work join at once, until one for another comes: that one's turn is when all that are
-    being answered are done, and so every request has its turn.
+    Requests for the active adapter start immediately until one for another adapter arrives. Its turn comes when all
+    running answers are finished, so that no request starves.
     """
 
     def __init__(self, engine: Engine, model: PreTrainedModel) -> None:
-        """The engine must not share what was computed of equal beginnings: under another adapter it is another."""
+        """The engine must not share prefixes of prompts: their keys and values depend on the adapter."""
         self._engine, self._model = engine, model
         self._adapter: str | None = None
         self._running: set[str] = set()
@@ -33,7 +33,7 @@ class AdapterTurns:
         use_adapter(model, None)
 
     def of(self, adapter: str | None) -> Engine:
-        """The engine for requests to an adapter, or to the model without any."""
+        """Return the engine for requests to an adapter, or to the model without one."""
         note = f"{self._engine.note}, of one adapter at a time"
         return _EngineOfAdapter(self, adapter, note, self._engine.requests)
 
@@ -69,7 +69,7 @@ class AdapterTurns:
 
 
 class _EngineOfAdapter(Engine):
-    """The turns of one adapter."""
+    """The engine as one adapter sees it."""
 
     def __init__(self, turns: AdapterTurns, adapter: str | None, note: str, requests: int) -> None:
         self._turns, self._adapter, self.note, self.requests = turns, adapter, note, requests
@@ -81,5 +81,5 @@ class _EngineOfAdapter(Engine):
         self._turns.cancel(generation)
 
     def close(self) -> None:
-        if self._adapter is None:  # that of the model itself, which is closed last
+        if self._adapter is None:  # the model itself, which is closed last
             self._turns.close()

@@ -1,7 +1,4 @@
-"""An engine writes answers token by token: what each of them is, and what one answer is for it.
-
-The engine runs the model in a thread of its own, and delivers what it writes token by token.
-"""
+"""The interface of engines, which generate answers in their own thread, and how many answers a machine can take."""
 
 from __future__ import annotations
 
@@ -11,13 +8,16 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
+from transformers import PreTrainedModel
 
+from artel.errors import InputError
+from artel.host import memory
 from artel.models.sampler import Sampler, Token
 
 FinishReason = Literal["stop", "length"]
 
 BATCH_TOKENS = 512
-"""Tokens of a forward pass at most: a long prompt is read in parts, so that other answers go on meanwhile."""
+"""Tokens per forward pass, at most: a long prompt is read in chunks, so that other answers continue meanwhile."""
 
 
 class EngineError(Exception):
@@ -25,21 +25,23 @@ class EngineError(Exception):
 
 
 def reason(error: Exception) -> str:
-    """Why something failed, in one line."""
+    """Return the message of an error in one line."""
     return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
-Deliver = Callable[[Token | EngineError | None], object]
-
-
 class Generation:
-    """One answer that is being written."""
+    """One answer in progress."""
 
-    def __init__(self, sampler: Sampler, new_tokens: int, stop: frozenset[int], deliver: Deliver) -> None:
-        """`stop`: ids that end the answer, which are not among its tokens.
+    def __init__(
+        self,
+        sampler: Sampler,
+        new_tokens: int,
+        stop: frozenset[int],
+        deliver: Callable[[Token | EngineError | None], object],
+    ) -> None:
+        """`stop`: ids that end the answer, and are not part of it.
 
-        `deliver` gets each token as it is chosen, and then None, or what the model failed with; it is called in the
-        engine's thread.
+        The engine's thread calls `deliver` with each token as it is chosen, and then with None or an error.
         """
         self.name = uuid.uuid4().hex
         self.finish_reason: FinishReason = "length"
@@ -51,7 +53,7 @@ class Generation:
         self._deliver = deliver
 
     def choose(self, logits: torch.Tensor) -> int:
-        """The next token by float32 logits (rows,); called in the engine's thread, which hands it on."""
+        """Choose and deliver the next token, from float32 logits (vocabulary,). Called in the engine's thread."""
         token = self.sampler.choose(logits)
         self._count += 1
         if token.id in self.stop:
@@ -78,21 +80,55 @@ class Generation:
 
 
 class Engine(ABC):
-    """A model that answers requests."""
+    """Generates answers with a model."""
 
     note: str
-    """How it runs them, for people."""
+    """A description for people."""
     requests: int
-    """How many are computed at once at most; who waits is counted beside them."""
+    """Maximum number of answers computed concurrently."""
 
     @abstractmethod
     def submit(self, prompt: list[int], generation: Generation) -> None:
-        """Begin an answer. Raises EngineError."""
+        """Start an answer. Raise EngineError."""
 
     @abstractmethod
     def cancel(self, generation: Generation) -> None:
-        """Free the place of an answer, whether it is over or not."""
+        """Free the resources of an answer, finished or not."""
 
     @abstractmethod
     def close(self) -> None:
-        """Answer what has begun, and end."""
+        """Finish running answers, and stop."""
+
+
+# Capacity
+
+
+_MEMORY_FRACTION = 0.25
+"""Fraction of free memory for the keys and values of all requests."""
+DEFAULT_REQUESTS = 16
+"""Concurrent requests."""
+_MAX_REQUESTS = 64
+_STEP_SECONDS = 0.5
+"""Target time of a step, in which each answer gets a token."""
+_CORE_FLOPS = 50e9
+"""Per second, in float32: measured with SmolLM2-135M on one core of an EPYC (benchmarks/results.md)."""
+
+
+def concurrent_requests(model: PreTrainedModel) -> int:
+    """Return the number of answers, 16 to 64, that get a token each in about half a second on this CPU.
+
+    A queued answer waits for its first token. If a step is slow, more concurrent answers would all be late.
+    """
+    flops = 2 * sum(parameter.numel() for parameter in model.parameters())
+    rows = _STEP_SECONDS * _CORE_FLOPS * torch.get_num_threads() / flops
+    return next((count for count in (_MAX_REQUESTS, _MAX_REQUESTS // 2) if rows >= count), DEFAULT_REQUESTS)
+
+
+def tokens_in_memory(device: torch.device, token_bytes: int, context: int) -> int:
+    """Return the number of tokens whose keys and values fit in memory. Raise InputError if `context` tokens do not."""
+    free = memory().free if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    room = int(free * _MEMORY_FRACTION / token_bytes)
+    if room < context:
+        what = f"{context:,} tokens of context need {context * token_bytes / 2**30:.1f} GiB for keys and values"
+        raise InputError.at("--context", what, f"write at most {max(1, room)}")
+    return room

@@ -1,45 +1,117 @@
-"""The engine for a model: the one that suits its device and what it computes."""
+"""The engine for a model: batched if its device and architecture allow, otherwise sequential."""
 
 from __future__ import annotations
+
+import queue
+import threading
+from contextlib import closing
+from typing import Any
 
 from transformers import PreTrainedModel
 
 from artel.errors import InputError
-from artel.inference.engine.base import Engine, reason
+from artel.inference.engine.base import DEFAULT_REQUESTS, Engine, EngineError, Generation, concurrent_requests, reason
 from artel.inference.engine.paged import BatchingEngine
-from artel.inference.engine.positions import steady_length
-from artel.inference.engine.room import USUAL, answers_at_once
-from artel.inference.engine.sequential import SequentialEngine
 from artel.inference.engine.slot_model import CannotSlot
 from artel.inference.engine.slots import SlotEngine
+from artel.models.device import release_helpers
+from artel.models.generate import continue_ids
 from artel.tokens import Tokenizer
 
 
 def make_engine(
-    model: PreTrainedModel, tokenizer: Tokenizer, requests: int | None, context: int, *, share_beginnings: bool = True
+    model: PreTrainedModel, tokenizer: Tokenizer, requests: int | None, context: int, *, share_prefixes: bool = True
 ) -> Engine:
-    """Several requests at once where the model can be batched, else one after another.
+    """Return an engine that batches requests, or a sequential one if the model cannot be batched.
 
-    `requests` are computed at once at most, by default as many as suit the model and the machine; each has at most
-    `context` tokens of prompt and answer. Prompts that begin alike share what was computed of their beginning, unless
-    the model changes meanwhile. Raises InputError where `context` has no room in memory.
+    At most `requests` are computed concurrently, by default a number chosen for model and machine, each with up to
+    `context` tokens of prompt and answer. With `share_prefixes`, equal prefixes of prompts are computed once; the model
+    must not change then. Raise InputError if `context` does not fit in memory.
     """
     steady = steady_length(model)
     if steady is not None and context > steady:
         far = f"beyond {steady:,} tokens its positions follow the longest text (rope_type)"
         return SequentialEngine(model, tokenizer, f"one request after another: {far}")
-    why = []
+    reasons = []
     if model.device.type == "cpu":
         try:
-            return SlotEngine(model, requests or answers_at_once(model), context, share_beginnings)
+            return SlotEngine(model, requests or concurrent_requests(model), context, share_prefixes)
         except CannotSlot as error:
-            why.append(reason(error))
+            reasons.append(reason(error))
     try:
-        engine = BatchingEngine(model, requests or USUAL, context, share_beginnings)
+        engine = BatchingEngine(model, requests or DEFAULT_REQUESTS, context, share_prefixes)
     except InputError:
         raise
-    except Exception as error:  # transformers has many kinds for what it cannot batch
-        return SequentialEngine(model, tokenizer, f"one request after another: {'; '.join([*why, reason(error)])}")
-    if why:
-        engine.note += f" by transformers' batching ({why[0]})"
+    except Exception as error:  # transformers raises many types for models that it cannot batch
+        return SequentialEngine(model, tokenizer, f"one request after another: {'; '.join([*reasons, reason(error)])}")
+    if reasons:
+        engine.note += f" by transformers' batching ({reasons[0]})"
     return engine
+
+
+def steady_length(model: PreTrainedModel) -> int | None:
+    """Return the length up to which rotary frequencies are constant; None if they never change.
+
+    With `rope_type: dynamic` or `longrope`, transformers chooses them by the highest position in a forward pass
+    (`dynamic_rope_update`), of any text: in a batch, an answer would depend on the other answers.
+    """
+    config: Any = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    lengths = []
+    for parameters in (rope, *rope.values()):  # of all layers, or by layer type
+        if not isinstance(parameters, dict):
+            continue
+        kind = str(parameters.get("rope_type"))
+        if kind == "longrope":
+            original = parameters.get("original_max_position_embeddings")
+            lengths.append(original or config.max_position_embeddings)
+        elif "dynamic" in kind:
+            lengths.append(config.max_position_embeddings)
+    return min(lengths, default=None)
+
+
+class SequentialEngine(Engine):
+    """Generates one answer after another, for models whose state cannot be paged, such as Mamba and RWKV."""
+
+    requests = 1
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Tokenizer, note: str) -> None:
+        self.note = note
+        self._model, self._tokenizer = model, tokenizer
+        self._jobs: queue.Queue[tuple[list[int], Generation] | None] = queue.Queue()
+        self._is_closing = False
+        self._lock = threading.Lock()
+        release_helpers()  # of this thread: the engine's thread starts its own
+        self._thread = threading.Thread(target=self._run, name="artel-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, prompt: list[int], generation: Generation) -> None:
+        with self._lock:  # requests before `close` are answered
+            if self._is_closing:
+                raise EngineError("the engine is stopping")
+            self._jobs.put((prompt, generation))
+
+    def cancel(self, generation: Generation) -> None:
+        generation.end()
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closing = True
+            self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            prompt, generation = job
+            try:
+                self._answer(prompt, generation)
+            except Exception as error:  # one request fails, the others continue
+                generation.fail(str(error) or type(error).__name__)
+
+    def _answer(self, prompt: list[int], generation: Generation) -> None:
+        tokens = continue_ids(
+            self._model, self._tokenizer, prompt, generation.choose, generation.new_tokens, None, generation.stop
+        )
+        with closing(tokens):
+            while not generation.is_over and next(tokens, None) is not None:
+                pass

@@ -1,4 +1,4 @@
-"""Answers of several requests at once, by transformers' continuous batching."""
+"""Concurrent requests by transformers' continuous batching."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
 
-from artel.inference.engine.base import BATCH_TOKENS, Engine, EngineError, Generation
-from artel.inference.engine.room import tokens_in_memory
+from artel.inference.engine.base import BATCH_TOKENS, Engine, EngineError, Generation, tokens_in_memory
 from artel.models.device import release_helpers
 
 _PAGE = 32
-"""Tokens of a page of the cache."""
+"""Tokens per page of the cache."""
 _NO_END = -1
 _TRIAL_SECONDS = 300.0
-"""For the first token, on a busy machine."""
+"""Time for the first token, on a busy machine."""
 
 
 class BatchingEngine(Engine):
-    """Continuous batching: each forward pass computes a token of every answer, and a part of a new prompt."""
+    """Continuous batching: each forward pass computes a token of every answer, and a chunk of a new prompt."""
 
-    def __init__(self, model: PreTrainedModel, requests: int, context: int, share_beginnings: bool = True) -> None:
-        """Raises where transformers cannot batch the model: a trial shows it."""
+    def __init__(self, model: PreTrainedModel, requests: int, context: int, share_prefixes: bool = True) -> None:
+        """Raise an error of any type if a trial shows that transformers cannot batch the model."""
         self.note = f"up to {requests} requests at once"
         self.requests = requests
         self._model = model.eval()
@@ -40,11 +39,11 @@ class BatchingEngine(Engine):
             num_blocks=pages,
             max_batch_tokens=BATCH_TOKENS,
             max_requests_per_batch=requests,
-            allow_block_sharing=share_beginnings,
+            allow_block_sharing=share_prefixes,
             use_async_batching=False,
             use_cuda_graph=False,
         )
-        # The choice is made in `_Choosing`; what the model's own generation_config says of sampling is not used.
+        # `_Choosing` samples; the sampling settings of the model's generation_config are not used.
         greedy = GenerationConfig(do_sample=False, eos_token_id=_NO_END, pad_token_id=0)
         self._manager = model.init_continuous_batching(greedy, config)
         processors = self._manager.logit_processor
@@ -55,14 +54,14 @@ class BatchingEngine(Engine):
         self._try()
 
     def _start(self) -> None:
-        """Begin computing, in a daemon: threads are what the one is that starts them. A process never waits for it."""
-        release_helpers()  # of the thread that opened the model: where it computes has its own
+        """Start the manager in a daemon thread: its threads inherit that, and the process does not wait for them."""
+        release_helpers()  # of this thread: the computing thread starts its own
         starter = threading.Thread(target=self._manager.start, daemon=True)
         starter.start()
         starter.join()
 
     def _try(self) -> None:
-        """Raise what the model raises in continuous batching."""
+        """Raise EngineError if the model fails in continuous batching."""
         self._manager.add_request([0], max_new_tokens=1, eos_token_id=[_NO_END])
         result = self._manager.get_result(timeout=_TRIAL_SECONDS)
         error = self._manager.background_thread_status.fatal_error
@@ -73,14 +72,14 @@ class BatchingEngine(Engine):
 
     def submit(self, prompt: list[int], generation: Generation) -> None:
         self._generations[generation.name] = generation
-        if not self._manager.is_running():  # a forward pass failed, and with it all that was being answered
+        if not self._manager.is_running():  # a forward pass failed, with all running answers
             self._start()
 
         def finished(output: Any) -> None:
             if output.error:
                 generation.fail(output.error)
 
-        self._manager.output_router.result_handlers[generation.name] = (finished, _AtOnce())
+        self._manager.output_router.result_handlers[generation.name] = (finished, _DirectLoop())
         ends = sorted(generation.stop) or [_NO_END]
         taken = self._manager.add_request(
             prompt, generation.name, max_new_tokens=generation.new_tokens, eos_token_id=ends
@@ -100,15 +99,15 @@ class BatchingEngine(Engine):
         self._model.set_attn_implementation(self._attention)
 
 
-class _AtOnce:
-    """In place of the event loop that transformers hands results to: they are taken in the engine's thread."""
+class _DirectLoop:
+    """Replaces the event loop to which transformers passes results: callbacks run in the engine's thread."""
 
     def call_soon_threadsafe(self, callback: Callable[..., object], *arguments: Any) -> None:
         callback(*arguments)
 
 
 class _Choosing(ContinuousBatchingLogitsProcessor):
-    """Chooses the token of each request by its own sampler: the others get logits below it."""
+    """Chooses the token of each request with the request's sampler, by making its logit the highest."""
 
     supported_kwargs: ClassVar[dict[str, type]] = {}
     ignored_kwargs: ClassVar[tuple[str, ...]] = ()
@@ -131,7 +130,7 @@ class _Choosing(ContinuousBatchingLogitsProcessor):
                 continue
             try:
                 chosen = generation.choose(scores[row].clone())
-            except Exception as error:  # whatever one request ends in, the others go on
+            except Exception as error:  # one request fails, the others continue
                 generation.fail(str(error) or type(error).__name__)
                 continue
             scores[row, chosen] = torch.inf
@@ -139,10 +138,10 @@ class _Choosing(ContinuousBatchingLogitsProcessor):
 
 
 def _pages(model: PreTrainedModel, requests: int, context: int) -> int:
-    """Pages of the cache, in a share of free memory. Raises InputError where there is no room for one request.
+    """Return the number of pages of the cache. Raise InputError if there is no room for one request.
 
-    There is room for a quarter of what all requests have at most: few fill their context. Where the cache is full, the
-    batcher sets one aside and reads it again later.
+    The cache holds a quarter of the maximum of all requests, since few fill their context. If it is full, the batcher
+    evicts a request and computes it again later.
     """
     config: Any = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads

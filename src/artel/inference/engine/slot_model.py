@@ -1,9 +1,9 @@
-"""A model on a CPU that computes tokens of several texts in one forward pass: each text has a slot in the cache.
+"""A model on a CPU that computes tokens of several texts in one forward pass, each text in a slot of the cache.
 
-The tokens of all texts lie one behind another in one row, so that matrices are multiplied once for all of them. Only
-attention tells them apart: what is computed of a text is written into its slot, and its tokens attend to that slot.
-The cache is a tensor (slots, capacity, heads, size) of keys and one of values for each layer. No page is looked up and
-nothing is gathered: texts of similar length attend together, the others one by one.
+The tokens of all texts are concatenated into one row, so that each matrix product covers all of them. Only attention
+separates them: the keys and values of a text are written to its slot, and its tokens attend to that slot. The cache has
+a tensor (slots, capacity, heads, size) of keys and one of values for each layer. No pages are looked up and nothing is
+gathered: texts of similar length share an attention call, others have one each.
 """
 
 from __future__ import annotations
@@ -24,27 +24,26 @@ from artel.inference.engine.base import reason
 from artel.models.cpu.packed import pack, packable_bytes
 
 NAME = "artel_slots"
-_MOST_PADDING = 2.0
-"""Texts attend together while the longest one's keys, as many times as there are slots, are at most so many times
-theirs."""
-_PACKED_SHARE = 0.25
-"""Of free memory, for packed copies of weights at most."""
+_MAX_PADDING = 2.0
+"""Texts share an attention call if padding at most doubles the number of their keys."""
+_PACKED_FRACTION = 0.25
+"""Fraction of free memory for packed copies of weights."""
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _PRECISION = {torch.float32: 1e-3}
 _LOW_PRECISION = 5e-2
 
 
 class CannotSlot(Exception):
-    """The model cannot be computed so."""
+    """The model cannot be computed in slots."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Tokens of a text that are computed."""
+class Chunk:
+    """Tokens of a text to compute in a pass."""
 
     slot: int
     seen: int
-    """Tokens of the text that the slot holds already."""
+    """Tokens of the text that are cached in the slot."""
     ids: Sequence[int]
 
     @property
@@ -56,7 +55,7 @@ class SlotModel:
     """A model and its cache."""
 
     def __init__(self, model: PreTrainedModel, context: int) -> None:
-        """Raises CannotSlot with what a trial raises, or where its logits are not those of the model by itself."""
+        """Raise CannotSlot if a trial fails, or if its logits differ from those of the unmodified model."""
         self._model = model
         self._context = context
         self._keeps_logits = "logits_to_keep" in inspect.signature(type(model).forward).parameters
@@ -65,7 +64,7 @@ class SlotModel:
         self._check_config()
         try:
             expected = self._expected()
-            if packable_bytes(model) <= _PACKED_SHARE * memory().free:
+            if packable_bytes(model) <= _PACKED_FRACTION * memory().free:
                 self._unpack = pack(model)
             AttentionInterface.register(NAME, slot_attention)
             model.set_attn_implementation(NAME)
@@ -78,20 +77,20 @@ class SlotModel:
 
     @property
     def token_bytes(self) -> int:
-        """What a token has in the cache."""
+        """Bytes of a token in the cache."""
         return self._cache.token_bytes
 
     def resize(self, slots: Sequence[int | None], capacity: int) -> None:
-        """Make as many slots of so many tokens: each takes over what the old slot of that number holds, if any."""
+        """Make `len(slots)` slots of `capacity` tokens, each with the contents of the old slot it names, if any."""
         self._cache.resize(slots, capacity)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Let a slot begin with the first tokens of another."""
+        """Copy the first tokens of a slot to another."""
         self._cache.copy(source, target, tokens)
 
-    def logits(self, parts: Sequence[Part]) -> torch.Tensor:
-        """What follows each part, float32 (parts, vocabulary). The slots then hold the parts too."""
-        step = _Step(self._cache, parts, self._context)
+    def logits(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """Return the next-token logits of each chunk, float32 (chunks, vocabulary), and cache the chunks."""
+        step = _Step(self._cache, chunks, self._context)
         keep = {"logits_to_keep": step.ends} if self._keeps_logits else {}
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             logits = self._model(
@@ -102,7 +101,7 @@ class SlotModel:
             return step.in_order(logits.float())
 
     def close(self) -> None:
-        """Give the model back as it was."""
+        """Restore the model."""
         if self._unpack is not None:
             self._unpack()
         self._model.set_attn_implementation(self._attention)
@@ -115,11 +114,11 @@ class SlotModel:
         if types - _LAYER_TYPES:
             raise CannotSlot(f"layers of type {min(types - _LAYER_TYPES)} are not computed in slots")
 
-    # A trial: two texts, each in parts, together; and each alone by the model itself.
+    # The trial: two texts in chunks, batched in slots; and each by itself in the unmodified model.
 
     @cached_property
     def _texts(self) -> tuple[list[int], list[int]]:
-        """Without the padding token: transformers would warn that a row which ends with it needs a mask."""
+        """Two texts without the padding token: transformers would warn about a missing mask."""
         pad_id = getattr(self._model.config.get_text_config(), "pad_token_id", None)
         ids = [id for id in range(9) if id != pad_id]
         return ids[:8], [ids[place] for place in (4, 2, 0, 1, 3)]
@@ -137,15 +136,15 @@ class SlotModel:
         self._cache = _Cache()
         self.resize([None] * 3, 16)
         first, second = self._texts
-        self.logits([Part(0, 0, first[:4])])
-        self.logits([Part(0, 4, first[4:7]), Part(2, 0, second[:4])])
-        given = self.logits([Part(0, 7, first[7:]), Part(2, 4, second[4:])])
+        self.logits([Chunk(0, 0, first[:4])])
+        self.logits([Chunk(0, 4, first[4:7]), Chunk(2, 0, second[:4])])
+        computed = self.logits([Chunk(0, 7, first[7:]), Chunk(2, 4, second[4:])])
         layers = self._model.config.get_text_config().num_hidden_layers
         if self._cache.layers != layers:
             raise CannotSlot(f"{self._cache.layers} of {layers} layers attend")
-        error = float((given - expected).norm() / expected.norm())
+        error = float((computed - expected).norm() / expected.norm())
         if not error <= _PRECISION.get(self._model.dtype, _LOW_PRECISION):
-            raise CannotSlot(f"logits computed in slots part from the model's own by {error:.1%}")
+            raise CannotSlot(f"logits computed in slots differ from the model's own by {error:.1%}")
 
 
 class _Cache:
@@ -168,22 +167,22 @@ class _Cache:
         return self._capacity
 
     def resize(self, slots: Sequence[int | None], capacity: int) -> None:
-        """Where memory does not suffice everything stays as it was. Old layers go one by one as new are filled."""
-        least = min(capacity, self._capacity)
+        """Leave everything unchanged if memory is short. Old layers are freed one by one as new ones are filled."""
+        tokens = min(capacity, self._capacity)
 
         def larger(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.new_empty(len(slots), capacity, *tensor.shape[2:])  # which takes no memory yet
+            return tensor.new_empty(len(slots), capacity, *tensor.shape[2:])  # takes no memory yet
 
-        def fill(tensor: torch.Tensor, held: torch.Tensor) -> None:
+        def fill(tensor: torch.Tensor, old_tensor: torch.Tensor) -> None:
             tensor.zero_()
             for new, old in enumerate(slots):
                 if old is not None:
-                    tensor[new, :least] = held[old, :least]
+                    tensor[new, :tokens] = old_tensor[old, :tokens]
 
         made = {index: (larger(keys), larger(values)) for index, (keys, values) in self._layers.items()}
         for index, pair in made.items():
-            for tensor, held in zip(pair, self._layers[index], strict=True):
-                fill(tensor, held)
+            for tensor, old_tensor in zip(pair, self._layers[index], strict=True):
+                fill(tensor, old_tensor)
             self._layers[index] = pair
         self._slots, self._capacity = len(slots), capacity
 
@@ -193,94 +192,93 @@ class _Cache:
                 tensor[target, :tokens] = tensor[source, :tokens]
 
     def write(
-        self, layer: int, places: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self, layer: int, positions: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep keys and values (tokens, heads, size) at their places; all keys and values of the layer."""
+        """Write keys and values (tokens, heads, size) at flat positions. Return the layer's whole cache."""
         if layer not in self._layers:
             shape = (self._slots, self._capacity)
             self._layers[layer] = (key.new_zeros(*shape, *key.shape[1:]), value.new_zeros(*shape, *value.shape[1:]))
         keys, values = self._layers[layer]
-        keys.flatten(0, 1).index_copy_(0, places, key)
-        values.flatten(0, 1).index_copy_(0, places, value)
+        keys.flatten(0, 1).index_copy_(0, positions, key)
+        values.flatten(0, 1).index_copy_(0, positions, value)
         return keys, values
 
 
 class _Step:
-    """One forward pass: the parts of one token first, the longer ones behind them."""
+    """One forward pass: chunks of one token first, then longer ones."""
 
-    def __init__(self, cache: _Cache, parts: Sequence[Part], context: int) -> None:
+    def __init__(self, cache: _Cache, chunks: Sequence[Chunk], context: int) -> None:
         self.cache, self.context = cache, context
-        order = sorted(range(len(parts)), key=lambda number: len(parts[number].ids) > 1)
-        self._order = None if order == list(range(len(parts))) else torch.tensor(order).argsort()
-        ordered = [parts[number] for number in order]
-        self.singles = [part for part in ordered if len(part.ids) == 1]
+        order = sorted(range(len(chunks)), key=lambda number: len(chunks[number].ids) > 1)
+        self._order = None if order == list(range(len(chunks))) else torch.tensor(order).argsort()
+        ordered = [chunks[number] for number in order]
+        self.singles = [chunk for chunk in ordered if len(chunk.ids) == 1]
         self.longer = ordered[len(self.singles) :]
-        self.ids = torch.tensor([[id for part in ordered for id in part.ids]])
-        positions = [position for part in ordered for position in range(part.seen, part.end)]
+        self.ids = torch.tensor([[id for chunk in ordered for id in chunk.ids]])
+        positions = [position for chunk in ordered for position in range(chunk.seen, chunk.end)]
         self.positions = torch.tensor([positions])
-        capacity = cache.capacity
-        starts = torch.tensor([part.slot * capacity for part in ordered for _ in part.ids])
-        self.places = starts + self.positions[0]
-        self.ends = torch.tensor([len(part.ids) for part in ordered]).cumsum(0) - 1
+        starts = torch.tensor([chunk.slot * cache.capacity for chunk in ordered for _ in chunk.ids])
+        self._cache_positions = starts + self.positions[0]
+        self.ends = torch.tensor([len(chunk.ids) for chunk in ordered]).cumsum(0) - 1
 
     def in_order(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows in the order in which the parts were given."""
+        """Return rows in the original order of the chunks."""
         return rows if self._order is None else rows[self._order]
 
     @cached_property
     def _slots(self) -> int:
-        return max(part.slot for part in self.singles) + 1
+        return max(chunk.slot for chunk in self.singles) + 1
 
     @cached_property
     def _longest(self) -> int:
-        return max(part.end for part in self.singles)
+        return max(chunk.end for chunk in self.singles)
 
     @cached_property
-    def _attend_together(self) -> bool:
-        keys = sum(part.end for part in self.singles)
-        return len(self.singles) > 1 and self._slots * self._longest <= _MOST_PADDING * keys
+    def _attend_batched(self) -> bool:
+        keys = sum(chunk.end for chunk in self.singles)
+        return len(self.singles) > 1 and self._slots * self._longest <= _MAX_PADDING * keys
 
     @cached_property
     def _slot_numbers(self) -> torch.Tensor | None:
-        """Of the texts of single tokens; None where they are 0, 1, 2 …"""
-        numbers = [part.slot for part in self.singles]
+        """Slots of single tokens; None if they are 0, 1, 2 …"""
+        numbers = [chunk.slot for chunk in self.singles]
         return None if numbers == list(range(len(numbers))) else torch.tensor(numbers)
 
     @cached_property
     def _mask(self) -> torch.Tensor:
-        """Which keys are those of the text, as what is added to scores (slots, 1, 1, longest)."""
+        """Additive attention mask (slots, 1, 1, longest) that hides keys beyond the end of each text."""
         lengths = torch.ones(self._slots, dtype=torch.long)
-        for part in self.singles:
-            lengths[part.slot] = part.end
+        for chunk in self.singles:
+            lengths[chunk.slot] = chunk.end
         hidden = torch.arange(self._longest) >= lengths[:, None]
         return torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)[:, None, None]
 
     @cached_property
     def _causal_masks(self) -> list[torch.Tensor | None]:
-        """Of the longer parts (tokens, keys); None for one that begins a text."""
+        """Masks of the longer chunks (tokens, keys); None for the beginning of a text."""
         return [
-            torch.arange(part.seen, part.end)[:, None] >= torch.arange(part.end) if part.seen else None
-            for part in self.longer
+            torch.arange(chunk.seen, chunk.end)[:, None] >= torch.arange(chunk.end) if chunk.seen else None
+            for chunk in self.longer
         ]
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
-        """Attention of the tokens to their texts: query (tokens, heads, size) -> (tokens, heads, size of values)."""
-        keys, values = self.cache.write(layer, self.places, key, value)
+        """Attend from each token to its text: query (tokens, heads, size) -> (tokens, heads, size of values)."""
+        keys, values = self.cache.write(layer, self._cache_positions, key, value)
         output = query.new_empty(*query.shape[:2], values.shape[-1])
         start = len(self.singles)
         if self.singles:
-            attend = self._together if self._attend_together else self._one_by_one
-            # The heads that share keys take the place of queries: so keys are not repeated.
+            attend = self._batched if self._attend_batched else self._one_by_one
+            # Heads that share keys become queries, so that keys are not repeated.
             grouped = query[:start].unflatten(1, (keys.shape[2], -1))
             output[:start] = attend(grouped, keys, values, scale).flatten(1, 2)
-        for part, mask in zip(self.longer, self._causal_masks, strict=True):
-            tokens = slice(start, start + len(part.ids))
+        for chunk, mask in zip(self.longer, self._causal_masks, strict=True):
+            tokens = slice(start, start + len(chunk.ids))
             attended = F.scaled_dot_product_attention(
                 query[None, tokens].transpose(1, 2),
-                _of_slots(keys, part.slot, part.slot + 1, part.end),
-                _of_slots(values, part.slot, part.slot + 1, part.end),
+                _of_slots(keys, chunk.slot, chunk.slot + 1, chunk.end),
+                _of_slots(values, chunk.slot, chunk.slot + 1, chunk.end),
                 attn_mask=mask,
                 is_causal=mask is None,
                 scale=scale,
@@ -290,7 +288,7 @@ class _Step:
             start = tokens.stop
         return output
 
-    def _together(
+    def _batched(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
         """query (texts, key heads, heads of each, size)."""
@@ -308,9 +306,9 @@ class _Step:
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
         attended = []
-        for number, part in enumerate(self.singles):
-            own_keys = _of_slots(keys, part.slot, part.slot + 1, part.end)
-            own_values = _of_slots(values, part.slot, part.slot + 1, part.end)
+        for number, chunk in enumerate(self.singles):
+            own_keys = _of_slots(keys, chunk.slot, chunk.slot + 1, chunk.end)
+            own_values = _of_slots(values, chunk.slot, chunk.slot + 1, chunk.end)
             attended.append(
                 F.scaled_dot_product_attention(query[number : number + 1], own_keys, own_values, scale=scale)
             )
@@ -318,7 +316,7 @@ class _Step:
 
 
 def _of_slots(cached: torch.Tensor, first: int, last: int, tokens: int) -> torch.Tensor:
-    """The first tokens of some slots, as attention takes them: (slots, heads, tokens, size)."""
+    """Return the first tokens of some slots, transposed for attention: (slots, heads, tokens, size)."""
     return cached[first:last, :tokens].transpose(1, 2)
 
 
@@ -333,10 +331,10 @@ def slot_attention(
     artel_step: _Step | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function of transformers, (1, heads, tokens, size) -> ((1, tokens, heads, size), None).
+    """An attention function for transformers, (1, heads, tokens, size) -> ((1, tokens, heads, size), None).
 
-    Outside `SlotModel.logits` it is that of one row without padding, all of it or its next token: transformers makes no
-    masks for this function. Raises CannotSlot where another would be needed.
+    Outside `SlotModel.logits` it computes one row without padding, all of it or its next token: transformers makes no
+    masks for this function. Raise CannotSlot if a mask would be needed.
     """
     if artel_step is None:
         rows, tokens = query.shape[0], query.shape[2]

@@ -1,1 +1,32 @@
-"""A trained model in the formats of others: Hugging Face folders, adapters, GGUF."""
+"""Export to other formats: the interface of exporters, which are registered in `artel.registry.EXPORTERS`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from artel.config import Section, load_run, read_settings
+from artel.registry import EXPORTERS
+from artel.training import RunFolder
+
+
+class Exporter(Protocol):
+    """Writes a model in another format than a Hugging Face folder."""
+
+    def __init__(self, settings: Any) -> None:
+        """Called before a model is loaded, with the settings that the registry names, or an empty section.
+
+        Raise InputError if a program is missing.
+        """
+
+    def write(self, model: Path, folder: Path) -> None:
+        """Convert the Hugging Face folder `model`, a temporary copy, and write into `folder`. Raise WorkError."""
+
+
+def open_exporter(exporter: str, name: str, settings: Mapping[str, Any]) -> Exporter:
+    """Return the exporter of that name, from artel or a plugin of the run `name`. Raise InputError."""
+    if exporter not in EXPORTERS and RunFolder(Path(name)).config.is_file():
+        load_run(name)  # its plugins register theirs
+    kind: type[Exporter] = EXPORTERS[exporter]
+    return kind(read_settings(EXPORTERS.settings_of(exporter) or Section, settings, f"--to {exporter}"))

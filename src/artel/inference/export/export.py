@@ -18,9 +18,8 @@ from transformers import PreTrainedModel
 from artel.config import ModelConfig, RunConfig, load_run, near_name
 from artel.config.model_name import check_model_name
 from artel.errors import InputError
-from artel.inference.deepspeed.from_checkpoint import AssembledModel, assemble
-from artel.inference.deepspeed.universal import newest_checkpoint, write_universal
-from artel.inference.export.exporter import open_exporter
+from artel.inference.deepspeed_checkpoints import AssembledModel, assemble, newest_checkpoint, write_universal
+from artel.inference.export import open_exporter
 from artel.inference.open import (
     OpenedModel,
     check_was_trained,
@@ -46,11 +45,11 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written, and its folder."""
+    """An exported model and its folder."""
 
     folder: str
     kind: str
-    """model, adapter, deepspeed, or the name of the exporter that wrote it."""
+    """model, adapter, deepspeed, or the name of the exporter."""
     merged_into: str | None = None
     """The base model of a merged adapter."""
     dtype: str | None = None
@@ -71,10 +70,10 @@ def export(
 ) -> Exported:
     """Write the model of a run (its newest checkpoint while it is unfinished) or of a folder to a new folder.
 
-    A folder may be a checkpoint of DeepSpeed's own, whose weights, in pieces, become a model's in float32.
-    With `merge` an adapter is added to its base model, loaded unquantized; with `to` the folder holds what the exporter
-    of that name makes of the model by its `settings` (gguf: model.gguf and a Modelfile). The folder appears when it is
-    whole. Raises InputError before anything is loaded, WorkError when a tool fails.
+    A folder may be a checkpoint of DeepSpeed, whose shards become a model in float32. `merge` adds an adapter to its
+    base model, loaded unquantized. `to` names an exporter, which converts the model by its `settings` (gguf: model.gguf
+    and a Modelfile). The folder appears when it is complete. Raise InputError before loading anything, WorkError if a
+    tool fails.
     """
     check_new(folder)
     exporter = None if to is None else open_exporter(to, name, settings or {})
@@ -91,16 +90,16 @@ def export(
     with new_folder(folder) as partial:
         work = partial / "work"  # on the same disk as the result; removed before the result appears
         work.mkdir()
-        whole = partial if exporter is None else work / "model"
+        model = partial if exporter is None else work / "model"
         if merge:
             tell("merging: base model in float32")
             adapter = source if isinstance(source, Path) else _write_source(source, work / "adapter")
-            done = replace(done, **_merge(adapter, run, whole))
+            done = replace(done, **_merge(adapter, run, model))
         else:
-            _write_source(source, whole)
+            _write_source(source, model)
         if exporter is not None:
             tell(f"converting to {to}")
-            exporter.write(whole, partial)
+            exporter.write(model, partial)
         shutil.rmtree(work)
     return done
 
@@ -108,7 +107,7 @@ def export(
 def export_for_deepspeed(name: str, folder: Path) -> Exported:
     """Write the newest checkpoint of a run: its model, and weights and optimizer state in DeepSpeed's format.
 
-    The folder appears when it is complete. Raises InputError before anything is loaded.
+    The folder appears when it is complete. Raise InputError before loading anything.
     """
     check_new(folder)
     run, checkpoint = newest_checkpoint(name)
@@ -121,7 +120,7 @@ def export_for_deepspeed(name: str, folder: Path) -> Exported:
 
 
 def _source(name: str) -> tuple[Path | OpenedModel | AssembledModel, RunConfig | None]:
-    """The source (a model folder, or the model of an unfinished run or of DeepSpeed's checkpoint), and its run."""
+    """Return (a model folder, or the model of an unfinished run or of DeepSpeed's checkpoint; its run)."""
     check_model_name(name)
     run_folder, folder = RunFolder(Path(name)), Path(name)
     if run_folder.config.is_file():
@@ -143,7 +142,7 @@ def _source(name: str) -> tuple[Path | OpenedModel | AssembledModel, RunConfig |
 
 
 def _write_source(source: Path | OpenedModel | AssembledModel, folder: Path) -> Path:
-    """Write the source as files in `folder`: of a model folder its files, and the folders that modules.json names."""
+    """Write the source to `folder`. From a model folder, copy its files and the folders named in modules.json."""
     folder.mkdir(exist_ok=True)
     if not isinstance(source, Path):
         weights = source.weights if isinstance(source, AssembledModel) else None
@@ -164,7 +163,7 @@ def _write_source(source: Path | OpenedModel | AssembledModel, folder: Path) -> 
 
 
 def _merge(folder: Path, run: RunConfig | None, into: Path) -> dict[str, str]:
-    """Write the base model with the adapter's changes in the base's dtypes. Returns fields of `Exported`."""
+    """Merge an adapter into its base model, and write it in the base's dtypes. Return fields of `Exported`."""
     adapter = read_adapter(str(folder))
     assert adapter is not None
     tokenizer = load_tokenizer(str(folder))
@@ -179,16 +178,13 @@ def _merge(folder: Path, run: RunConfig | None, into: Path) -> dict[str, str]:
 
 
 def _restore_dtypes(merged: PreTrainedModel, base: str) -> torch.dtype:
-    """Give each tensor the dtype it has in the base's files, and new tensors the base's main dtype.
-
-    Returns the main dtype.
-    """
+    """Convert each tensor to its dtype in the base's files, new tensors to the main dtype. Return the main dtype."""
     config, _ = read_config(base)
     saved = saved_dtypes(base, config)
     named = config.dtype or config.get_text_config().dtype
     main = named if isinstance(named, torch.dtype) else Counter(saved.values()).most_common(1)[0][0]
     for name, parameter in merged.named_parameters():
         parameter.data = parameter.data.to(saved.get(name, main))
-    for name, buffer in merged.named_buffers():  # DeepSeek's correction of its router, in float32
+    for name, buffer in merged.named_buffers():  # such as DeepSeek's router correction, in float32
         buffer.data = buffer.data.to(saved.get(name, buffer.dtype))
     return main

@@ -1,4 +1,4 @@
-"""GGUF files for llama.cpp and Ollama, written by llama.cpp's tools, and the Modelfile for Ollama."""
+"""GGUF files for llama.cpp and Ollama, written by llama.cpp's tools, and Ollama's Modelfile."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from artel.errors import InputError, WorkError
 from artel.tokens import Tokenizer, load_tokenizer
 
 _SCRIPT = "convert_hf_to_gguf.py"
-_CONVERTED = ("auto", "f32", "f16", "bf16", "q8_0")  # types that the converter writes
-# Types of llama-quantize that need no calibration text.
+_CONVERTED = ("auto", "f32", "f16", "bf16", "q8_0")  # types of the converter
+# Types of llama-quantize that do not need calibration text.
 _QUANTIZED = tuple(
     "q2_k q3_k_s q3_k_m q3_k_l q4_0 q4_1 q4_k_s q4_k_m q5_0 q5_1 q5_k_s q5_k_m q6_k iq4_nl iq4_xs".split()
 )
-# Keys that the converter reads and transformers 5 no longer writes: model type -> key -> its new name.
-_FORMER_KEYS = {"gpt2": {"n_ctx": "n_positions"}}
+# Keys that the converter needs and transformers 5 no longer writes: {model type: {key: its new name}}.
+_RENAMED_KEYS = {"gpt2": {"n_ctx": "n_positions"}}
 _LAUNCHER = Path(__file__).with_name("llama_converter.py")
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTools:
-    """The requested type of weights, and the programs that make it."""
+    """The requested type of weights, and the programs that write it."""
 
     type: str
     converter: Path
@@ -40,9 +40,9 @@ class GgufTools:
 
 
 def find_gguf_tools(type_: str, llama_cpp: str | None) -> GgufTools:
-    """Find llama.cpp's converter, and llama-quantize where the type needs it: in its folder, on PATH, or as a package.
+    """Find llama.cpp's converter, and llama-quantize if the type needs it: in its folder, on PATH, or as a package.
 
-    The folder is `llama_cpp`, or else the environment variable LLAMA_CPP. Raises InputError with the remedy.
+    The folder is `llama_cpp`, or the environment variable LLAMA_CPP. Raise InputError with the fix.
     """
     weights_type = type_.lower()
     if weights_type not in _CONVERTED + _QUANTIZED:
@@ -82,8 +82,8 @@ def _converter(folder: Path | None) -> Path | None:
 
 
 def _quantize(folder: Path | None) -> Path | None:
-    places = [] if folder is None else [folder / "build" / "bin", folder / "bin", folder]
-    built = next((place / "llama-quantize" for place in places if (place / "llama-quantize").is_file()), None)
+    folders = [] if folder is None else [folder / "build" / "bin", folder / "bin", folder]
+    built = next((each / "llama-quantize" for each in folders if (each / "llama-quantize").is_file()), None)
     on_path = shutil.which("llama-quantize")
     return built or (None if on_path is None else Path(on_path))
 
@@ -96,7 +96,7 @@ class GgufConfig(Section):
 
 
 class GgufExporter:
-    """model.gguf and a Modelfile for Ollama, made by llama.cpp's tools."""
+    """Writes model.gguf and a Modelfile for Ollama."""
 
     def __init__(self, settings: GgufConfig) -> None:
         self._tools = find_gguf_tools(settings.type, settings.llama_cpp)
@@ -108,7 +108,7 @@ class GgufExporter:
 def write_gguf(tools: GgufTools, model: Path, folder: Path) -> None:
     """Write `folder`/model.gguf and `folder`/Modelfile for the Hugging Face folder `model`, whose config may change.
 
-    Raises WorkError when a tool fails.
+    Raise WorkError if a tool fails.
     """
     tokenizer = load_tokenizer(str(model), where=str(model))
     _restore_keys(model / "config.json")
@@ -117,8 +117,10 @@ def write_gguf(tools: GgufTools, model: Path, folder: Path) -> None:
     if tools.quantize is not None:
         unquantized = folder / "unquantized.gguf"
         arguments = ["--outfile", str(unquantized), "--outtype", "auto", str(model)]
-    cuts_as = _pre_tokenizer(tokenizer)
-    script = [str(tools.converter)] if cuts_as is None else [str(_LAUNCHER), str(tools.converter), cuts_as]
+    pre_tokenizer = _pre_tokenizer(tokenizer)
+    script = [str(tools.converter)]
+    if pre_tokenizer is not None:
+        script = [str(_LAUNCHER), *script, pre_tokenizer]
     _run(tools.converter, [sys.executable, *script, *arguments])
     if tools.quantize is not None:
         _run(tools.quantize, [str(tools.quantize), str(unquantized), str(file), tools.type.upper()])
@@ -128,7 +130,7 @@ def write_gguf(tools: GgufTools, model: Path, folder: Path) -> None:
 
 def _restore_keys(file: Path) -> None:
     config = json.loads(file.read_text(encoding="utf-8"))
-    former = _FORMER_KEYS.get(config.get("model_type"), {})
+    former = _RENAMED_KEYS.get(config.get("model_type"), {})
     file.write_text(json.dumps({**{key: config.get(now) for key, now in former.items()}, **config}), encoding="utf-8")
 
 
@@ -142,7 +144,7 @@ def _run(program: Path, command: list[str]) -> None:
 
 
 def _pre_tokenizer(tokenizer: Tokenizer) -> str | None:
-    """llama.cpp's name of the pre-tokenizer where it is GPT-2's, as in all tokenizers that artel trains; else None."""
+    """Return llama.cpp's name for GPT-2's pre-tokenizer, which artel's trained tokenizers have; None for others."""
     state = json.loads(tokenizer.hf.backend_tokenizer.to_str())
     step = state["pre_tokenizer"] or {}
     plain = state["model"]["type"] == "BPE" and not state["normalizer"] and step.get("type") == "ByteLevel"
@@ -150,34 +152,34 @@ def _pre_tokenizer(tokenizer: Tokenizer) -> str | None:
 
 
 def modelfile(tokenizer: Tokenizer, model: Path) -> str:
-    """Ollama's Modelfile: the weights, stop texts, sampling parameters and chat template.
+    """Return Ollama's Modelfile: weights, stop texts, sampling parameters and chat template.
 
-    Sampling follows the model's generation_config.json, or else the defaults of `artel generate`.
+    Sampling parameters come from generation_config.json, or are the defaults of `artel generate`.
     """
     file = model / "generation_config.json"
-    own = _read_object(file) if file.is_file() else {}
+    saved = _read_object(file) if file.is_file() else {}
     chatml = _writes_chatml(tokenizer)
-    ends = own.get("eos_token_id") or []
+    ends = saved.get("eos_token_id") or []
     ids = [tokenizer.end_id, *(ends if isinstance(ends, list) else [ends])]
     stops = dict.fromkeys([tokenizer.decode([number]) for number in ids] + ["<|im_end|>"] * chatml)
     lines = ["FROM ./model.gguf", *(f"PARAMETER stop {json.dumps(stop, ensure_ascii=False)}" for stop in stops)]
-    # Ollama's defaults penalize repetition and have top_k 40 and top_p 0.9.
+    # Ollama's own defaults penalize repetition, with top_k 40 and top_p 0.9.
     for name, default in {"temperature": 0.8, "top_k": 50, "top_p": 1.0}.items():
-        lines.append(f"PARAMETER {name} {own.get(name, default)}")
-    lines.append(f"PARAMETER repeat_penalty {own.get('repetition_penalty', 1.0)}")
+        lines.append(f"PARAMETER {name} {saved.get(name, default)}")
+    lines.append(f"PARAMETER repeat_penalty {saved.get('repetition_penalty', 1.0)}")
     if chatml:
         lines.append(f'TEMPLATE """{_CHATML}"""')
     return "\n".join(lines) + "\n"
 
 
 def _read_object(file: Path) -> dict[str, Any]:
-    """A JSON object in a file. Raises InputError for anything else."""
+    """Read a JSON object. Raise InputError for anything else."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InputError.at(str(file), f"is not JSON: {error}", "mend it, or remove it") from None
+        raise InputError.at(str(file), f"is not JSON: {error}", "fix it, or remove it") from None
     if not isinstance(values, dict):
-        raise InputError.at(str(file), "is no object of JSON", "mend it, or remove it")
+        raise InputError.at(str(file), "is no object of JSON", "fix it, or remove it")
     return values
 
 
@@ -188,7 +190,7 @@ _CHATML = """{{- range .Messages }}<|im_start|>{{ .Role }}
 
 
 def _writes_chatml(tokenizer: Tokenizer) -> bool:
-    """Whether the tokenizer's template writes ChatML. Ollama takes any other template from the GGUF file."""
+    """True if the tokenizer's template writes ChatML. Ollama takes any other template from the GGUF file."""
     if not tokenizer.hf.chat_template:
         return False
     turns = [{"role": role, "content": role.upper()} for role in ("system", "user", "assistant", "user")]

@@ -1,4 +1,4 @@
-"""ONNX: an encoder as one graph that runs without PyTorch, written by torch.onnx and compared with the model."""
+"""ONNX: an encoder as a graph that runs without PyTorch, written by torch.onnx and compared with the model."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from artel.models.text_vectors import module_folders
 from artel.tokens import Tokenizer, load_tokenizer
 
 _TEXTS = ("A crew who pool their labour.", "Артель", "One, two, three, four, five, six, seven, eight.")
-"""What the graph is traced with and compared on: several rows, of which some are padded."""
+"""Texts for tracing and comparing the graph: several rows, some of them padded."""
 _TOLERANCE = 1e-3
-"""The largest difference of an output, in its standard deviations: float32 in another order has about 1e-5."""
+"""Maximum difference of an output, in its standard deviations: another order of float32 operations has about 1e-5."""
 
 
 class OnnxExporter:
-    """model.onnx with the configuration and the tokenizer beside it, as optimum's ORTModel classes read them.
+    """Writes model.onnx with the configuration and the tokenizer, as optimum's ORTModel classes expect them.
 
-    Batch and length of the inputs are free. Models that write token by token are refused: they need a cache of keys
-    and values between the calls of a graph.
+    Batch size and length of the inputs are dynamic. Models that generate token by token are refused: they need a cache
+    of keys and values between calls of the graph.
     """
 
     def __init__(self, settings: object) -> None:
@@ -39,7 +39,7 @@ class OnnxExporter:
                 raise missing_extra(package, "onnx", "--to onnx")
 
     def write(self, model: Path, folder: Path) -> None:
-        """Write the graph of the Hugging Face folder `model`. Raises InputError, WorkError where it differs."""
+        """Write the graph of the Hugging Face folder `model`. Raise InputError, or WorkError if its outputs differ."""
         encoder, tokenizer = _open(model), load_tokenizer(str(model), where=str(model))
         inputs = _inputs(tokenizer)
         with torch.no_grad():
@@ -48,11 +48,11 @@ class OnnxExporter:
         _compare(folder / "model.onnx", inputs, expected)
         encoder.config.save_pretrained(str(folder))
         tokenizer.save(folder)
-        _copy_others(model, folder)
+        _copy_other_files(model, folder)
 
 
-def _copy_others(model: Path, folder: Path) -> None:
-    """Copy what else belongs to a model: thresholds of labels, what sentence-transformers reads; never weights."""
+def _copy_other_files(model: Path, folder: Path) -> None:
+    """Copy other files of a model, such as thresholds of labels and sentence-transformers' modules; no weights."""
     for file in model.iterdir():
         is_text = file.is_file() and file.suffix in (".json", ".txt") and ".index." not in file.name
         if is_text and not (folder / file.name).exists():
@@ -91,15 +91,15 @@ def _inputs(tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
 
 
 def _tensors(output: Any) -> dict[str, torch.Tensor]:
-    """The named tensors of a model's output."""
+    """Return the named tensors of a model's output."""
     return {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}
 
 
 def _write_graph(model: PreTrainedModel, inputs: dict[str, torch.Tensor], outputs: list[str], file: Path) -> None:
-    free = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in inputs}
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of torchvision, which no text model has
+    dynamic_shapes = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in inputs}
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about torchvision, which text models do not use
     try:
-        with warnings.catch_warnings(action="ignore"):  # of torch's own code about torch's own names
+        with warnings.catch_warnings(action="ignore"):  # from torch about its own names
             torch.onnx.export(
                 model,
                 (),
@@ -107,18 +107,18 @@ def _write_graph(model: PreTrainedModel, inputs: dict[str, torch.Tensor], output
                 kwargs=inputs,
                 input_names=list(inputs),
                 output_names=outputs,
-                dynamic_shapes=free,
+                dynamic_shapes=dynamic_shapes,
                 dynamo=True,
                 external_data=False,
                 verbose=False,
             )
-    except Exception as error:  # torch.export and each operator's translation raise their own
+    except Exception as error:  # torch.export and each operator's translation raise their own types
         what = f"torch.onnx cannot write {model.config.model_type}: {' '.join(str(error).split())[:300]}"
         raise WorkError.at("--to onnx", what, "serve it with artel serve, or use the Hugging Face folder") from None
 
 
 def _compare(file: Path, inputs: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    """Raise WorkError where the graph does not compute what the model does."""
+    """Raise WorkError if the outputs of the graph differ from the model's."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])

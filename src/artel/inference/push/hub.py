@@ -1,4 +1,4 @@
-"""The hub: a repository that is there, a branch, an upload. huggingface_hub does the work; its errors become ours."""
+"""Access to the Hugging Face hub by huggingface_hub, whose errors become InputError and WorkError."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import glob
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,10 @@ _NAMES = ("config.json", "adapter_config.json")
 
 
 class Hub:
-    """The hub as the owner of the token sees it: HF_TOKEN, or what hf auth login stored. HF_ENDPOINT names another."""
+    """The hub, with the token of HF_TOKEN or `hf auth login`. HF_ENDPOINT names another hub."""
 
     def __init__(self) -> None:
-        """Raises InputError where there is no token, or it may not write; WorkError where the hub is out of reach."""
+        """Raise InputError if there is no token with write access, WorkError if the hub cannot be reached."""
         self._api = HfApi(library_name="artel")
         if constants.HF_HUB_OFFLINE:
             raise InputError.at("HF_HUB_OFFLINE", "is set, and says not to go to the hub", "unset it")
@@ -44,13 +45,13 @@ class Hub:
             raise InputError.at(self._api.endpoint, f"the token of {self._user} may only read", _LOG_IN)
 
     def full_name(self, repo: str) -> str:
-        """OWNER/NAME; a name alone is one of the user's own."""
+        """Return OWNER/NAME. A name without an owner is the user's own."""
         return repo if "/" in repo else f"{self._user}/{repo}"
 
     def ready(self, repo: str, *, public: bool) -> bool:
-        """Make the repository if there is none; whether it is private. One that is there stays as it is.
+        """Create the repository if it does not exist. Return True if it is private.
 
-        Raises InputError where a private one is there and a public one was asked for.
+        Raise InputError if it exists and is private, but a public one was requested.
         """
         with hub_errors(repo):
             try:
@@ -64,16 +65,16 @@ class Hub:
         return private
 
     def upload(self, folder: Path, repo: str, revision: str, message: str) -> Uploaded:
-        """Upload the folder as a commit on a branch, which is made if it is not there.
+        """Upload the folder as a commit on a branch, which is created if missing.
 
-        Weights and configurations of an earlier model are removed in the same commit: loaders would take them first.
+        The commit removes weights and configurations of an earlier model: loaders would prefer them.
         """
         with hub_errors(repo), _progress():
             if revision != MAIN:
                 self._api.create_branch(repo, branch=revision, exist_ok=True)
             before = self._api.repo_info(repo, revision=revision).sha
-            there = self._api.list_repo_files(repo, revision=revision)
-            stale = [name for name in there if _decides(name) and not (folder / name).is_file()]
+            names = self._api.list_repo_files(repo, revision=revision)
+            stale = [name for name in names if _decides(name) and not (folder / name).is_file()]
             commit = self._api.upload_folder(
                 repo_id=repo,
                 folder_path=folder,
@@ -85,21 +86,25 @@ class Hub:
         return Uploaded(url, commit.oid, commit.oid != before, tuple(stale))
 
 
+@dataclass(frozen=True, slots=True)
 class Uploaded:
-    """What an upload came to."""
+    """The result of an upload."""
 
-    def __init__(self, url: str, commit: str, changed: bool, removed: tuple[str, ...]) -> None:
-        self.url, self.commit, self.changed, self.removed = url, commit, changed, removed
+    url: str
+    commit: str
+    changed: bool
+    """False if the files were there already."""
+    removed: tuple[str, ...]
 
 
 def _decides(name: str) -> bool:
-    """Whether a file of a repository decides which model is loaded from it."""
+    """True if a file decides which model is loaded from a repository."""
     return "/" not in name and (name in _NAMES or name.endswith(_DECIDES))
 
 
 @contextmanager
 def _progress() -> Iterator[None]:
-    """Bars of huggingface_hub where there is a terminal to draw them on."""
+    """Show the progress bars of huggingface_hub only in a terminal."""
     if sys.stderr.isatty() or are_progress_bars_disabled():
         yield
         return
@@ -112,7 +117,7 @@ def _progress() -> Iterator[None]:
 
 @contextmanager
 def hub_errors(where: str) -> Iterator[None]:
-    """Turn what huggingface_hub raises into one clear message: InputError for what a user can mend, else WorkError."""
+    """Turn errors of huggingface_hub into InputError, if the user can fix them, or WorkError."""
     try:
         yield
     except (ArtelError, KeyboardInterrupt):
@@ -133,47 +138,47 @@ def _as_artel_error(where: str, error: Exception) -> ArtelError | None:
     refused = next((cause for cause in causes if isinstance(cause, HfHubHTTPError)), None)
     if refused is not None and refused.response is not None:
         return _refusal(where, refused)
-    # By name, since huggingface_hub has changed the library that it asks by.
+    # By name, since huggingface_hub has changed its HTTP library.
     names = {base.__name__ for cause in causes for base in type(cause).__mro__}
     if names & {"TransportError", "ConnectionError", "TimeoutError"}:
-        what = f"the hub cannot be reached: {_in_short(causes[-1])}"
+        what = f"the hub cannot be reached: {_shortened(causes[-1])}"
         return WorkError.at(where, what, f"check the network, HF_ENDPOINT and proxies, and {_AGAIN}")
     if isinstance(error, KeyError | IndexError | TypeError | AttributeError | JSONDecodeError):
-        what = f"{constants.ENDPOINT} does not answer as a Hugging Face hub does ({_in_short(repr(error))})"
+        what = f"{constants.ENDPOINT} does not answer as a Hugging Face hub does ({_shortened(repr(error))})"
         return InputError.at(where, what, "set HF_ENDPOINT to the address of a hub, or unset it")
-    if isinstance(error, ValueError | RuntimeError):  # of its checks of answers and of a card, and of hf_xet
-        return WorkError.at(where, f"the upload failed: {_in_short(error)}", _AGAIN)
+    if isinstance(error, ValueError | RuntimeError):  # from checks of responses and model cards, and from hf_xet
+        return WorkError.at(where, f"the upload failed: {_shortened(error)}", _AGAIN)
     return None
 
 
 def _refusal(where: str, error: HfHubHTTPError) -> ArtelError:
-    """The error for an answer of the hub that is no success."""
+    """Return the error for an unsuccessful response."""
     status = error.response.status_code
-    said = _in_short(error.server_message or error.response.reason_phrase or error)
+    message = _shortened(error.server_message or error.response.reason_phrase or error)
     if status == 401:
-        return InputError.at(where, f"the hub does not accept the token (401): {said}", _LOG_IN)
+        return InputError.at(where, f"the hub does not accept the token (401): {message}", _LOG_IN)
     if status == 403:
         fix = "give a token that may write there, or another OWNER"
-        return InputError.at(where, f"the token may not write there (403): {said}", fix)
+        return InputError.at(where, f"the token may not write there (403): {message}", fix)
     if status == 404:
         fix = "check OWNER/NAME, and that the token may see it"
-        return InputError.at(where, f"the hub has no such repository or revision (404): {said}", fix)
+        return InputError.at(where, f"the hub has no such repository or revision (404): {message}", fix)
     if status == 409:
-        return WorkError.at(where, f"something else changes the repository just now (409): {said}", _AGAIN)
+        return WorkError.at(where, f"something else changes the repository just now (409): {message}", _AGAIN)
     if status == 429:
-        return WorkError.at(where, f"the hub takes no more requests for now (429): {said}", f"wait, and {_AGAIN}")
+        return WorkError.at(where, f"the hub takes no more requests for now (429): {message}", f"wait, and {_AGAIN}")
     if status >= 500:
-        return WorkError.at(where, f"the hub fails ({status}): {said}", f"wait, and {_AGAIN}")
-    return InputError.at(where, f"the hub refuses ({status}): {said}", "mend what it says, and push again")
+        return WorkError.at(where, f"the hub fails ({status}): {message}", f"wait, and {_AGAIN}")
+    return InputError.at(where, f"the hub refuses ({status}): {message}", "fix what it says, and push again")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The exception and what it was raised from, in order."""
+    """Yield the exception and its causes, in order."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
         cause = cause.__cause__ or cause.__context__
 
 
-def _in_short(message: Any) -> str:
+def _shortened(message: Any) -> str:
     return " ".join(str(message).split())[:300] or type(message).__name__

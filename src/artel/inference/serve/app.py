@@ -1,4 +1,4 @@
-"""The server's routes: OpenAI's, the page, health and figures."""
+"""The server's routes: OpenAI's API, the chat page, health and metrics."""
 
 from __future__ import annotations
 
@@ -6,26 +6,29 @@ import asyncio
 import sys
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
+import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 import artel
-from artel.inference.serve import encoders, rewriting, tasks
-from artel.inference.serve.bodies import NOT_AN_OBJECT, BodyRoute
-from artel.inference.serve.completions import Answering, ChatCompletions, Completions
-from artel.inference.serve.errors import ApiError
-from artel.inference.serve.guard import App, Guard, GuardOptions
+from artel.inference.serve import tasks
+from artel.inference.serve.access import AccessControl, AccessOptions, App
+from artel.inference.serve.chat import ChatCompletions, Responses
+from artel.inference.serve.completions import Answering, Completions
+from artel.inference.serve.errors import ApiError, invalid_body
 from artel.inference.serve.limits import AdmissionLimit, Deadline, out_of_time
 from artel.inference.serve.metrics import Metrics
-from artel.inference.serve.responses import Responses
 from artel.inference.serve.schema import (
     AnswerRequest,
     ChatRequest,
@@ -38,6 +41,7 @@ from artel.inference.serve.schema import (
     ResponsesRequest,
     ScoreRequest,
 )
+from artel.inference.serve.seq2seq import Seq2SeqCompletions
 from artel.inference.serve.served import ServedModel
 from artel.storage import MappedFiles
 
@@ -54,27 +58,27 @@ _PAGE_HEADERS = {
 }
 
 _UNREAD_SECONDS = 60.0
-"""For a client to read the end of a stream."""
+"""Time for a client to read the end of a stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the server takes at most."""
+    """Limits of the server."""
 
     requests: int | None = None
-    """Answers that are computed at once; None: as many as suit the model."""
+    """Answers computed concurrently; None: chosen for the model."""
     queue: int = 64
-    """Answers that wait beside them."""
+    """Answers that wait."""
     body: int = 2 * 2**20
-    """Bytes."""
+    """Size of a request's body in bytes."""
     seconds: float = 600.0
-    """For an answer, which is cut off then."""
+    """Time for an answer, which is then cut off."""
 
 
 def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loopback: bool, origins: list[str]) -> App:
-    """The application for `models`, the first of which is meant where a request names none.
+    """Return the application for `models`; a request without a model's name is for the first.
 
-    `origins`: web pages of these origins may call it (CORS).
+    Web pages of `origins` may call it (CORS).
     """
     app = FastAPI(title="artel", version=artel.__version__, docs_url=None, redoc_url=None)
     metrics = Metrics()
@@ -86,10 +90,10 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
     weights = MappedFiles()
 
     def check_weights() -> None:
-        """Raise ApiError 503 if weights were written over: answers would mix the old ones and the new ones."""
+        """Raise ApiError 503 if a file of weights was overwritten: answers would mix old and new weights."""
         if changed := weights.written_over():
             what = f"{', '.join(changed)} was written over under the running server: start the server again"
-            models[0].say_once(what)
+            models[0].log_once(what)
             raise ApiError(503, what, code="weights_changed")
 
     def find(name: str, can: Callable[[ServedModel], bool], does: str) -> ServedModel:
@@ -114,53 +118,53 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
     async def complete(body: CompletionRequest, request: Request) -> Response:
         served = find(body.model, lambda served: served.generates or served.can("generate"), "write text")
         if not served.generates:
-            return await rewritten(served, body, request)
-        return await answered(Completions(served, body, metrics, limits.seconds), body.stream, request)
+            return await seq2seq(served, body, request)
+        return await respond_with(Completions(served, body, metrics, limits.seconds), body.stream, request)
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
         served = find(body.model, _generates, "continue conversations")
-        return await answered(ChatCompletions(served, body, metrics, limits.seconds), body.stream, request)
+        return await respond_with(ChatCompletions(served, body, metrics, limits.seconds), body.stream, request)
 
     @app.post("/v1/responses")
     async def respond(body: ResponsesRequest, request: Request) -> Response:
         served = find(body.model, _generates, "continue conversations")
-        return await answered(Responses(served, body, metrics, limits.seconds), body.stream, request)
+        return await respond_with(Responses(served, body, metrics, limits.seconds), body.stream, request)
 
     @app.post("/v1/embeddings")
     async def embed(body: EmbeddingRequest, request: Request) -> JSONResponse:
         served = find(body.model, lambda served: served.embeds, "make embeddings")
-        return await worked(served, lambda: encoders.embeddings(served, body), request)
+        return await run_task(served, lambda: tasks.embeddings(served, body), request)
 
     @app.post("/v1/fill-mask")
     async def fill(body: FillMaskRequest, request: Request) -> JSONResponse:
         served = find(body.model, lambda served: served.fills_masks, "fill masks")
-        return await worked(served, lambda: encoders.fill(served, body), request)
+        return await run_task(served, lambda: tasks.fill(served, body), request)
 
     @app.post("/v1/answers")
     async def answer(body: AnswerRequest, request: Request) -> JSONResponse:
         served = find(body.model, lambda served: served.answers_questions, "answer questions from a document")
-        return await worked(served, lambda: encoders.answer(served, body), request)
+        return await run_task(served, lambda: tasks.answer(served, body), request)
 
     @app.post("/v1/classify")
     async def classify(body: ClassifyRequest, request: Request) -> JSONResponse:
         served = find(body.model, lambda served: served.can("classify"), "label texts")
-        return await worked(served, lambda: tasks.classify(served, body), request)
+        return await run_task(served, lambda: tasks.classify(served, body), request)
 
     @app.post("/v1/entities")
     async def entities(body: EntitiesRequest, request: Request) -> JSONResponse:
         served = find(body.model, lambda served: served.can("entities"), "find entities in texts")
-        return await worked(served, lambda: tasks.entities(served, body), request)
+        return await run_task(served, lambda: tasks.entities(served, body), request)
 
     @app.post("/v1/rerank")
     async def rerank(body: RerankRequest, request: Request) -> JSONResponse:
         served = find(body.model, lambda served: served.can("rerank"), "order documents by a query")
-        return await worked(served, lambda: tasks.rerank(served, body), request)
+        return await run_task(served, lambda: tasks.rerank(served, body), request)
 
     @app.post("/v1/score")
     async def score(body: ScoreRequest, request: Request) -> JSONResponse:
         served = find(body.model, lambda served: served.can("score"), "give scores")
-        return await worked(served, lambda: tasks.score(served, body), request)
+        return await run_task(served, lambda: tasks.score(served, body), request)
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -168,10 +172,10 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
         return {"status": "ok"}
 
     @app.get("/metrics")
-    async def figures() -> Response:
+    async def prometheus() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
-    async def answered(answering: Answering, stream: bool | None, request: Request) -> Response:
+    async def respond_with(answering: Answering, stream: bool | None, request: Request) -> Response:
         with ExitStack() as stack:
             stack.enter_context(admission.admit(answering.count))
             await _while_connected(request, _in_time(answering.prepare(), limits.seconds))
@@ -179,18 +183,18 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
                 return _Stream(answering.stream(), stack.pop_all(), limits.seconds)
             return JSONResponse(await _while_connected(request, answering.whole()))
 
-    async def rewritten(served: ServedModel, body: CompletionRequest, request: Request) -> Response:
+    async def seq2seq(served: ServedModel, body: CompletionRequest, request: Request) -> Response:
         with ExitStack() as stack:
             stack.enter_context(admission.admit(body.answers))
             deadline = stack.enter_context(Deadline(limits.seconds))
-            texts = rewriting.Rewriting(served, body, metrics, deadline)
+            texts = Seq2SeqCompletions(served, body, metrics, deadline)
             if not body.stream:
                 return JSONResponse(await _while_connected(request, texts.whole()))
             events = texts.stream()
-            first = await _while_connected(request, anext(events))  # what is refused has a status of its own
-            return _Stream(_after(first, events), stack.pop_all(), limits.seconds)
+            first = await _while_connected(request, anext(events))  # a refusal gets its own status
+            return _Stream(_prepend(first, events), stack.pop_all(), limits.seconds)
 
-    async def worked(served: ServedModel, task: Callable[[], dict[str, Any]], request: Request) -> JSONResponse:
+    async def run_task(served: ServedModel, task: Callable[[], dict[str, Any]], request: Request) -> JSONResponse:
         with admission.admit(), Deadline(limits.seconds) as deadline:
 
             def work() -> dict[str, Any]:
@@ -200,14 +204,14 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
 
             return JSONResponse(await _while_connected(request, _in_time(served.work(work), limits.seconds)))
 
-    guarded: App = Guard(app, GuardOptions(key, limits.body, loopback))
+    protected: App = AccessControl(app, AccessOptions(key, limits.body, loopback))
     if origins:
-        guarded = CORSMiddleware(guarded, origins, allow_methods=["GET", "POST"], allow_headers=["*"])
-    return _Counted(guarded, metrics)
+        protected = CORSMiddleware(protected, origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+    return _RequestCounter(protected, metrics)
 
 
 def _other_use(served: ServedModel) -> str:
-    """What a model does instead of what it is asked for, and where."""
+    """Return what a model does instead, and at which endpoints."""
     does = served.opened.objective.does
     return (does and f": it {does}") + f"; ask it at {' or '.join(served.endpoints)}"
 
@@ -239,7 +243,7 @@ class _Stream(StreamingResponse):
                     raise
 
 
-async def _after(first: str, events: AsyncGenerator[str, None]) -> AsyncIterator[str]:
+async def _prepend(first: str, events: AsyncGenerator[str, None]) -> AsyncIterator[str]:
     async with aclosing(events):
         yield first
         async for event in events:
@@ -247,7 +251,7 @@ async def _after(first: str, events: AsyncGenerator[str, None]) -> AsyncIterator
 
 
 async def _in_time(work: Coroutine[Any, Any, Result], seconds: float) -> Result:
-    """What the work gives. Raises ApiError, and stops it, after so many seconds."""
+    """Await the work. Cancel it and raise ApiError after `seconds`."""
     try:
         async with asyncio.timeout(seconds) as limit:
             return await work
@@ -258,13 +262,13 @@ async def _in_time(work: Coroutine[Any, Any, Result], seconds: float) -> Result:
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """What the work gives. Raises _ClientGone, and stops it, where the client goes."""
+    """Await the work. Cancel it and raise _ClientGone if the client disconnects."""
 
-    async def gone() -> None:
+    async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    task, leaving = asyncio.create_task(work), asyncio.create_task(gone())
+    task, leaving = asyncio.create_task(work), asyncio.create_task(disconnected())
     try:
         await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -276,8 +280,8 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, Result]) 
         await asyncio.gather(task, leaving, return_exceptions=True)
 
 
-class _Counted:
-    """An application whose requests are counted by route and status."""
+class _RequestCounter:
+    """An ASGI middleware that counts requests by route and status."""
 
     def __init__(self, app: App, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics
@@ -293,7 +297,7 @@ class _Counted:
 
 
 def _add_page(app: FastAPI) -> None:
-    """The chat page and its files."""
+    """Serve the chat page and its files."""
     files = {file.name: file for file in _PAGE.rglob("*") if file.suffix in _TYPES} if _PAGE.is_dir() else {}
 
     def give(name: str) -> Response:
@@ -312,7 +316,7 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _add_errors(app: FastAPI) -> None:
-    """Every error is OpenAI's object."""
+    """Answer every error as OpenAI's error object."""
 
     @app.exception_handler(ApiError)
     async def known(_: Request, error: ApiError) -> JSONResponse:
@@ -320,7 +324,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(_ClientGone)
     async def gone(_: Request, error: _ClientGone) -> Response:
-        return Response(status_code=499)  # nobody reads it
+        return Response(status_code=499)  # the client has disconnected
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> JSONResponse:
@@ -328,10 +332,55 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        # A page of another site could send such bodies without asking (CORS), so they are not read.
+        # A page of another site could send such a body without a CORS preflight, so it is not read.
         return ApiError(422, NOT_AN_OBJECT, None, "invalid_request").response()
 
     @app.exception_handler(Exception)
     async def unknown(_: Request, error: Exception) -> JSONResponse:
         traceback.print_exception(error, file=sys.stderr)
         return ApiError(500, "the server failed on this request; its log says why").response()
+
+
+# Bodies of requests
+
+
+_thread = ThreadPoolExecutor(1, "artel-bodies")
+NOT_AN_OBJECT = "the body must be a JSON object, with the header Content-Type: application/json"
+
+
+class BodyRoute(APIRoute):
+    """A route whose body is parsed and validated outside the event loop. FastAPI accepts the finished model."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        model = get_type_hints(self.endpoint).get("body")
+
+        async def read(request: Request) -> Response:
+            return await handle(request if model is None else _Request(request.scope, request.receive, model))
+
+        return read
+
+
+class _Request(Request):
+    def __init__(self, scope: Any, receive: Any, model: type[BaseModel]) -> None:
+        super().__init__(scope, receive)
+        self._model = model
+
+    async def json(self) -> Any:
+        """Return the body as its pydantic model. Raise ApiError."""
+        content = await self.body()
+        return await asyncio.get_running_loop().run_in_executor(_thread, read_body, content, self._model)
+
+
+def read_body(content: bytes, model: type[BaseModel]) -> BaseModel:
+    """Return the body of a request as its pydantic model. Raise ApiError."""
+    try:
+        body = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise ApiError(422, NOT_AN_OBJECT, None, "invalid_request")
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise invalid_body(error, body, model.model_fields) from None

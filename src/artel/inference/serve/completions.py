@@ -1,4 +1,4 @@
-"""/v1/completions and /v1/chat/completions: whole answers, or streams of server-sent events."""
+"""/v1/completions, and what chats share with it: an answer as it is generated, whole responses, streams of events."""
 
 from __future__ import annotations
 
@@ -7,48 +7,187 @@ import json
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from artel.errors import InputError
-from artel.inference.serve.answers import (
-    Delta,
-    Prompt,
-    Usage,
-    options_of,
-    room_for_answer,
-    stop_texts,
-    write,
-)
-from artel.inference.serve.bodies import ignored_fields
-from artel.inference.serve.chat_prompt import chat_ids, chat_tools
+from artel.inference.engine.base import EngineError, FinishReason, Generation
 from artel.inference.serve.errors import ApiError
-from artel.inference.serve.grammar import ANY_OBJECT
 from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.schema import (
-    ChatRequest,
     CompletionRequest,
-    JsonFormat,
-    JsonSchemaFormat,
     SamplingBody,
 )
 from artel.inference.serve.served import ServedModel
-from artel.inference.serve.tool_calls import CallDeltas, ConstrainedCalls, FreeCalls, constrain_calls, merge_deltas
 from artel.models.generate import check_embedded
-from artel.models.sampler import Token
+from artel.models.sampler import Sampler, SamplingOptions, Token
+from artel.models.text_stream import TextStream
 from artel.tokens.tokenizer.chat_template import TurnEnd
+
+_MAX_DIGITS = 9
+"""Digits of a token id: int() refuses very long numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids to continue, and how to continue them."""
+
+    ids: list[int]
+    options: SamplingOptions
+    new_tokens: int
+    end: TurnEnd
+    """End of the answer: the template's end of turn, and the texts of `stop`."""
+    stop_until: str = ""
+    """Stop texts have no effect after this text: calls follow it."""
+    special_tokens: bool = False
+    forced: list[int] = field(default_factory=list)
+    """First tokens of the answer: the rest of a prompt whose logprobs are requested (`echo`)."""
+    must_fit: bool = False
+    """True if the whole answer must fit a schema; a stop text then leaves it incomplete."""
+    make_matcher: Callable[[], Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text and tokens of an answer."""
+
+    text: str
+    tokens: list[Token] = field(default_factory=list)
+    """Their characters may follow in a later delta."""
+    finish_reason: FinishReason | None = None
+    """None until the last delta."""
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts of a request, over all of its answers."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+
+
+def options_of(body: SamplingBody, served: ServedModel, *, logprobs: int | None) -> SamplingOptions:
+    """Return the sampling options of a request. Raise ApiError."""
+    biases = {}
+    for name, bias in (body.logit_bias or {}).items():
+        if not (name.isdecimal() and len(name) <= _MAX_DIGITS and int(name) < served.written_ids):
+            what = f"{name[:50]!r} is no id of a token that the model writes; write 0 to {served.written_ids - 1}"
+            raise ApiError(400, what, "logit_bias")
+        biases[int(name)] = bias
+    options = {
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": None if body.top_k is None else max(0, body.top_k),
+        "min_p": body.min_p,
+        "presence_penalty": body.presence_penalty,
+        "frequency_penalty": body.frequency_penalty,
+        "repetition_penalty": body.repetition_penalty,
+    }
+    requested: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    return SamplingOptions(**requested, logit_bias=biases, seed=body.seed, logprobs=logprobs)
+
+
+def stop_texts(body: SamplingBody) -> tuple[str, ...]:
+    return () if body.stop is None else (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+
+
+def answer_limit(served: ServedModel, ids: list[int], requested: int | None, param: str) -> int:
+    """Return the token limit of an answer. Raise ApiError if the prompt leaves no room for it."""
+    room = served.context - len(ids)
+    if room < 1 or (requested or 1) > room:
+        answer = f", and {requested:,} of an answer" if requested else ""
+        message = f"the prompt has {len(ids):,} tokens{answer}; prompt and answer have {served.context:,} at most"
+        raise ApiError(400, message, param, "context_length_exceeded")
+    return requested or room
+
+
+async def write(
+    served: ServedModel, prompt: Prompt, seed_offset: int, usage: Usage, metrics: Metrics, seconds: float
+) -> AsyncGenerator[Delta, None]:
+    """Yield an answer as it is generated, cut off after `seconds`. Raise ApiError if the model fails."""
+    assert served.engine is not None
+    tokenizer = served.opened.tokenizer
+    options = prompt.options
+    if options.seed is not None and seed_offset:
+        options = replace(options, seed=options.seed + seed_offset)
+    matcher = None if prompt.make_matcher is None else prompt.make_matcher()
+    sampler = Sampler(options, prompt.ids, tokenizer.vocabulary, matcher, prompt.forced)
+    tokens = _TokenQueue()
+    generation = Generation(sampler, prompt.new_tokens + len(prompt.forced), prompt.end.ids, tokens.put)
+    stream = TextStream(
+        tokenizer,
+        prompt.ids,
+        prompt.end.texts,
+        stop_until=prompt.stop_until,
+        special_tokens=prompt.special_tokens,
+    )
+    pending: list[Token] = []
+    finish: FinishReason | None = None
+    try:
+        served.engine.submit(prompt.ids, generation)
+        with metrics.answer() as timer:
+            async with asyncio.timeout(seconds):
+                async for token in tokens:
+                    timer.token()
+                    usage.completion_tokens += 1
+                    pending.append(token)
+                    piece = stream.add(token.id)
+                    if piece.stopped:
+                        finish = "length" if prompt.must_fit else "stop"
+                        yield Delta(piece.text, pending, finish)
+                        return
+                    if piece.text:
+                        yield Delta(piece.text, pending)
+                        pending = []
+        yield Delta(stream.rest(), pending, generation.finish_reason)
+    except TimeoutError:
+        yield Delta(stream.rest(), pending, "length")
+    except EngineError as error:
+        if matcher is not None and matcher.is_error():
+            what = f"the schema cannot be satisfied after {usage.completion_tokens} tokens: {error}"
+            raise ApiError(400, f"{what}; write a simpler one", "response_format") from None
+        raise ApiError(500, f"the model failed: {error}") from None
+    finally:
+        served.engine.cancel(generation)
+
+
+class _TokenQueue:
+    """Passes tokens from the engine's thread to the event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[Token | EngineError | None] = asyncio.Queue()
+
+    def put(self, item: Token | EngineError | None) -> None:
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
+
+    async def __aiter__(self) -> AsyncIterator[Token]:
+        """Raise EngineError if the model failed."""
+        while (item := await self._queue.get()) is not None:
+            if isinstance(item, EngineError):
+                raise item
+            yield item
 
 
 class Answering(ABC):
     """The answers to one request."""
 
+    prefix: str
+    """Prefix of the response's `id`."""
     kind: str
     """`object` of the response."""
-    chunk: str
-    """`object` of a part of a stream."""
+    chunk_kind: str
+    """`object` of a chunk of a stream."""
 
     def __init__(self, served: ServedModel, body: SamplingBody, metrics: Metrics, seconds: float) -> None:
         self._served, self._metrics, self._seconds = served, metrics, seconds
@@ -58,32 +197,30 @@ class Answering(ABC):
         self._prompts: list[Prompt] = []
         self.usage = Usage()
 
-    prefix: str
-
     async def prepare(self) -> None:
-        """Make the prompts. Raises ApiError."""
+        """Make the prompts. Raise ApiError."""
         await self._make_prompts()
         self._metrics.prompt(self.usage.prompt_tokens)
 
     @abstractmethod
     async def _make_prompts(self) -> None:
-        """Raises ApiError."""
+        """Add a prompt for each answer or group of answers. Raise ApiError."""
 
     @abstractmethod
     async def choice(self, index: int) -> dict[str, Any]:
-        """A whole answer. Raises ApiError."""
+        """Return a whole answer. Raise ApiError."""
 
     @abstractmethod
-    def parts(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
-        """An answer in parts. Raises ApiError."""
+    def chunks(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield an answer in chunks. Raise ApiError."""
 
     @property
     def count(self) -> int:
-        """Answers to the request."""
+        """Number of answers."""
         return self._body.answers
 
     async def whole(self) -> dict[str, Any]:
-        """The response. Raises ApiError, of the first answer that fails; the others end then."""
+        """Return the response. Raise ApiError for the first answer that fails, and cancel the others."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self.choice(index)) for index in range(self.count)]
@@ -92,15 +229,15 @@ class Answering(ABC):
         return self._response(self.kind, [task.result() for task in tasks]) | {"usage": self.usage.to_json()}
 
     async def stream(self) -> AsyncGenerator[str, None]:
-        """Server-sent events: parts of all answers as they come, and `[DONE]`."""
+        """Yield server-sent events: chunks of all answers as they come, then `[DONE]`."""
         options = self._body.stream_options
         usage = {"usage": None} if options is not None and options.include_usage else {}
         try:
-            async with aclosing(_merged([self.parts(index) for index in range(self.count)])) as parts:
-                async for part in parts:
-                    yield event(self._response(self.chunk, [part]) | usage)
+            async with aclosing(_merged([self.chunks(index) for index in range(self.count)])) as chunks:
+                async for chunk in chunks:
+                    yield event(self._response(self.chunk_kind, [chunk]) | usage)
             if usage:
-                yield event(self._response(self.chunk, []) | {"usage": self.usage.to_json()})
+                yield event(self._response(self.chunk_kind, []) | {"usage": self.usage.to_json()})
             yield "data: [DONE]\n\n"
         except ApiError as error:
             yield event(error.body())
@@ -108,25 +245,25 @@ class Answering(ABC):
     async def _deltas(self, index: int) -> AsyncGenerator[Delta, None]:
         answers = self._body.n or 1
         prompt = self._prompts[index // answers]
-        written = write(self._served, prompt, index % answers, self.usage, self._metrics, self._seconds)
-        async with aclosing(written) as deltas:
+        answer = write(self._served, prompt, index % answers, self.usage, self._metrics, self._seconds)
+        async with aclosing(answer) as deltas:
             async for delta in deltas:
                 yield delta
 
     async def _whole_answer(self, index: int) -> tuple[str, list[Token], str | None]:
-        """The text of an answer, its tokens, and why it ended."""
+        """Return an answer's text, tokens and finish reason."""
         deltas = [delta async for delta in self._deltas(index)]
         tokens = [token for delta in deltas for token in delta.tokens]
         return "".join(delta.text for delta in deltas), tokens, deltas[-1].finish_reason
 
     def _add_prompt(self, ids: list[int], requested: int | None, param: str, **settings: Any) -> None:
-        """Raises ApiError for one that the model cannot take."""
+        """Raise ApiError for a prompt that the model cannot take."""
         opened = self._served.opened
         try:
             check_embedded(opened.model, opened.tokenizer, ids)
         except InputError as error:
             raise ApiError(400, error.problems[0].what, param) from None
-        new_tokens = room_for_answer(self._served, ids, requested, param)
+        new_tokens = answer_limit(self._served, ids, requested, param)
         self._prompts.append(Prompt(ids, new_tokens=new_tokens, **settings))
         self.usage.prompt_tokens += len(ids)
 
@@ -141,9 +278,9 @@ class Answering(ABC):
 
 
 class Completions(Answering):
-    """Texts that continue prompts."""
+    """Continuations of prompts, at /v1/completions."""
 
-    prefix, kind, chunk = "cmpl", "text_completion", "text_completion"
+    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, served: ServedModel, body: CompletionRequest, metrics: Metrics, seconds: float) -> None:
         super().__init__(served, body, metrics, seconds)
@@ -160,9 +297,9 @@ class Completions(Answering):
         for prompt in body.prompts:
             ids = prompt if isinstance(prompt, list) else await served.work(partial(tokenizer.prompt, prompt))
             self._add_prompt(ids, body.max_tokens, "prompt", options=options, end=end, special_tokens=False)
-            if body.echo:  # an end token within the prompt ends nothing
-                whole = self._prompts[-1]
-                self._prompts[-1] = replace(whole, ids=ids[:1], forced=ids[1:], end=TurnEnd(frozenset()))
+            if body.echo:  # an end token in the prompt has no effect
+                prompt_only = self._prompts[-1]
+                self._prompts[-1] = replace(prompt_only, ids=ids[:1], forced=ids[1:], end=TurnEnd(frozenset()))
 
     async def choice(self, index: int) -> dict[str, Any]:
         text, tokens, finish = await self._whole_answer(index)
@@ -174,7 +311,7 @@ class Completions(Answering):
         logprobs = await self._served.work(partial(self._logprobs, tokens, 0))
         return self._choice(index, text, finish, logprobs)
 
-    async def parts(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
+    async def chunks(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
         length = 0
         async for delta in self._deltas(index):
             yield self._choice(index, delta.text, delta.finish_reason, self._logprobs(delta.tokens, length))
@@ -198,159 +335,12 @@ class Completions(Answering):
         }
 
     def _likeliest(self, token: Token) -> dict[str, float]:
-        """The likeliest tokens in its place. Of two tokens of one name the likelier stays."""
+        """Return the likeliest tokens at this position. If two have the same name, keep the likelier."""
         return {self._served.token_name(other): logprob for other, logprob in reversed(token.top)}
 
 
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """What came of an answer since the last one."""
-
-    text: str
-    calls: list[dict[str, Any]]
-    """What is new of its calls, as a stream has it."""
-    tokens: list[Token]
-    finish_reason: str | None
-
-
-class ChatCompletions(Answering):
-    """Answers to a conversation."""
-
-    prefix, kind, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
-
-    def __init__(self, served: ServedModel, body: ChatRequest, metrics: Metrics, seconds: float) -> None:
-        super().__init__(served, body, metrics, seconds)
-        self._request = body
-        self._tools = chat_tools(body)
-        self._constrained: ConstrainedCalls | None = None
-
-    async def _make_prompts(self) -> None:
-        served, body = self._served, self._request
-        await self._say_what_is_ignored(messages=body.messages, tools=body.tools)
-        if body.top_logprobs and not body.logprobs:
-            raise ApiError(400, "needs logprobs: true", "top_logprobs")
-        options = options_of(body, served, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
-        make_matcher = None
-        schema = _answer_schema(body)
-        if schema is not None:
-            make_matcher = await served.work(lambda: served.grammars.matcher(schema))
-        ids = await served.work(lambda: chat_ids(served, body))
-        # What ends a turn in letters may stand in a text within JSON; the grammar ends such an answer.
-        ends = () if schema is not None else served.turn_end.texts
-        end = TurnEnd(served.turn_end.ids, (*ends, *stop_texts(body)))
-        self._constrained = constrained = await served.work(lambda: constrain_calls(served, body, schema))
-        if constrained is not None:
-            make_matcher = constrained.make_matcher
-            if constrained.must_call:  # the grammar ends the answer, and no text within arguments does
-                end = TurnEnd(served.turn_end.ids)
-        most = body.max_completion_tokens or body.max_tokens
-        # Some models begin a call with a control token: [TOOL_CALLS], <|python_tag|>.
-        with_marks = bool(self._tools)
-        self._add_prompt(
-            ids,
-            most,
-            "messages",
-            options=options,
-            end=end,
-            stop_until="" if constrained is None else constrained.mark,
-            make_matcher=make_matcher,
-            must_fit=schema is not None and make_matcher is not None,
-            special_tokens=with_marks,
-        )
-
-    async def _say_what_is_ignored(self, **objects: Any) -> None:
-        """Name the fields of the client's objects that nothing here uses, each once, in the log."""
-
-        def ignored() -> dict[str, None]:
-            return dict.fromkeys(field for name, value in objects.items() for field in ignored_fields(value, name))
-
-        for field in await self._served.work(ignored):
-            self._served.say_once(f"{field} is ignored")
-
-    async def choice(self, index: int) -> dict[str, Any]:
-        text, finish = "", None
-        call_deltas: list[dict[str, Any]] = []
-        tokens: list[Token] = []
-        async for said in self._said(index):
-            text += said.text
-            call_deltas += said.calls
-            tokens += said.tokens
-            finish = said.finish_reason
-        calls = merge_deltas(call_deltas)
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": text or (None if calls else ""),
-            "refusal": None,
-        }
-        if calls:
-            message["tool_calls"] = calls
-        logprobs = await self._served.work(partial(self._logprobs, tokens))
-        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
-
-    async def parts(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
-        content = None if self._constrained is not None and self._constrained.must_call else ""
-        yield self._part(index, {"role": "assistant", "content": content, "refusal": None}, None, [])
-        async for said in self._said(index):
-            fields: dict[str, Any] = {"content": said.text} if said.text else {}
-            if said.calls:
-                fields["tool_calls"] = said.calls
-            if fields or said.finish_reason or said.tokens:
-                yield self._part(index, fields, said.finish_reason, said.tokens)
-
-    async def _said(self, index: int) -> AsyncGenerator[_Said, None]:
-        """An answer as it is written, its calls apart."""
-        reader = self._reader()
-        begun = False
-        async with aclosing(self._deltas(index)) as deltas:
-            async for delta in deltas:
-                text = delta.text
-                finish: str | None = delta.finish_reason
-                if reader is not None:
-                    text = reader.add(text) + (reader.rest() if finish is not None else "")
-                    if reader.count and (reader.is_full or finish == "stop"):
-                        finish = "tool_calls"
-                text = text if begun else text.lstrip()  # white space before an answer belongs to the template
-                begun = begun or bool(text)
-                yield _Said(text, [] if reader is None else reader.take(), delta.tokens, finish)
-                if finish is not None:
-                    return
-
-    def _reader(self) -> CallDeltas | None:
-        if self._constrained is not None:
-            return self._constrained.reader()
-        one_alone = self._request.parallel_tool_calls is False
-        return FreeCalls(self._tools, 1 if one_alone else None) if self._tools else None
-
-    def _part(self, index: int, delta: dict[str, Any], finish: str | None, tokens: list[Token]) -> dict[str, Any]:
-        return {"index": index, "delta": delta, "logprobs": self._logprobs(tokens), "finish_reason": finish}
-
-    def _logprobs(self, tokens: list[Token]) -> dict[str, Any] | None:
-        if not self._request.logprobs:
-            return None
-        return {
-            "content": [
-                self._logprob(token.id, token.logprob)
-                | {"top_logprobs": [self._logprob(other, logprob) for other, logprob in token.top]}
-                for token in tokens
-            ],
-            "refusal": None,
-        }
-
-    def _logprob(self, token: int, logprob: float | None) -> dict[str, Any]:
-        text = self._served.token_text(token)
-        return {"token": text, "logprob": logprob, "bytes": list(self._served.token_bytes(token))}
-
-
-def _answer_schema(body: ChatRequest) -> dict[str, Any] | None:
-    """The schema of an answer in JSON; None for free text."""
-    answer_format = body.response_format
-    if isinstance(answer_format, JsonSchemaFormat):
-        return answer_format.json_schema.schema_ or ANY_OBJECT
-    return ANY_OBJECT if isinstance(answer_format, JsonFormat) else None
-
-
 async def _merged(streams: list[AsyncGenerator[dict[str, Any], None]]) -> AsyncGenerator[dict[str, Any], None]:
-    """What comes from several, as it comes. Raises the error of the first that fails."""
+    """Yield the items of several streams as they come. Raise the first error."""
     items: asyncio.Queue[dict[str, Any] | Exception | None] = asyncio.Queue()
 
     async def feed(stream: Any) -> None:
@@ -359,7 +349,7 @@ async def _merged(streams: list[AsyncGenerator[dict[str, Any], None]]) -> AsyncG
                 async for item in stream:
                     items.put_nowait(item)
             items.put_nowait(None)
-        except Exception as error:  # whatever it is, the reader must not wait for ever
+        except Exception as error:  # any error must reach the reader, which would wait forever
             items.put_nowait(error)
 
     tasks = [asyncio.create_task(feed(stream)) for stream in streams]
@@ -380,4 +370,5 @@ async def _merged(streams: list[AsyncGenerator[dict[str, Any], None]]) -> AsyncG
 
 
 def event(content: dict[str, Any]) -> str:
+    """Return a server-sent event."""
     return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"

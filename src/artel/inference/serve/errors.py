@@ -1,4 +1,4 @@
-"""Errors of the server, as OpenAI's object: {"error": {"message", "type", "param", "code"}}."""
+"""Errors of the server, as OpenAI's error object: {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
@@ -49,29 +49,29 @@ _WRONG = {
     "union_tag_not_found": "lacks {discriminator}",
     "string_pattern_mismatch": "does not fit the pattern {pattern}",
 }
-"""What is said of a value, by pydantic's name of the mistake."""
-_MOST_WORDED = 10
-"""Problems in an answer."""
-_MOST_PROBLEMS = 5000
-"""Problems of a body that are looked at."""
-_LONGEST_NAME = 64
-"""Characters of an unknown key for which similar keys are looked for: that takes the square of its length."""
+"""Messages by pydantic's type of error."""
+_SHOWN = 10
+"""Problems listed in an error."""
+_MAX_PROBLEMS = 5000
+"""Problems of a body that are examined."""
+_MAX_KEY = 64
+"""Characters of an unknown key for which similar keys are searched: the time grows with the square of its length."""
 
 
 def invalid_body(error: ValidationError, body: dict[str, Any], known: Collection[str]) -> ApiError:
-    """Return the error for a body that does not fit its schema: at most ten of its problems, and how many there are.
+    """Return the error for a body that does not fit its schema: up to ten problems, and the number of others.
 
     `known`: the keys that the body may have.
     """
     count = error.error_count()
-    if count > _MOST_PROBLEMS:  # pydantic only gives them all, which takes seconds
+    if count > _MAX_PROBLEMS:  # pydantic can only list all of them, which takes seconds
         unknown = ", ".join(repr(key[:50]) for key in islice((key for key in body if key not in known), 3))
         what = f"the body has {count:,} problems" + (unknown and f"; unknown keys: {unknown}, …")
         return ApiError(422, what, None, "invalid_request")
     wrong = wrong_keys(error.errors(include_url=False, include_input=False), body)
-    said = [f"{path}: {_what(problem, path, known)}" for path, problem in wrong[:_MOST_WORDED]]
-    said += [f"and {len(wrong) - _MOST_WORDED} more"] if len(wrong) > _MOST_WORDED else []
-    return ApiError(422, "; ".join(said)[:2000], wrong[0][0][:200], "invalid_request")
+    lines = [f"{path}: {_what(problem, path, known)}" for path, problem in wrong[:_SHOWN]]
+    lines += [f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
+    return ApiError(422, "; ".join(lines)[:2000], wrong[0][0][:200], "invalid_request")
 
 
 def wrong_keys(problems: Sequence[Any], body: Any) -> list[tuple[str, Any]]:
@@ -80,41 +80,41 @@ def wrong_keys(problems: Sequence[Any], body: Any) -> list[tuple[str, Any]]:
     If a key takes several kinds of value, only the problem with the kind that was sent is returned.
     """
     wrong = [(_path(body, problem), problem) for problem in problems]
-    specific = {path for path, problem in wrong if not _is_of_another_kind(problem)}
+    specific = {path for path, problem in wrong if not _is_type_error(problem)}
     parents = {path[:at] for path, _ in wrong for at, sign in enumerate(path) if sign == "."}
-    kept = {
+    unique = {
         (path, _WRONG.get(problem["type"], problem["msg"])): (path, problem)
         for path, problem in reversed(wrong)
-        if not (_is_of_another_kind(problem) and (path in specific or path in parents))
+        if not (_is_type_error(problem) and (path in specific or path in parents))
     }
-    return list(reversed(kept.values()))
+    return list(reversed(unique.values()))
 
 
-def _is_of_another_kind(problem: dict[str, Any]) -> bool:
-    """Whether a value is said to be of another kind: no text, no list."""
+def _is_type_error(problem: dict[str, Any]) -> bool:
+    """True if the problem is the type of a value, such as "is no text"."""
     return _WRONG.get(problem["type"], "").startswith("is no")
 
 
 def _what(problem: dict[str, Any], path: str, known: Collection[str]) -> str:
     if problem["type"] == "extra_forbidden":
-        is_name = "." not in path and len(path) <= _LONGEST_NAME
+        is_name = "." not in path and len(path) <= _MAX_KEY
         near = " or ".join(difflib.get_close_matches(path, [*known], 3, cutoff=0.5)) if is_name else ""
         return "is unknown here" + (near and f"; did you mean {near}?")
     words = _WRONG.get(problem["type"])
     limits = problem.get("ctx", {})
-    whole = {name: int(value) for name, value in limits.items() if isinstance(value, float) and value.is_integer()}
-    return problem["msg"] if words is None else words.format(**limits | whole)
+    integers = {name: int(value) for name, value in limits.items() if isinstance(value, float) and value.is_integer()}
+    return problem["msg"] if words is None else words.format(**limits | integers)
 
 
 def _path(body: Any, problem: dict[str, Any]) -> str:
-    """Where a value stands in a body, `documents.0.text`: without the kinds of value that pydantic tried there."""
+    """Return the path of a value in a body, `documents.0.text`, without the union members that pydantic tried."""
     tried = problem["loc"]
     steps: list[str] = []
     for number, step in enumerate(tried, 1):
         is_lacking = problem["type"] == "missing" and number == len(tried)
         holds_key = number == len(tried) - 1 and problem["type"] == "extra_forbidden"
         if holds_key and isinstance(body, dict) and isinstance(body.get(step), dict) and tried[-1] not in body[step]:
-            continue  # the kind's name, which is also a key here
+            continue  # the name of a union member, which is also a key here
         if isinstance(body, dict) and isinstance(step, str) and (step in body or is_lacking):
             steps.append(step)
             body = body.get(step)
@@ -125,7 +125,7 @@ def _path(body: Any, problem: dict[str, Any]) -> str:
 
 
 class ApiError(HTTPException):
-    """What a request is answered with instead: a status, what is wrong, and which key."""
+    """An error response: status, message and the key at fault."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(status, message)

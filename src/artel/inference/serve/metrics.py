@@ -1,4 +1,4 @@
-"""Figures of the server for Prometheus: requests, tokens, answers at work, time to the first token and between two."""
+"""Prometheus metrics of the server: requests, tokens, running answers, time to the first token and between tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class Metrics:
-    """The figures of one server."""
+    """The metrics of one server."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -36,12 +36,12 @@ class Metrics:
         self._tokens.labels("prompt").inc(tokens)
 
     def written(self, tokens: int) -> None:
-        """Tokens of answers that came as a whole."""
+        """Count the tokens of a whole answer."""
         self._tokens.labels("answer").inc(tokens)
 
     @contextmanager
     def answer(self) -> Iterator[_Timer]:
-        """Within the block an answer is being written."""
+        """Count an answer as running inside the block."""
         self._answers.inc()
         try:
             yield _Timer(self)
@@ -49,7 +49,7 @@ class Metrics:
             self._answers.dec()
 
     def text(self) -> bytes:
-        """All figures in Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
 

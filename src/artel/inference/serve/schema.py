@@ -1,12 +1,12 @@
-"""What may be asked of the server, and its limits: OpenAI's requests, with vLLM's sampling settings beyond them.
+"""Requests of the API and their limits: OpenAI's, with vLLM's additional sampling settings.
 
-An unknown setting is refused, so that none is silently without effect. OpenAI's settings that change nothing here
-(`user`, `store`, `metadata`, `service_tier`, …) are accepted, and so are the fields of messages and calls that clients
-send back as they received them.
+An unknown setting is refused, so that none is silently ignored. OpenAI's settings without effect (`user`, `store`,
+`metadata`, `service_tier`, …) are accepted, as are fields of messages and calls that clients send back unchanged.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -21,8 +21,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-_MOST = 8
-"""Answers to one request, prompts of one request times its answers."""
+_MAX_ANSWERS = 8
+"""Answers to one request: its prompts times `n`."""
 Text = Annotated[str, StringConstraints(max_length=4_000_000)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=500)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -35,12 +35,23 @@ class Body(BaseModel):
 
 
 class ClientObject(BaseModel):
-    """A part of a request that clients also get back from servers, with fields that differ from client to client.
+    """A part of a request that clients copy from responses, with fields that differ between clients.
 
-    Fields that are unknown here are ignored, and the log names them once.
+    Unknown fields are ignored, and logged once.
     """
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+
+def ignored_fields(value: Any, path: str) -> Iterator[str]:
+    """Yield the paths of fields that the server ignores in ClientObjects of a body, e.g. `messages.parsed`."""
+    if isinstance(value, list):
+        for item in value:
+            yield from ignored_fields(item, path)
+    elif isinstance(value, ClientObject):
+        yield from (f"{path}.{name}" for name in value.model_extra or ())
+        for name in type(value).model_fields:
+            yield from ignored_fields(getattr(value, name), f"{path}.{name}")
 
 
 class StreamOptions(Body):
@@ -49,7 +60,7 @@ class StreamOptions(Body):
 
 
 class SamplingBody(Body):
-    """What completions and chat have in common."""
+    """Settings of both completions and chats."""
 
     model: str = Field(default="", description="The name of a model that is served; the first one where it is empty.")
     temperature: float | None = Field(default=None, ge=0, le=100, description="0 takes the likeliest token.")
@@ -62,7 +73,7 @@ class SamplingBody(Body):
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1000)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
-    n: int | None = Field(default=None, ge=1, le=_MOST)
+    n: int | None = Field(default=None, ge=1, le=_MAX_ANSWERS)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -75,16 +86,16 @@ class SamplingBody(Body):
 
     @property
     def answers(self) -> int:
-        """How many are asked for."""
+        """Number of answers."""
         return self.n or 1
 
 
 class CompletionRequest(SamplingBody):
     prompt: (
         Text
-        | Annotated[list[Text], Field(min_length=1, max_length=_MOST, fail_fast=True)]
+        | Annotated[list[Text], Field(min_length=1, max_length=_MAX_ANSWERS, fail_fast=True)]
         | Ids
-        | Annotated[list[Ids], Field(min_length=1, max_length=_MOST, fail_fast=True)]
+        | Annotated[list[Ids], Field(min_length=1, max_length=_MAX_ANSWERS, fail_fast=True)]
     )
     max_tokens: int | None = Field(default=None, ge=1, le=2**31)
     logprobs: int | None = Field(default=None, ge=0, le=20)
@@ -96,14 +107,16 @@ class CompletionRequest(SamplingBody):
     @classmethod
     def _few_answers(cls, prompt: Any, info: ValidationInfo) -> Any:
         count, each = len(_prompts(prompt)), info.data.get("n") or 1
-        if count * each > _MOST:
-            what = f"{count} prompts with n: {each} ask for more than {_MOST} answers; write fewer, or a smaller n"
+        if count * each > _MAX_ANSWERS:
+            what = (
+                f"{count} prompts with n: {each} ask for more than {_MAX_ANSWERS} answers; write fewer, or a smaller n"
+            )
             raise PydanticCustomError("too_many_answers", what)
         return prompt
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """What is to be continued, as texts or as ids."""
+        """The prompts, as texts or token ids."""
         return _prompts(self.prompt)
 
     @property
@@ -141,7 +154,7 @@ class Message(ClientObject):
     reasoning_content: Text | None = Field(
         default=None, validation_alias=AliasChoices("reasoning_content", "reasoning")
     )
-    # What clients have in each answer, and send back.
+    # Fields of responses, which clients send back.
     annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
@@ -176,7 +189,7 @@ class AllowedTools(Body):
 
 
 class AllowedToolChoice(Body):
-    """Some of `tools` alone may be called; the prompt has all of them, so that its beginning stays the same."""
+    """Allows calls of some of `tools`. The prompt contains all of them, so that its prefix stays the same."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -217,7 +230,7 @@ class ChatRequest(SamplingBody):
 
 
 def _unsupported(fix: str, *without_effect: Any) -> BeforeValidator:
-    """Accept only the values that ask for nothing, and refuse any other with `fix`."""
+    """Accept only values without effect, and refuse others with `fix`."""
 
     def check(value: Any) -> None:
         if value not in (None, *without_effect):
@@ -231,7 +244,7 @@ _NO_MEMORY = "nothing is stored here: send the earlier messages in input"
 
 
 class ResponsesPart(ClientObject):
-    """A text within a message of `input`."""
+    """A text in a message of `input`."""
 
     type: Literal["input_text", "output_text", "text"]
     text: Text
@@ -240,7 +253,7 @@ class ResponsesPart(ClientObject):
 
 
 class ResponsesMessage(ClientObject):
-    """A message of `input`: as the client wrote it, or an item of an earlier `output`."""
+    """A message of `input`: written by the client, or an item of an earlier `output`."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -251,7 +264,7 @@ class ResponsesMessage(ClientObject):
 
 
 class ResponsesSchema(JsonSchema):
-    """A schema for the answer: `response_format` of the chat in one object."""
+    """A schema for the answer, like a chat's `response_format` in one object."""
 
     type: Literal["json_schema"]
 
@@ -262,14 +275,14 @@ class ResponsesText(Body):
 
     @property
     def chat_format(self) -> JsonFormat | JsonSchemaFormat | None:
-        """The format as the chat has it; None for free text."""
+        """The equivalent `response_format` of a chat; None for free text."""
         if isinstance(self.format, ResponsesSchema):
             return JsonSchemaFormat.model_construct(type="json_schema", json_schema=self.format)
         return self.format if isinstance(self.format, JsonFormat) else None
 
 
 class ResponsesRequest(SamplingBody):
-    """A request for one answer, as OpenAI's Responses API has it, without tools and stored conversations."""
+    """A request of OpenAI's Responses API, without tools and stored conversations."""
 
     input: Text | Annotated[list[ResponsesMessage], Field(min_length=1, max_length=10_000, fail_fast=True)]
     instructions: Text | None = None
@@ -290,7 +303,7 @@ class ResponsesRequest(SamplingBody):
     truncation: Annotated[None, _unsupported("leave it out", "disabled")] = None
 
     def as_chat(self) -> ChatRequest:
-        """Return the request for the same answer from the chat."""
+        """Return the equivalent chat request."""
         messages = (
             [] if self.instructions is None else [Message.model_construct(role="system", content=self.instructions)]
         )
@@ -339,13 +352,13 @@ class EntitiesRequest(Body):
 
 
 class TextDocument(Body):
-    """A document as Cohere's and Jina's clients may send it."""
+    """A document in the format of Cohere's and Jina's clients."""
 
     text: Text
 
 
 class RerankRequest(Body):
-    """Documents to order by how well they answer a query, as Jina's, Cohere's and vLLM's servers take them."""
+    """Documents to rank by relevance to a query, as with Jina's, Cohere's and vLLM's servers."""
 
     model: str = ""
     query: Text
@@ -361,9 +374,9 @@ class RerankRequest(Body):
 
 
 class ScoreRequest(Body):
-    """Pairs of texts to score, as vLLM's server takes them: prompts and answers, or queries and documents.
+    """Pairs of texts to score, as with vLLM's server: prompts and answers, or queries and documents.
 
-    One `text_1` goes with each `text_2`. In place of a prompt there may be the messages of a conversation.
+    A single `text_1` is paired with each `text_2`. A prompt may be the messages of a conversation.
     """
 
     model: str = ""

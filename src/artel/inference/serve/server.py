@@ -1,9 +1,13 @@
-"""The server itself: models are opened, the port is taken, and on SIGTERM running answers finish."""
+"""`artel serve`: open the models, listen, and on SIGTERM finish running answers; or become vLLM's server."""
 
 from __future__ import annotations
 
 import gc
+import json
+import os
+import shutil
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -15,11 +19,13 @@ import uvicorn
 from transformers import PreTrainedModel
 
 from artel.config import load_run
+from artel.config.model_name import check_model_name
 from artel.elapsed import paused
 from artel.errors import InputError
+from artel.inference.engine.base import DEFAULT_REQUESTS
 from artel.inference.open import OpenedModel, move_to_device, objective_of_folder, open_model
+from artel.inference.serve.access import TimedProtocol, is_loopback
 from artel.inference.serve.app import Limits, make_app
-from artel.inference.serve.guard import TimedProtocol, is_loopback
 from artel.inference.serve.served import ServedModel, name_of
 from artel.models.device import own_device
 from artel.models.loading.language_part import renamed_for_language_part
@@ -33,35 +39,35 @@ Tell = Callable[[str], None]
 
 
 class Precision(StrEnum):
-    """What weights are held and multiplied in."""
+    """The dtype of weights and matrix products."""
 
     SAVED = "saved"
-    """As the folder has them."""
+    """The dtype in the model's files."""
     FP32 = "fp32"
     BF16 = "bf16"
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Where and how models are served."""
+    """Address, access and limits of a server."""
 
     host: str = "127.0.0.1"
     port: int = 8000
-    """0: any that is free."""
+    """0: any free port."""
     key: str | None = None
     context: int | None = None
-    """Tokens of prompt and answer; the model's own limit, 4,096 at most, where None."""
+    """Tokens of prompt and answer. None: the model's limit, at most 4,096."""
     precision: Precision = Precision.SAVED
     adapters: dict[str, str] = field(default_factory=dict)
-    """Folders or runs of adapters over the model, by the names that they are served by."""
+    """Folders or runs of adapters for the model, by their names in the API."""
     origins: list[str] = field(default_factory=list)
     limits: Limits = field(default_factory=Limits)
 
 
 def serve(name: str, options: ServerOptions, tell: Tell) -> None:
-    """Serve a model until a signal comes. Raises InputError before the model is loaded, where that is possible."""
+    """Serve a model until a signal comes. Raise InputError, if possible before loading the model."""
     loopback = check_key(options)
-    report_bus_errors()  # weights are pages of their files
+    report_bus_errors()  # weights are memory-mapped
     with ExitStack() as stack:
         listening = stack.enter_context(_listen(options.host, options.port))
         tell("loading the model")
@@ -79,24 +85,24 @@ def serve(name: str, options: ServerOptions, tell: Tell) -> None:
             app, http=TimedProtocol, log_level="warning", lifespan="off", server_header=False, timeout_keep_alive=30
         )
         server = uvicorn.Server(config)
-        with suppress(KeyboardInterrupt), paused():  # uvicorn raises the signal again when all answers are finished
+        with suppress(KeyboardInterrupt), paused():  # uvicorn raises the signal again after all answers
             server.run(sockets=[listening])
 
 
 def avoid_full_collections() -> None:
-    """Make garbage collections that look through all objects rare: every thread waits for one, and /health with it.
+    """Make full garbage collections rare: all threads wait for one, even /health.
 
-    A body of 2 MB may be half a million lists, and full collections took half of the time of reading them.
+    A body of 2 MB may be half a million lists, and full collections took half of the time to parse them.
     """
     gc.freeze()
     gc.set_threshold(700, 10, 1000)
 
 
 def open_models(name: str, options: ServerOptions) -> list[ServedModel]:
-    """The model, and the same with each of the adapters. Raises InputError."""
+    """Return the model, and the model with each of the adapters. Raise InputError."""
     opened = open_model(name, torch.device("cpu"))
-    hold_weights(opened.model, options.precision, name)
-    move_to_device(opened, own_device())  # only now: what is held in bf16 takes half of the room there
+    cast_weights(opened.model, options.precision, name)
+    move_to_device(opened, own_device())  # after the cast: bf16 takes half of the memory there
     if options.adapters:
         _check_takes_adapters(opened, options.adapters)
     with_adapters = {label: _with_adapter(opened, label, place) for label, place in options.adapters.items()}
@@ -105,7 +111,7 @@ def open_models(name: str, options: ServerOptions) -> list[ServedModel]:
 
 
 def _check_takes_adapters(opened: OpenedModel, adapters: dict[str, str]) -> None:
-    """Raise InputError for a model over which no adapters can be served."""
+    """Raise InputError if the model cannot be served with adapters."""
     if is_adapted(opened.model):
         raise InputError.at("--adapter", f"{opened.name} is an adapter itself", "give the model beneath it")
     if not opened.objective.generates:
@@ -116,7 +122,7 @@ def _check_takes_adapters(opened: OpenedModel, adapters: dict[str, str]) -> None
 
 
 def _with_adapter(opened: OpenedModel, label: str, place: str) -> OpenedModel:
-    """The model with another adapter loaded into it, and what belongs to that. Raises InputError."""
+    """Load an adapter into the model. Return the model with the adapter's tokenizer, objective and run."""
     run_folder = RunFolder(Path(place))
     run = load_run(place) if run_folder.config.is_file() else None
     if run is not None:
@@ -139,7 +145,7 @@ def _with_adapter(opened: OpenedModel, label: str, place: str) -> OpenedModel:
 
 
 def check_key(options: ServerOptions) -> bool:
-    """Whether the server can be reached from this machine alone. Raises InputError where it cannot and has no key."""
+    """Return True if only this machine can reach the server. Raise InputError if others can and there is no key."""
     loopback = is_loopback(options.host)
     if not loopback and not options.key:
         fix = "write --api-key KEY, or set ARTEL_API_KEY; or leave --host out"
@@ -147,10 +153,10 @@ def check_key(options: ServerOptions) -> bool:
     return loopback
 
 
-def hold_weights(model: PreTrainedModel, precision: Precision, name: str) -> None:
-    """Hold a model's weights in float32 or bfloat16. Raises InputError where they are quantized.
+def cast_weights(model: PreTrainedModel, precision: Precision, name: str) -> None:
+    """Convert a model's weights to float32 or bfloat16. Raise InputError if they are quantized.
 
-    Other tensors stay as they are: the frequencies of rotary positions need float32.
+    Buffers stay as they are: the frequencies of rotary positions need float32.
     """
     if precision is Precision.SAVED:
         return
@@ -162,7 +168,7 @@ def hold_weights(model: PreTrainedModel, precision: Precision, name: str) -> Non
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises InputError."""
+    """Return a listening socket. Raise InputError."""
     try:
         (family, *_, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -176,3 +182,77 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.close()
         raise InputError.at("--port", f"{host}:{port}: {error.strerror}", "write another --port, 0 for any") from None
     return listening
+
+
+# vLLM
+
+
+_DTYPES = {Precision.SAVED: "auto", Precision.FP32: "float32", Precision.BF16: "bfloat16"}
+
+_VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of --max-lora-rank."""
+
+
+def serve_with_vllm(name: str, options: ServerOptions) -> None:
+    """Replace this process by vLLM's server. Raise InputError if vLLM is not installed or a run has no model."""
+    check_key(options)
+    program = shutil.which("vllm")
+    if program is None:
+        fix = "pip install vllm, on a machine with a GPU; or leave --engine out"
+        raise InputError.at("--engine", "vllm is not installed", fix)
+    arguments = vllm_arguments(name, options)
+    limits, default = options.limits, Limits()
+    changed = {
+        "--queue": limits.queue != default.queue,
+        "--timeout": limits.seconds != default.seconds,
+        "--max-body": limits.body != default.body,
+    }
+    if ignored := [option for option, is_changed in changed.items() if is_changed]:
+        what = f"{', '.join(ignored)}: ignored, since vLLM's server has no such limit"
+        print(what, file=sys.stderr, flush=True)
+    key = {} if options.key is None else {"VLLM_API_KEY": options.key}
+    os.execve(program, [program, *arguments], {**os.environ, **key})
+
+
+def vllm_arguments(name: str, options: ServerOptions) -> list[str]:
+    """Return the command line of vLLM's server. An adapter is served with its base model, under the adapter's name.
+
+    Raise InputError if a run has no model yet.
+    """
+    folder = _model_folder(name)
+    trained = read_adapter(folder)
+    arguments = ["serve", folder, "--served-model-name", name_of(name)] if trained is None else ["serve", trained.base]
+    adapters = {} if trained is None else {name_of(name): trained}
+    for label, place in options.adapters.items():
+        adapter = read_adapter(_model_folder(place))
+        if adapter is None:
+            raise InputError.at("--adapter", f"{place} holds no adapter", f"write {label}=FOLDER of one")
+        adapters[label] = adapter
+    for label, adapter in adapters.items():
+        if adapter.base_config is not None:
+            what = f"{label} was trained over a base whose configuration a run changed (model.rope, model.attention)"
+            raise InputError.at("--engine", what, f"merge it, and serve that: artel export {label} FOLDER --merge")
+    if adapters:
+        largest = max(adapter.config.r for adapter in adapters.values())
+        rank = min((rank for rank in _VLLM_RANKS if rank >= largest), default=largest)
+        arguments += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules"]
+        arguments += [f"{label}={adapter.folder}" for label, adapter in adapters.items()]
+    arguments += ["--host", options.host, "--port", str(options.port), "--dtype", _DTYPES[options.precision]]
+    arguments += ["--max-num-seqs", str(options.limits.requests or DEFAULT_REQUESTS)]
+    arguments += ["--allowed-origins", json.dumps(options.origins)]  # by default vLLM answers pages of any origin
+    if options.context is not None:
+        arguments += ["--max-model-len", str(options.context)]
+    return arguments
+
+
+def _model_folder(name: str) -> str:
+    """Return the folder or hub id of a model, or the final model of a run."""
+    check_model_name(name)
+    folder = RunFolder(Path(name))
+    if not folder.config.is_file():
+        return name
+    folder.check_config(load_run(name))
+    model = folder.newest_model()
+    if model is None:
+        raise InputError.at(name, "has no final model yet", f"end it first: artel train {folder.config}")
+    return str(model)

@@ -1,26 +1,151 @@
-"""/v1/classify, /v1/entities, /v1/rerank, /v1/score: what models with a head for it are asked."""
+"""/v1/embeddings, /v1/fill-mask, /v1/answers, /v1/classify, /v1/entities, /v1/rerank, /v1/score."""
 
 from __future__ import annotations
 
+import base64
+import math
 from typing import Any
+
+import numpy as np
+import torch
 
 from artel.config import RunConfig
 from artel.errors import InputError
-from artel.inference.serve.chat_prompt import as_record
+from artel.inference.serve.chat import as_record
 from artel.inference.serve.errors import ApiError
 from artel.inference.serve.schema import (
+    AnswerRequest,
     ClassifyRequest,
+    EmbeddingRequest,
     EntitiesRequest,
+    FillMaskRequest,
     Message,
     RerankRequest,
     ScoreRequest,
 )
 from artel.inference.serve.served import ServedModel
+from artel.models.generate import Sampling
+from artel.objectives.masked import fill_masks
 from artel.registry import FORMATS
+
+_BATCH = 16
+"""Texts in a forward pass."""
+
+
+def embeddings(served: ServedModel, body: EmbeddingRequest) -> dict[str, Any]:
+    """Return the vector of each text. Raise ApiError.
+
+    A model that learned vectors computes them by its objective. Otherwise the vector is the normalized mean of the last
+    layer over the tokens of a text (Reimers and Gurevych 2019).
+    """
+    inputs = body.input if isinstance(body.input, list) else [body.input]
+    texts: list[Any] = [inputs] if isinstance(inputs[0], int) else inputs
+    vocabulary = served.opened.model.get_input_embeddings().weight.shape[0]
+    for number, text in enumerate(texts):
+        if not isinstance(text, str) and max(text) >= vocabulary:
+            raise ApiError(400, f"text {number}: the model has no embedding for id {max(text)}", "input")
+    vectors, tokens = (_learned_vectors if served.can("embed") else _mean_vectors)(served, texts, body)
+    return {
+        "object": "list",
+        "model": served.name,
+        "data": [
+            {"object": "embedding", "index": index, "embedding": _encoded(vector, body.encoding_format)}
+            for index, vector in enumerate(vectors)
+        ],
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+
+
+def _learned_vectors(served: ServedModel, texts: list[Any], body: EmbeddingRequest) -> tuple[list[np.ndarray], int]:
+    """Return (vectors, tokens) of a model that learned vectors."""
+    kind = (body.input_type or "").removeprefix("search_")
+    inputs = [{"text": text, "input_type": kind, "dimensions": body.dimensions} for text in texts]
+    opened = served.opened
+    try:
+        answers = opened.objective.answers(opened.model, "embed", inputs)
+    except InputError as error:
+        (problem,) = error.problems
+        raise ApiError(400, problem.what, problem.where) from None
+    for number, answer in enumerate(answers):
+        if answer["truncated"]:
+            what = f"text {number} has over {answer['tokens']:,} tokens, which is what the model takes"
+            raise ApiError(400, what, "input")
+    vectors = [np.array(answer["embedding"], dtype=np.float32) for answer in answers]
+    return vectors, sum(answer["tokens"] for answer in answers)
+
+
+def _mean_vectors(served: ServedModel, texts: list[Any], body: EmbeddingRequest) -> tuple[list[np.ndarray], int]:
+    """Return (vectors, tokens) of another encoder."""
+    for name in ("dimensions", "input_type"):
+        if getattr(body, name) is not None:
+            raise ApiError(400, f"{name} is for models that learned it (objective embedding)", name)
+    hf = served.opened.tokenizer.hf
+    rows = [hf(text)["input_ids"] if isinstance(text, str) else text for text in texts]
+    for number, row in enumerate(rows):
+        if not 0 < len(row) <= served.context:
+            raise ApiError(
+                400, f"text {number} has {len(row):,} tokens; the model takes 1 to {served.context:,}", "input"
+            )
+    vectors = [vector for at in range(0, len(rows), _BATCH) for vector in _vectors(served, rows[at : at + _BATCH])]
+    return vectors, sum(map(len, rows))
+
+
+@torch.no_grad()
+def _vectors(served: ServedModel, rows: list[list[int]]) -> np.ndarray:
+    """Return float32 (rows, width)."""
+    model = served.opened.model
+    longest = max(map(len, rows))
+    pad = served.opened.tokenizer.pad_id
+    ids = torch.tensor([row + [pad] * (longest - len(row)) for row in rows], device=model.device)
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=model.device)
+    hidden = model.eval().base_model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+    mean = (hidden * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
+    return torch.nn.functional.normalize(mean, dim=-1).cpu().numpy()
+
+
+def _encoded(vector: np.ndarray, encoding: str | None) -> list[float] | str:
+    if encoding == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return [float(value) for value in vector]
+
+
+def fill(served: ServedModel, body: FillMaskRequest) -> dict[str, Any]:
+    """Return each text with its masks filled. Raise ApiError."""
+    opened = served.opened
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    data = []
+    for index, text in enumerate(texts):
+        try:
+            filled = fill_masks(opened.model, opened.tokenizer, text, body.top_k)
+        except InputError as error:
+            raise ApiError(400, f"text {index} {error.problems[0].what}", "input") from None
+        masks = [[{"token": token, "score": score} for token, score in mask] for mask in filled.candidates]
+        data.append({"index": index, "text": filled.text, "masks": masks})
+    return {"object": "list", "model": served.name, "mask_token": opened.tokenizer.hf.mask_token, "data": data}
+
+
+def answer(served: ServedModel, body: AnswerRequest) -> dict[str, Any]:
+    """Return the answer to a question from a document. Raise ApiError."""
+    opened = served.opened
+    try:
+        reply = opened.objective.reply(opened.model, body.question, body.context, Sampling())
+    except InputError as error:
+        raise ApiError(400, str(error.problems[0].what), "context") from None
+    found = reply.to_json or {}
+    score = found.get("score")
+    return {
+        "object": "answer",
+        "model": served.name,
+        "answer": found.get("answer") or "",
+        "start": found.get("start"),
+        "end": found.get("end"),
+        "score": score if score is not None and math.isfinite(score) else None,
+        "kind": found.get("class"),
+    }
 
 
 def classify(served: ServedModel, body: ClassifyRequest) -> dict[str, Any]:
-    """Each input with its label and the probabilities of all. Raises ApiError."""
+    """Return the label of each input and the probabilities of all labels. Raise ApiError."""
     inputs: list[Any] = [body.input] if isinstance(body.input, str) else body.input
     reads_pairs = _reads_pairs(served.opened.run)
     for number, entry in enumerate(inputs):
@@ -37,20 +162,20 @@ def classify(served: ServedModel, body: ClassifyRequest) -> dict[str, Any]:
 
 
 def entities(served: ServedModel, body: EntitiesRequest) -> dict[str, Any]:
-    """Each text with what is named in it, as spans of characters: none in an empty text. Raises ApiError."""
+    """Return the entities of each text, as spans of characters. Raise ApiError."""
     inputs = [body.input] if isinstance(body.input, str) else body.input
     return _listed(served, ask(served, "entities", inputs))
 
 
 def rerank(served: ServedModel, body: RerankRequest) -> dict[str, Any]:
-    """The documents, the best one first.
+    """Return the documents, best first. Raise ApiError.
 
-    Of many documents some may be empty, as Cohere's server takes them. Raises ApiError.
+    Some of the documents may be empty, as with Cohere's server.
     """
     documents = body.texts
     _refuse_empty(body.query, "query")
     if not any(document.strip() for document in documents):
-        raise ApiError(400, "documents has empty texts alone; give texts with words in them", "documents")
+        raise ApiError(400, "documents are all empty; give texts with words", "documents")
     answers = ask(served, "rerank", [[body.query, document] for document in documents])
     scores = [float(answer["score"]) for answer in answers]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
@@ -63,9 +188,9 @@ def rerank(served: ServedModel, body: RerankRequest) -> dict[str, Any]:
 
 
 def score(served: ServedModel, body: ScoreRequest) -> dict[str, Any]:
-    """The score of each pair of texts. Raises ApiError."""
+    """Return the score of each pair of texts. Raise ApiError."""
     second = [body.text_2] if isinstance(body.text_2, str) else body.text_2
-    first = _firsts(body.text_1)
+    first = _first_texts(body.text_1)
     first = first * len(second) if len(first) == 1 else first
     if len(first) != len(second):
         raise ApiError(400, f"has {len(first)} texts, and text_2 {len(second)}: give one, or as many", "text_1")
@@ -73,16 +198,16 @@ def score(served: ServedModel, body: ScoreRequest) -> dict[str, Any]:
     return _listed(served, [{"object": "score", **answer} for answer in answers])
 
 
-def _firsts(given: str | list[str] | list[Message]) -> list[Any]:
-    """Texts, or one conversation. Raises ApiError."""
-    if isinstance(given, str):
-        return [given]
-    turns = [as_record(number, one) for number, one in enumerate(given) if isinstance(one, Message)]
-    return [turns] if turns else list(given)
+def _first_texts(text_1: str | list[str] | list[Message]) -> list[Any]:
+    """Return texts, or one conversation. Raise ApiError."""
+    if isinstance(text_1, str):
+        return [text_1]
+    turns = [as_record(number, item) for number, item in enumerate(text_1) if isinstance(item, Message)]
+    return [turns] if turns else list(text_1)
 
 
 def ask(served: ServedModel, task: str, inputs: list[Any], param: str = "input") -> list[dict[str, Any]]:
-    """The answers of its objective. Raises ApiError, of the key `param`."""
+    """Return the answers of the model's objective. Raise ApiError for the key `param`."""
     opened = served.opened
     try:
         return opened.objective.answers(opened.model, task, inputs)
@@ -91,14 +216,14 @@ def ask(served: ServedModel, task: str, inputs: list[Any], param: str = "input")
 
 
 def _reads_pairs(run: RunConfig | None) -> bool:
-    """False if the model of a run has learned single texts alone, as far as its run file tells."""
+    """Return False if the run file shows that the model learned only single texts."""
     if run is None or run.data.from_store:
         return True
     return any(source.second or FORMATS.module_of(source.format) for source in run.data.sources)
 
 
 def _refuse_empty(text: str, place: str) -> None:
-    """Raise ApiError for a text without a word. `place` is its path in the body."""
+    """Raise ApiError for a text without a word. `place`: its path in the body."""
     if not text.strip():
         raise ApiError(400, f"{place} is empty; give a text with words in it", place.partition(".")[0])
 

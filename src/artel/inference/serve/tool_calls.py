@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from artel.inference.serve.call_grammars import CannotForce, optional_calls_grammar, required_calls_grammar
-from artel.inference.serve.chat_prompt import chat_tools
 from artel.inference.serve.errors import ApiError
+from artel.inference.serve.grammars import CannotForce, optional_calls_grammar, required_calls_grammar
 from artel.inference.serve.schema import AllowedToolChoice, ChatRequest, NamedTool
 from artel.inference.serve.served import ServedModel
+from artel.models.text_stream import up_to_stop
 from artel.text import Tools
-from artel.text.tool_calls import CallReader, partial_match
+from artel.text.tool_calls import CallReader
 from artel.tokens.tokenizer.template_calls import NUMBER, CallForm
 
 # What a request demands
@@ -35,7 +35,9 @@ class ConstrainedCalls:
     """The text after which the answer is calls; empty if all of it is."""
 
 
-def constrain_calls(served: ServedModel, body: ChatRequest, answer: dict[str, Any] | None) -> ConstrainedCalls | None:
+def constrain_calls(
+    served: ServedModel, body: ChatRequest, tools: Tools, answer: dict[str, Any] | None
+) -> ConstrainedCalls | None:
     """Return how calls are constrained; None if the model calls freely, or not at all. Raise ApiError.
 
     If the calls of `strict` functions cannot be constrained, they are free, and the server logs that once: clients send
@@ -45,7 +47,6 @@ def constrain_calls(served: ServedModel, body: ChatRequest, answer: dict[str, An
     of an answer without calls, if the request has one.
     """
     must_call, names = _tool_choice(body)
-    tools = chat_tools(body)
     if unknown := sorted((names or set()) - {tool["function"]["name"] for tool in tools}):
         raise ApiError(400, f"tools has no function {unknown[0][:100]!r}: there is nothing to call", "tool_choice")
     tools = tuple(tool for tool in tools if names is None or tool["function"]["name"] in names)
@@ -63,8 +64,8 @@ def constrain_calls(served: ServedModel, body: ChatRequest, answer: dict[str, An
         refusal = error
     if must_call or names:
         raise refusal
-    what = "strict is not kept" if strict else "with response_format no function is called"
-    served.say_once(f"{what}: {refusal}")
+    what = "strict is not kept" if strict else "no function is called with response_format"
+    served.log_once(f"{what}: {refusal}")
     return None
 
 
@@ -75,10 +76,10 @@ def _constrained(
     form, tokenizer = served.call_form, served.opened.tokenizer
     if form is None:
         what = "calls cannot be forced in the form in which this model's chat template writes them"
-        fix = f"write auto{' or none' if must_call else ', and in tools those alone that may be called'}"
+        fix = f"write auto{' or none' if must_call else ', and list only the allowed functions in tools'}"
         raise ApiError(400, f"{what}: {fix}", "tool_choice")
     if not (must_call or form.mark):
-        what = "this model may call without a mark before it: write auto, and in tools those alone that may be called"
+        what = "this model may call without a mark before it: write auto, and list only the allowed functions in tools"
         raise ApiError(400, what, "tool_choice")
     several = not isinstance(body.tool_choice, NamedTool) and body.parallel_tool_calls is not False
     if must_call:
@@ -256,16 +257,15 @@ class _CallsAfterText(CallDeltas):
         self._in_calls = self._in_text = False
 
     def add(self, text: str) -> str:
+        before = ""
+        if not self._in_calls:
+            self._pending += text
+            end, self._in_calls = self._text_end(self._pending)
+            before, text = self._pending[:end], self._pending[end:]
+            self._pending = "" if self._in_calls else text
         if self._in_calls:
             self._calls.add(text)
             self.count = self._calls.count
-            return ""
-        self._pending += text
-        before, calls = self._split()
-        if calls:
-            self._pending, self._in_calls = "", True
-            return before + self.add(calls)
-        self._pending = self._pending[len(before) :]
         return before
 
     def rest(self) -> str:
@@ -275,16 +275,12 @@ class _CallsAfterText(CallDeltas):
     def take(self) -> list[dict[str, Any]]:
         return self._calls.take()
 
-    def _split(self) -> tuple[str, str]:
-        """Return (what is certainly text, calls). What may become a mark is neither."""
-        pending, mark = self._pending, self._mark
-        if self._no_text:
-            begun = pending.lstrip()
-            self._in_text = self._in_text or not mark.startswith(begun[: len(mark)])
-            if self._in_text:
-                return pending, ""
-            return "", begun if begun.startswith(mark) else ""
-        before, found, after = pending.partition(mark)
-        if found:
-            return before, found + after
-        return pending[: len(pending) - partial_match(pending, mark)], ""
+    def _text_end(self, pending: str) -> tuple[int, bool]:
+        """Return (end of what is certainly text, True if calls follow)."""
+        if not self._no_text:
+            return up_to_stop(pending, (self._mark,))
+        begun = pending.lstrip()
+        if self._in_text or not self._mark.startswith(begun[: len(self._mark)]):
+            self._in_text = True
+            return len(pending), False
+        return (len(pending) - len(begun), True) if begun.startswith(self._mark) else (0, False)

@@ -1,19 +1,21 @@
-"""The files of a run's model, in a folder as it is to lie on the hub, and what the model card says of them."""
+"""The model that a push uploads: options, the files in its folder, and the model card."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from safetensors import safe_open
 
 from artel.config import RunConfig, load_run
-from artel.errors import InputError
+from artel.errors import InputError, Problem
 from artel.inference.open import check_was_trained, open_checkpoint
-from artel.inference.push.options import PushOptions, is_repo_id
 from artel.models.loading.check import check_whole
 from artel.models.loading.language_part import is_multimodal
 from artel.models.loading.model_folder import read_config
@@ -24,10 +26,88 @@ from artel.preparing import prepare
 from artel.registry import OBJECTIVES
 from artel.reports.model_card import MAIN, Published, model_card
 from artel.reports.run_data import RunData, check_is_run, read_run
+from artel.storage import check_new
 from artel.tokens import load_tokenizer
 from artel.training import RunFolder
 from artel.training.checkpoint.format import checkpoint_path
 from artel.training.run_folder import written_checkpoints
+
+_ADDRESS = re.compile(r"(?:https?://[^/]+/|hf://(?:models/)?)([\w.-]+/[\w.-]+?)/?$")
+_LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+_LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[A-Za-z0-9]+)*")
+_BRANCH = re.compile(r"(?!.*(?:\.\.|//|@\{))[\w][\w./-]*(?<![./])")
+
+
+@dataclass(frozen=True, slots=True)
+class PushOptions:
+    public: bool = False
+    """Visibility of a new repository."""
+    step: str = ""
+    """A checkpoint instead of the final model: the number of its step, latest or best."""
+    revision: str = ""
+    """The branch; by default main, or step-N for a checkpoint."""
+    message: str = ""
+    """The commit message."""
+    license: str = ""
+    """The model's license, as the hub names it: apache-2.0."""
+    languages: tuple[str, ...] = ()
+    """Codes of the model's languages: ru, en. By default those of data.clean.languages."""
+    base_model: str = ""
+    """The hub id of the base model, if the run only knows a folder."""
+    dry_run: Path | None = None
+    """A folder to write to instead of the hub."""
+
+    def check(self, repo: str) -> None:
+        """Raise InputError with all problems of the repository's name and the options."""
+        problems = list(self._problems(repo))
+        if problems:
+            raise InputError(problems)
+        if self.dry_run is not None:
+            check_new(self.dry_run)
+
+    def _problems(self, repo: str) -> Iterator[Problem]:
+        yield from _id_problems("REPO", repo, bare=True)
+        if self.base_model:
+            yield from _id_problems("--base-model", self.base_model, bare=False)
+        if self.step and not re.fullmatch(r"\d+|latest|best", self.step):
+            fix = "write the number of a checkpoint's step, latest or best"
+            yield Problem("--step", f"{self.step!r} is no step", fix)
+        if self.revision and not _BRANCH.fullmatch(self.revision):
+            fix = f"write a name, as {MAIN} or step-1500"
+            yield Problem("--revision", f"{self.revision!r} cannot be a branch", fix)
+        if self.license and not _LICENSE.fullmatch(self.license):
+            fix = "write it as the hub names licences: apache-2.0, cc-by-4.0, other"
+            yield Problem("--license", f"{self.license!r} is no name of a licence", fix)
+        for language in self.languages:
+            if not _LANGUAGE.fullmatch(language):
+                yield Problem("--language", f"{language!r} is no code of a language", "write it by ISO 639: en, ru")
+
+
+def is_repo_id(name: str) -> bool:
+    """True if the name is valid for a repository of the hub."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
+def _id_problems(where: str, name: str, *, bare: bool) -> Iterator[Problem]:
+    """Yield the problems of a repository's id. A `bare` name without an owner is the user's own."""
+    fix = "write OWNER/NAME: letters, digits, - _ . in each"
+    address = _ADDRESS.match(name)
+    if address is not None:
+        yield Problem(where, f"{name} is an address, not the name of a repository", f"write {address[1]}")
+        return
+    if os.path.lexists(name) and not bare:
+        yield Problem(where, f"{name} is a folder here, not the name of a repository", fix)
+        return
+    if not is_repo_id(name):
+        yield Problem(where, f"{name!r} is no name of a repository of the hub", fix)
+        return
+    if "/" not in name and not bare:
+        yield Problem(where, f"{name} names no owner", fix)
+
 
 CARD = "README.md"
 _POINTS = 100_000  # of each curve: those of a step are looked up, and a run rarely logs more
@@ -35,7 +115,7 @@ _POINTS = 100_000  # of each curve: those of a step are looked up, and a run rar
 
 @dataclass(frozen=True, slots=True)
 class PushedModel:
-    """What of a run is to be pushed."""
+    """The model of a run to push."""
 
     run: RunConfig
     folder: RunFolder
@@ -43,16 +123,16 @@ class PushedModel:
     """None for the final model."""
     step: int | None
     base_model: str
-    """A hub id; empty where there is none."""
+    """A hub id, or empty."""
 
     @property
     def revision(self) -> str:
-        """The branch it goes to unless another is named."""
+        """The default branch."""
         return MAIN if self.checkpoint is None else f"step-{self.step}"
 
 
 def find_model(name: str, options: PushOptions) -> PushedModel:
-    """The final model of the run, or the checkpoint that the options name. Raises InputError; nothing is loaded."""
+    """Find the final model of a run, or the checkpoint in the options, without loading it. Raise InputError."""
     folder = _run_folder(name)
     run = load_run(name)
     folder.check_config(run)
@@ -60,7 +140,7 @@ def find_model(name: str, options: PushOptions) -> PushedModel:
     if options.step:
         checkpoint = _checkpoint(folder, options.step)
         if run.model.lora is not None and not base:
-            raise _nobodys_base(run.model.from_ or "")
+            raise _unknown_base(run.model.from_ or "")
         return PushedModel(run, folder, checkpoint, int(checkpoint.name.removeprefix("step-")), base)
     if folder.newest_model() is None:
         steps = _steps(folder)
@@ -75,14 +155,14 @@ def find_model(name: str, options: PushOptions) -> PushedModel:
     else:
         base = options.base_model or _hub_id(adapter.base)
         if not base:
-            raise _nobodys_base(adapter.base)
+            raise _unknown_base(adapter.base)
     result = folder.read_result() if folder.result.is_file() else {}
     step = result.get("model_step", result.get("steps"))
     return PushedModel(run, folder, None, step if isinstance(step, int) else None, base)
 
 
 def _run_folder(name: str) -> RunFolder:
-    """The run's folder. Raises InputError for another folder, a model's above all."""
+    """Return the run's folder. Raise InputError for any other folder, such as a model's."""
     path = Path(name)
     folder = RunFolder(path)
     if not folder.config.is_file() and any((path / file).is_file() for file in ("config.json", CONFIG)):
@@ -96,7 +176,7 @@ def _run_folder(name: str) -> RunFolder:
 
 
 def _check_model(folder: RunFolder) -> None:
-    """Raise InputError where the model is not what artel wrote there."""
+    """Raise InputError if RUN/model does not hold the model that artel wrote."""
     written = {path.name for path in _written(folder)}
     has_config = bool(written & {"config.json", CONFIG})
     if not has_config or not any(name.endswith(".safetensors") for name in written):
@@ -108,7 +188,7 @@ def _check_model(folder: RunFolder) -> None:
 
 
 def _written(folder: RunFolder) -> list[Path]:
-    """What artel wrote into RUN/model."""
+    """Return the files that artel wrote into RUN/model."""
     foreign = set(folder.foreign_in_model())
     return sorted(path for path in folder.model.iterdir() if path not in foreign)
 
@@ -118,7 +198,7 @@ def _steps(folder: RunFolder) -> list[int]:
 
 
 def _checkpoint(folder: RunFolder, step: str) -> Path:
-    """The checkpoint of a step, or the latest or the best one."""
+    """Return the checkpoint of a step, or the latest or best one."""
     numbered = step.isdecimal()
     path = checkpoint_path(folder.checkpoints, int(step)) if numbered else (folder.checkpoints / step).resolve()
     if path.is_dir():
@@ -129,22 +209,22 @@ def _checkpoint(folder: RunFolder, step: str) -> Path:
 
 
 def _hub_id(name: str | None) -> str:
-    """The name of a base model where it is one of the hub; empty where it is a folder."""
+    """Return the base model's hub id; empty for a folder."""
     if not name or Path(name).exists() or name.count("/") != 1:
         return ""
     return name if is_repo_id(name) else ""
 
 
-def _nobodys_base(base: str) -> InputError:
+def _unknown_base(base: str) -> InputError:
     what = f"the base model of this adapter is the folder {base}, which nobody else has"
     fix = "name it on the hub: --base-model OWNER/NAME (push its run there first, where it is yours)"
     return InputError.at("--base-model", what, fix)
 
 
 def write_folder(model: PushedModel, repo: str, options: PushOptions, folder: Path, *, links: bool) -> list[str]:
-    """Write into `folder` all that is to lie in the repository; with `links` the files of RUN/model are only linked.
+    """Write the files of the repository into `folder`; with `links` those of RUN/model are only linked.
 
-    Returns what of RUN/model was left out. Raises InputError for links in it, which may lead to any file.
+    Return the names in RUN/model that were left out. Raise InputError for links there, which may lead to any file.
     """
     left_out = []
     if model.checkpoint is not None:
@@ -152,24 +232,24 @@ def write_folder(model: PushedModel, repo: str, options: PushOptions, folder: Pa
         write_model(opened.model, opened.tokenizer, folder, files=opened.objective.model_files(opened.model))
         del opened
     else:
-        _place(_written(model.folder), folder, links=links)
+        _copy(_written(model.folder), folder, links=links)
         left_out = [path.name for path in model.folder.foreign_in_model() if path.name != CARD or path.is_symlink()]
     if (folder / CONFIG).is_file() and not (folder / "config.json").is_file():
         name_base(folder, model.base_model)
-    own_card = model.folder.model / CARD
-    is_foreign = own_card.is_file() and not own_card.is_symlink() and own_card in model.folder.foreign_in_model()
-    if model.checkpoint is None and is_foreign:
-        shutil.copyfile(own_card, folder / CARD)
+    card_file = model.folder.model / CARD
+    is_users = card_file.is_file() and not card_file.is_symlink() and card_file in model.folder.foreign_in_model()
+    if model.checkpoint is None and is_users:
+        shutil.copyfile(card_file, folder / CARD)
     else:
         data = read_run(model.folder.path, _POINTS)
         card = model_card(data, describe(model, data, repo, options, folder))
-        (folder / CARD).unlink(missing_ok=True)  # one of peft's
+        (folder / CARD).unlink(missing_ok=True)  # peft may have written one
         (folder / CARD).write_text(card, encoding="utf-8")
     return left_out
 
 
-def _place(paths: list[Path], folder: Path, *, links: bool) -> None:
-    """Copies of files, or links to them; folders are made anew."""
+def _copy(paths: list[Path], folder: Path, *, links: bool) -> None:
+    """Copy or link files. Folders are always created."""
     for path in paths:
         target = folder / path.name
         if path.is_symlink():
@@ -177,7 +257,7 @@ def _place(paths: list[Path], folder: Path, *, links: bool) -> None:
             raise InputError.at(str(path), "is a link, and only files are uploaded", fix)
         if path.is_dir():
             target.mkdir()
-            _place(sorted(path.iterdir()), target, links=links)
+            _copy(sorted(path.iterdir()), target, links=links)
         elif links:
             target.symlink_to(path.resolve())
         else:
@@ -185,7 +265,7 @@ def _place(paths: list[Path], folder: Path, *, links: bool) -> None:
 
 
 def describe(model: PushedModel, data: RunData, repo: str, options: PushOptions, folder: Path) -> Published:
-    """What the card says of the model in a folder."""
+    """Return the facts for the card of the model in a folder."""
     run = model.run
     objective = objective_of(run, load_tokenizer(str(folder)))
     is_adapter = (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
@@ -209,10 +289,10 @@ def describe(model: PushedModel, data: RunData, repo: str, options: PushOptions,
 
 
 def _auto_class(objective: Objective, place: Path | str | None) -> str:
-    """The transformers class that opens the model at `place` (of an adapter its base), vision tower included."""
+    """Return the transformers class that opens the model (or an adapter's base model), vision tower included."""
     try:
         config = None if place is None else read_config(str(place))[0]
-    except InputError:  # the base is not here
+    except InputError:  # the base model is not on this machine
         config = None
     takes = config is not None and is_multimodal(config, objective.auto_class)
     return "AutoModelForImageTextToText" if takes else objective.auto_class
@@ -227,7 +307,7 @@ def _model_type(data: RunData, folder: Path, *, is_adapter: bool) -> str:
 
 
 def _sizes(folder: Path) -> Iterator[int]:
-    """The numbers in each tensor of a model's files; no number is read."""
+    """Yield the number of elements of each tensor in a model's files, without reading the tensors."""
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - safe_open is no mapping

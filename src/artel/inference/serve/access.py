@@ -1,4 +1,4 @@
-"""Access to the server: the name by which it is called, the key, and how large and how slow a request may be."""
+"""Access control: the host name, the key, and limits on the size and duration of a request."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _OPEN = ("/", "/health", "/openapi.json")
-"""Paths that need no key, besides the page's files."""
+"""Paths that need no key; neither do the files of the page."""
 _LARGEST_HEAD = 64 * 2**10
-"""Bytes of a request's headers."""
+"""Bytes of headers in a request."""
 _LEAST_RATE = 32 * 2**10
-"""Bytes per second at which the largest allowed body must arrive; any body has at least a minute."""
+"""Bytes per second at which the largest allowed body must arrive; every body has at least a minute."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name, or an address with or without brackets, is that of every machine for itself."""
+    """True for localhost and loopback addresses, with or without brackets."""
     if host.lower() == "localhost":
         return True
     with suppress(ValueError):
@@ -37,25 +37,24 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class GuardOptions:
+class AccessOptions:
     key: str | None
     largest_body: int
     """Bytes."""
     loopback: bool
-    """Whether the server listens on this machine alone. Then a page of a foreign name that leads here is refused (DNS
-    rebinding)."""
+    """True if the server listens on a loopback address only. Other host names are then refused (DNS rebinding)."""
 
     @property
     def body_seconds(self) -> float:
-        """Seconds for a body to arrive."""
+        """Seconds within which a body must arrive."""
         return max(60.0, self.largest_body / _LEAST_RATE)
 
 
 class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
-    """uvicorn's HTTP connection, closed if the headers of a request do not arrive in time or are too large."""
+    """An HTTP connection of uvicorn that closes if the headers of a request are too slow or too large."""
 
     head_seconds = 30.0
-    """For the headers of a request to arrive."""
+    """Time within which the headers must arrive."""
     _timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
 
@@ -79,7 +78,7 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """End the connection at once unless a request has arrived whole: uvicorn would wait for the rest of a body."""
+        """Close the connection unless a request is complete: uvicorn would wait for the rest of a body."""
         if self._is_answering and self.cycle.more_body:
             self.transport.close()
         super().shutdown()
@@ -107,34 +106,34 @@ class _TooLarge(Exception):
     pass
 
 
-class Guard:
-    """An ASGI application around another."""
+class AccessControl:
+    """An ASGI middleware that refuses requests without access, and bodies that are too large or too slow."""
 
-    def __init__(self, app: App, options: GuardOptions) -> None:
+    def __init__(self, app: App, options: AccessOptions) -> None:
         self._app, self._options = app, options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began = exceeded = whole = False
+        began = exceeded = complete = False
         read = 0
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.body_seconds
 
         async def receiving() -> MutableMapping[str, Any]:
-            nonlocal read, exceeded, whole
+            nonlocal read, exceeded, complete
             try:
-                async with asyncio.timeout_at(None if whole else deadline):
+                async with asyncio.timeout_at(None if complete else deadline):
                     message = await receive()
             except TimeoutError:
                 what = f"the body did not arrive within {self._options.body_seconds:g} s"
                 raise ApiError(408, what, code="timeout") from None
-            whole = whole or not message.get("more_body", False)
+            complete = complete or not message.get("more_body", False)
             read += len(message.get("body", b""))
             exceeded = read > self._options.largest_body
             if exceeded:
-                raise _TooLarge  # the application may answer it as another error: that is not sent
+                raise _TooLarge  # the application may turn this into another error, which is not sent
             return message
 
         async def sending(message: MutableMapping[str, Any]) -> None:
@@ -159,11 +158,10 @@ class Guard:
             host = headers.get(b"host", b"localhost").decode("latin-1")
             name = host if host.endswith("]") else host.rpartition(":")[0] or host
             if not is_loopback(name):
-                what = "this server answers by names of its own machine alone: write localhost or 127.0.0.1"
+                what = "this server only answers requests to localhost or 127.0.0.1: use one of them"
                 raise ApiError(400, what, code="wrong_host")
         if options.key is not None and path not in _OPEN and not path.startswith("/page/"):
-            given = headers.get(b"authorization", b"")
-            kind, _, key = given.partition(b" ")
+            kind, _, key = headers.get(b"authorization", b"").partition(b" ")
             if kind.lower() != b"bearer" or not hmac.compare_digest(key.strip(), options.key.encode()):
                 raise ApiError(401, "a key is needed: Authorization: Bearer KEY", code="invalid_api_key")
         length = headers.get(b"content-length", b"0")

@@ -1,4 +1,4 @@
-"""Many texts by one engine: so many are written at once, and they come in the order of their prompts."""
+"""Text from an engine: one answer as it is generated, or many, in the order of their prompts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,39 @@ from artel.models.text_stream import TextStream
 from artel.objectives.types import GenerationPrompt
 from artel.tokens import Tokenizer
 
-_AHEAD = 2
-"""Texts that are handed to the engine for each that it writes: the next one stands ready."""
+
+def write_text(
+    engine: Engine, tokenizer: Tokenizer, begin: GenerationPrompt, sampling: Sampling
+) -> Generator[str, None, FinishReason]:
+    """Yield the text that a model generates, in chunks. Raise EngineError. Closing the generator cancels it."""
+    items: queue.SimpleQueue[Token | EngineError | None] = queue.SimpleQueue()
+    sampler = Sampler(sampling.options, begin.ids, tokenizer.vocabulary)
+    generation = Generation(sampler, sampling.new_tokens, begin.end.ids, items.put)
+    stream = TextStream(tokenizer, begin.ids, begin.end.texts, special_tokens=begin.special_tokens)
+    try:
+        engine.submit(begin.ids, generation)
+        while (item := items.get()) is not None:
+            if isinstance(item, EngineError):
+                raise item
+            piece = stream.add(item.id)
+            if piece.text:
+                yield piece.text
+            if piece.stopped:
+                return "stop"
+        if rest := stream.rest():
+            yield rest
+        return generation.finish_reason
+    finally:
+        engine.cancel(generation)
+
+
+_SUBMITTED = 2
+"""Texts submitted per text in progress, so that the next one is ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenText:
-    """What a model wrote."""
+    """A generated text."""
 
     text: str
     finish_reason: FinishReason
@@ -33,22 +59,22 @@ def write_texts(
     beginnings: Sequence[GenerationPrompt],
     sampling: Sampling,
     window: int | None,
-    at_once: int,
+    concurrent: int,
     first: int = 0,
 ) -> Generator[WrittenText, None, None]:
-    """What a model writes at each beginning, in order, as `generate_from_ids` does.
+    """Yield the text that a model generates for each prompt, in order, equal to that of `generate_from_ids`.
 
-    Beginning i is sampled with the seed `sampling.seed + first + i`. `window` is the model's longest input. Raises
-    WorkError where the model fails.
+    Prompt i is sampled with the seed `sampling.seed + first + i`. `window` is the model's longest input. Raise
+    WorkError if the model fails.
     """
     events: queue.SimpleQueue[tuple[int, Token | EngineError | None]] = queue.SimpleQueue()
-    running: dict[int, _Writing] = {}
+    running: dict[int, _Text] = {}
     written: dict[int, WrittenText] = {}
     begun = 0
 
     def submit(number: int) -> None:
         writing = running[number]
-        prompt, new_tokens = writing.next_part(window)
+        prompt, new_tokens = writing.next_input(window)
         writing.generation = Generation(
             writing.sampler, new_tokens, writing.beginning.end.ids, lambda item: events.put((number, item))
         )
@@ -63,13 +89,13 @@ def write_texts(
     try:
         for number in range(len(beginnings)):
             while number not in written:
-                while begun < len(beginnings) and len(running) < _AHEAD * at_once:
+                while begun < len(beginnings) and len(running) < _SUBMITTED * concurrent:
                     seed = sampling.seed + first + begun
-                    running[begun] = _Writing(tokenizer, beginnings[begun], sampling, seed)
+                    running[begun] = _Text(tokenizer, beginnings[begun], sampling, seed)
                     submit(begun)
                     begun += 1
                 which, item = events.get()
-                if which not in running:  # it was ended by a stop text, and the engine had chosen more
+                if which not in running:  # a stop text ended it after the engine chose more tokens
                     continue
                 writing = running[which]
                 if isinstance(item, EngineError):
@@ -91,8 +117,8 @@ def write_texts(
             engine.cancel(writing.generation)
 
 
-class _Writing:
-    """A text that is being written."""
+class _Text:
+    """A text in progress."""
 
     generation: Generation
 
@@ -115,10 +141,10 @@ class _Writing:
         self.tokens += 1
         self.left -= 1
 
-    def next_part(self, window: int | None) -> tuple[list[int], int]:
-        """What the model is to read, and how many tokens it can then write.
+    def next_input(self, window: int | None) -> tuple[list[int], int]:
+        """Return the model's next input, and the number of tokens to generate from it.
 
-        A window that is full loses its older half, as in `continue_ids`.
+        A full window loses its older half, as in `continue_ids`.
         """
         if window is None:
             return self._ids, self.left

@@ -1,6 +1,6 @@
-"""`artel evaluate --tasks` of embeddings and rerankers: tasks of MTEB by name (Muennighoff et al. 2023).
+"""`artel evaluate --tasks`: tasks of lm-evaluation-harness, or of MTEB for embedders and rerankers.
 
-Needs the extra `mteb`. A task's data come from the hub, or from its cache (HF_HOME) where it was there before.
+MTEB (Muennighoff et al. 2023) needs the extra `mteb`. A task's data come from the hub, or from its cache (HF_HOME).
 """
 
 from __future__ import annotations
@@ -13,27 +13,54 @@ import numpy as np
 
 from artel.errors import InputError, Problem, missing_extra
 from artel.inference.open import OpenedModel
+from artel.training import task_harness
 
 if TYPE_CHECKING:
     import torch
 
+
+def run_tasks(opened: OpenedModel, tasks: list[str], folder: str | None, limit: int | None) -> dict[str, Any]:
+    """Run `tasks`, given as names or YAML files, and return the results in the harness's format.
+
+    A model that embeds or reranks runs MTEB's tasks, by name. `folder` holds the user's task files; `limit` is the
+    number of examples of each task. Raise InputError for an unknown task, a model that neither package can evaluate,
+    and if the package is not installed.
+    """
+    if {"embed", "rerank"} & set(opened.objective.tasks):
+        for value, key in ((folder, "--task-folder"), (limit, "--limit")):
+            if value is not None:
+                raise InputError.at(key, "is of lm-evaluation-harness; MTEB's tasks are run whole", "leave it out")
+        return run_mteb(opened, tasks)
+    if not opened.objective.generates:
+        raise InputError.at(
+            "--tasks",
+            f"{opened.name} writes no text and gives no vectors: no harness of tasks can ask it",
+            "evaluate it by the metrics of its objective: leave --tasks out",
+        )
+    task_harness.check_known(tasks, "--tasks", folder)
+    return task_harness.run_tasks(opened.model, opened.tokenizer, tasks, folder=folder, limit=limit)
+
+
+# MTEB
+
+
 _EMPTY = "."
-"""In place of a text without words: tasks have some."""
+"""Replaces texts without words, which some tasks have."""
 
 
 def run_mteb(opened: OpenedModel, names: Sequence[str]) -> dict[str, Any]:
-    """The figures of a model that embeds or reranks on tasks of MTEB: {"results": {task: {figure: value}}}.
+    """Return metrics of a model that embeds or reranks: {"results": {task: {metric: value}}}.
 
-    Each task's main figure comes first, under its name in MTEB; the others are those of its splits and languages.
-    Raises InputError for unknown tasks, tasks of images and sound, and data that are not here.
+    A task's main metric comes first, under its name in MTEB, then those of its splits and languages. Raise InputError
+    for unknown tasks, tasks with images or sound, and missing data.
     """
     if find_spec("mteb") is None:
         raise missing_extra("mteb", "mteb", "--tasks")
-    return {"results": {task.metadata.name: figures_on(opened, task) for task in _known(names)}}
+    return {"results": {task.metadata.name: metrics_on(opened, task) for task in _known(names)}}
 
 
 def _known(names: Sequence[str]) -> list[Any]:
-    """The tasks of these names. Raises InputError with all that are unknown, or not about texts."""
+    """Return tasks by name. Raise InputError with all that are unknown, or not about texts."""
     import mteb
 
     tasks, problems = [], []
@@ -53,14 +80,14 @@ def _known(names: Sequence[str]) -> list[Any]:
     return tasks
 
 
-def figures_on(opened: OpenedModel, task: Any) -> dict[str, Any]:
-    """What MTEB measures of a model on a task (an `mteb.AbsTask`). Raises InputError."""
+def metrics_on(opened: OpenedModel, task: Any) -> dict[str, Any]:
+    """Return MTEB's metrics of a model on a task (an `mteb.AbsTask`). Raise InputError."""
     import mteb
 
     name = task.metadata.name
     try:
         task.load_data()
-    except Exception as error:  # of the hub, its cache, or what reads the data
+    except Exception as error:  # from the hub, its cache, or a reader of data
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         fix = "run it once where the hub can be reached; its data stay in HF_HOME"
         raise InputError.at("--tasks", f"the data of {name} cannot be read: {first}", fix) from None
@@ -73,12 +100,12 @@ def figures_on(opened: OpenedModel, task: Any) -> dict[str, Any]:
         fix = "name a task of retrieval or reranking, or give a model of objective embedding"
         raise InputError.at("--tasks", f"{name} is no task for a reranker", fix) from None
     (result,) = done.task_results
-    figures: dict[str, Any] = {task.metadata.main_score: float(result.get_score())}
-    return figures | {"splits": result.scores}
+    metrics: dict[str, Any] = {task.metadata.main_score: float(result.get_score())}
+    return metrics | {"splits": result.scores}
 
 
 class _Model:
-    """What MTEB asks of every model."""
+    """The attributes that MTEB requires of every model."""
 
     def __init__(self, opened: OpenedModel) -> None:
         from mteb.models.model_meta import ModelMeta
@@ -95,20 +122,20 @@ class _Encoder(_Model):
     """An `mteb.EncoderProtocol`."""
 
     def encode(self, inputs: Iterable[Any], *, prompt_type: Any = None, **_: Any) -> np.ndarray:
-        """float32 (texts, size). Queries and documents get their prompts; texts of other tasks have none."""
+        """Return float32 (texts, size). Queries and documents get their prefixes; texts of other tasks have none."""
         kind = "" if prompt_type is None else str(prompt_type.value)
-        found = []
+        vectors = []
         for batch in inputs:
-            asked = [{"text": text, "input_type": kind} for text in _texts(batch)]
-            found.append(np.array([each["embedding"] for each in self._answers("embed", asked)], dtype=np.float32))
-        return np.concatenate(found)
+            texts = [{"text": text, "input_type": kind} for text in _texts(batch)]
+            vectors.append(np.array([each["embedding"] for each in self._answers("embed", texts)], dtype=np.float32))
+        return np.concatenate(vectors)
 
     def similarity(self, one: Any, other: Any) -> torch.Tensor:
-        """The cosines of each of the one (n, size) with each of the other (m, size): (n, m)."""
+        """Return the cosines of all pairs: (n, size), (m, size) -> (n, m)."""
         return _unit(one) @ _unit(other).T
 
     def similarity_pairwise(self, one: Any, other: Any) -> torch.Tensor:
-        """The cosine of each pair of rows: (n,)."""
+        """Return the cosine of each pair of rows, (n,)."""
         return (_unit(one) * _unit(other)).sum(dim=-1)
 
 
@@ -116,7 +143,7 @@ class _CrossEncoder(_Model):
     """An `mteb.CrossEncoderProtocol`."""
 
     def predict(self, inputs1: Iterable[Any], inputs2: Iterable[Any], **_: Any) -> np.ndarray:
-        """(pairs,): how well each document answers its query."""
+        """Return the relevance of each document to its query, (pairs,)."""
         queries, documents = ([text for batch in inputs for text in _texts(batch)] for inputs in (inputs1, inputs2))
         pairs = list(zip(queries, documents, strict=True))
         return np.array([answer["score"] for answer in self._answers("rerank", pairs)])

@@ -1,6 +1,9 @@
-"""Grammars of answers with tool calls: required ones, or optional ones after text.
+"""Grammars that constrain answers: llguidance masks at each token what a JSON schema, or the form of calls, excludes.
 
-The grammar is llguidance's dialect of Lark, with the JSON schemas of arguments inside:
+A schema may take any amount of work (`multipleOf: 999983` takes a minute: one state a remainder), and some fail only
+when the first token is masked (`{"$ref": "#"}`). So each is first tried in a process that can be killed.
+
+Grammars of tool calls are llguidance's dialect of Lark, with the JSON schemas of arguments inside:
 https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md. Its own `StructTag` knows no added tokens but `<…>`,
 no arguments in tags, and lets text follow a call.
 """
@@ -9,14 +12,100 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
-from artel.inference.serve.grammar import WRITTEN
+from artel.inference.serve.errors import ApiError
 from artel.text import Tools
 from artel.tokens import Tokenizer
 from artel.tokens.tokenizer.chat_template import added_tokens
 from artel.tokens.tokenizer.template_calls import NUMBER, ArgumentTags, CallForm
+from artel.tokens.tokenizer.template_limits import run_in_child
+
+ANY_OBJECT = {"type": "object"}
+_WHITESPACE: Any = {"whitespace_pattern": r"[ ]|\n[ ]{0,40}"}
+"""Whitespace allowed in JSON: without a limit, weak models write nothing else up to `max_tokens`."""
+_SECONDS = 3
+"""CPU time for a schema, up to the first token."""
+_MAX_STATES = 20_000
+"""Limit of llguidance's lexer. A state takes up to 2 kB; with the default of 250,000 a step took 7 s."""
+_CACHE_SIZE = 16
+"""Cached matchers, one for each grammar."""
+
+
+class Grammars:
+    """Makes matchers for a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, ends: frozenset[int]) -> None:
+        """`ends`: ids that end an answer; allowed where the JSON is complete."""
+        self._hf, self._vocabulary, self._ends = tokenizer.hf, tokenizer.vocabulary, sorted(ends)
+        self._matchers: dict[str, Any] = {}
+
+    def matcher(self, schema: dict[str, Any]) -> Callable[[], Any]:
+        """Return a function that makes the matcher of one answer. Raise ApiError for an unusable schema."""
+        from llguidance import LLMatcher
+
+        return self._maker(
+            lambda: LLMatcher.grammar_from_json_schema(json.dumps(schema), _WHITESPACE), "response_format"
+        )
+
+    def lark_matcher(self, grammar: str, param: str) -> Callable[[], Any]:
+        """Like `matcher`, for a Lark grammar with JSON schemas inside. `param`: the key to blame in an ApiError."""
+        from llguidance import LLMatcher
+
+        return self._maker(lambda: LLMatcher.grammar_from_lark(grammar), param)
+
+    def _maker(self, make_grammar: Callable[[], str], param: str) -> Callable[[], Any]:
+        try:
+            grammar = make_grammar()
+        except ValueError as error:
+            raise _refusal(str(error), param) from None
+        if grammar not in self._matchers:
+            _ = self._tokenizer  # made here: the child would lose it
+            result = run_in_child(lambda: self._try(grammar), _SECONDS, otherwise="no grammar can be made of it")
+            if result != "fine":
+                limits = {"end": f"it takes more than {_SECONDS} s of work", "memory": "it takes too much memory"}
+                raise _refusal(limits.get(result, result), param)
+            while len(self._matchers) >= _CACHE_SIZE:
+                del self._matchers[next(iter(self._matchers))]
+            self._matchers[grammar] = self._matcher(grammar)
+        return self._matchers[grammar].deep_copy
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from llguidance.hf import from_tokenizer
+
+        return from_tokenizer(self._hf, n_vocab=self._vocabulary, eos_token=self._ends)
+
+    def _matcher(self, grammar: str) -> Any:
+        from llguidance import LLMatcher, LLParserLimits
+
+        return LLMatcher(self._tokenizer, grammar, limits=LLParserLimits(max_lexer_states=_MAX_STATES))
+
+    def _try(self, grammar: str) -> str:
+        """Return "fine", or the error that a grammar causes up to the first token of an answer."""
+        from llguidance import LLMatcher, LLParserLimits
+        from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+
+        wrong = LLMatcher.validate_grammar(
+            grammar, self._tokenizer, limits=LLParserLimits(max_lexer_states=_MAX_STATES)
+        )
+        if wrong:
+            return str(wrong)
+        matcher = self._matcher(grammar)
+        if not matcher.is_error():
+            fill_next_token_bitmask(matcher, allocate_token_bitmask(1, self._tokenizer.vocab_size), 0)
+        return matcher.get_error() or "fine"
+
+
+def _refusal(why: str, param: str) -> ApiError:
+    reason = why.splitlines()[0][:300].replace("NoExtensionBias", "no answer can satisfy it")
+    return ApiError(400, f"the schema cannot be used: {reason}", param)
+
+
+# Tool calls
+
 
 _MAX_CALLS = 16
 """Calls in one answer: small models may never stop."""
@@ -65,7 +154,7 @@ def optional_calls_grammar(
     if answer is not None:
         start = [
             f"start: answer | {symbols.of(form.opens_after_text)} calls",
-            f"answer: %json {json.dumps({'x-guidance': WRITTEN} | answer)}",
+            f"answer: %json {json.dumps({'x-guidance': _WHITESPACE} | answer)}",
         ]
     else:
         start = [*_text_rules(form, symbols, added_tokens(tokenizer), ends)]

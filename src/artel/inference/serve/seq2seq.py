@@ -1,4 +1,4 @@
-"""/v1/completions of models that read the whole text first, and then write another for it."""
+"""/v1/completions of encoder-decoder models, which write a text for a text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from artel.inference.serve.answers import Usage
-from artel.inference.serve.completions import event
+from artel.inference.serve.completions import Usage, event
 from artel.inference.serve.errors import ApiError
 from artel.inference.serve.limits import Deadline
 from artel.inference.serve.metrics import Metrics
@@ -27,16 +26,16 @@ _NEUTRAL: dict[str, Any] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""Settings of which these models know none, with the values that change nothing."""
+"""Settings that these models do not have, with the values that have no effect."""
 
 
-class Rewriting:
-    """The texts that a request asks for, cut off when `deadline` has passed."""
+class Seq2SeqCompletions:
+    """The texts of one request, cut off when `deadline` has passed."""
 
     def __init__(self, served: ServedModel, body: CompletionRequest, metrics: Metrics, deadline: Deadline) -> None:
-        """Raises ApiError."""
+        """Raise ApiError."""
         self._served, self._body, self._metrics = served, body, metrics
-        self._asked = _asked(served, body, deadline)
+        self._inputs = _inputs(served, body, deadline)
         self._usage = Usage()
         self._shared = {
             "id": f"cmpl-{uuid.uuid4().hex}",
@@ -46,18 +45,19 @@ class Rewriting:
         }
 
     async def whole(self) -> dict[str, Any]:
-        """The response. Raises ApiError."""
-        answers = await self._served.work(lambda: ask(self._served, "generate", self._asked, "prompt"))
+        """Return the response. Raise ApiError."""
+        answers = await self._served.work(lambda: ask(self._served, "generate", self._inputs, "prompt"))
         for answer in answers:
-            _check_read(answer)
+            _check_complete(answer)
         for answer in answers:
             self._count(answer)
         choices = [_choice(index, answer["text"], answer) for index, answer in enumerate(answers)]
         return self._shared | {"choices": choices, "usage": self._usage.to_json()}
 
     async def stream(self) -> AsyncGenerator[str, None]:
-        """Server-sent events, one text after another: its parts as they are written, or, where beams are searched, all
-        of it. Raises ApiError of the first text before the first event; later ones are events.
+        """Yield server-sent events, one text after another, in chunks or, with beam search, as a whole.
+
+        Raise ApiError for the first text before the first event; later errors are events.
         """
         options = self._body.stream_options
         usage = {"usage": None} if options is not None and options.include_usage else {}
@@ -77,43 +77,43 @@ class Rewriting:
         yield "data: [DONE]\n\n"
 
     async def _choices(self) -> AsyncGenerator[dict[str, Any], None]:
-        """The parts of all texts. Raises ApiError."""
+        """Yield the chunks of all texts. Raise ApiError."""
         loop = asyncio.get_running_loop()
-        parts: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        chunks: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         is_read = True
 
-        def put(part: dict[str, Any] | None) -> None:
-            loop.call_soon_threadsafe(parts.put_nowait, part)
+        def put(chunk: dict[str, Any] | None) -> None:
+            loop.call_soon_threadsafe(chunks.put_nowait, chunk)
 
         def write() -> None:
             try:
-                for index, one in enumerate(self._asked):
+                for index, item in enumerate(self._inputs):
                     if is_read:
-                        self._write(index, one, put)
+                        self._write(index, item, put)
             finally:
                 put(None)
 
         writing = asyncio.ensure_future(self._served.work(write))
         try:
-            while (part := await parts.get()) is not None:
-                yield part
+            while (chunk := await chunks.get()) is not None:
+                yield chunk
             await writing
         finally:
-            is_read = False  # no text is begun for a client that has gone
+            is_read = False  # start no further text after the client disconnects
 
-    def _write(self, index: int, asked: dict[str, Any], put: Callable[[dict[str, Any]], None]) -> None:
-        """Give the parts of one text. Raises ApiError."""
-        said = ""
+    def _write(self, index: int, item: dict[str, Any], put: Callable[[dict[str, Any]], None]) -> None:
+        """Generate one text, and `put` its chunks. Raise ApiError."""
+        written = ""
 
         def on_text(text: str) -> None:
-            nonlocal said
-            said += text
+            nonlocal written
+            written += text
             put(_choice(index, text))
 
-        (answer,) = ask(self._served, "generate", [asked | {"on_text": on_text}], "prompt")
-        _check_read(answer)
+        (answer,) = ask(self._served, "generate", [item | {"on_text": on_text}], "prompt")
+        _check_complete(answer)
         self._count(answer)
-        put(_choice(index, answer["text"].removeprefix(said), answer))
+        put(_choice(index, answer["text"].removeprefix(written), answer))
 
     def _count(self, answer: dict[str, Any]) -> None:
         self._usage.prompt_tokens += answer["prompt_tokens"]
@@ -122,15 +122,15 @@ class Rewriting:
         self._metrics.written(answer["tokens"])
 
 
-def _check_read(answer: dict[str, Any]) -> None:
-    """Raise ApiError for an answer to a prompt that was cut."""
+def _check_complete(answer: dict[str, Any]) -> None:
+    """Raise ApiError if the prompt was truncated."""
     if answer["truncated"]:
         what = f"a prompt has more tokens than the model reads: {answer['prompt_tokens']:,}"
         raise ApiError(400, what, "prompt", "context_length_exceeded")
 
 
-def _asked(served: ServedModel, body: CompletionRequest, deadline: Deadline) -> list[dict[str, Any]]:
-    """What the objective is asked for each text. Raises ApiError."""
+def _inputs(served: ServedModel, body: CompletionRequest, deadline: Deadline) -> list[dict[str, Any]]:
+    """Return the objective's input for each text. Raise ApiError."""
     for name, neutral in _NEUTRAL.items():
         if getattr(body, name) not in (None, neutral):
             raise ApiError(400, f"{served.name} writes a text for a text, and knows no {name}", name)
@@ -143,24 +143,20 @@ def _asked(served: ServedModel, body: CompletionRequest, deadline: Deadline) -> 
     )
     if sampling.new_tokens > served.context:
         raise ApiError(400, f"a text has {served.context:,} tokens at most", "max_tokens", "context_length_exceeded")
+    # Special tokens and the prefix of a prompt are the objective's own, so ids cannot be prompts.
+    texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
+    if len(texts) < len(body.prompts):
+        raise ApiError(400, "this model is given texts, not ids", "prompt")
     first = body.seed if body.seed is not None else uuid.uuid4().int % 2**31
     seeds = [(first + number) % 2**63 if sampling.temperature else 0 for number in range(body.n or 1)]
     return [
         {"text": text, "sampling": replace(sampling, seed=seed), "is_over": deadline.expired}
-        for text in _texts(body)
+        for text in texts
         for seed in seeds
     ]
 
 
 def _choice(index: int, text: str, answer: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A text or a part of it; the last part has the whole `answer`."""
+    """Return a text or a chunk of it. The last chunk has the whole `answer`."""
     finish = None if answer is None else answer["finish_reason"]
     return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
-
-
-def _texts(body: CompletionRequest) -> list[str]:
-    """Raises ApiError for prompts as ids: special tokens and the prefix belong to the model's own reading."""
-    texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
-    if len(texts) < len(body.prompts):
-        raise ApiError(400, "this model is given texts, not ids", "prompt")
-    return texts

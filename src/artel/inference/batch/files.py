@@ -1,0 +1,275 @@
+"""Files of prompts, one a line or as JSON lines, and of results, as JSON lines that a second start continues.
+
+OUT.settings.json, next to the results in OUT, has the model and settings that they were computed with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from artel.errors import InputError, Problem
+from artel.storage import check_new, check_regular, disk_errors, lock, user_path, write_file
+
+# Prompts
+
+
+_PROMPTS = "--prompts"
+_JSON = (".jsonl", ".ndjson", ".json")
+RESERVED = ("text", "finish_reason", "tokens")
+"""Fields of results, which prompts may not have."""
+_SHOWN_PROBLEMS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A line of the file, with a text or messages."""
+
+    place: str
+    """FILE:LINE."""
+    fields: dict[str, Any]
+    """The line's fields, which the result repeats."""
+    text: str = ""
+    """The text to continue or fill, or the question."""
+    messages: list[dict[str, str]] | None = None
+    context: str | None = None
+    """The text that answers the question."""
+
+
+class _BadLine(Exception):
+    """A problem of a line, and its fix."""
+
+
+def read_prompts(name: str) -> list[Prompt]:
+    """Return the prompts of a file, without empty lines. Raise InputError with all wrong lines."""
+    parse = _json_prompt if name.lower().endswith(_JSON) else _text_prompt
+    prompts, problems = [], []
+    for place, line in _lines(name):
+        try:
+            prompts.append(parse(place, _decoded(line)))
+        except _BadLine as error:
+            problems.append(Problem(place, *error.args))
+    refuse(problems)
+    if not prompts:
+        raise InputError.at(_PROMPTS, f"{name} has no prompts", "write one on each line")
+    return prompts
+
+
+def refuse(problems: list[Problem]) -> None:
+    """Raise InputError with the first problems of lines, if there are any."""
+    more = len(problems) - _SHOWN_PROBLEMS
+    if more > 0:
+        problems = [*problems[:_SHOWN_PROBLEMS], Problem(_PROMPTS, f"{more:,} more lines are wrong")]
+    if problems:
+        raise InputError(problems)
+
+
+def _lines(name: str) -> Iterator[tuple[str, bytes]]:
+    path = user_path(name, _PROMPTS)
+    check_regular(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError.at(_PROMPTS, f"{name} cannot be read: {error.strerror}", "give a file of prompts") from None
+    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        if line.strip():
+            yield f"{name}:{number}", line.removesuffix(b"\r")
+
+
+def _decoded(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise _BadLine(f"is not UTF-8 (byte {error.start + 1} of the line)", "save it as UTF-8") from None
+
+
+def _text_prompt(place: str, line: str) -> Prompt:
+    return Prompt(place, {"prompt": line}, line)
+
+
+def _json_prompt(place: str, line: str) -> Prompt:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise _BadLine(f"is not JSON: {error}", "write one object per line, or name the file .txt") from None
+    if not isinstance(fields, dict):
+        raise _BadLine(f"is {type(fields).__name__}, not an object", 'write {"prompt": "…"}')
+    taken = [name for name in RESERVED if name in fields]
+    if taken:
+        raise _BadLine(f"has a field {taken[0]!r}, which the result is to have", "call it otherwise")
+    kinds = [name for name in _KINDS if name in fields]
+    if len(kinds) != 1:
+        what = f"has {' and '.join(kinds)}" if kinds else f"has none of the fields {', '.join(_KINDS)}"
+        raise _BadLine(what, 'write {"prompt": "…"}, {"messages": […]} or {"question": "…", "context": "…"}')
+    return _KINDS[kinds[0]](place, fields)
+
+
+def _of_text(place: str, fields: dict[str, Any]) -> Prompt:
+    return Prompt(place, fields, _text(fields, "prompt"))
+
+
+def _of_question(place: str, fields: dict[str, Any]) -> Prompt:
+    if "context" not in fields:
+        raise _BadLine("has a question and no context", "give the text that answers it as context")
+    return Prompt(place, fields, _text(fields, "question"), context=_text(fields, "context"))
+
+
+def _of_messages(place: str, fields: dict[str, Any]) -> Prompt:
+    messages = fields["messages"]
+    if not isinstance(messages, list) or not messages:
+        raise _BadLine("its messages are no list of objects", 'write [{"role": "user", "content": "…"}]')
+    turns = []
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+            raise _BadLine(f"messages[{number}] has no role and content", 'write {"role": "user", "content": "…"}')
+        where = f"messages[{number}]."
+        turns.append({name: _text(message, name, where) for name in ("role", "content")})
+    if turns[-1]["role"] == "assistant":
+        raise _BadLine("the last message is the assistant's own", "leave it out: it is what the model is to write")
+    return Prompt(place, fields, messages=turns)
+
+
+_KINDS: dict[str, Callable[[str, dict[str, Any]], Prompt]] = {
+    "prompt": _of_text,
+    "messages": _of_messages,
+    "question": _of_question,
+}
+
+
+def _text(fields: dict[str, Any], name: str, where: str = "") -> str:
+    text = fields[name]
+    if not isinstance(text, str):
+        raise _BadLine(f"{where}{name} is {type(text).__name__}, not text", "write it in quotes")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _BadLine(f"{where}{name} holds half a character (\\ud800 to \\udfff)", "fix it") from None
+    return text
+
+
+# Results
+
+
+_OUT = "--out"
+_CHECKSUM_BYTES = 2**16
+"""Bytes read of each file of weights: training changes all weights."""
+
+
+class Results:
+    """An open file of results."""
+
+    def __init__(self, file: BinaryIO, path: Path, done: int) -> None:
+        self.done = done
+        """Number of results in the file."""
+        self._file, self._path = file, path
+
+    def add(self, result: dict[str, Any]) -> None:
+        """Write the next result, which survives the death of this process. Raise WorkError."""
+        with disk_errors(self._path.parent):
+            self._file.write(json.dumps(result, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
+            self._file.flush()
+        self.done += 1
+
+    @classmethod
+    @contextmanager
+    def open(cls, name: str, prompts: Sequence[Prompt], settings: dict[str, Any]) -> Iterator[Results]:
+        """Open a file after its last complete line, and lock it.
+
+        Raise InputError for results of other prompts or settings, WorkError if another process has the file.
+        """
+        path = user_path(name, _OUT).absolute()
+        settings_file = path.with_name(f"{path.name}.settings.json")
+        with lock(path.with_name(f".{path.name}.lock"), wait=False, keep=False):
+            check_regular(path)
+            done = 0
+            if path.exists():
+                _check_settings(name, path, settings_file, settings)
+                done = _resume(name, path, prompts)
+            else:
+                write_file(settings_file, json.dumps(settings, ensure_ascii=False, indent=1) + "\n")
+            with disk_errors(path.parent), path.open("ab") as file:
+                results = cls(file, path, done)
+                try:
+                    yield results
+                finally:
+                    os.fsync(file.fileno())
+                    if not results.done:  # for example, the model was not found
+                        path.unlink(missing_ok=True)
+                        settings_file.unlink(missing_ok=True)
+
+
+def _check_settings(name: str, path: Path, settings_file: Path, settings: dict[str, Any]) -> None:
+    if not settings_file.exists():
+        check_new(path, _OUT)
+    try:
+        written = json.loads(settings_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise InputError.at(
+            _OUT, f"{settings_file} cannot be read", f"remove it and {name}, or choose another name"
+        ) from None
+    if not isinstance(written, dict):
+        written = {}
+    changed = [
+        f"{key} {written.get(key)} then, {settings.get(key)} now"
+        for key in {**written, **settings}
+        if written.get(key) != settings.get(key)
+    ]
+    if changed:
+        fix = "write the same again, or choose another --out"
+        raise InputError.at(_OUT, f"{name} was begun with other settings: {'; '.join(changed)}", fix)
+
+
+def _resume(name: str, path: Path, prompts: Sequence[Prompt]) -> int:
+    """Return the number of complete lines, and cut off a torn last one. Raise InputError for other prompts."""
+    end = done = 0
+    with path.open("r+b") as file:
+        for line in file:
+            result = _parsed(line)
+            if result is None:
+                if file.read(1):
+                    raise InputError.at(f"{name}:{done + 1}", "is no result, and results follow", "fix it or remove it")
+                break
+            where = prompts[done].place if done < len(prompts) else name
+            if done >= len(prompts) or not _has(result, prompts[done].fields):
+                what = f"is another prompt than the one that {name}:{done + 1} answers"
+                if done >= len(prompts):
+                    what = f"has more results than the {len(prompts):,} prompts"
+                raise InputError.at(where, what, "put the prompts back as they were, or choose another --out")
+            end += len(line)
+            done += 1
+        file.truncate(end)
+    return done
+
+
+def _has(result: dict[str, Any], fields: dict[str, Any]) -> bool:
+    """True if the result has these fields, compared as JSON, in which NaN equals NaN."""
+    return json.dumps({name: result.get(name) for name in fields}) == json.dumps(fields)
+
+
+def weights_of(name: str) -> str:
+    """Return a short checksum of the weights in a run's or a model's folder, over the ends of files; empty without."""
+    folder = Path(name)
+    files = [*folder.glob("*.safetensors"), *folder.glob("model/*.safetensors")]
+    files += folder.glob("checkpoints/latest/**/*.safetensors")
+    checksum = 0
+    for file in sorted(files):
+        with file.open("rb") as opened:
+            size = opened.seek(0, os.SEEK_END)
+            opened.seek(max(0, size - _CHECKSUM_BYTES))
+            checksum = zlib.crc32(opened.read(), zlib.crc32(str(size).encode(), checksum))
+    return f"{checksum:08x}" if files else ""
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Return None for a line that was torn when the process was killed."""
+    try:
+        result = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return result if isinstance(result, dict) else None

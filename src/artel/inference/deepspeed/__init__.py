@@ -1,1 +1,0 @@
-"""DeepSpeed's checkpoints, read and written."""

@@ -1,0 +1,276 @@
+"""DeepSpeed's checkpoints: read as a model or as the start of a run, and written from a run's checkpoint.
+
+Reading: the checkpoints of transformers' Trainer under ZeRO (`checkpoint-500`) are such checkpoints. The shards of each
+process are in `global_step…`; configuration and tokenizer are next to the file `latest`.
+
+Writing: the universal format, from which an engine of any stage and number of processes continues.
+
+    DIR/latest_universal                          the name of the folder next to it
+    DIR/global_step500/zero/NAME/fp32.pt          a parameter, float32
+                                 exp_avg.pt       Adam's averages of its gradient, and of the squared gradient
+                                 exp_avg_sq.pt
+                                 step.pt          number of its optimizer steps
+                            optimizer_state.pt    state shared by all parameters
+                       mp_rank_00_model_states.pt counts; stage 3 expects them under the other name
+                       zero_pp_rank_0_mp_rank_00_model_states.pt
+
+DeepSpeed's ds_to_universal.py makes the same files (Lian et al. 2024, "Universal Checkpointing"), which DeepSpeed reads
+with `"checkpoint": {"load_universal": true}` in its configuration. Betas, epsilon and weight decay are those of the
+continued run; the learning rate is the run's next one until the first step of its schedule.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from artel.config import RunConfig, dump_run, load_run
+from artel.errors import InputError, Problem
+from artel.inference.open import objective_of_folder, open_fresh
+from artel.models.loading.model_folder import read_config
+from artel.models.loading.pretrained import read_generation_config
+from artel.models.loading.structure import without_weights
+from artel.objectives import objective_of
+from artel.parallel.deepspeed.checkpoint import AVERAGES, ZeroCheckpoint, model_files, read_zero_checkpoint
+from artel.preparing import Prepared
+from artel.registry import OPTIMIZERS
+from artel.storage import disk_errors
+from artel.tokens import Tokenizer, load_tokenizer
+from artel.training import RunFolder
+from artel.training.checkpoint.format import Content, Progress, checkpoint_path, read_progress, write_full
+from artel.training.checkpoint.items import MODEL, OPTIMIZER
+from artel.training.checkpoint.sharded_files import read_shards, stored_shapes
+from artel.training.optim.local_shards import trained_tensors
+from artel.training.schedule import rate, rate_by_time, run_length
+
+# Reading
+
+
+@dataclass(frozen=True, slots=True)
+class AssembledModel:
+    """A model on the meta device, and its weights in float32 by name, tied ones at least once."""
+
+    model: PreTrainedModel
+    tokenizer: Tokenizer
+    weights: dict[str, torch.Tensor]
+
+
+def assemble(folder: Path) -> AssembledModel:
+    """Load the model of DeepSpeed's checkpoint in `folder` (the one with `latest`, or a `global_step…`) into memory.
+
+    Raise InputError if the configuration, the tokenizer or files are missing, or the weights are of another model.
+    """
+    model_folder = folder if (folder / "latest").is_file() else folder.parent
+    if not (model_folder / "config.json").is_file():
+        fix = f"copy config.json and the tokenizer's files of the model that was trained to {model_folder}"
+        raise InputError.at(str(folder), "is DeepSpeed's checkpoint, and does not say of which model", fix)
+    tokenizer = load_tokenizer(str(model_folder), where=str(folder))
+    objective = objective_of_folder(str(model_folder), None, tokenizer)
+    config, _ = read_config(str(model_folder))
+    model = without_weights(config, objective.auto_class, objective.heads).float()
+    read_generation_config(model, str(model_folder))
+    return AssembledModel(model, tokenizer, _named_as(model, read_zero_checkpoint(folder), folder))
+
+
+def exchange_problems(run: RunConfig) -> list[Problem]:
+    """Return the reasons why checkpoints of `run` cannot be converted from or to DeepSpeed's."""
+    problems = []
+    if not OPTIMIZERS[run.train.optimizer].is_adam:
+        what = f"{run.train.optimizer}: only Adam's state goes between DeepSpeed's checkpoints and artel's"
+        problems.append(Problem("train.optimizer", what, "write adamw, or take the model alone"))
+    if run.model.lora is not None:
+        what = "only whole models go between DeepSpeed's checkpoints and artel's"
+        problems.append(Problem("model.lora", what, "leave it out, or take the model alone"))
+    return problems
+
+
+def check_beginning(run: RunConfig, folder: Path) -> None:
+    """Raise InputError if `folder` has no checkpoint, or `run` cannot continue from one. Read no tensors."""
+    problems = exchange_problems(run)
+    try:
+        model_files(folder)
+    except InputError as error:
+        problems += error.problems
+    if problems:
+        raise InputError(problems)
+
+
+def begin_run(run: RunConfig, prepared: Prepared, folder: Path, tell: Callable[[str], None]) -> None:
+    """Write the first checkpoint of `run` with the weights, averages and step of DeepSpeed's checkpoint in `folder`.
+
+    Raise InputError for missing files, weights of another model, a checkpoint without Adam's averages, and a run that
+    ends before the checkpoint's step.
+    """
+    saved = ZeroCheckpoint.read(folder)
+    state, step = saved.adam()
+    opened, store = open_fresh(run, prepared), prepared.open()
+    steps = run_length(run, opened.objective.dataset(store.train), store.train).steps
+    if steps is not None and step >= steps:
+        what = f"is of step {step:,}, and this run ends after {steps:,}"
+        raise InputError.at(str(folder), what, "give train.steps, tokens or epochs for all of it")
+    weights, state = _of_run(opened.model, saved.weights(), state, folder)
+    run_folder = RunFolder(Path(run.run))
+    checkpoints, progress = run_folder.checkpoints, Progress(step, run=run_folder.identity(), store=store.digest)
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    content = Content({MODEL: weights, OPTIMIZER: state}, progress, dump_run(run))
+    write_full(checkpoint_path(checkpoints, step), content)
+    tell(f"step {step:,} of {folder} is this run's: weights, averages, count of steps; the order of samples is its own")
+
+
+def _of_run(
+    model: PreTrainedModel, weights: dict[str, torch.Tensor], state: dict[str, torch.Tensor], folder: Path
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return weights and state with the names of artel's checkpoint of `model`, a tied weight once."""
+    tensors, trained, prefix = model.state_dict(keep_vars=True), trained_tensors(model), _prefix(model, weights)
+    state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+    stepped = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if unlike := sorted(stepped ^ {name.rpartition("|")[0] for name in state}):
+        what = f"trained other parameters than this run does ({unlike[0]} …, {len(unlike)} in all)"
+        raise InputError.at(str(folder), what, "set model.freeze as it was there")
+    by_tensor = {id(tensors[name]): value for name, value in _named_as(model, weights, folder).items()}
+    return {name: by_tensor[id(tensor)].to(tensor.dtype) for name, tensor in trained.items()}, state
+
+
+def _prefix(model: PreTrainedModel, saved: dict[str, torch.Tensor]) -> str:
+    """Return the prefix of all names in `saved`, which comes from a module around the model."""
+    first = next(iter(model.state_dict()))
+    return next((name.removesuffix(first) for name in saved if name.endswith(first)), "")
+
+
+def _named_as(model: PreTrainedModel, saved: dict[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
+    """Return the weights in `saved` under the model's names. Raise InputError if they do not fit the model."""
+    tensors, prefix = model.state_dict(keep_vars=True), _prefix(model, saved)  # tied weights are one tensor
+    weights = {name.removeprefix(prefix): tensor for name, tensor in saved.items() if name.startswith(prefix)}
+    present = {id(tensors[name]) for name in weights.keys() & tensors.keys()}
+    missing = [name for name, tensor in tensors.items() if name not in weights and id(tensor) not in present]
+    # Buffers of older versions of transformers (GPT-2's masks), which the model ignores on loading.
+    ignored = model._keys_to_ignore_on_load_unexpected or []
+    unexpected = [
+        name
+        for name in saved
+        if name.removeprefix(prefix) not in tensors and not any(re.search(pattern, name) for pattern in ignored)
+    ]
+    mismatched = [name for name in weights.keys() & tensors.keys() if weights[name].shape != tensors[name].shape]
+    whose = f"this {type(model).__name__}"
+    wrong = {
+        "has no weights for {} of {}": missing,
+        "has {} that are not of {}": unexpected,
+        "has {} in other shapes than {}": mismatched,
+    }
+    fix = "give the config.json of the model that was trained, and transformers in its version"
+    problems = [
+        Problem(str(folder), what.format(f"{len(names)} tensors ({sorted(names)[0]} …)", whose), fix)
+        for what, names in wrong.items()
+        if names
+    ]
+    if problems:
+        raise InputError(problems)
+    return {name: weights[name] for name in tensors if name in weights}
+
+
+# Writing
+
+
+_CHUNK_BYTES = 2**30
+_VERSION = "0.19.8"  # of DeepSpeed, whose format this is; it refuses files without a version
+
+
+def newest_checkpoint(name: str) -> tuple[RunConfig, Path]:
+    """Return the run in `name` and its newest checkpoint. Raise InputError if DeepSpeed's format cannot hold it."""
+    folder = RunFolder(Path(name))
+    if not folder.config.is_file():
+        fix = "give a run's folder, or leave --deepspeed out"
+        raise InputError.at(name, "is no run, and has no optimizer's state", fix)
+    run = load_run(name)
+    folder.check_config(run)
+    folder.check_own_checkpoints()
+    problems = exchange_problems(run)
+    newest = folder.checkpoints / "latest"
+    if not newest.exists():
+        problems.append(Problem(name, "has no checkpoint", "train it with checkpoint.every: 500, or so"))
+    if problems:
+        raise InputError(problems)
+    return run, newest.resolve()
+
+
+def write_universal(run: RunConfig, prepared: Prepared, checkpoint: Path, folder: Path) -> None:
+    """Write a checkpoint of `run` into `folder`, a few parameters at a time. Raise InputError if the disk fails."""
+    progress = read_progress(checkpoint)
+    step = progress.step
+    counts = {
+        "global_steps": step,
+        "global_samples": step * run.train.batch,
+        "skipped_steps": 0,
+        "dp_world_size": 1,
+        "mp_world_size": 1,
+        "ds_version": _VERSION,
+        "buffer_names": [],
+        "module": {},
+        "lr_scheduler": _scheduler(step),
+    }
+    groups = [{"lr": _next_rate(run, prepared, progress)}]
+    count = torch.tensor(float(step))
+    with disk_errors(folder):
+        step_folder = folder / f"global_step{step}"
+        zero = step_folder / "zero"
+        parameters = 0
+        for name, tensors in _parameters(checkpoint):
+            parameters += 1
+            parameter_folder = zero / name
+            parameter_folder.mkdir(parents=True)
+            for key, tensor in tensors.items():
+                _save({"param": tensor}, parameter_folder / f"{key}.pt")
+            _save(count, parameter_folder / "step.pt")
+        # ZeRO stages 1 and 2 pair these groups with their own, whatever their number; stage 3 reads the first.
+        shared = {
+            "param_groups": groups * parameters,
+            "ds_version": _VERSION,
+            "optimizer_state_dict": {"state": {0: {"step": count}}, "param_groups": groups},
+        }
+        _save(shared, zero / "optimizer_state.pt")
+        for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):
+            _save(counts, step_folder / name)
+        (folder / "latest_universal").write_text(step_folder.name, encoding="utf-8")
+
+
+def _parameters(checkpoint: Path) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    """Yield each trained parameter in float32 and its Adam averages, by DeepSpeed's names."""
+    shapes = stored_shapes(checkpoint)
+    stepped = [name.removesuffix(f"|{AVERAGES[0]}") for name in shapes if name.endswith(f"|{AVERAGES[0]}")]
+    while stepped:
+        read: dict[str, torch.Tensor] = {}
+        names = []
+        while stepped and sum(tensor.nbytes for tensor in read.values()) < _CHUNK_BYTES:
+            names.append(stepped.pop(0))
+            for stored in (names[-1], *(f"{names[-1]}|{key}" for key in AVERAGES)):
+                shape, dtype = shapes[stored]
+                read[stored] = torch.empty(shape, dtype=dtype)
+        read_shards(checkpoint, read)
+        for name in names:
+            averages = {key: read.pop(f"{name}|{key}").float() for key in AVERAGES}
+            yield name, {"fp32": read.pop(name).float(), **averages}
+
+
+def _next_rate(run: RunConfig, prepared: Prepared, progress: Progress) -> float:
+    """Return the learning rate of the next step."""
+    objective, store = objective_of(run, prepared.tokenizer()), prepared.open()
+    steps = run_length(run, objective.dataset(store.train), store.train).steps
+    if steps is None:
+        return run.train.learning_rate * rate_by_time(run.train, progress.step, progress.share, progress.warmup)
+    return run.train.learning_rate * rate(run.train, min(progress.step, steps - 1), steps, progress.warmup)
+
+
+def _scheduler(step: int) -> dict[str, Any]:
+    """Return the state after `step` steps, for DeepSpeed's schedulers, which have one entry, and PyTorch's."""
+    return {"last_batch_iteration": step - 1, "last_epoch": step, "_step_count": step + 1, "lr_lambdas": []}
+
+
+def _save(content: Any, file: Path) -> None:
+    with file.open("wb") as out:  # makes a full disk an OSError
+        torch.save(content, out)

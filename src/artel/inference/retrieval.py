@@ -1,0 +1,357 @@
+"""Retrieval with a model of vectors or a reranker: search a text, mine hard negatives, evaluate on a corpus.
+
+Hard negatives are documents near a query that are not among its positives, and less near than those: a document that is
+as near may well answer the query without being labeled (Moreira et al. 2024, "NV-Retriever", positive-aware mining).
+
+A corpus (`artel evaluate --corpus`) is a file of texts next to matches, or a folder in the format of BEIR (Thakur et
+al. 2021, "BEIR: A Heterogenous Benchmark for Zero-shot Evaluation of Information Retrieval Models"): corpus.jsonl,
+queries.jsonl, qrels/test.tsv.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from artel.config import DataConfig
+from artel.errors import InputError, Problem
+from artel.inference.evaluate import EvaluationResult
+from artel.inference.open import OpenedModel
+from artel.objectives.embedding.retrieval import Judgements, retrieval_metrics
+from artel.storage import check_new_file, write_output
+from artel.text import Document, Ledger, Match, count_drops, read_documents
+from artel.training.evaluation import ProgressMessages
+
+_TEXTS = 1024
+"""Texts between two lines of progress."""
+
+
+def check_embeds(opened: OpenedModel) -> None:
+    """Raise InputError if the model has no vectors for texts."""
+    if "embed" not in opened.objective.tasks:
+        what = f"learned {opened.objective.config.objective}, which gives texts no vectors"
+        raise InputError.at(opened.name, what, "give a model of objective embedding, or of sentence-transformers")
+
+
+def _read_matches_and_corpus(
+    data: str, corpus: str | None, tell: Callable[[str], None]
+) -> tuple[dict[str, tuple[list[str], list[str]]], list[str], int]:
+    """Return ({query: (positives, negatives)}, documents, rejected records) of a file or glob of matches.
+
+    The documents are those of the matches, then the texts of `corpus`. Tell what was dropped.
+    """
+    data_ledger, corpus_ledger = Ledger(), Ledger()
+    matches = _merged_matches(data, data_ledger)
+    texts = dict.fromkeys(text for positives, negatives in matches.values() for text in [*positives, *negatives])
+    if corpus is not None:
+        found = _documents({"path": corpus, "document": "line"}, corpus_ledger)
+        texts |= dict.fromkeys(document.record.text for document in found)
+    for path, ledger in ((data, data_ledger), (corpus, corpus_ledger)):
+        total = ledger.total
+        if total.dropped:
+            tell(f"{path}: {total.read:,} documents read, {total.kept:,} kept, {count_drops(total.dropped)}")
+        for rejected in ledger.listed:  # the first 1,000
+            tell(f"{rejected.origin}: {rejected.detail}")
+    return matches, list(texts), data_ledger.rejected + corpus_ledger.rejected
+
+
+def _merged_matches(data: str, ledger: Ledger) -> dict[str, tuple[list[str], list[str]]]:
+    """Return {query: (positives, negatives)}, with all matches of a query merged."""
+    merged: dict[str, tuple[list[str], list[str]]] = {}
+    for document in _documents({"path": data, "format": "matches"}, ledger):
+        match = document.record.fields
+        assert isinstance(match, Match)
+        if match.score is not None:
+            what = "is a pair with a score, and does not say which documents answer a query"
+            raise InputError.at(document.record.origin, what, "give queries with texts that match them")
+        positives, negatives = merged.setdefault(match.query, ([], []))
+        positives += [text for text in match.positives if text not in positives]
+        negatives += [text for text in match.negatives if text not in negatives]
+    return merged
+
+
+def _documents(source: dict[str, Any], ledger: Ledger) -> Iterator[Document]:
+    data = DataConfig.model_validate({"sources": [source], "validation": 0.0})
+    return read_documents(data, ledger)
+
+
+def unit_vectors(opened: OpenedModel, texts: Sequence[str], kind: str, tell: Callable[[str], None]) -> np.ndarray:
+    """Return normalized vectors, float32 (texts, size)."""
+    found = []
+    for start in range(0, len(texts), _TEXTS):
+        inputs = [{"text": text, "input_type": kind} for text in texts[start : start + _TEXTS]]
+        answers = opened.objective.answers(opened.model, "embed", inputs)
+        found.append(np.array([answer["embedding"] for answer in answers], dtype=np.float32))
+        tell(f"{min(start + _TEXTS, len(texts)):,} of {len(texts):,} {kind} texts have their vectors")
+    vectors = np.concatenate(found)
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+
+# Search
+
+
+_PAIRS = 64  # scored by a reranker between two lines of progress
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A paragraph of the searched text."""
+
+    line: int
+    """Number of its first line, from 1."""
+    text: str
+    score: float
+    """Cosine of query and paragraph (embedder), or the probability that they match (reranker)."""
+
+
+def can_search(opened: OpenedModel) -> bool:
+    """True if the model ranks texts by a query."""
+    return not {"embed", "rerank"}.isdisjoint(opened.objective.tasks)
+
+
+def search(opened: OpenedModel, query: str, text: str, tell: Callable[[str], None]) -> list[Hit]:
+    """Rank the paragraphs of `text` by how well they match `query`, best first.
+
+    Raise InputError if the query is empty or the text has no words.
+    """
+    if not query.strip():
+        raise InputError.at("--prompt", "there is no query", 'write --prompt "WHAT TO LOOK FOR"')
+    found = list(paragraphs(text))
+    if not found:
+        raise InputError.at("--context", "the text to search has no words", "give a text or a file with some")
+    texts = [text for _, text in found]
+    if "embed" in opened.objective.tasks:
+        (vector,) = unit_vectors(opened, [query], "query", lambda line: None)
+        scores = (unit_vectors(opened, texts, "document", tell) @ vector).tolist()
+    else:
+        scores = _pair_scores(opened, query, texts, tell)
+    hits = [Hit(line, text, score) for (line, text), score in zip(found, scores, strict=True)]
+    return sorted(hits, key=lambda hit: -hit.score)  # equal scores stay in the order of the text
+
+
+def paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    """Yield (first line from 1, paragraph). A text without blank lines has a paragraph a line."""
+    separator = r"\n[ \t]*\n" if re.search(r"\S[ \t]*\n[ \t]*\n\s*\S", text) else r"\n"
+    line, start = 1, 0
+    for end, after in [*(match.span() for match in re.finditer(separator, text)), (len(text), len(text))]:
+        paragraph = text[start:end]
+        if paragraph.strip():
+            blank = len(paragraph) - len(paragraph.lstrip())
+            yield line + paragraph.count("\n", 0, blank), paragraph.strip()
+        line += text.count("\n", start, after)
+        start = after
+
+
+def _pair_scores(opened: OpenedModel, query: str, texts: list[str], tell: Callable[[str], None]) -> list[float]:
+    news, scores = ProgressMessages(tell, "scoring paragraphs:"), list[float]()
+    for start in range(0, len(texts), _PAIRS):
+        pairs = [(query, text) for text in texts[start : start + _PAIRS]]
+        scores += [answer["score"] for answer in opened.objective.answers(opened.model, "rerank", pairs)]
+        news(len(scores) / len(texts))
+    return scores
+
+
+# Hard negatives
+
+
+_CHUNK = 1 << 24
+"""Cosines in memory at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mined:
+    """Counts of a file of mined negatives."""
+
+    queries: int
+    documents: int
+    """Documents of data and corpus together."""
+    negatives: int
+    without: int
+    """Queries without a negative."""
+    rejected: int
+    """Unusable records of data and corpus."""
+
+
+def mine(
+    opened: OpenedModel,
+    data: str,
+    out: Path,
+    *,
+    negatives: int,
+    margin: float,
+    corpus: str | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Mined:
+    """Add negatives from among all documents to the matches of `data`, and write them as JSON lines (format `matches`).
+
+    Args:
+        opened: a model of vectors.
+        data: a file or glob of matches.
+        out: the file to write.
+        negatives: maximum number for each query, nearest first.
+        margin: minimum difference between the cosines of a negative and of the query's farthest positive.
+        corpus: a file or glob of further documents, one a line, or JSON lines.
+
+    Raise InputError.
+    """
+    check_embeds(opened)
+    check_new_file(out)
+    matches, documents, rejected = _read_matches_and_corpus(data, corpus, tell)
+    positions = {text: position for position, text in enumerate(documents)}
+    corpus_vectors = unit_vectors(opened, documents, "document", tell)
+    query_vectors = unit_vectors(opened, list(matches), "query", tell)
+    lines, count, without = [], 0, 0
+    chunk = max(1, _CHUNK // len(documents))
+    for number, (query, (positives, known)) in enumerate(matches.items()):
+        if number % chunk == 0:
+            cosines = query_vectors[number : number + chunk] @ corpus_vectors.T
+        row = cosines[number % chunk]
+        answers = [positions[text] for text in positives]
+        limit = row[answers].min() - margin
+        row[answers] = -np.inf
+        row[[positions[text] for text in (query, *known) if text in positions]] = -np.inf
+        nearest = np.argsort(-np.where(row <= limit, row, -np.inf), kind="stable")[:negatives]
+        found = [documents[position] for position in nearest if -np.inf < row[position] <= limit]
+        count, without = count + len(found), without + (not found)
+        lines.append(orjson.dumps({"query": query, "pos": positives, "neg": [*known, *found]}))
+    write_output(out, b"\n".join(lines) + b"\n")
+    return Mined(len(matches), len(documents), count, without, rejected)
+
+
+# Evaluation on a corpus
+
+
+Tell = Callable[[str], None]
+_SPLITS = ("test", "dev", "validation", "train")
+_SHOWN = 20  # problems of a folder
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Documents, and queries with judged documents."""
+
+    documents: list[str]
+    queries: list[str]
+    judged: list[Judgements]
+    """For each query: {index of a document: relevance, above 0}. Indices beyond the documents are of judged documents
+    that are missing, and are never found."""
+    own: dict[int, int]
+    """{query: the document that is the query itself, which is not searched}."""
+
+
+def evaluate_on_corpus(opened: OpenedModel, corpus: str, data: str | None, tell: Tell) -> EvaluationResult:
+    """Compute recall, MRR and nDCG of a model of vectors, with the queries of `data` or of a folder in BEIR's format.
+
+    All documents of `corpus` are searched. Raise InputError.
+    """
+    check_embeds(opened)
+    is_folder = Path(corpus).is_dir()
+    if is_folder and data is not None:
+        what = f"{corpus} is a folder in BEIR's format, which has queries of its own"
+        raise InputError.at("--data", what, "leave it out, or give a file of texts as --corpus")
+    read = read_beir(Path(corpus), tell) if is_folder else _corpus_of_matches(corpus, data, tell)
+    started = time.monotonic()
+    documents = unit_vectors(opened, read.documents, "document", tell)
+    queries = unit_vectors(opened, read.queries, "query", tell)
+    figures = retrieval_metrics(queries, documents, read.judged, read.own)
+    seconds = time.monotonic() - started
+    objective = opened.objective.config.objective
+    return EvaluationResult(opened.name, objective, figures, len(read.queries), len(read.documents), None, seconds)
+
+
+def _corpus_of_matches(corpus: str, data: str | None, tell: Tell) -> Corpus:
+    """Return the queries of `data`, with its documents and the texts of the file or glob `corpus`."""
+    if data is None:
+        fix = "write --data FILE with matches, whose queries are asked; or a folder in BEIR's format"
+        raise InputError.at("--corpus", f"{corpus} has texts, and no queries", fix)
+    matches, documents, _ = _read_matches_and_corpus(data, corpus, tell)
+    positions = {text: position for position, text in enumerate(documents)}
+    judged = [dict.fromkeys((positions[text] for text in positives), 1.0) for positives, _ in matches.values()]
+    own = {number: positions[query] for number, query in enumerate(matches) if query in positions}
+    own = {number: position for number, position in own.items() if position not in judged[number]}
+    return Corpus(documents, list(matches), judged, own)
+
+
+def read_beir(folder: Path, tell: Tell) -> Corpus:
+    """Read a folder in BEIR's format, with the judgements of test, or else dev, validation or train.
+
+    A document is its title and text, without empty ones. As in BEIR, queries without a relevant document are left out,
+    and a document with a query's own id is not searched. Raise InputError with the first 20 wrong lines.
+    """
+    file = next((file for name in _SPLITS if (file := folder / "qrels" / f"{name}.tsv").is_file()), None)
+    missing = [name for name in ("corpus.jsonl", "queries.jsonl") if not (folder / name).is_file()]
+    if file is None:
+        missing.append("qrels/test.tsv")
+    if missing or file is None:
+        fix = "a folder in BEIR's format has corpus.jsonl, queries.jsonl and qrels/test.tsv"
+        raise InputError.at(str(folder), f"has no {', '.join(missing)}", fix)
+    problems: list[Problem] = []
+    read = dict(_texts(folder / "corpus.jsonl", ("title", "text"), problems))
+    documents = {name: text for name, text in read.items() if text}
+    queries = {name: text for name, text in _texts(folder / "queries.jsonl", ("text",), problems) if text}
+    judgements = list(_judgements(file, queries, problems))
+    if not documents and not problems:
+        problems.append(Problem(str(folder / "corpus.jsonl"), "has no document with words", "give it texts"))
+    if problems:
+        raise InputError(problems[:_SHOWN])
+    if without := len(read) - len(documents):
+        tell(f"{folder / 'corpus.jsonl'}: {without:,} documents without words are left out")
+    positions = {name: position for position, name in enumerate(documents)}
+    by_query: dict[str, Judgements] = {}
+    for query, document, score in judgements:
+        if score > 0:
+            position = positions.setdefault(document, len(positions))
+            by_query.setdefault(query, {})[position] = score
+    if not by_query:
+        raise InputError.at(str(file), "judges no document to answer a query", "give scores above 0")
+    if unknown := len(positions) - len(documents):
+        tell(f"{file}: {unknown:,} documents that answer a query are not in corpus.jsonl, and are never found")
+    own = {number: positions[name] for number, name in enumerate(by_query) if name in documents}
+    return Corpus(list(documents.values()), [queries[name] for name in by_query], list(by_query.values()), own)
+
+
+def _texts(file: Path, names: tuple[str, ...], problems: list[Problem]) -> Iterator[tuple[str, str]]:
+    """Yield (id, text) of each line; the text joins the fields of these names."""
+    for where, line in _lines(file):
+        try:
+            row = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            problems.append(Problem(where, f"is no JSON: {error}", "fix the line"))
+            continue
+        fields = [row.get(name) or "" for name in names] if isinstance(row, dict) else []
+        name = row.get("_id") if isinstance(row, dict) else None
+        if not isinstance(name, str) or not all(isinstance(field, str) for field in fields) or "text" not in row:
+            problems.append(Problem(where, "has no `_id` and `text` that are strings", 'write {"_id": …, "text": …}'))
+            continue
+        yield name, " ".join(filter(None, fields)).strip()
+
+
+def _judgements(file: Path, queries: dict[str, Any], problems: list[Problem]) -> Iterator[tuple[str, str, float]]:
+    """Yield (query, document, score) of each line but the heading."""
+    for number, (where, line) in enumerate(_lines(file)):
+        parts = line.rstrip("\n").split("\t")
+        try:
+            query, document, score = parts[0], parts[1], float(parts[2])
+        except (IndexError, ValueError):
+            if number:  # the first is a heading
+                problems.append(Problem(where, "is no judgement", "write QUERY, DOCUMENT and SCORE between tabs"))
+            continue
+        if query not in queries:
+            problems.append(Problem(where, f"there is no query {query!r} in queries.jsonl", "fix or remove the line"))
+            continue
+        yield query, document, score
+
+
+def _lines(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield (file:line, line) of each line that is not empty."""
+    with file.open(encoding="utf-8", errors="replace") as stream:
+        for number, line in enumerate(stream, 1):
+            if line.strip():
+                yield f"{file}:{number}", line
