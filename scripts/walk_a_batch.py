@@ -4,8 +4,8 @@
 
 Trains a small GPT-2 in a temporary folder and follows its third step with a profile hook, until models/loss.py is
 reached, which calls the model and computes its loss. A file is on the way when a function of it takes or returns the
-batch, as samples, rows or tensors. All calls from one visit of a file to another file are one entrance. Returns do not
-count.
+batch, as samples, rows or tensors. All calls from one visit of a file to another file are one entrance. Returns, and
+properties of the batch, do not count.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from artel.training.loop import train
 PACKAGE = Path(artel.__file__).parent
 STEP = 2  # the third: by then everything is imported and every cache is filled
 LOSS = "models/loss.py"
+PROPERTIES = {each.fget.__code__ for each in vars(Batch).values() if isinstance(each, property)}
 RUN = """
 run: run
 data: {sources: [{format: dummy, documents: 300}], validation: 0, block: 32, store: store}
@@ -66,6 +67,7 @@ class Walk:
         if (
             self._loss_reached
             or event not in ("call", "return")
+            or frame.f_code in PROPERTIES
             or not frame.f_code.co_filename.startswith(str(PACKAGE))
         ):
             return
