@@ -124,7 +124,7 @@ def read_manifest(content: bytes) -> dict[str, Any]:
     if manifest.get("format") != FORMAT:
         raise ValueError(f"has format {str(manifest.get('format'))[:20]}, this artel reads {FORMAT}")
     # Older stores have no checksum. Those that list all files have one.
-    if ("checksum" in manifest or "files" in manifest) and manifest.get("checksum") != _manifest_checksum(manifest):
+    if ("checksum" in manifest or "files" in manifest) and manifest.get("checksum") != manifest_checksum(manifest):
         raise ValueError("does not have the checksum it was written with")
     try:
         _Manifest.model_validate(manifest)
@@ -143,7 +143,7 @@ def write_manifest(folder: Path, dtype: str, about: dict[str, Any], parts: dict[
     others = [file for file in folder.rglob("*") if file.is_file() and file.relative_to(folder).parts[0] not in SPLITS]
     files = {file.relative_to(folder).as_posix(): facts(file) for file in sorted(others)}
     manifest = {"format": FORMAT, "dtype": dtype, **about, "parts": parts, "files": files}
-    manifest["checksum"] = _manifest_checksum(manifest)
+    manifest["checksum"] = manifest_checksum(manifest)
     (folder / "manifest.json").write_bytes(orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
     return manifest
 
@@ -169,7 +169,7 @@ def stored_files(manifest: dict[str, Any]) -> Iterator[Facts]:
         yield name, entry["bytes"], entry["xxh3_128"]
 
 
-def _manifest_checksum(manifest: dict[str, Any]) -> str:
+def manifest_checksum(manifest: dict[str, Any]) -> str:
     """Return the xxh3-128 of the other keys, sorted. Raise ValueError for values that no manifest has."""
     rest = {name: value for name, value in manifest.items() if name != "checksum"}
     try:

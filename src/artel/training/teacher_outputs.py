@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 import orjson
-import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from artel.errors import InputError
 from artel.storage import checksum, write_file
+from artel.tokens.manifest import manifest_checksum
 
 _SHARD_BYTES = 64 * 2**20
 _FEWEST_SHARDS = 32
@@ -83,14 +83,14 @@ def write_manifest(folder: Path, about: dict[str, Any], shards: list[Shard]) -> 
         for shard in shards
     }
     manifest = {**about, "shards": facts}
-    manifest["checksum"] = _own_checksum(manifest)
+    manifest["checksum"] = manifest_checksum(manifest)
     write_file(folder / "manifest.json", orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return a folder's manifest. Raise ValueError or OSError if it is damaged."""
     manifest = orjson.loads((folder / "manifest.json").read_bytes())
-    if not isinstance(manifest, dict) or manifest.get("checksum") != _own_checksum(manifest):
+    if not isinstance(manifest, dict) or manifest.get("checksum") != manifest_checksum(manifest):
         raise ValueError("does not have the checksum it was written with")
     return manifest
 
@@ -106,11 +106,6 @@ def _is_unchanged(file: Path, fact: dict[str, Any]) -> bool:
         return file.stat().st_size == fact["bytes"] and checksum(file) == fact["xxh3_128"]
     except OSError:
         return False
-
-
-def _own_checksum(manifest: dict[str, Any]) -> str:
-    rest = {name: value for name, value in manifest.items() if name != "checksum"}
-    return xxhash.xxh3_128_hexdigest(orjson.dumps(rest, option=orjson.OPT_SORT_KEYS))
 
 
 class CachedOutputs:
