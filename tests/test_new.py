@@ -200,7 +200,7 @@ def test_the_tasks_are_listed_only_when_one_is_asked_for(texts):
 
         answer_questions(Given([texts["text"]], learn), ask, told.append)
         assert any("continues a text" in line for line in told) == (learn is None)
-        assert asked[-1] == "How long? 30min; on another machine: 2h on h100-80gb:8"
+        assert asked[-1] == "How long? Such as 30min, or for another machine 2h on h100-80gb:8"
 
 
 def test_what_a_text_holds_is_found_by_its_records(texts):

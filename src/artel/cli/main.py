@@ -124,8 +124,8 @@ def _run() -> int:
             return _end(own)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except typer.Abort:
-        write_lines(["artel: aborted"])
-        return 1
+        write_lines(["artel: interrupted"])
+        return 130
     except KeyboardInterrupt:
         interrupt_is_handled()
         write_lines(["artel: interrupted"])
@@ -151,7 +151,8 @@ def _run() -> int:
 
 def _refuse(error: Any) -> int:
     """Print what is wrong with the command line, as typer shows it; a shell may have put file names into it."""
-    error.message = in_a_line(error.message)
+    if type(error).__name__ != "NoArgsIsHelpError":  # whose message is the help, many lines of our own
+        error.message = in_a_line(error.message)
     with paused():
         error.show()
     return int(error.exit_code)

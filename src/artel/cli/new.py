@@ -43,7 +43,7 @@ def new(
     from artel.storage import check_new_file, write_output
 
     if not force:
-        check_new_file(file)
+        check_new_file(file, fix="choose another name, or write --force")
     if text:
         tell(f"looking at {', '.join(text)}")
     quiet_libraries()

@@ -265,7 +265,9 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
         if self.config.validate_.prompts:
             return self.config.validate_.prompts[0]
         ids = samples.read(0).ids[:_PROMPT_TOKENS]
-        words = self.tokenizer.decode(ids[~np.isin(ids, self.tokenizer.special_ids)]).split()
+        is_special = np.isin(ids, self.tokenizer.special_ids)
+        parts = np.split(np.arange(len(ids)), np.flatnonzero(is_special))  # of several documents in a block
+        words = " ".join(self.tokenizer.decode(ids[part[~is_special[part]]]) for part in parts).split()
         return " ".join(words[: min(_PROMPT_WORDS, max(1, len(words) - 1))])  # the last may be cut
 
     @abstractmethod

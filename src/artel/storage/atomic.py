@@ -25,6 +25,7 @@ from artel.errors import InputError, WorkError
 from artel.storage.locations import disk_errors
 from artel.storage.regular_files import special_kind
 
+_NEW_NAME = "choose another name, or move it away"
 _PARTIAL = re.compile(r"\..*\.partial-(\d+)-([0-9a-f]{8})[0-9a-f]{8}", re.DOTALL)
 
 
@@ -92,13 +93,13 @@ def _descriptor(path: Path) -> int | None:
     return None
 
 
-def check_new_file(path: Path | str, key: str = "") -> None:
+def check_new_file(path: Path | str, key: str = "", fix: str = _NEW_NAME) -> None:
     """Like `check_new`, for `write_output`: a pipe, a device or /dev/stdout may exist."""
     if not is_stream(Path(path)):
-        check_new(path, key)
+        check_new(path, key, fix)
 
 
-def check_new(path: Path | str, key: str = "") -> None:
+def check_new(path: Path | str, key: str = "", fix: str = _NEW_NAME) -> None:
     """Raise InputError if a file or folder that is to be written exists, even as a broken link.
 
     `key` is the flag or key that names it.
@@ -106,7 +107,7 @@ def check_new(path: Path | str, key: str = "") -> None:
     if os.path.lexists(path):
         what = "exists already and is not overwritten"
         what = f"{path} {what}" if key else what
-        raise InputError.at(key or str(path), what, "choose another name, or move it away")
+        raise InputError.at(key or str(path), what, fix)
 
 
 @contextmanager

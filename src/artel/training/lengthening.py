@@ -109,7 +109,7 @@ def _refused(
     else:
         length, rest = f"{new.steps:,} steps", f"train.steps={max(1, new.steps - done)}"
     what = f"the length cannot change to {length}: {reason}"
-    if not model.is_dir():
+    if not model.is_dir() or (new.steps is not None and new.steps <= done):
         return InputError.at(str(file), what, "restore the former length, or start over with --restart")
     name = str(file.parent)
     begin, place = [], str(model)

@@ -20,8 +20,8 @@ def _auto_problems(run: RunConfig) -> list[Problem]:
     """A model that is chosen for a time, where no time is given."""
     if not run.model.auto or run.train.budget is not None:
         return []
-    what = "is not given, and model.auto chooses a model for the time that a run may take"
-    fix = "write train: {budget: 30min} in place of epochs, steps or tokens; or the model's sizes: model: {config: {…}}"
+    what = "is missing: model.auto needs a time limit (epochs, steps and tokens replace train.budget)"
+    fix = "write train: {budget: 30min} instead of epochs, steps or tokens; or the model's sizes: model: {config: {…}}"
     return [Problem("train.budget", what, fix)]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from artel.config.model_name import check_model_name
 from artel.config.schema.quantities import read_seconds
 from artel.errors import InputError
 from artel.objectives import Objective
@@ -47,7 +49,8 @@ def read_objective(answer: str, look: Look) -> str:
         raise InputError.at("--learn", what, f"begin with a recipe: artel recipes ls lists those of objective {answer}")
     shown = ", ".join(objective.verb or name for name, objective in fitting.items())
     known = {word for name in OBJECTIVES.names for word in (name, OBJECTIVES[name].verb)}
-    what = f"Unknown task {answer!r}"
+    near = difflib.get_close_matches(answer, words, 1)
+    what = f"Unknown task {answer!r}" + (f"; did you mean {near[0]}?" if near else "")
     if answer in known:
         what = f"{answer!r} cannot be learned from {' or '.join(sorted(look.kinds))}"
     raise InputError.at("--learn", what, f"this text fits: {shown}")
@@ -60,7 +63,9 @@ def read_model(answer: str) -> str:
     is_path = answer.startswith((".", "/", "~")) or answer.isdigit()  # a number answers no question here
     if not answer or (is_path and not Path(answer).expanduser().is_dir()):
         raise InputError.at("--from", f"{answer!r} is no folder", f"write {SCRATCH}, a model's folder or a hub id")
-    return os.path.expanduser(answer)  # noqa: PTH111 - a hub id stays as it is
+    name = os.path.expanduser(answer)  # noqa: PTH111 - a hub id stays as it is
+    check_model_name(name)
+    return name
 
 
 def read_time(answer: str) -> str:

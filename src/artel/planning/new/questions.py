@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from artel.errors import InputError
+from artel.errors import InputError, Problem
 from artel.planning.new.answers import (
     SCRATCH,
     Answers,
@@ -55,6 +55,7 @@ def answer_questions(given: Given, ask: Ask | None, tell: Callable[[str], object
         what = f"there is no terminal to ask at, and {' and '.join(given.missing)} {_verb(given.missing)} missing"
         example = "artel new run.yaml --text novel.txt --learn write --from scratch --time 30min"
         raise InputError.at("artel new", what, f"give all of them: {example}")
+    _check_flags(given)
     look = _answer(given.text, "Which text? Files, globs or folders", "", lambda text: look_at(_paths(text)), ask, tell)
     tell(look.describe())
     fitting = objectives_for(look)
@@ -80,9 +81,22 @@ def answer_questions(given: Given, ask: Ask | None, tell: Callable[[str], object
     if given.hardware is not None:
         time = _answer(None, "How long?", "30min", read_time, ask, tell)
         return Answers(look, name, model, time, read_hardware(given.hardware))
-    question = "How long? 30min; on another machine: 2h on h100-80gb:8"
+    question = "How long? Such as 30min, or for another machine 2h on h100-80gb:8"
     time, hardware = _answer(None, question, "30min", read_time_and_hardware, ask, tell)
     return Answers(look, name, model, time, hardware)
+
+
+def _check_flags(given: Given) -> None:
+    """Raise InputError with the problems of all flags that can be judged without the text."""
+    problems: list[Problem] = []
+    for flag, read in ((given.model, read_model), (given.time, read_time), (given.hardware, read_hardware)):
+        try:
+            if flag:
+                read(flag)
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(problems)
 
 
 def _answer(
