@@ -7,8 +7,8 @@ PSS of memory of their own (smaps_rollup of Linux, read every 50 ms; shared memo
 files of one of them: other processes of the machine, which may share those, do not change it. Beside it stands the
 highest resident size of a rank (VmHWM).
 
-Cases marked `held out` were written down before constants were fitted (planning/plan/untraced.py, cpu_heap.py,
-compiled_kernels.py), and are not used for it.
+Constants are in planning/plan/rank_memory.py. Cases marked `held out` were written down before the first ones were
+fitted.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ import torch
 import yaml
 from plan import CASES, LAYOUTS, Case, measure_cases, run_file, write_inputs
 
-from artel.diagnostics.hardware.measure import measure_hardware
+from artel.diagnostics.hardware import measure_hardware
 from artel.host import processor
 
 SKIPPED = 3

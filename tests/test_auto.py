@@ -14,6 +14,7 @@ from artel.config import RunConfig, dump_run, load_run, run_from
 from artel.errors import InputError
 from artel.planning import check_run
 from artel.planning.budget.choose import (
+    Text,
     check_before_text,
     choose,
     choose_for_plan,
@@ -24,7 +25,6 @@ from artel.planning.budget.choose import (
 from artel.planning.budget.fits import Regularization, read_fits
 from artel.planning.budget.sizes import DEPTHS, Size
 from artel.planning.budget.speed import Point, Speed, usual, within_reach
-from artel.planning.budget.text import Text
 from artel.planning.hardware import find_hardware
 from artel.planning.plan import describe, make_plan
 from artel.planning.plan.plan import processes_on_host
@@ -59,7 +59,7 @@ def auto_run(budget: str = "10min", data: dict[str, Any] | None = None, **train:
 
 
 def chosen(run: RunConfig, text: Text = NOVEL, processes: int = 1, memory: float = 64 * GIB, rate: float = 1e11):
-    return decide(fitting_block(run, text), text, speed(rate), processes, memory).run
+    return decide(fitting_block(run, text), text, speed(rate), processes, memory).config
 
 
 def test_a_step_takes_as_long_as_was_measured_and_as_its_flops_beyond():
@@ -148,7 +148,7 @@ def test_what_is_expected_is_in_bits_of_the_text_as_it_is_written():
         [decide(fitting_block(run, text), text, speed(), 1, 64 * GIB) for text in texts]
         for texts in ([replace(NOVEL, bytes_per_character=size) for size in (fits.bytes_per_character, 1.0)], [NOVEL])
     )
-    assert russian.run == english.run == unknown[0].run
+    assert russian.config == english.config == unknown[0].config
     assert english.expected.bits_per_byte == pytest.approx(fits.bytes_per_character * russian.expected.bits_per_byte)
     assert unknown[0].expected.bits_per_byte is None
     assert 0.8 < russian.expected.bits_per_byte < 1.4
@@ -159,8 +159,8 @@ def test_what_is_expected_is_in_bits_of_the_text_as_it_is_written():
 
 def test_the_speed_of_the_choice_and_of_the_plan_are_both_named():
     run = fitting_block(auto_run(), NOVEL)
-    choice = decide(run, NOVEL, replace(speed(), how="measured on two small models"), 1, 64 * GIB)
-    plan = make_plan(choice.run, find_hardware("h100-80gb:1"))
+    choice = decide(run, NOVEL, replace(speed(), method="measured on two small models"), 1, 64 * GIB)
+    plan = make_plan(choice.config, find_hardware("h100-80gb:1"))
     said = " ".join(describe(plan, choice.expected.beside_plan()).split())
     speed_of_choice = f"{choice.expected.tokens_per_second:,.0f} tokens/s"
     assert f"the model was chosen by {speed_of_choice}, measured on two small models" in said
@@ -224,7 +224,7 @@ def test_auto_and_a_model_of_ones_own_exclude_each_other():
 def test_a_plan_makes_the_choice_from_a_sample_of_the_text():
     run = auto_run("1h", data=text_of_words())
     choice = choose_for_plan(run, find_hardware("h100-80gb:8"), 2)
-    assert choice.run.train.batch % 2 == 0
+    assert choice.config.train.batch % 2 == 0
     assert any("a sample" in line for line in choice.lines)
 
 
@@ -246,7 +246,7 @@ def test_nproc_counts_the_processes_of_a_node():
     run = auto_run("1h", data=text_of_words())
     three = find_hardware("cpu", nodes=3)
     assert processes_on_host(run, three, 2) == 2
-    assert choose_for_plan(run, three, None).run.train.batch % 3 == 0
+    assert choose_for_plan(run, three, None).config.train.batch % 3 == 0
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from artel.config import load_run
 from artel.config.schema.quantities import read_seconds
 from artel.errors import InputError
 from artel.host import memory, swap
-from artel.launching.begin_with_plan import begin_with_plan
+from artel.launching.plan_run import begin_with_plan
 from artel.parallel import World
 from artel.planning.rates import Rates, about_here, save_rates
 from artel.preparing import prepare

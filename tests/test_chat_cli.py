@@ -11,7 +11,7 @@ import pytest
 from transformers import RobertaConfig
 from transformers import RobertaForMaskedLM as Encoder
 
-from artel.cli.line_editor import completions
+from artel.cli.chat_session import completions
 from artel.cli.main import main
 from artel.config import TokenizerTraining
 from artel.inference import ChatSettings, open_model

@@ -13,8 +13,8 @@ import torch
 
 from artel.config import RunConfig, load_run
 from artel.diagnostics.doctor import examine
-from artel.diagnostics.doctor.software import environment
-from artel.diagnostics.doctor.troubles import troubles
+from artel.diagnostics.software import environment
+from artel.diagnostics.troubles import troubles
 from artel.host import core_quota, memory
 from artel.models.device import bf16_is_native
 from artel.planning.machine import Disk, host_address

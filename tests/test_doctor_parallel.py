@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from artel.config import load_run, run_from
-from artel.diagnostics.doctor.parallel import Agreement, small_copy
+from artel.diagnostics.parallel_check import Agreement, small_copy
 from artel.objectives import objective_type
 from support.runs import artel, write_run
 

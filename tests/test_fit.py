@@ -10,7 +10,7 @@ from artel.cli.main import main
 from artel.config import Overrides, load_run, result_differences, run_from
 from artel.objectives import objective_type
 from artel.planning.fit import CommandLine, advice_json, advise, describe_advice
-from artel.planning.fit.larger import more_of, others
+from artel.planning.fit.advice import larger_accelerators, more_of
 from artel.planning.fit.layouts import layouts
 from artel.planning.hardware import find_hardware
 from artel.planning.plan import make_plan, planned_text
@@ -145,7 +145,7 @@ def test_larger_hardware_comes_in_order():
     more = list(more_of(asked))
     assert [(each.count, each.nodes) for each in more[:4]] == [(4, 1), (8, 1), (8, 2), (8, 4)]
     assert {each.host_memory_bytes for each in more} == {10**12}
-    other = others(asked)
+    other = larger_accelerators(asked)
     assert all(each.memory_bytes > asked.memory_bytes for each in other)
     assert [each.world_size for each in other] == sorted(each.world_size for each in other)
     assert list(more_of(find_hardware("cpu:2"))) == []

@@ -14,7 +14,7 @@ import pytest
 from artel.errors import WorkError
 from artel.launching.hosts import Hosts
 from artel.launching.local import _failed
-from artel.launching.meeting import Meeting
+from artel.launching.rendezvous import Rendezvous
 from artel.parallel.process_group import threads_of
 from artel.storage import lock
 from artel.training import RunFolder
@@ -161,7 +161,7 @@ def agent(tmp_path):
         spec = WorkerSpec(
             role="test",
             local_world_size=2,
-            rdzv_handler=Meeting.of(hosts).handler(RunFolder(tmp_path), print),
+            rdzv_handler=Rendezvous.of(hosts).handler(RunFolder(tmp_path), print),
             entrypoint=sys.executable,
             args=("-c", ONCE + program, str(tmp_path)),
             max_restarts=restarts,

@@ -9,8 +9,7 @@ import pytest
 from artel.errors import InputError
 from artel.host import memory
 from artel.models.flops import data_sheet
-from artel.planning.accelerators import ACCELERATORS
-from artel.planning.hardware import find_hardware
+from artel.planning.hardware import ACCELERATORS, find_hardware
 
 
 def test_every_accelerator_has_all_figures_and_a_source() -> None:
@@ -62,7 +61,7 @@ def test_an_unknown_name_says_the_nearest(text: str, fix: str) -> None:
 
 @pytest.mark.parametrize("text", ["h100-80gb:0", "h100-80gb:-1", "h100-80gb:many", "h100-80gb:1000000"])
 def test_a_wrong_number_of_accelerators(text: str) -> None:
-    with pytest.raises(InputError, match="no number of accelerators"):
+    with pytest.raises(InputError, match="not a number of accelerators"):
         find_hardware(text)
 
 
@@ -72,7 +71,7 @@ def test_the_interconnect_in_bits_and_in_bytes() -> None:
         assert network is not None
         assert network.bandwidth == bandwidth
     for text in ("fast", "400", "0GB/s", "4.0.0Gb/s"):
-        with pytest.raises(InputError, match="is no rate"):
+        with pytest.raises(InputError, match="is not a rate"):
             find_hardware("h100-80gb:8", interconnect=text)
 
 

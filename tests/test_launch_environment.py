@@ -10,7 +10,7 @@ import pytest
 
 from artel.errors import InputError
 from artel.launching.hosts import Hosts
-from artel.launching.started import check_counts, check_worker, first_host, read_launcher, tasks_of_node
+from artel.launching.launcher_environment import check_counts, check_worker, first_host, read_launcher, tasks_of_node
 from support.runs import ENVIRONMENT, artel, write_run
 from support.sockets import free_ports
 

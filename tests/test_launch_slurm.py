@@ -10,8 +10,8 @@ import pytest
 
 from artel.config import load_run
 from artel.errors import InputError
+from artel.launching.launcher_environment import first_host
 from artel.launching.slurm import Job, slurm_script, submit
-from artel.launching.started import first_host
 from support import cluster_slurm
 from support.runs import ENVIRONMENT, artel, largest_difference, losses, write_run
 from support.sockets import free_ports

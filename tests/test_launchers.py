@@ -15,7 +15,7 @@ import yaml
 
 from artel.config import Overrides, load_run
 from artel.errors import InputError
-from artel.launching.accelerate import take_over
+from artel.launching.launcher_environment import accelerate_settings
 from support.runs import ENVIRONMENT, artel, end, largest_difference, losses, start, wait_for_step, write_run
 from support.sockets import free_ports
 from support.waiting import LIMIT, wait_until_gone
@@ -53,7 +53,7 @@ def taken(folder, *overrides, **changes):
     else:
         _, environment = environments.prepare_simple_launcher_cmd_env(arguments)
     with patch.dict(os.environ, environment, clear=True):
-        takeover = take_over(load_run(str(write_run(folder / "run.yaml")), Overrides.parse([*overrides])))
+        takeover = accelerate_settings(load_run(str(write_run(folder / "run.yaml")), Overrides.parse([*overrides])))
         return takeover, dict(os.environ)
 
 

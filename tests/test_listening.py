@@ -19,14 +19,14 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
 from artel.errors import InputError, WorkError
-from artel.launching.interface import (
+from artel.launching.hosts import (
     _check_interface_of_gloo,
     _means_this_host,
     choose_interface,
     choose_interface_of_process,
 )
-from artel.launching.run_secret import run_secret
-from artel.launching.signed_store import ForeignValue, SignedStore
+from artel.launching.rendezvous import run_secret
+from artel.launching.rendezvous_handlers import ForeignValue, SignedStore
 from artel.parallel.process_group import process_store, serve_store
 from support.runs import ENVIRONMENT, end, start, wait_for_step, workers_of, write_run
 from support.sockets import descendants, free_ports, has_ipv6, listening, outside
@@ -190,7 +190,7 @@ def test_names_of_loopback_are_not_those_of_the_host():
 
 @pytest.mark.parametrize("name", ["a..b", f"{'a' * 64}.b"])
 def test_no_name_of_a_host_is_told(name):
-    with pytest.raises(InputError, match=f"--master-addr: there is no way to {name}: "):
+    with pytest.raises(InputError, match=f"--master-addr: cannot reach {name}: "):
         choose_interface(name, 29500)
 
 
@@ -203,7 +203,7 @@ def test_an_interface_that_gloo_cannot_use_is_refused(value):
         pytest.raises(InputError, match="GLOO_SOCKET_IFNAME: names '") as refused,
     ):
         _check_interface_of_gloo()
-    assert "which is no interface of this host" in refused.value.problems[0].what
+    assert "which is not an interface of this host" in refused.value.problems[0].what
     for usable in ("", "lo", "lo,lo"):
         with patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": usable}):
             _check_interface_of_gloo()

@@ -115,7 +115,7 @@ def test_the_file_of_every_answer_passes_check_and_plan(texts, pretrained, objec
     assert run.model.auto == (start == "scratch" and verb == "write")
     check_run(run)
     if run.model.auto:
-        run = choose_for_plan(run, find_hardware(), None).run
+        run = choose_for_plan(run, find_hardware(), None).config
     assert make_plan(run, find_hardware()).verdict == "fits"
 
 
@@ -143,7 +143,7 @@ def test_a_model_that_only_all_gpus_together_hold_is_shared_out(texts, tmp_path)
 def test_a_folder_at_home_is_found(texts, pretrained, monkeypatch):
     monkeypatch.setenv("HOME", str(Path(pretrained).parent))
     assert written(Given([texts["text"]], "write", "~/small", "10min")).model.from_ == pretrained
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         written(Given([texts["text"]], "write", "~/gone", "10min"))
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from artel.diagnostics.hardware.operators import ON_GPU, Sizes, measure
-from artel.planning.accelerators import ACCELERATORS
-from artel.planning.hardware import Hardware, find_hardware
+from artel.diagnostics.hardware_operators import ON_GPU, Sizes, measure
+from artel.planning.hardware import ACCELERATORS, Hardware, find_hardware
 from artel.planning.operations import (
     ATTENTION,
     COLLECTIVE,

@@ -9,8 +9,7 @@ from transformers.activations import NewGELUActivation
 
 from artel.models.attention_switch import use_artel_attention
 from artel.models.compile import repeated_layers
-from artel.planning.plan.compiled_layers import SavedAsCompiled, save_as_compiled
-from artel.planning.plan.cuda_autocast import cuda_autocast
+from artel.planning.plan.gpu_trace import SavedAsCompiled, cuda_autocast, save_as_compiled
 from artel.planning.plan.live_bytes import ACTIVATIONS, LiveBytes, bytes_by_kind
 
 SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 384,

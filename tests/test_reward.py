@@ -322,7 +322,7 @@ def test_the_best_of_several_answers(generate):
     ("options", "said"),
     [
         (["--best-of", 2], "--reward: there is nothing to tell which answer is best"),
-        (["--reward", "x"], "--best-of: one answer is no choice"),
+        (["--reward", "x"], "--best-of: needs more than one answer"),
         (["--best-of", 2, "--reward", "x", "--temperature", 0], "--temperature: 0 writes the same answer"),
     ],
 )

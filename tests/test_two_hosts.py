@@ -145,7 +145,7 @@ def hosts_by_name(hosts):
 
 
 CHOSEN = (
-    "import os; from artel.launching.interface import choose_interface; "
+    "import os; from artel.launching.hosts import choose_interface; "
     "print(choose_interface({!r}, 9).own, os.environ['GLOO_SOCKET_IFNAME'], os.environ['NCCL_SOCKET_IFNAME'])"
 )
 
@@ -167,4 +167,4 @@ def test_an_address_without_a_way_is_told_at_once(tmp_path, hosts):
     process = start_in(hosts[1], "train", run, "--nnodes", 2, "--node-rank", 1, "--master-addr", "198.51.100.7")
     _, output = process.communicate(timeout=LIMIT)
     assert process.returncode == 2, output
-    assert "--master-addr: there is no way to 198.51.100.7" in output
+    assert "--master-addr: cannot reach 198.51.100.7" in output

@@ -24,7 +24,7 @@ from artel.models.loading.request import ModelRequest
 from artel.models.loading.save import save_model
 from artel.models.quantization import set_compute_precision
 from artel.planning.plan.batches import planned_data
-from artel.planning.plan.disk import disk_bytes
+from artel.planning.plan.length import disk_bytes
 from artel.planning.plan.models import ModelOutline
 from artel.tokens import train_tokenizer
 from support import WORKERS

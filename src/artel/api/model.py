@@ -375,9 +375,9 @@ class Model:
         Raises InputError if there is nothing to evaluate on, or if the data does not fit the objective.
         """
         from artel.inference import evaluate, evaluate_on_corpus
-        from artel.launching.interface import choose_interface_of_process
+        from artel.launching.hosts import choose_interface_of_process
+        from artel.launching.launcher_environment import check_worker
         from artel.launching.quiet_libraries import quiet_libraries
-        from artel.launching.started import check_worker
         from artel.parallel import join_world
 
         quiet_libraries()

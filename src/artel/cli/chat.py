@@ -85,12 +85,12 @@ def chat(
 
 
 def _as_json(exchange: Exchange) -> dict[str, Any]:
-    """An answer as plain values; calls and results only where there are any."""
+    """Return an answer as plain values, with calls and results only if there are any."""
     return {name: value for name, value in asdict(exchange).items() if value or name not in ("calls", "results")}
 
 
 def _lines(script: str) -> Iterable[str]:
-    """The lines of a file at once, or of standard input as they come."""
+    """Return the lines of a file, or an iterator over standard input."""
     if script == "-":
         return (line.removesuffix("\n") for line in sys.stdin)
     from artel.storage import check_regular

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, TextIO
 
 from artel.cli.common import tell, tell_error
-from artel.cli.line_editor import line_editor
 from artel.cli.streams import write_out
 from artel.elapsed import paused
 from artel.errors import ArtelError, InputError
@@ -23,8 +26,9 @@ if TYPE_CHECKING:
     from artel.text import ToolCall
 
 _PROMPT = "> "
+_HISTORY_LINES = 1000
 _MOST_CALLS = 10
-"""Answers with calls to one message, one after another."""
+"""Maximum number of consecutive answers with calls to one message."""
 _MORE = "... "
 _QUOTES = '"""'
 _COMMANDS = {
@@ -41,7 +45,7 @@ _LONG_LINES = 'a line that ends with \\ goes on in the next one; so does a messa
 
 
 class Screen:
-    """Shows a conversation: streamed answers, and notices on lines of their own."""
+    """Shows a conversation: streamed answers, and notices on separate lines."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -57,7 +61,7 @@ class Screen:
         self._is_in_line = False
 
     def tell(self, text: str) -> None:
-        """A notice, on standard error."""
+        """Print a notice on standard error."""
         self.end_line()
         tell(text)
 
@@ -66,16 +70,16 @@ class Session:
     """A conversation whose lines are messages and commands."""
 
     def __init__(self, talk: ChatSession, screen: Screen, functions: ChatFunctions | None = None) -> None:
-        """`functions` are those that the model may call. Results of those that cannot run are typed in."""
+        """`functions`: functions that the model may call. If they cannot run, the user types their results."""
         self.talk = talk
         self._screen = screen
         self._functions = functions
         self._typed_result: Callable[[str], str] = lambda name: _ask(f"{name} returned: ")
         self.written: list[Exchange] = []
-        """All answers in order, also those that were forgotten or replaced."""
+        """All answers in order, including forgotten and replaced ones."""
 
     def run_terminal(self) -> int:
-        """Talk until Ctrl-D or /exit; a mistake is shown and the conversation continues. Exit status 0."""
+        """Talk until Ctrl-D or /exit. Print errors and continue. Return exit status 0."""
         tell("/help lists the commands, Tab completes them, Ctrl-D ends")
         names = [usage.split()[0] for usage in _COMMANDS]
         with line_editor(names, list(asdict(self.talk.settings))):
@@ -96,7 +100,7 @@ class Session:
                 tell("", "(stopped; Ctrl-D ends)")
 
     def run_script(self, lines: Iterable[str], name: str) -> int:
-        """Take all lines, and show each with its answer. The exit status of the first mistake, or 0."""
+        """Process all lines, and show each with its answer. Return the exit status of the first error, or 0."""
         status = 0
         place = "standard input" if name == "-" else name
         numbered = enumerate(lines, 1)
@@ -128,7 +132,7 @@ class Session:
         return status
 
     def _take(self, entry: _Entry) -> bool:
-        """Answer a message or run a command. False when it ends the conversation."""
+        """Answer a message or run a command. Return False if that ends the conversation."""
         if not entry.text:
             return True
         if not entry.is_command:
@@ -163,13 +167,13 @@ class Session:
             self._show(self.talk.retry())
             self._answer_calls()
         elif command == "/help" and not rest:
-            tell(*_help())
+            tell(*(f"{usage:<17} {what}" for usage, what in _COMMANDS.items()), _LONG_LINES)
         else:
             raise _misunderstood(command)
         return True
 
     def _answer_calls(self) -> None:
-        """Give the model what it called, until it answers without a call."""
+        """Give the model the results of its calls, until it answers without a call."""
         try:
             for _ in range(_MOST_CALLS):
                 if not self.talk.open_calls:
@@ -177,7 +181,7 @@ class Session:
                 self._show(self.talk.answer_results([self._result(call) for call in self.talk.open_calls]))
             if self.talk.open_calls:
                 tell(f"the model has called {_MOST_CALLS} times, and calls again: stopped")
-        finally:  # also where a result was not given
+        finally:  # also if a result is missing
             self.talk.drop_calls()
 
     def _result(self, call: ToolCall) -> str:
@@ -192,10 +196,10 @@ class Session:
         return result
 
     def _show(self, pieces: Iterator[str]) -> None:
-        """Stream an answer. A stopped one also ends its line and is kept."""
+        """Stream an answer. If it is stopped, end its line and keep it."""
         self.written.append(self.talk.exchanges[-1])
         try:
-            self._screen.write("")  # an empty answer is also a line
+            self._screen.write("")  # an empty answer gets a line too
             for piece in pieces:
                 self._screen.write(piece)
         finally:
@@ -204,14 +208,14 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A message or a command, of one line or several."""
+    """A message or a command of one or more lines."""
 
     text: str
     is_command: bool = False
 
 
 def _whole(line: str, next_line: Callable[[], str]) -> _Entry:
-    """What begins with a line: it goes on after a backslash at the end, and from three quotes to three quotes."""
+    """Read an entry from its first line. It continues after a final backslash, or up to closing triple quotes."""
     quoted = line.lstrip()
     if quoted.startswith(_QUOTES):
         text = quoted.removeprefix(_QUOTES)
@@ -225,11 +229,11 @@ def _whole(line: str, next_line: Callable[[], str]) -> _Entry:
 
 
 def _ask(prompt: str) -> str:
-    """Read a line from the terminal. Raises EOFError at Ctrl-D."""
+    """Read a line from the terminal. Raise EOFError at Ctrl-D."""
     if sys.stdout.isatty():
         with paused():
             return _checked(input(prompt))
-    print(prompt, end="", file=sys.stderr, flush=True)  # standard output is a file, and gets no prompt
+    print(prompt, end="", file=sys.stderr, flush=True)  # no prompt into a file
     with paused():
         return _checked(input())
 
@@ -243,14 +247,76 @@ def _checked(line: str) -> str:
     return line
 
 
-def _help() -> list[str]:
-    return [*(f"{usage:<17} {what}" for usage, what in _COMMANDS.items()), _LONG_LINES]
-
-
 def _misunderstood(command: str) -> InputError:
-    """The error for an unknown command, with the list of commands, or for a wrong argument."""
+    """Return the error for an unknown command, with the list of commands, or for a wrong argument."""
     usage = next((usage for usage in _COMMANDS if usage.split()[0] == command), None)
     if usage is not None:
         return InputError.at(command, "it is written otherwise", usage)
     fix = f"commands are: {', '.join(_COMMANDS)}; a message that begins with / needs a space before it"
     return InputError.at(command, "there is no such command", fix)
+
+
+@contextmanager
+def line_editor(commands: Sequence[str], settings: Sequence[str]) -> Iterator[None]:
+    """Edit lines of `input` with completion inside the block, if Python has readline. Keep a history for the user."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    from artel.storage import state_folder
+
+    folder = state_folder()
+    history = None if folder is None else folder / "chat_history"
+    if history is not None:
+        with suppress(OSError):
+            readline.read_history_file(history)
+    readline.set_history_length(_HISTORY_LINES)
+    readline.set_completer_delims(" ")
+    readline.set_completer(_completer(readline, commands, settings))
+    is_libedit = "libedit" in (readline.__doc__ or "")
+    readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
+    try:
+        yield
+    finally:
+        if history is not None:
+            with suppress(OSError):  # the home folder may be read-only
+                history.parent.mkdir(parents=True, exist_ok=True)
+                history.touch(0o600)  # private
+                readline.write_history_file(history)
+
+
+def _completer(
+    readline: ModuleType, commands: Sequence[str], settings: Sequence[str]
+) -> Callable[[str, int], str | None]:
+    def complete(word: str, number: int) -> str | None:
+        """Return completion `number` of the word before the cursor."""
+        before = readline.get_line_buffer()[: readline.get_begidx()]
+        found = completions(before, word, commands, settings)
+        return found[number] if number < len(found) else None
+
+    return complete
+
+
+def completions(before: str, word: str, commands: Sequence[str], settings: Sequence[str]) -> list[str]:
+    """Return the completions of a word after `before`, the text before it in the line."""
+    words = before.split()
+    if not words:
+        return [f"{command} " for command in commands if command.startswith(word)] if word.startswith("/") else []
+    if words == ["/set"]:
+        return [f"{name} " for name in settings if name.startswith(word)]
+    if words[0] in ("/save", "/load"):
+        return _files(before.lstrip().partition(" ")[2].lstrip(), word)
+    return []
+
+
+def _files(before: str, word: str) -> list[str]:
+    """Return matching files and folders. In a name with spaces, `before` has all words but the last."""
+    folder, name = os.path.split(before + word)
+    # Only the last word is replaced: keep its folders, and leave out words of the name before it.
+    folders, words = (word[: word.rindex("/") + 1], 0) if "/" in word else ("", len(name) - len(word))
+    with suppress(OSError, RuntimeError):  # no such folder, no such home
+        entries = sorted(Path(folder or ".").expanduser().iterdir())
+        found = [entry for entry in entries if entry.name.startswith(name) and (name or entry.name[0] != ".")]
+        return [folders + entry.name[words:] + ("/" if entry.is_dir() else "") for entry in found]
+    return []

@@ -1,4 +1,4 @@
-"""`artel clean`: what artel keeps on this machine outside the folders of runs, and removes when it is asked to."""
+"""`artel clean`: list and remove what artel keeps on this machine outside of run folders."""
 
 from __future__ import annotations
 

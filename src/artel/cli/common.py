@@ -1,4 +1,4 @@
-"""What the verbs share: arguments, messages on standard error, results as JSON on standard output."""
+"""Shared by the commands: arguments, messages on standard error, results as JSON on standard output."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["AsJson", "OverrideWords", "RunName", "print_json", "tell", "tell_err
 
 
 def tell_error(error: ArtelError, place: str = "") -> None:
-    """Print an error that does not end the command, each problem after the `place` it came from."""
+    """Print an error that does not end the command, each problem after `place`."""
     for problem in error.problems:
         first, *rest = problem.lines
         tell(f"{place}{first}", *rest)
 
 
 def print_json(result: dict[str, Any]) -> None:
-    """For programs: one JSON document on standard output, from the first process only. Raises WorkError."""
+    """Print one JSON document on standard output, from the first process only. Raise WorkError."""
     if os.environ.get("RANK", "0") == "0":
         is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
         write_out(json_text(result, ascii_only=not is_utf8) + "\n")

@@ -48,20 +48,20 @@ def check(
         tell(f"{name}: its keys are right; checking the model, the tokenizer and the texts")
     except WrongRunFile:
         tell(f"{name}: some keys are wrong; checking the model and the texts, too")
-    run = checked_run(file, values)
+    config = checked_run(file, values)
     quiet_libraries()
     from artel.planning import Check, check_records, check_run, notes_on_length
     from artel.text import unread_files, unread_notes
 
-    notes = unread_notes(unread_files(run.data))
-    check_run(run, further=[Check(("data", "tokenizer", "objective"), lambda: notes.extend(check_records(run)))])
-    notes += notes_on_length(run)
+    notes = unread_notes(unread_files(config.data))
+    check_run(config, further=[Check(("data", "tokenizer", "objective"), lambda: notes.extend(check_records(config)))])
+    notes += notes_on_length(config)
     for note in notes:
         tell(note)
     if as_json:
-        print_json(hide_secrets(run.model_dump(mode="json", by_alias=True)))
+        print_json(hide_secrets(config.model_dump(mode="json", by_alias=True)))
     elif every_key:
-        show(dump_run(run), end="")
+        show(dump_run(config), end="")
     tell(f"{name}: nothing is wrong{'; see what is noted above' if notes else ''}")
 
 
@@ -165,7 +165,7 @@ def _keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _names(schema: dict[str, Any]) -> str:
-    """A line with the names that a key takes, by its JSON schema; nothing where it takes other values."""
+    """Return a line with the names that a key accepts, by its JSON schema; empty if it accepts other values."""
     for kind in (schema, *schema.get("anyOf", ())):
         if names := kind.get("enum") or kind.get("items", {}).get("enum"):
             which = "Any of" if isinstance(schema.get("default"), list) else "One of"

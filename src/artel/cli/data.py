@@ -1,4 +1,4 @@
-"""`artel data`: looking into a token store, and making one of tokens that are there already."""
+"""`artel data`: look into a token store, verify one, or make one from existing tokens."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def show(
 
     quiet_libraries()
     is_store = (Path(name) / "manifest.json").is_file()
-    run = None if is_store else load_run(name, Overrides.parse(overrides))
-    if run is None:
+    config = None if is_store else load_run(name, Overrides.parse(overrides))
+    if config is None:
         store = TokenStore(Path(name))
     else:
-        prepared = prepare(run, tell)
-        run, store = prepared.config, prepared.open()
+        prepared = prepare(config, tell)
+        config, store = prepared.config, prepared.open()
     from artel.preparing.show import ReadSamples, show_stored
 
     tokenizer = load_tokenizer(str(store.folder / "tokenizer"))
     chosen = store.train if part == "train" else store.validation
-    read = None if run is None else ReadSamples(run, store, chosen, tokenizer)
+    read = None if config is None else ReadSamples(config, store, chosen, tokenizer)
     there = chosen.samples if read is None else len(read)
     if document is not None and document >= there:
         fix = f"its samples are 0 to {there - 1}" if there else "it is empty"

@@ -1,4 +1,4 @@
-"""`artel doctor`: what this machine has, what artel would choose on it, and why."""
+"""`artel doctor`: this machine, what artel would choose on it, and why. `artel hardware`: measure it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from artel.cli.common import AsJson, OverrideWords, print_json
+from artel.cli.common import AsJson, OverrideWords, print_json, tell
 from artel.cli.streams import show
 from artel.launching.quiet_libraries import quiet_libraries
 
@@ -43,18 +43,35 @@ def doctor(
     if parallel:
         _try_parallel(name, overrides or [], nproc, as_json)
         return
-    run = load_run(name, Overrides.parse(overrides)) if name else None
+    config = load_run(name, Overrides.parse(overrides)) if name else None
     variables = dict(os.environ)  # as they are before ours are added
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.curdir  # PyTorch makes that folder when imported: this one is there
     quiet_libraries()
     from artel.diagnostics.doctor import examine
 
-    examination = examine(run, variables)
+    examination = examine(config, variables)
     if as_json:
         print_json(examination.to_json())
     else:
         show(str(examination))
+
+
+def hardware(as_json: AsJson = False) -> None:
+    """Measure this machine once, in about a minute, for `artel plan`: products, attention, memory, all-reduce.
+
+    The result stays in the cache folder (ARTEL_CACHE) until the device or PyTorch changes.
+
+    Example: artel hardware
+    """
+    quiet_libraries()
+    from artel.diagnostics.hardware import measure_hardware
+
+    measured = measure_hardware(tell)
+    tell(*measured.lines())
+    tell(f"saved in {measured.path}, after {measured.seconds:,.0f} s")
+    if as_json:
+        print_json(measured.to_json())
 
 
 def _try_parallel(name: str, overrides: list[str], nproc: int | None, as_json: bool) -> None:
@@ -63,11 +80,11 @@ def _try_parallel(name: str, overrides: list[str], nproc: int | None, as_json: b
 
     if not name:
         raise InputError.at("--parallel", "needs a run file", "artel doctor run.yaml --parallel")
-    run = load_run(name, Overrides.parse(overrides))
+    config = load_run(name, Overrides.parse(overrides))
     quiet_libraries()
-    from artel.diagnostics.doctor.parallel import try_parallel
+    from artel.diagnostics.parallel_check import try_parallel
 
-    agreement = try_parallel(run, nproc or max(2, run.parallel.processes))
+    agreement = try_parallel(config, nproc or max(2, config.parallel.processes))
     if as_json:
         print_json(agreement.to_json())
     else:

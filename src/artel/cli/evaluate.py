@@ -57,8 +57,8 @@ def evaluate(
     from artel.errors import InputError
     from artel.inference import evaluate as evaluate_model
     from artel.inference import evaluate_on_corpus, open_model
-    from artel.launching.interface import choose_interface_of_process
-    from artel.launching.started import check_worker
+    from artel.launching.hosts import choose_interface_of_process
+    from artel.launching.launcher_environment import check_worker
     from artel.parallel import join_world
     from artel.storage import check_new_file
 
@@ -88,18 +88,18 @@ def evaluate(
 def _check_together(
     overrides: list[str], data: str | None, predictions: Path | None, corpus: str | None, tasks: str
 ) -> None:
-    """Raise InputError for what a corpus, or tasks, do not heed."""
+    """Raise InputError for options that --corpus or --tasks ignore."""
     from artel.errors import InputError, Problem
 
-    heeds = "--tasks" if tasks else "--corpus" if corpus is not None else ""
+    flag = "--tasks" if tasks else "--corpus" if corpus is not None else ""
     given = {
         "overrides": overrides,
         "--predictions": predictions,
         "--data": data if tasks else None,
         "--corpus": corpus if tasks else None,
     }
-    problems = [Problem(key, f"has no meaning with {heeds}", "leave it out") for key, value in given.items() if value]
-    if heeds and problems:
+    problems = [Problem(key, f"has no meaning with {flag}", "leave it out") for key, value in given.items() if value]
+    if flag and problems:
         raise InputError(problems)
 
 
@@ -125,7 +125,7 @@ def _write_predictions(result: EvaluationResult, file: Path) -> None:
 
 
 def _table(results: list[EvaluationResult]) -> list[str]:
-    """A row for each model, a column for each metric; below it the amount of data."""
+    """Return a row for each model, a column for each metric, and below them the amount of data."""
     columns = list(dict.fromkeys(name for result in results for name in result.figures))
     rows = [["model", *(name.replace("_", " ") for name in columns)]]
     rows += [
@@ -142,9 +142,9 @@ def _run_tasks(models: list[str], tasks: list[str], folder: str | None, limit: i
 
     results_by_model: dict[str, Any] = {name: run_tasks(open_model(name), tasks, folder, limit) for name in models}
     for name, results in results_by_model.items():
-        for task, figures in results["results"].items():
+        for task, metrics in results["results"].items():
             shown = " · ".join(
-                f"{key.split(',')[0]} {value:.4f}" for key, value in figures.items() if isinstance(value, float)
+                f"{key.split(',')[0]} {value:.4f}" for key, value in metrics.items() if isinstance(value, float)
             )
             tell(f"{name}  {task}: {shown}")
     if as_json:

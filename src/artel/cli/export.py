@@ -1,4 +1,4 @@
-"""`artel export`: a trained model in the form that others take."""
+"""`artel export`: write a trained model in another format."""
 
 from __future__ import annotations
 

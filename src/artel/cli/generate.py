@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import shorten
@@ -13,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from artel.cli.common import AsJson, OverrideWords, print_json, tell
-from artel.cli.generate_file import generate_file
 from artel.cli.streams import show
+from artel.elapsed import pause, resume
 from artel.launching.quiet_libraries import quiet_libraries
 
 if TYPE_CHECKING:
@@ -23,7 +26,11 @@ if TYPE_CHECKING:
     from artel.inference.retrieval import Hit
     from artel.objectives import Reply
 
+    Answering = Callable[[Sequence[Prompt], int], Generator[dict[str, Any], None, None]]
+    """Opens the model and yields the results of prompts, from a number on."""
+
 _SHOWN_HITS = 10
+_PROGRESS_SECONDS = 10.0
 
 
 def generate(
@@ -71,7 +78,7 @@ def generate(
 
     Example: artel generate runs/tolstoy --prompt "Пьер закашлялся и" --max-new-tokens 150
     """
-    is_one_prompt = not (prompts or out or best_of > 1)  # of the other forms, prompts are checked before the model
+    is_one_prompt = not (prompts or out or best_of > 1)  # otherwise prompts are checked before the model
     if is_one_prompt:
         tell(f"loading {name}")
     quiet_libraries()
@@ -115,7 +122,7 @@ def generate(
         settings = {"overrides": overrides or [], "untrained": untrained, **_settings(given)}
         if best_of > 1:
             settings |= {"best_of": best_of, "reward": reward, "reward_weights": weights_of(reward)}
-        generate_file(name, answers_to, prompts, out, settings, as_json)
+        _generate_file(name, answers_to, prompts, out, settings, as_json)
         return
     text = _text_of_flag("--prompt", prompt)
     if best_of > 1:
@@ -132,7 +139,7 @@ def generate(
 
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
-    """What results of another start must have been written with: what the model chooses stands by its name."""
+    """Return the settings that must match to resume a file of results. The model's own choices stay defaults."""
     from artel.models.generate import Sampling
 
     chosen = {name: value for name, value in given.items() if value is not None}
@@ -179,31 +186,31 @@ def _show_best(result: dict[str, Any], count: int, as_json: bool) -> None:
 
 
 def _check_best_of(best_of: int, reward: str, temperature: float | None) -> None:
-    """Raise InputError for --best-of without --reward or the other way round, and where all answers would be alike."""
+    """Raise InputError for --best-of without --reward or vice versa, and if all answers would be equal."""
     from artel.errors import InputError
 
     if best_of > 1 and not reward:
         raise InputError.at("--reward", "there is nothing to tell which answer is best", "write --reward MODEL")
     if reward and best_of == 1:
-        raise InputError.at("--best-of", "one answer is no choice", "write --best-of 4, or leave --reward out")
+        raise InputError.at("--best-of", "needs more than one answer", "write --best-of 4, or leave --reward out")
     if best_of > 1 and temperature == 0:
         raise InputError.at("--temperature", "0 writes the same answer each time", "write --temperature 0.8")
 
 
 def _check_files(prompts: str, out: str, single: str) -> None:
-    """Raise InputError for --prompts without --out, or beside one prompt of its own."""
+    """Raise InputError for --prompts without --out, or with --prompt."""
     from artel.errors import InputError
 
     if not prompts:
         raise InputError.at("--out", "goes with --prompts", "write --prompts FILE")
     if not out:
-        raise InputError.at("--prompts", "there is no place for the results", "write --out FILE")
+        raise InputError.at("--prompts", "needs a file for the results", "write --out FILE")
     if single:
         raise InputError.at("--prompt", "goes without --prompts", "put it into the file")
 
 
 def _text_of_flag(flag: str, value: str) -> str:
-    """The value of a flag, or standard input for `-`. Raises InputError for what is not text."""
+    """Return the value of a flag, or standard input for `-`. Raise InputError if it is not text."""
     from artel.errors import InputError
 
     try:
@@ -228,5 +235,71 @@ def _read(text_or_file: str) -> str:
     except UnicodeDecodeError as error:
         what = f"{text_or_file} is not UTF-8 (byte {error.start})"
         raise InputError.at("--context", what, "save it as UTF-8") from None
-    except (OSError, ValueError):  # no such file, or a name that no file can have: it is the text itself
+    except (OSError, ValueError):  # not a file, so it is the text itself
         return _text_of_flag("--context", text_or_file)
+
+
+def _generate_file(
+    name: str,
+    answer: Answering,
+    prompts_file: str,
+    out: str,
+    settings: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """Answer the prompts of a file that have no answer yet, with progress. Raise InputError."""
+    from artel.inference.batch import Results, read_prompts, weights_of
+
+    prompts = read_prompts(prompts_file)
+    with Results.open(out, prompts, {"model": name, "weights": weights_of(name)} | settings) as results:
+        before = results.done
+        if before:
+            tell(f"{before:,} of {len(prompts):,} prompts are answered in {out}")
+        tokens, began = 0, time.monotonic()
+        if before < len(prompts):
+            made = answer(prompts, before)
+            began = time.monotonic()
+            with _Progress(before, len(prompts)) as progress, closing(made):
+                for result in made:
+                    results.add(result)
+                    tokens += result.get("tokens", 0)
+                    progress.show(results.done, tokens)
+        seconds = time.monotonic() - began
+    if as_json:
+        counts = {"prompts": len(prompts), "answered": len(prompts) - before, "answered_before": before}
+        print_json({"out": out, **counts, "tokens": tokens, "seconds": round(seconds, 3)})
+        return
+    rate = f", {tokens / seconds:,.0f} tokens/s" if tokens else ""
+    tell(f"{len(prompts) - before:,} prompts answered in {seconds:.1f} s{rate}: {shlex.quote(out)}")
+
+
+class _Progress:
+    """Progress on standard error: a bar on a terminal, else a line every ten seconds."""
+
+    def __init__(self, done: int, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(file=sys.stderr, soft_wrap=True, highlight=False)
+        columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+        self._bar = Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)
+        self._task = self._bar.add_task("", total=total, completed=done, rate="")
+        self._total = total
+        self._began = self._printed = time.monotonic()
+
+    def __enter__(self) -> _Progress:
+        pause()
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.stop()
+        resume()
+
+    def show(self, done: int, tokens: int) -> None:
+        now = time.monotonic()
+        rate = f"{tokens / max(now - self._began, 1e-9):,.0f} tokens/s" if tokens else ""
+        self._bar.update(self._task, completed=done, rate=rate)
+        if self._bar.disable and now - self._printed >= _PROGRESS_SECONDS:
+            self._printed = now
+            tell(f"{done:,} of {self._total:,} prompts{f', {rate}' if rate else ''}")

@@ -61,10 +61,10 @@ def slurm(
     from artel.launching.slurm import Job, slurm_script, submit
 
     values = Overrides.parse(overrides)
-    run = read_run(name, values, here=False)
+    config = read_run(name, values, here=False)
     on_host = nproc or gpus or 1
-    _check(run, nodes * on_host, on_host)
-    folder = Path(run.run)
+    _check(config, nodes * on_host, on_host)
+    folder = Path(config.run)
     wrong = [text for text in option or [] if "=" not in text]
     if wrong:
         raise InputError([Problem("--option", f"{text!r} has no =", "write NAME=VALUE, as qos=high") for text in wrong])
@@ -84,9 +84,9 @@ def slurm(
         print_json({"job": number, "script": script})
 
 
-def _check(run: RunConfig, world: int, on_host: int) -> None:
+def _check(config: RunConfig, world: int, on_host: int) -> None:
     """Check the run before it is queued. The devices of the job's machines are unknown here."""
     quiet_libraries()
     from artel.planning import Start, check_run
 
-    check_run(run, Start(world, on_host, here=False))
+    check_run(config, Start(world, on_host, here=False))

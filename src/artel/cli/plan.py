@@ -54,7 +54,7 @@ def plan(
     planned, text, choice = made.plan, made.text, made.choice
     if not as_json:
         show(describe(planned, None if choice is None else choice.expected.beside_plan()))
-    advice = None if text is None else advise(made.run, planned, text, nproc, tell)
+    advice = None if text is None else advise(made.config, planned, text, nproc, tell)
     options = {"--host-memory": host_memory, "--interconnect": interconnect, "--price": price}
     line = CommandLine(name, changes, {option: str(value) for option, value in options.items() if value is not None})
     if as_json:

@@ -1,4 +1,4 @@
-"""`artel report`: what runs have done, in the terminal, as an HTML file, or live in the browser."""
+"""`artel report`: runs in the terminal, as an HTML file, or live in the browser. `artel watch`: follow a run."""
 
 from __future__ import annotations
 
@@ -47,6 +47,25 @@ def report(
         print_json(result)
 
 
+def watch(
+    folder: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    as_json: AsJson = False,
+) -> None:
+    """Follow a run until it ends: its curve, rate, time left and ranks; also one that another host trains.
+
+    Example: artel watch runs/demo
+    """
+    from rich.console import Console
+
+    from artel.reports.terminal import compared
+    from artel.reports.watch import watch
+
+    run = watch(folder, Console(stderr=True, highlight=False))
+    if as_json:
+        rows, _ = compared([run])
+        print_json(rows[0])
+
+
 def _in_terminal(folder: str) -> dict[str, Any]:
     from artel.reports.curves import read_curves
     from artel.reports.details import detail_lines, read_details
@@ -63,8 +82,8 @@ def _in_terminal(folder: str) -> dict[str, Any]:
         resumes = "" if state == "running" else f"; artel train {shlex.quote(folder)} resumes"
         tell(f"{folder}: {state} at step {status.step:,}{resumes}")
     if curves.newest_validation:
-        figures = curves.newest_validation.items()
-        shown = " · ".join(f"{name} {'NaN' if value is None else f'{value:.4f}'}" for name, value in figures)
+        metrics = curves.newest_validation.items()
+        shown = " · ".join(f"{name} {'NaN' if value is None else f'{value:.4f}'}" for name, value in metrics)
         tell(f"validation: {shown}")
     choice = read_choice(RunFolder(Path(folder)))
     if choice is not None and (comparison := reached(choice)) is not None:
@@ -77,7 +96,7 @@ def _in_terminal(folder: str) -> dict[str, Any]:
 
 
 def _details(file: Path) -> dict[str, Any]:
-    """The content of RUN/validation.json; empty where there is none that can be read."""
+    """Return the content of RUN/validation.json; empty if it is missing or unreadable."""
     try:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError):

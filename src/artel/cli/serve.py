@@ -75,7 +75,7 @@ def serve(
 
 
 def _check_extra() -> None:
-    """Raise InputError where a package of the extra is not installed."""
+    """Raise InputError if a package of the extra is not installed."""
     from importlib.util import find_spec
 
     for package in _EXTRA:

@@ -1,4 +1,4 @@
-"""Standard input, output and error in any state: closed, ASCII only, a full disk, a pipe that nobody reads."""
+"""Standard input, output and error in any state: closed, ASCII only, a full disk, a broken pipe."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _last = ""
 
 
 def be_utf8() -> None:
-    """Start this command again in UTF-8 mode where Python takes names of files for ASCII: they are UTF-8 in run files.
+    """Restart this command in UTF-8 mode if Python decodes file names as ASCII: run files have them in UTF-8.
 
-    Python goes over to it by itself under LC_ALL=C, unless PYTHONUTF8=0 stands in the environment.
+    Python enters UTF-8 mode by itself under LC_ALL=C, unless PYTHONUTF8=0 is set.
     """
     if sys.getfilesystemencoding() == "ascii" and "utf8" not in sys._xoptions:
         os.environ["PYTHONUTF8"] = "1"
@@ -27,10 +27,10 @@ def be_utf8() -> None:
 
 
 def open_streams() -> None:
-    """Give the three streams an open file each, and let no character fail to be written.
+    """Make sure that the three streams are open, and that any character can be written.
 
-    One that was closed (`>&-`) would be the next file that is opened, and what is printed would go into that. Closed
-    standard output stays one that cannot be written: a result that was asked for is not lost in silence.
+    The number of a closed stream (`>&-`) would be reused for the next file, and output would go there. Closed standard
+    output is opened read-only, so that writing a result still fails: it is not lost silently.
     """
     global _last
     _last = ""
@@ -38,7 +38,7 @@ def open_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, flags)  # takes the lowest number that is free: this one
+            os.open(os.devnull, flags)  # takes the lowest free number, which is this one
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  # as long as the process
     if sys.stdout is None:
@@ -46,14 +46,14 @@ def open_streams() -> None:
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # whoever reads a byte that is not UTF-8 reports it
+        sys.stdin.reconfigure(errors="surrogateescape")  # bytes that are not UTF-8 are reported where they are read
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def tell(*lines: str) -> None:
-    """For people: lines on standard error, from rank 0 only; secrets are hidden, control characters escaped."""
+    """Print lines for people on standard error, from rank 0 only. Hide secrets, escape control characters."""
     global _last
     if os.environ.get("RANK", "0") == "0":
         _last = lines[0] if lines and lines[0] else _last
@@ -61,29 +61,29 @@ def tell(*lines: str) -> None:
 
 
 def last_message() -> str:
-    """The last line of `tell` in this process: what it was about to do."""
+    """Return the last line of `tell` in this process, which says what it is doing."""
     return _last
 
 
 def write_lines(lines: tuple[str, ...] | list[str]) -> None:
-    """Lines on standard error from any process. An error of writing is ignored: it could not be reported."""
+    """Print lines on standard error from any process. Ignore errors, because they could not be reported."""
     shown = [in_a_line(hide_secrets(line)) for line in lines]
     with suppress(OSError), printing(shown[0] if shown else ""):
         print("\n".join(shown), file=sys.stderr, flush=True)
 
 
 def show(text: str, end: str = "\n") -> None:
-    """A result on standard output; line breaks and tabs stay, other control characters are escaped.
+    """Print a result on standard output. Escape control characters except line breaks and tabs.
 
-    Raises WorkError where it cannot be written.
+    Raise WorkError if it cannot be written.
     """
     write_out(in_lines(text) + end)
 
 
 def write_out(text: str, stream: TextIO | None = None) -> None:
-    """The text unchanged, on standard output or another stream. Raises WorkError where it cannot be written.
+    """Write text unchanged to standard output or another stream. Raise WorkError if it cannot be written.
 
-    Raises BrokenPipeError where its reader (head, less) has ended.
+    Raise BrokenPipeError if its reader (head, less) has ended.
     """
     stream = stream or sys.stdout
     try:
@@ -99,6 +99,6 @@ def write_out(text: str, stream: TextIO | None = None) -> None:
 
 
 def leave_out() -> None:
-    """Discard standard output from here on: Python would try to write it again at its end."""
+    """Discard standard output from now on. Otherwise Python would try to write it again at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,1 +1,1 @@
-"""Checks and measurements of this machine: `artel doctor` and `artel hardware`."""
+"""Diagnostics: `doctor.py` (artel doctor), `parallel_check.py` (its --parallel), `hardware.py` (artel hardware)."""

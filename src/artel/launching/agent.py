@@ -1,8 +1,8 @@
-"""torchrun's agent, which starts and watches the processes of one host, and knows from exit statuses why they ended.
+"""torchrun's agent: starts and watches the processes of one host, and tells from exit statuses why they ended.
 
-Wrong input (2) is not tried again. A worker that lost its peers (LOST_OTHERS), or was stopped because another host was
-stopped (130), has not failed: its restart is not counted. The same holds after OutOfMemory: the worker has noted to use
-less memory, so it cannot fail in that way without end. One that hung (HUNG) has failed like any other.
+Wrong input (2) is not retried. A worker that lost its peers (LOST_OTHERS), or was stopped because another host was
+stopped (130), has not failed: its restart is not counted. Nor is a restart after OutOfMemory: the worker has recorded
+that it must use less memory, so that does not repeat forever. A hang (HUNG) counts as a failure.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from artel.launching.worker import LOST_OTHERS
 
 # SIGUSR1 is Slurm's warning that the time is nearly over.
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-"""Signals that are passed on to the workers; the launcher ends after them."""
-# A worker that is to stop finishes its step and saves; it is killed only after this time.
+"""Signals passed on to the workers. The launcher ends after them."""
+# A worker that is told to stop finishes its step and saves. It is killed only after this time.
 _STOP_SECONDS = 600
-# When one has failed, the others of its host end within milliseconds, or wait for it and are killed (after 30 s in
-# torchrun).
+# When a worker has failed, the others on its host end within milliseconds, or hang waiting for it and are killed (by
+# torchrun after 30 s).
 _LOST_SECONDS = 5
 _INPUT_WRONG, _STOPPED = 2, 130
-_NO_FAILURE = {LOST_OTHERS, _STOPPED, -signal.SIGTERM}  # SIGTERM: stopped before it had a handler
-_SAME_MOMENT = 2  # seconds: processes that end within them of the first ended because of it
+_NO_FAILURE = {LOST_OTHERS, _STOPPED, -signal.SIGTERM}  # SIGTERM: stopped before it installed a handler
+_SAME_MOMENT = 2  # seconds; processes that end this soon after the first one ended because of it
 
-# Silenced: artel's own messages say why processes end.
+# Silenced, because artel's own messages say why processes end.
 _LOGGERS = ("agent.server.api", "multiprocessing.api", "rendezvous.dynamic_rendezvous")
 
 _HEARTBEAT_SECONDS = 5
-# Seconds without a heartbeat after which a host is lost, where the others may continue without it. A switch or a
-# migrated virtual machine is back sooner; TCP alone would wait a quarter of an hour.
+# Seconds without a heartbeat until a host counts as lost, if the others may continue without it. A switch or a migrated
+# virtual machine is back sooner. TCP alone would wait a quarter of an hour.
 SILENT_SECONDS = 120
 
 
 class Agent(LocalElasticAgent):
     """Starts `spec.local_world_size` processes, watches them and the next host, and restarts them as allowed.
 
-    `on_restart` gets the failures by rank before a restart because of them. `waiting` is entered while this host waits
-    for the others.
+    `on_restart` is called with the failures by rank before a restart. `waiting` is entered while this host waits for
+    the others.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Agent(LocalElasticAgent):
         started = super()._start_workers(worker_group)
         context: Any = self._pcontext
         close = context.close
-        # torchrun calls it without a limit when a worker has failed, and with one when this host is to stop.
+        # torchrun calls it without a timeout when a worker has failed, and with one when this host is told to stop.
         context.close = lambda death_sig=None, timeout=_LOST_SECONDS: close(death_sig, timeout)
         self._signals.defer()
         return started
@@ -104,7 +104,7 @@ class Agent(LocalElasticAgent):
         return result
 
     def _count_restarts(self, result: RunResult) -> None:
-        """Set the number of restarts left after these failures."""
+        """Update the number of remaining restarts after these failures."""
         statuses = {failure.exitcode for failure in _first(result.failures).values()}
         goes_on = self._hosts.elastic or self._hosts.restarts > 0
         if _INPUT_WRONG in statuses or (statuses == {_STOPPED} and not self._hosts.elastic):
@@ -116,7 +116,7 @@ class Agent(LocalElasticAgent):
 
 
 def cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, int]:
-    """(rank, exit status) of the process that failed first."""
+    """Return (rank, exit status) of the process that failed first."""
     first = _first(failures)
     own = {rank: failure for rank, failure in first.items() if failure.exitcode not in _NO_FAILURE}
     rank, failure = min((own or first).items(), key=lambda item: item[1].timestamp)
@@ -124,7 +124,7 @@ def cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, int]:
 
 
 def _first(failures: Mapping[int, ProcessFailure]) -> dict[int, ProcessFailure]:
-    """The failures of the first moment; the clock counts whole seconds."""
+    """Return the failures at the time of the first one; timestamps are whole seconds."""
     first = min(failure.timestamp for failure in failures.values())
     return {rank: failure for rank, failure in failures.items() if failure.timestamp - first <= _SAME_MOMENT}
 
@@ -134,7 +134,7 @@ class _Signals:
 
     torchrun raises them anywhere in its thread. Between two polls of the workers an exception can do harm: before the
     timer of calls has started, the run ended with an UnboundLocalError (4 of 150 in a loop without pauses), and in
-    subprocess.Popen.poll a lock stays taken between its acquisition and the `try` that releases it.
+    subprocess.Popen.poll a lock is not released if it comes between its acquisition and the `try`.
     """
 
     def __init__(self) -> None:
@@ -142,13 +142,13 @@ class _Signals:
         self._at_once = True
 
     def defer(self) -> None:
-        """From now on raise only at polls; called after torchrun has set its handlers, and replaces them."""
+        """Raise only at polls from now on. Replaces torchrun's handlers, so call it after they are set."""
         self._at_once = False
         for number in PASSED_ON if in_main_thread() else ():
             signal.signal(number, self._on_signal)
 
     def raise_at_once(self) -> None:
-        """From now on raise at once, also a pending signal."""
+        """Raise at once from now on, also a pending signal."""
         self._at_once = True
         self.raise_pending()
 
@@ -166,7 +166,7 @@ class _Signals:
 
 
 class _Heartbeats:
-    """Heartbeats: each host writes its own to the store, and reads that of the next host."""
+    """Heartbeats: each host writes its own to the store, and reads the next host's."""
 
     def __init__(self) -> None:
         self._store: Any = None

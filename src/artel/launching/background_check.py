@@ -1,7 +1,7 @@
-"""Check a run in a process of its own, while this one prepares the text.
+"""Check a run in a separate process while this one prepares the text.
 
-The checks import PyTorch, which takes as many seconds as preparing 100 MB of text. The process that reads the texts has
-checked those already. A run file without keys about training needs no check.
+The checks import PyTorch, which takes as long as preparing 100 MB of text. The texts are checked by the process that
+reads them. A run file without keys about training needs no check.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 
 class Refused(InputError):
-    """All that the checks have found wrong."""
+    """All problems found by the checks."""
 
 
 class Answer(Protocol):
     def __call__(self, *, wait: bool = False) -> None:
-        """Raise what the checks have found, if they have ended; `wait` for their end first."""
+        """Raise the problems found, if the checks have ended. With `wait`, wait for their end first."""
 
 
 @contextmanager
-def checking_in_background(run: RunConfig, name: str, overrides: Overrides) -> Iterator[Answer]:
-    """Check the run of `name` and `overrides` while the block runs, which calls the Answer."""
-    if has_no_training_keys(run):
+def checking_in_background(config: RunConfig, name: str, overrides: Overrides) -> Iterator[Answer]:
+    """Check the run of `name` and `overrides` while the block runs. The block calls the yielded Answer."""
+    if has_no_training_keys(config):
         yield lambda *, wait=False: None
         return
-    # In a session of its own: Ctrl-C reaches only this process, which ends the other one.
+    # In its own session, so that Ctrl-C reaches only this process, which then ends the other one.
     command = [*python_of("artel.launching.background_check"), str(os.getpid()), name, *overrides.words]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
@@ -63,12 +63,12 @@ def checking_in_background(run: RunConfig, name: str, overrides: Overrides) -> I
             process.communicate()
 
 
-def has_no_training_keys(run: RunConfig) -> bool:
-    """True where every key has its default except those of the text and its tokenizer."""
-    plain = type(run).model_construct()
+def has_no_training_keys(config: RunConfig) -> bool:
+    """True if all keys have their defaults except those of the text and its tokenizer."""
+    plain = type(config).model_construct()
     text_keys = {"run", "seed", "data", "prepare", "tokenizer"}
-    same = run.model_dump(exclude=text_keys) == plain.model_dump(exclude=text_keys)
-    return same and (run.data.block, run.data.from_store) == (plain.data.block, plain.data.from_store)
+    same = config.model_dump(exclude=text_keys) == plain.model_dump(exclude=text_keys)
+    return same and (config.data.block, config.data.from_store) == (plain.data.block, plain.data.from_store)
 
 
 def _error(status: int, written: bytes) -> ArtelError:
@@ -90,7 +90,7 @@ def _check(name: str, words: list[str]) -> None:
 
 
 def main() -> None:
-    """The process of the checks: problems as JSON on standard output, and the exit status of the error."""
+    """Run the checks in this process: print problems as JSON, and exit with the status of the error."""
     os.nice(10)  # the text goes first
     parent, name, *words = sys.argv[1:]
     end_with_launcher(int(parent))

@@ -1,13 +1,27 @@
-"""The hosts of a run, from flags and the environment."""
+"""The hosts of a run, from flags and the environment, and the network interface between them."""
 
 from __future__ import annotations
 
+import fcntl
+import ipaddress
 import os
+import socket
+import struct
+import sys
+import time
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from artel.errors import InputError, Problem
 
 _PORT = 29500
+_ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of Linux
+_OUTSIDE = "192.0.2.1"  # of TEST-NET-1 (RFC 5737): no host has it, so it goes by the default route
+_GLOO, _NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"  # nccl takes names as prefixes, except after a =
+# As in the /etc/hosts of distributions; also localhost.localdomain and so on.
+_LOCALHOST = ("localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback")
+_NAME_SECONDS = 30  # Kubernetes resolves a pod's name only some seconds after its start
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,26 +33,26 @@ class Hosts:
     count: int = 1
     """The run does not use more."""
     rank: int | None = 0
-    """The number of this host, from 0; None: the rendezvous assigns it."""
+    """Number of this host, from 0; None if the rendezvous assigns it."""
     address: str = ""
-    """Of the host where they meet: the first one, or the rendezvous endpoint."""
+    """Address of the rendezvous: the first host, or the endpoint."""
     port: int = _PORT
     restarts: int = 0
-    """How often the processes of this host are restarted after a failure."""
+    """Maximum number of restarts of the processes of this host after a failure."""
 
     @property
     def elastic(self) -> bool:
-        """True where hosts may join and leave during the run."""
+        """True if hosts may join and leave during the run."""
         return self.least < self.count
 
     @property
     def fixed(self) -> bool:
-        """True where every host keeps its number from start to end, and nothing is restarted."""
+        """True if every host keeps its number from start to end, and nothing is restarted."""
         return self.rank is not None and not self.elastic and self.restarts == 0
 
     @property
     def where(self) -> str:
-        """Address and port where they meet, as text."""
+        """Address and port of the rendezvous, as text."""
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
     @classmethod
@@ -53,7 +67,7 @@ class Hosts:
     ) -> Hosts:
         """Read flags, or NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT.
 
-        `count` is a number or a range LEAST:MOST; `endpoint` is ADDRESS or ADDRESS:PORT. Raises InputError.
+        `count` is a number or a range LEAST:MOST; `endpoint` is ADDRESS or ADDRESS:PORT. Raise InputError.
         """
         environment = os.environ
         problems: list[Problem] = []
@@ -89,7 +103,7 @@ class Hosts:
 
 
 def _range(text: str, problems: list[Problem]) -> tuple[int, int]:
-    """The minimum and maximum in `4` or `1:4`."""
+    """Read the minimum and maximum in `4` or `1:4`."""
     least, _, most = text.partition(":")
     try:
         counts = int(least), int(most or least)
@@ -103,9 +117,9 @@ def _range(text: str, problems: list[Problem]) -> tuple[int, int]:
     return counts
 
 
-def _number(name: str, usual: str, problems: list[Problem]) -> int:
-    """A number in the environment."""
-    text = os.environ.get(name, usual)
+def _number(name: str, default: str, problems: list[Problem]) -> int:
+    """Read a number in the environment."""
+    text = os.environ.get(name, default)
     try:
         return int(text)
     except ValueError:
@@ -114,7 +128,7 @@ def _number(name: str, usual: str, problems: list[Problem]) -> int:
 
 
 def _address(endpoint: str, problems: list[Problem]) -> tuple[str, int]:
-    """Address and port of `host`, `host:29500` or `[fe80::1]:29500`."""
+    """Split `host`, `host:29500` or `[fe80::1]:29500` into address and port."""
     address, colon, port = endpoint.rpartition(":")
     if not colon or endpoint.endswith("]"):
         address, port = endpoint, str(_PORT)
@@ -123,3 +137,152 @@ def _address(endpoint: str, problems: list[Problem]) -> tuple[str, int]:
     fix = "write ADDRESS:PORT, as node1:29500"
     problems.append(Problem("--rdzv-endpoint", f"{endpoint!r} is not an address and port", fix))
     return "", _PORT
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """The addresses of a rendezvous, as seen by this host."""
+
+    own: str
+    """This host's address for the others. It listens there."""
+    master: str
+    """The first host's address for this one."""
+
+
+def choose_interface(master: str, port: int, flag: str = "--master-addr") -> Addresses:
+    """Return the addresses of this host and of `master`. Set the interface of gloo and nccl, unless it is set.
+
+    The interface is the one that reaches the first host. By default gloo listens at the address of the host's own name,
+    which on Debian and Ubuntu is loopback (127.0.1.1 in /etc/hosts), so that two hosts never find each other. nccl uses
+    any interface except loopback, even if all processes are on one host.
+
+    Raise InputError, with `flag`, if the first host cannot be reached, and for an interface that gloo cannot use.
+    """
+    own = _address_towards(master, port, flag)
+    if is_loopback(own):
+        if _means_this_host(master):
+            use_loopback()
+            return Addresses(own, master)
+        # On the first host its own name may be loopback, where the other hosts cannot connect.
+        own = master = _preferred_address() or own
+    _check_interface_of_gloo()
+    interface = None if is_loopback(own) else _interface_of(own)
+    if interface:
+        os.environ.setdefault(_GLOO, interface)
+        os.environ.setdefault(_NCCL, f"={interface}")
+    return Addresses(own, master)
+
+
+def use_loopback() -> None:
+    """Make gloo and nccl of this process listen on loopback only, and override the environment."""
+    name = "lo" if sys.platform == "linux" else "lo0"
+    os.environ |= {_GLOO: name, _NCCL: f"={name}"}
+
+
+def choose_interface_of_process() -> None:
+    """Choose the interface of a process of a run: loopback on one host, else the one that reaches the first host.
+
+    A single process needs it too, because DeepSpeed makes a process group. Set MASTER_ADDR to an address at which rank
+    0 can listen and which the others reach, unless the launcher serves the store. Raise InputError if the first host
+    cannot be reached.
+    """
+    environment = os.environ
+    processes, on_host = int(environment.get("WORLD_SIZE", "1")), int(environment.get("LOCAL_WORLD_SIZE", "1"))
+    addresses = Addresses("127.0.0.1", "127.0.0.1")
+    if processes == on_host:
+        use_loopback()
+    elif "MASTER_ADDR" in environment:
+        addresses = choose_interface(environment["MASTER_ADDR"], int(environment.get("MASTER_PORT", "29500")))
+    if "MASTER_ADDR" in environment and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        environment["MASTER_ADDR"] = addresses.own if environment.get("RANK", "0") == "0" else addresses.master
+
+
+def _address_towards(host: str, port: int, flag: str = "--master-addr") -> str:
+    """Return the address from which this host would send. Connecting a datagram socket sends nothing."""
+    try:
+        family, kind, protocol, _, address = _resolve(host, port)
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name, such as a..b
+        reason = error.strerror if isinstance(error, OSError) else error
+        what, fix = f"cannot reach {host}: {reason}", "give the first host's address, as the others see it"
+        raise InputError.at(flag, what, fix) from None
+
+
+def _resolve(host: str, port: int) -> tuple[int, int, int, str, Any]:
+    end = time.monotonic() + _NAME_SECONDS
+    while True:
+        try:
+            return socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        except socket.gaierror:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.5)
+
+
+def _preferred_address() -> str | None:
+    """Return the address of the user's interface for gloo, or of the default route."""
+    chosen = os.environ.get(_GLOO, "").partition(",")[0]
+    if chosen and (address := _address_of(chosen)):
+        return address
+    try:
+        return _address_towards(_OUTSIDE, 9)
+    except InputError:
+        return None
+
+
+def _check_interface_of_gloo() -> None:
+    """Raise InputError if the environment names interfaces that gloo cannot use, which would end every process."""
+    chosen = os.environ.get(_GLOO, "")
+    usable = [name for _, name in socket.if_nameindex() if _address_of(name) or _has_ipv6(name)]
+    unknown = [name for name in chosen.split(",") if name not in usable]
+    if chosen and unknown and sys.platform == "linux":
+        what = f"names {unknown[0]!r}, which is not an interface of this host with an address"
+        between_hosts = [name for name in usable if name != "lo"] or usable
+        fix = (
+            f"write {' or '.join(between_hosts)}, exactly (only nccl takes prefixes, ^ and =); or unset it, and the "
+            "interface that reaches the first host is used"
+        )
+        raise InputError.at(_GLOO, what, fix)
+
+
+def _has_ipv6(interface: str) -> bool:
+    file = Path("/proc/net/if_inet6")
+    return file.exists() and interface in file.read_text(encoding="ascii").split()
+
+
+def is_loopback(address: str) -> bool:
+    """True for a loopback address; False for other addresses, and for names."""
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _means_this_host(name: str) -> bool:
+    """True for loopback: several "hosts" on one machine."""
+    return is_loopback(name) or name.partition(".")[0] in _LOCALHOST
+
+
+def _interface_of(address: str) -> str | None:
+    """Return the interface with this address. None if it is unknown; gloo then decides."""
+    if sys.platform != "linux":
+        return None
+    if ":" in address:
+        plain = ipaddress.IPv6Address(address.partition("%")[0]).packed.hex()
+        rows = [line.split() for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()]
+        return next((row[5] for row in rows if row[0] == plain), None)
+    return next((name for _, name in socket.if_nameindex() if _address_of(name) == address), None)
+
+
+def _address_of(interface: str) -> str | None:
+    """Return the IPv4 address of an interface. None if it has none or does not exist."""
+    if sys.platform != "linux":
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _ADDRESS_OF_INTERFACE, struct.pack("256s", interface.encode()))
+        except OSError:
+            return None
+        return socket.inet_ntoa(answer[20:24])

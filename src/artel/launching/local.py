@@ -13,8 +13,7 @@ from artel.elapsed import paused
 from artel.errors import ArtelError, InputError, Interrupted, OutOfMemory, Problem, WorkError
 from artel.interpreter import python_of
 from artel.interrupts import answered_by
-from artel.launching.meeting import Meeting
-from artel.launching.run_secret import VARIABLE
+from artel.launching.rendezvous import SECRET_VARIABLE, Rendezvous
 from artel.preparing.progress import reporting
 from artel.storage.unexpected_errors import FAULT, fault_of_process
 
@@ -27,15 +26,15 @@ if TYPE_CHECKING:
 
 
 def launch(
-    arguments: list[str], processes: int, meeting: Meeting, folder: RunFolder, announce: Callable[[str], None]
+    arguments: list[str], processes: int, rendezvous: Rendezvous, folder: RunFolder, announce: Callable[[str], None]
 ) -> None:
-    """Run `python -m artel ARGUMENTS` as `processes` processes here, and wait for them.
+    """Run `python -m artel ARGUMENTS` as `processes` processes on this host, and wait for them.
 
-    With restarts, or where hosts may join and leave, they are restarted from the last checkpoint. `announce` says what
+    With restarts, or if hosts may join and leave, they are restarted from the last checkpoint. `announce` is told what
     this host waits for and why processes are restarted.
 
-    Raises Interrupted where a signal stopped them after saving, InputError or WorkError where one failed (its own
-    message has the reason), WorkError where the other hosts are not found or lost.
+    Raise Interrupted if a signal stopped them after saving, InputError or WorkError if one failed (its own message has
+    the reason), WorkError if other hosts are missing or lost.
     """
     from torch.distributed import DistError
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -47,11 +46,11 @@ def launch(
     def on_restart(failures: Mapping[int, ProcessFailure]) -> None:
         announce(f"{str(_why(failures, folder)).splitlines()[0]}; starting again from the last checkpoint")
 
-    hosts = meeting.hosts
+    hosts = rendezvous.hosts
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # each process sets it again; without it torchrun warns
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in PASSED_ON)
     try:
-        handler = meeting.handler(folder, announce)
+        handler = rendezvous.handler(folder, announce)
         program, *options = python_of("artel")
         spec = WorkerSpec(
             role="artel",
@@ -61,7 +60,7 @@ def launch(
             args=(*options, *arguments),
             max_restarts=hosts.restarts,
             monitor_interval=0.2,
-            local_addr=meeting.local_address,
+            local_addr=rendezvous.local_address,
         )
         count = f"{hosts.least} to {hosts.count}" if hosts.elastic else f"{hosts.count}"
         others = f"this host waits for the others of {count}, which meet at {hosts.where}"
@@ -79,7 +78,7 @@ def launch(
         what, fix = "another host has ended the run", "its output has the reason; the same command resumes"
         raise WorkError.at(hosts.where, what, fix) from None
     except (RendezvousError, DistError) as error:
-        raise _parted(meeting, error) from None
+        raise _rendezvous_error(rendezvous, error) from None
     if result.is_failed():
         raise _why(result.failures, folder)
 
@@ -91,29 +90,29 @@ def _why(failures: Mapping[int, ProcessFailure], folder: RunFolder) -> ArtelErro
     return _failed(rank, status, folder, failures[rank].pid)
 
 
-def _parted(meeting: Meeting, error: Exception) -> WorkError:
-    """The error where the store does not answer, or too few hosts came."""
+def _rendezvous_error(rendezvous: Rendezvous, error: Exception) -> WorkError:
+    """Return the error if the store does not answer, or too few hosts came."""
     from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
-    from artel.launching.signed_store import ForeignValue
+    from artel.launching.rendezvous_handlers import ForeignValue
 
-    hosts = meeting.hosts
+    hosts = rendezvous.hosts
     if isinstance(error, ForeignValue):
         what = f"someone else has written to the store of this run's hosts: {error}"
-        fix = f"let nobody else reach that port, and start again; or a host has another secret ({VARIABLE})"
+        fix = f"let nobody else reach that port, and start again; or a host has another secret ({SECRET_VARIABLE})"
         return WorkError.at(hosts.where, what, fix)
     fix = "start the same command on every host: the run resumes from its last checkpoint"
     if isinstance(error, RendezvousTimeoutError):
         what = f"fewer than {hosts.least} hosts have come"
-    elif meeting.leads:
-        what = f"the meeting of hosts failed: {error}"
+    elif rendezvous.leads:
+        what = f"the rendezvous of the hosts failed: {error}"
     else:
         what = "the host that holds the rendezvous is lost: its artel was ended, or cannot be reached"
     return WorkError.at(hosts.where, what, fix)
 
 
 def _failed(rank: int, status: int, folder: RunFolder, number: int) -> ArtelError:
-    """The error of a process with this rank, exit status and id."""
+    """Return the error of a process with this rank, exit status and id."""
     from artel.training.faults.watchdog import HUNG
     from artel.training.faults.watchdog_process import SIGNAL
 

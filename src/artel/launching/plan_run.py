@@ -1,47 +1,73 @@
-"""Plan a run before it runs: what `artel plan` does."""
+"""Plan a run: `artel plan`, and the plan with which `artel train` begins."""
 
 from __future__ import annotations
 
+import math
+import os
+import subprocess
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
-from artel.config import Overrides, RunConfig, RunFile
+import orjson
+import xxhash
+
+import artel
+from artel.config import Overrides, RunConfig, RunFile, dump_run
+from artel.config.schema.quantities import duration
+from artel.errors import InputError
+from artel.host import memory, swap
+from artel.interpreter import python_of
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.launching.read_run import checked_run
 from artel.preparing import settled
+from artel.storage import write_file
+from artel.training.budget import FEWEST_STEPS
+from artel.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from artel.planning.budget.choose import Choice
     from artel.planning.plan import Plan, PlannedText
+    from artel.preparing import Prepared
+
+_ERROR = 0.15
+"""Tolerated excess over the memory. No plan in benchmarks/plan.md is more than 10 % too high."""
+_SHORT_FLOPS, _SHORT_SECONDS = 1e13, 60.0
+"""A run that takes about as long as its plan, a minute on a laptop, is not planned."""
+_SECONDS = 300
+"""Timeout of a plan. The largest recipe takes 30 s on a busy machine."""
+_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """On what a run is planned; this machine where nothing is said."""
+    """The hardware to plan for; by default this machine."""
 
     hardware: str = ""
-    """Accelerators of a node, as h100-80gb:8."""
+    """Accelerators of a node: h100-80gb:8."""
     nodes: int = 1
     nproc: int | None = None
     """Processes on each node."""
     host_memory: str | None = None
-    """Of each machine, as 1TB."""
+    """Memory of each machine: 1TB."""
     interconnect: str | None = None
-    """Rate of one accelerator to other machines, as 400Gb/s."""
+    """Rate of one accelerator to other machines: 400Gb/s."""
     price: float | None = None
-    """Of one accelerator (of the machine, on a CPU) for an hour."""
+    """Price per hour of one accelerator (of the machine, on a CPU)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    run: RunConfig
-    """With the model that was chosen for it, where it has `model.auto`."""
+    config: RunConfig
+    """The run, with the chosen model if it has `model.auto`."""
     plan: Plan
     text: PlannedText | None
-    """What was found out about its text, where advice needs it."""
+    """Facts about its text, if requested."""
     choice: Choice | None
-    """Of its model, where it has `model.auto`."""
+    """The choice of its model, if it has `model.auto`."""
 
 
 def plan_run(
@@ -52,27 +78,165 @@ def plan_run(
     *,
     with_text: bool = False,
 ) -> PlannedRun:
-    """What the run of a run file will need: its model is built without memory, and two steps of it are traced.
+    """Plan the run of a run file: build its model without memory, and trace two steps of it.
 
-    Raises InputError for what is wrong with the run, and for what cannot be planned.
+    Raise InputError if the run is wrong or cannot be planned.
     """
-    run = checked_run(file, overrides, here=not options.hardware)
+    config = checked_run(file, overrides, here=not options.hardware)
     quiet_libraries()
     from artel.planning.hardware import find_hardware
     from artel.planning.plan import make_plan, planned_text, with_planned_packing
 
     choice = None
     hardware = find_hardware(options.hardware, options.nodes, options.host_memory, options.interconnect)
-    if run.model.auto:
+    if config.model.auto:
         from artel.planning.budget.choose import CHOOSING, choose_for_plan
 
         announce(CHOOSING)
-        choice = choose_for_plan(run, hardware, options.nproc, announce)
+        choice = choose_for_plan(config, hardware, options.nproc, announce)
         for line in choice.lines:
             announce(line)
-        run = choice.run
-    run = with_planned_packing(settled(run, announce))
+        config = choice.config
+    config = with_planned_packing(settled(config, announce))
     announce("building the model without memory")
-    text = planned_text(run) if with_text else None
-    plan = make_plan(run, hardware, options.nproc, options.price, text, announce)
-    return PlannedRun(run, plan, text, choice)
+    text = planned_text(config) if with_text else None
+    plan = make_plan(config, hardware, options.nproc, options.price, text, announce)
+    return PlannedRun(config, plan, text, choice)
+
+
+def begin_with_plan(
+    config: RunConfig,
+    prepared: Prepared,
+    processes: int,
+    nodes: int,
+    force: bool,
+    announce: Callable[[str], None],
+) -> None:
+    """Plan a run when `artel train` starts, with `processes` on each of `nodes`, and announce the plan in three lines.
+
+    `artel plan` runs in a separate process, whose memory is freed before training begins. RUN/plan.json keeps the plan:
+    the search for a micro-batch starts from it, and measured values are added to it. Runs of less than a minute or with
+    DeepSpeed are not planned, and a start like the previous one is not planned again. Raise InputError if the plan
+    exceeds the memory by more than its error, or if `train.budget` is too short for the first steps, unless `force`.
+    """
+    folder = RunFolder(Path(config.run))
+    key = _key(config, processes, nodes)
+    plan = _kept(folder.plan, key)
+    if plan is None:
+        folder.plan.unlink(missing_ok=True)
+        if config.parallel.deepspeed is not None or _is_short(config, prepared):  # DeepSpeed cannot be planned yet
+            return
+        announce("planning the run")
+        plan = _plan(config, processes, nodes, announce)
+        if plan is None:
+            return
+        write_file(folder.plan, orjson.dumps({"key": key, **plan}, option=orjson.OPT_INDENT_2))
+    for line in plan["summary"]:
+        announce(f"plan: {line}")
+    if not force:
+        _refuse(plan)
+        _refuse_budget(plan, config)
+
+
+def _plan(config: RunConfig, processes: int, nodes: int, announce: Callable[[str], None]) -> dict[str, Any] | None:
+    """Run `artel plan` for this machine and return its JSON. If that fails, announce it and return None."""
+    environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER}
+    lines: list[str] = []
+    with TemporaryDirectory() as folder:
+        file, result = Path(folder, "run.yaml"), Path(folder, "plan.json")
+        file.write_text(dump_run(config, secrets=True), encoding="utf-8")
+        command = [*python_of("artel"), "plan", str(file), f"--nproc={processes}", f"--nodes={nodes}", "--json"]
+        with (
+            result.open("wb") as out,
+            subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, errors="replace"
+            ) as process,
+        ):
+            timer = threading.Timer(_SECONDS, process.kill)
+            timer.start()
+            try:
+                assert process.stderr is not None
+                for line in process.stderr:
+                    lines.append(line.strip())
+                    if line.startswith("tracing "):  # progress
+                        announce(lines[-1])
+            finally:
+                was_in_time = timer.is_alive()
+                timer.cancel()
+                process.kill()  # if interrupted
+        content = result.read_bytes()
+    try:
+        plan: dict[str, Any] = orjson.loads(content)
+    except ValueError:
+        why = f"that took more than {_SECONDS} s"
+        if was_in_time:
+            last = [line for line in lines if line] or [f"exit status {process.returncode}"]
+            why = last[-1].removeprefix("artel: ")
+        announce(f"the run is not planned: {why}")
+        return None
+    return plan
+
+
+def _refuse(plan: dict[str, Any]) -> None:
+    """Raise InputError if the plan exceeds the memory by more than its error. Swap counts as host memory."""
+    extra = swap() / (memory().limit or memory().total) if plan["device"] == "cpu" else 0.0
+    if plan["memory_share"] <= 1 + _ERROR + extra:
+        return
+    fix = "take a smaller model, data.block or train.micro_batch, or share it: parallel.data=fsdp; --force tries it"
+    raise InputError.at("train", "; ".join(plan["summary"][:2]), fix)
+
+
+def _refuse_budget(plan: dict[str, Any], config: RunConfig) -> None:
+    """Raise InputError if the budget is too short for the minimum number of steps."""
+    shortest, budget = plan.get("shortest_budget_seconds"), config.train.budget
+    if shortest is None or budget is None or shortest <= budget:
+        return
+    least = duration(60 * math.ceil(shortest / 60))
+    what = f"{duration(budget)} is too short: {FEWEST_STEPS} steps take {least} at least; {plan['summary'][2]}"
+    raise InputError.at("train.budget", what, f"write {least} or more, a smaller train.batch, or a smaller model")
+
+
+def _is_short(config: RunConfig, prepared: Prepared) -> bool:
+    """True if the run takes about a minute at most, by its budget or by 6 N D FLOPs (Kaplan et al. 2020)."""
+    quiet_libraries()
+    from artel.objectives import objective_of
+    from artel.planning.outline import outline_model
+    from artel.training.schedule import run_length
+
+    if config.train.budget is not None:
+        return config.train.budget < _SHORT_SECONDS
+    try:
+        objective = objective_of(config, prepared.tokenizer())
+        parameters = sum(parameter.numel() for parameter in outline_model(config, objective.auto_class).parameters())
+    except InputError:  # the model is unknown here
+        return False
+    part = prepared.open().train
+    length = run_length(config, objective.dataset(part), part)
+    if not length.samples:  # less than a block, which is reported when the store is opened
+        return True
+    assert length.total is not None
+    return 6.0 * parameters * length.total * part.tokens / length.samples < _SHORT_FLOPS
+
+
+def _key(config: RunConfig, processes: int, nodes: int) -> str:
+    """Return a digest of all that the plan depends on: the run, the machine, its measured rates, and versions."""
+    quiet_libraries()
+    import torch
+    import transformers
+
+    from artel.planning.hardware import find_hardware
+    from artel.planning.rates import read_rates
+
+    rates = read_rates(processes, torch.device("cpu"))
+    programs = [artel.__version__, torch.__version__, transformers.__version__]
+    content = [config.model_dump(mode="json"), processes, nodes, repr(find_hardware()), repr(rates), programs]
+    return xxhash.xxh3_128_hexdigest(orjson.dumps(content, default=str, option=orjson.OPT_SORT_KEYS))
+
+
+def _kept(file: Path, key: str) -> dict[str, Any] | None:
+    """Return the plan of an earlier start with the same key."""
+    try:
+        plan: dict[str, Any] = orjson.loads(file.read_bytes())
+        return plan if plan["key"] == key else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,4 +1,4 @@
-"""Prepare the text of a run: what `artel prepare` does."""
+"""Prepare the text of a run: `artel prepare`."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 
 
 def prepare_run(file: RunFile, overrides: Overrides, announce: Callable[[str], None]) -> Prepared:
-    """The token store of a run's text, made unless it was made before and nothing of it is missing.
+    """Return the token store of a run's text. Make it unless a complete one exists.
 
-    RUN/ledger.json counts its documents, and RUN/config.yaml describes the run until it is trained. Raises InputError
-    with all that is wrong with text and run, WorkError.
+    Write RUN/ledger.json, which counts its documents, and RUN/config.yaml if the run is not trained yet. Raise
+    InputError with all problems of text and run, WorkError.
     """
-    run = checked_run(file, overrides, here=False)
-    folder = RunFolder(Path(run.run))
+    config = checked_run(file, overrides, here=False)
+    folder = RunFolder(Path(config.run))
     folder.check_claim()
-    if not run.data.store:
+    if not config.data.store:
         check_cache()
-    if has_secrets(run):
+    if has_secrets(config):
         announce(SECRETS_NOTE)
     try:
         with file.named() as name:
             prepared = prepare(
-                run, announce, verify=True, while_making=lambda: checking_in_background(run, name, overrides)
+                config, announce, verify=True, while_making=lambda: checking_in_background(config, name, overrides)
             )
     except Refused:
         raise
     except InputError as error:  # together with all else that is wrong with the run
-        text_problems = [located(problem, run) for problem in error.problems]
-        raise InputError(dict.fromkeys([*text_problems, *_other_problems(run)])) from None
+        text_problems = [located(problem, config) for problem in error.problems]
+        raise InputError(dict.fromkeys([*text_problems, *_other_problems(config)])) from None
     if copied := folder.claim():
         announce(copied)
     write_file(folder.ledger, (prepared.folder / "ledger.json").read_bytes())
@@ -54,15 +54,15 @@ def prepare_run(file: RunFile, overrides: Overrides, announce: Callable[[str], N
     return prepared
 
 
-def _other_problems(run: RunConfig) -> tuple[Problem, ...]:
-    """What the checks of the run find."""
-    if has_no_training_keys(run):
+def _other_problems(config: RunConfig) -> tuple[Problem, ...]:
+    """Return the problems found by the checks of the run."""
+    if has_no_training_keys(config):
         return ()
     quiet_libraries()
     from artel.planning import Start, check_run
 
     try:
-        check_run(run, Start(here=False))
+        check_run(config, Start(here=False))
     except InputError as error:
         return tuple(error.problems)
     return ()

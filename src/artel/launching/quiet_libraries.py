@@ -14,10 +14,10 @@ def quiet_libraries() -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    # Nobody writes into the views of outputs, and local shards are read without a process group on purpose.
+    # Views of outputs are never written to, and local shards are read without a process group on purpose.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
-    # What is sliced, PyTorch's own fully_shard slices.
+    # The slicing is done by PyTorch's own fully_shard.
     warnings.filterwarnings("ignore", "Slicing a flattened dim from root mesh will be deprecated")
     logging.getLogger("DeepSpeed").addFilter(_to_standard_error)
     # bitsandbytes and transformers download code with the package `kernels` and run it where it is installed: this

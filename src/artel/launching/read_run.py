@@ -1,4 +1,4 @@
-"""Read the run of a command, with all that is wrong with it."""
+"""Read the run of a command, and report all of its problems together."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ SECRETS_NOTE = (
 
 
 def read_run(name: str, overrides: Mapping[str, Any], *, here: bool = True) -> RunConfig:
-    """The run of a command's arguments; `here`: this machine trains it.
+    """Return the run of a command's arguments. `here`: this machine trains it.
 
-    Raises InputError with all that is wrong with the run, not only with its file.
+    Raise InputError with all problems of the run, not only those of its file.
     """
     return checked_run(read_run_file(name), overrides, here=here)
 
 
 def checked_run(file: RunFile, overrides: Mapping[str, Any], *, here: bool = True) -> RunConfig:
-    """The same for a run file that has been read."""
+    """Return the run of a run file that was read already. See `read_run`."""
     try:
         return file.run(overrides)
     except WrongRunFile as error:
@@ -35,6 +35,6 @@ def checked_run(file: RunFile, overrides: Mapping[str, Any], *, here: bool = Tru
         raise InputError(by_line([*error.problems, *further_problems(error, Start(here=here))])) from None
 
 
-def has_secrets(run: RunConfig) -> bool:
-    """True where addresses in a run file hold secrets, which are not written into the run's folder."""
-    return dump_run(run) != dump_run(run, secrets=True)
+def has_secrets(config: RunConfig) -> bool:
+    """True if addresses in the run file contain secrets, which are not written into the run's folder."""
+    return dump_run(config) != dump_run(config, secrets=True)

@@ -1,8 +1,8 @@
-"""A run as a Slurm job: a batch script that continues the run when the time is over or a node is lost.
+"""Run as a Slurm job: a batch script that requeues the run when its time is over or a node is lost.
 
-srun starts one artel on each node, which starts the processes of the node. So a process that dies is restarted within
-the allocation, every process sees all GPUs of its node (GPUs that Slurm hides from other tasks cannot copy to each
-other directly), and the launcher reports which process was lost.
+srun starts one artel on each node, which starts the processes of that node. So a process that dies is restarted within
+the allocation, every process sees all GPUs of its node (GPUs hidden by Slurm from other tasks cannot copy to each other
+directly), and the launcher reports which process was lost.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from artel.secrets import hide_secrets
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the job requests from Slurm; None is the cluster's default."""
+    """Resources and options of the job. None means the cluster's default."""
 
     nodes: int = 1
     processes: int | None = None
-    """On each node; None: one per GPU, or one without GPUs."""
+    """Per node; None for one per GPU, or one without GPUs."""
     gpus: int = 0
     """On each node."""
     cpus: int | None = None
@@ -37,21 +37,21 @@ class Job:
     partition: str | None = None
     account: str | None = None
     restarts: int = 0
-    """How often the processes of a node are restarted after a failure."""
+    """Maximum number of restarts of the processes of a node after a failure."""
     requeue: bool = True
     warning: int = 120
-    """Seconds before the time limit at which the run is saved and queued again."""
+    """Seconds before the time limit at which the run is saved and requeued."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Other options of sbatch by name: {"qos": "high"}."""
     setup: Sequence[str] = ()
-    """Lines of the script before the run, as `module load cuda`."""
+    """Lines of the script before the run, such as `module load cuda`."""
 
 
 def slurm_script(name: str, values: Sequence[str], folder: Path, job: Job) -> str:
-    """The batch script of `artel train NAME VALUES…` with the run's folder `folder`.
+    """Return the batch script of `artel train NAME VALUES…` with the run's folder `folder`.
 
-    Raises InputError where a value has a secret, because Slurm keeps and shows scripts, and where a value would not
-    stay one word in its line.
+    Raise InputError if a value contains a secret, because Slurm keeps and shows scripts, or would not stay one word in
+    its line.
     """
     secrets = [value for value in values if hide_secrets(value) != value]
     if secrets:
@@ -78,7 +78,7 @@ def slurm_script(name: str, values: Sequence[str], folder: Path, job: Job) -> st
 
 
 def submit(script: str, folder: Path) -> str:
-    """Submit the script with sbatch; the job's number. Raises InputError without sbatch, WorkError where it refuses."""
+    """Submit the script and return the job's number. Raise InputError without sbatch, WorkError if it fails."""
     if shutil.which("sbatch") is None:
         fix = "run this on a login node of the cluster, or write the script by --dry-run and take it there"
         raise InputError.at("sbatch", "there is no such program here", fix)
@@ -113,7 +113,7 @@ def _directives(folder: Path, job: Job, problems: list[Problem]) -> list[str]:
 
 
 def _lines(texts: Sequence[Any], flag: str, line: Callable[[Any], str], problems: list[Problem]) -> list[str]:
-    """`line` of each text; where it raises ValueError, a problem of `flag` is added instead."""
+    """Return `line(text)` for each text. For a ValueError add a problem of `flag` instead."""
     made = []
     for text in texts:
         try:
@@ -125,7 +125,7 @@ def _lines(texts: Sequence[Any], flag: str, line: Callable[[Any], str], problems
 
 
 def _watched(words: str, requeue: bool) -> list[str]:
-    """Shell lines that run the step. On Slurm's warning it saves and stops, and the job is queued again."""
+    """Return shell lines that run the step. On Slurm's warning it saves and stops, and the job is requeued."""
     if not requeue:
         return [f"exec {words}"]
     return [

@@ -1,7 +1,7 @@
-"""Start a run, or resume it: what `artel train` does on one host.
+"""Start or resume a run on this host: `artel train`.
 
 One process of the run leads: it holds the run's lock, checks the run, prepares its text and compares the run file with
-that of an earlier start. Only then are the processes of this host started. A run of one process is trained in this one.
+that of an earlier start. Then it starts the processes of this host. A run of one process is trained in this process.
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ from typing import TYPE_CHECKING, Any
 from artel.config import Overrides, RunConfig, RunFile, load_run
 from artel.errors import InputError
 from artel.interrupts import explained, in_main_thread
-from artel.launching.accelerate import take_over
-from artel.launching.begin_with_plan import begin_with_plan
-from artel.launching.hosts import Hosts
-from artel.launching.interface import choose_interface_of_process
+from artel.launching.hosts import Hosts, choose_interface_of_process
+from artel.launching.launcher_environment import (
+    accelerate_settings,
+    check_counts,
+    check_worker,
+    is_pod,
+    read_launcher,
+)
 from artel.launching.local import launch
-from artel.launching.meeting import Meeting
+from artel.launching.plan_run import begin_with_plan
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.launching.read_run import SECRETS_NOTE, checked_run, has_secrets
-from artel.launching.started import check_counts, check_worker, is_pod, read_launcher
+from artel.launching.rendezvous import Rendezvous
 from artel.launching.worker import end_with_launcher, is_worker, raising_lost_others
 from artel.preparing import as_begun, prepare
 from artel.preparing.progress import reporting
@@ -53,28 +57,28 @@ _SAVE_SECONDS = 600  # as long as a launcher gives its processes to save
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
-    """How a run is started on this host; the environment of a launcher says what is None."""
+    """Options for starting a run on this host. None is read from the environment of a launcher."""
 
     nproc: int | None = None
     """Processes on this host."""
     nnodes: str | None = None
-    """Hosts, `4` or `1:4`."""
+    """Number of hosts, `4` or `1:4`."""
     node_rank: int | None = None
     master_addr: str | None = None
     master_port: int | None = None
     rdzv_endpoint: str | None = None
     max_restarts: int = 0
-    """How often the processes of this host are started again after a failure."""
+    """Maximum number of restarts of the processes of this host after a failure."""
     local_rank: int | None = None
-    """Of this process, from the launcher of deepspeed."""
+    """Local rank of this process, from the launcher of deepspeed."""
     from_deepspeed: Path | None = None
-    """A checkpoint of DeepSpeed with which a new run begins."""
+    """A DeepSpeed checkpoint to begin a new run from."""
     restart: bool = False
     """Empty the run's folder first."""
     force: bool = False
-    """Train although the plan says that it cannot fit."""
+    """Train even if the plan says that it cannot fit."""
     trackers: tuple[str, ...] = ()
-    """Added to those of the run file."""
+    """Trackers in addition to those of the run file."""
 
 
 def start_run(
@@ -84,15 +88,15 @@ def start_run(
     announce: Announce,
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
-    """Train the run of a run file, or resume it; its result. `callbacks` go before those that the run file names.
+    """Train or resume the run of a run file and return its result. `callbacks` run before those of the run file.
 
-    Raises InputError, WorkError, and Interrupted where a signal stopped the run after it was saved.
+    Raise InputError, WorkError, or Interrupted if a signal stopped the run after saving.
     """
     if in_main_thread():
         for number in (signal.SIGTERM, signal.SIGUSR1):  # USR1: Slurm's warning that the time is nearly over
             signal.signal(number, signal.default_int_handler)  # like Ctrl-C, until the loop runs
     options = _read_environment(options)
-    run, overrides = _read_run(file, overrides, options, announce)
+    config, overrides = _read_run(file, overrides, options, announce)
     hosts = Hosts.read(
         options.nnodes,
         options.node_rank,
@@ -101,19 +105,19 @@ def start_run(
         options.rdzv_endpoint,
         options.max_restarts,
     )
-    processes = _processes_on_host(run, options.nproc, hosts)
+    processes = _processes_on_host(config, options.nproc, hosts)
     starts_others = not is_worker() and (processes > 1 or hosts.count > 1 or hosts.restarts > 0)
     if callbacks and starts_others:
         what, fix = "are objects of this process, and the run trains in others", "register them in a module: `plugins`"
         raise InputError.at("callbacks", what, fix)
-    meeting = Meeting.of(hosts) if starts_others else None  # a wrong address fails before any text is prepared
-    folder = RunFolder(Path(run.run))
-    leads = LED not in os.environ and (os.environ.get("RANK", "0") == "0" if meeting is None else meeting.leads)
+    rendezvous = Rendezvous.of(hosts) if starts_others else None  # a wrong address fails before any text is prepared
+    folder = RunFolder(Path(config.run))
+    leads = LED not in os.environ and (os.environ.get("RANK", "0") == "0" if rendezvous is None else rendezvous.leads)
     if leads:
         folder.check_claim()  # before the lock, which is a file in it
         original = folder.original
         if original is not None:
-            _check_copy(run, original)
+            _check_copy(config, original)
         check_cache()
     with explained(lambda: folder.how_to_continue), lock(folder.lock, wait=False) if leads else nullcontext():
         if leads:
@@ -123,39 +127,39 @@ def start_run(
             _wait_for_earlier_processes(folder, announce)
         with start_status(folder) if leads else nullcontext():
             if leads:
-                run = _lead(run, folder, options, processes, hosts, announce)
+                config = _lead(config, folder, options, processes, hosts, announce)
             else:
-                run = _as_begun(prepare(run, announce).config)
-            if not options.restart and is_done(run):  # with --restart the leader is emptying the folder
+                config = _as_begun(prepare(config, announce).config)
+            if not options.restart and is_done(config):  # with --restart the leader is emptying the folder
                 folder.newest_model()  # refused if these are the weights of another model
                 announce(f"{folder.path} is complete, its model is in {folder.model}; --restart starts over")
                 return folder.read_result()
             if leads:
                 mark_start(folder)  # --restart has emptied the folder, or a complete run is made longer
-            if meeting is None:
-                return _train_in_this_process(run, callbacks, announce)
+            if rendezvous is None:
+                return _train_in_this_process(config, callbacks, announce)
             os.environ[LED] = str(os.getpid())
             with file.named() as name:
-                launch(["train", name, *overrides.words], processes, meeting, folder, announce)
+                launch(["train", name, *overrides.words], processes, rendezvous, folder, announce)
             return folder.read_result() if leads else {}
 
 
-def _check_copy(run: RunConfig, original: Path) -> None:
+def _check_copy(config: RunConfig, original: Path) -> None:
     """Raise InputError if a copied run would write its checkpoints over those of the original, on S3."""
-    address, has_begun = run.checkpoint.copy_to, RunFolder(original).config.is_file()
+    address, has_begun = config.checkpoint.copy_to, RunFolder(original).config.is_file()
     if address is not None and has_begun and load_run(str(original)).checkpoint.copy_to == address:
         what = f"the run is a copy of {original}, whose checkpoints are copied to {address}"
         raise InputError.at("checkpoint.copy_to", what, "write another address for this run")
 
 
 def _read_environment(options: StartOptions) -> StartOptions:
-    """Options with what a launcher says of this process. Raises InputError where that cannot be true."""
+    """Complete options from the environment of a launcher. Raise InputError if that is inconsistent."""
     if options.local_rank is not None:
         os.environ.setdefault("LOCAL_RANK", str(options.local_rank))
     if options.nnodes is None and options.rdzv_endpoint is None:
         options = replace(options, **read_launcher(options.nproc))
         check_counts(options.nproc)
-    elif is_pod():  # the options say which host this is, and RANK may count hosts or processes
+    elif is_pod():  # the options identify this host; RANK may count hosts or processes
         for name in ("RANK", "WORLD_SIZE"):
             os.environ.pop(name, None)
     check_worker()
@@ -167,23 +171,23 @@ def _read_environment(options: StartOptions) -> StartOptions:
 def _read_run(
     file: RunFile, overrides: Overrides, options: StartOptions, announce: Announce
 ) -> tuple[RunConfig, Overrides]:
-    """The run with the keys that accelerate and `options.trackers` set, and all overrides."""
-    run = checked_run(file, overrides)
-    taken = take_over(run)
-    for note in taken.notes:
+    """Return the run, and its overrides with the keys set by accelerate and `options.trackers`."""
+    config = checked_run(file, overrides)
+    accelerate = accelerate_settings(config)
+    for note in accelerate.notes:
         announce(note)
-    words = list(taken.overrides)
-    trackers = [tracker for tracker in options.trackers if tracker not in run.track]
+    words = list(accelerate.overrides)
+    trackers = [tracker for tracker in options.trackers if tracker not in config.track]
     if trackers:
-        words.append(f"track={json.dumps([*run.track, *trackers])}")
+        words.append(f"track={json.dumps([*config.track, *trackers])}")
     if words:
         overrides = overrides.adding(words)
-        run = file.run(overrides)
-    return run, overrides
+        config = file.run(overrides)
+    return config, overrides
 
 
 def _wait_for_earlier_processes(folder: RunFolder, announce: Announce) -> None:
-    """Wait until processes of an earlier start, whose launcher was killed, have saved and ended. Raises WorkError."""
+    """Wait until processes of an earlier start, whose launcher was killed, have saved and ended. Raise WorkError."""
 
     def waiting() -> None:
         announce(f"waiting for processes of an earlier start to save and end: {holders(folder.processes_lock)}")
@@ -192,10 +196,10 @@ def _wait_for_earlier_processes(folder: RunFolder, announce: Announce) -> None:
         pass
 
 
-def _processes_on_host(run: RunConfig, nproc: int | None, hosts: Hosts) -> int:
-    """How many processes run on this host. Raises InputError where options or launcher and `parallel` disagree."""
-    needed = run.parallel.processes
-    if not isinstance(run.parallel.data, int):
+def _processes_on_host(config: RunConfig, nproc: int | None, hosts: Hosts) -> int:
+    """Return the number of processes on this host. Raise InputError if options, launcher and `parallel` disagree."""
+    needed = config.parallel.processes
+    if not isinstance(config.parallel.data, int):
         return nproc or (1 if is_worker() else -(-needed // hosts.count))
     if hosts.elastic:
         what = f"the run wants {needed} processes, and hosts may come and go"
@@ -214,11 +218,11 @@ def _processes_on_host(run: RunConfig, nproc: int | None, hosts: Hosts) -> int:
 
 
 def _lead(
-    run: RunConfig, folder: RunFolder, options: StartOptions, processes: int, hosts: Hosts, announce: Announce
+    config: RunConfig, folder: RunFolder, options: StartOptions, processes: int, hosts: Hosts, announce: Announce
 ) -> RunConfig:
     """Check the run with all its processes, prepare its text, and make its folder ready for this start.
 
-    Returns the run with what was chosen for it.
+    Return the run with all choices made.
     """
     quiet_libraries()
     from artel.planning import Check, Start, check_run
@@ -235,137 +239,133 @@ def _lead(
             f"{folder.path} has begun, and resumes from its own checkpoint; --restart begins from {from_deepspeed}"
         )
         from_deepspeed = None
-    checks = [Check(("model", "train", "parallel"), lambda: _check_deepspeed(run, from_deepspeed))]
+    checks = [Check(("model", "train", "parallel"), lambda: _check_deepspeed(config, from_deepspeed))]
     if restart:
         checks.append(Check(("run",), folder.check_model_is_artels))
     world = int(os.environ.get("WORLD_SIZE", processes * hosts.count))
     on_host = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
-    check_run(run, Start(world, on_host, hub=True), checks)  # text and model together, before hours of tokenizing
-    if has_secrets(run):
+    check_run(config, Start(world, on_host, hub=True), checks)  # text and model together, before hours of tokenizing
+    if has_secrets(config):
         announce(SECRETS_NOTE)
     began = time.monotonic()
-    is_over = not restart and is_done(_as_begun(run))
-    if run.model.auto and not is_over:
-        _check_shortest(run, world, on_host, restart, announce)
-    prepared = prepare(run, announce, verify=not is_over)
-    run = prepared.config
+    is_over = not restart and is_done(_as_begun(config))
+    if config.model.auto and not is_over:
+        _check_shortest(config, world, on_host, restart, announce)
+    prepared = prepare(config, announce, verify=not is_over)
+    config = prepared.config
     announce(prepared.summary())
-    if run.train.budget is not None:
+    if config.train.budget is not None:
         seconds = time.monotonic() - began
         announce(f"preparing the text took {seconds:,.1f} s; that does not count towards train.budget")
     choice = None
-    if run.model.auto:
-        run, choice = _with_choice(run, world, on_host, restart, announce)
-    run = _with_packing(run, prepared, restart, announce)
+    if config.model.auto:
+        config, choice = _with_choice(config, world, on_host, restart, announce)
+    config = _with_packing(config, prepared, restart, announce)
     if not is_over:
         if restart or not any(folder.checkpoints.glob("step-*")):
-            _note_unreached(run, prepared, announce)
+            _note_unreached(config, prepared, announce)
         nodes = hosts.least if hosts.elastic else world // on_host
-        begin_with_plan(run, prepared, on_host, nodes, options.force, announce)
+        begin_with_plan(config, prepared, on_host, nodes, options.force, announce)
         if choice is not None and folder.plan.exists():
             announce(f"plan: {choice.expected.beside_plan()}")
     if not restart:
-        check_same_run(run, prepared)
+        check_same_run(config, prepared)
     if copied := folder.claim(original):
         announce(copied)
     if restart:  # only now: a mistake in the run file or the texts must not cost the earlier run
-        _remove_earlier(run, folder)
-        check_same_run(run, prepared)
+        _remove_earlier(config, folder)
+        check_same_run(config, prepared)
     if choice is not None:  # only now: the folder may be another run's
         write_file(folder.choice, json.dumps(choice.to_json(), indent=2).encode())
-    remember(run, prepared)
+    remember(config, prepared)
     shutil.copyfile(prepared.folder / "ledger.json", folder.ledger)
     if from_deepspeed is not None:
-        _begin_from_deepspeed(run, prepared, from_deepspeed, announce)
-    return run
+        from artel.inference.deepspeed_checkpoints import begin_run
+
+        begin_run(config, prepared, from_deepspeed, announce)
+    return config
 
 
-def _as_begun(run: RunConfig) -> RunConfig:
-    """The run with what was chosen for it as it began (`model.auto`, `data.packing: auto`), where it has begun."""
+def _as_begun(config: RunConfig) -> RunConfig:
+    """Return the run with the choices of its first start (`model.auto`, `data.packing: auto`), if there was one."""
     from artel.training.same_run import with_earlier_choice, with_earlier_packing
 
-    return as_begun(with_earlier_packing((with_earlier_choice(run) or run) if run.model.auto else run))
+    return as_begun(with_earlier_packing((with_earlier_choice(config) or config) if config.model.auto else config))
 
 
-def _note_unreached(run: RunConfig, prepared: Prepared, announce: Announce) -> None:
-    """Announce settings that cannot act in a run of this length. Raises InputError for a warmup far beyond its end."""
+def _note_unreached(config: RunConfig, prepared: Prepared, announce: Announce) -> None:
+    """Announce settings without effect in a run of this length. Raise InputError for a warmup far beyond its end."""
     from artel.training.lengthening import prepared_length
     from artel.training.unreached import unreached_settings
 
-    length = prepared_length(run, prepared)
-    for note in unreached_settings(run, length) if length.samples else ():
+    length = prepared_length(config, prepared)
+    for note in unreached_settings(config, length) if length.samples else ():
         announce(note)
 
 
-def _with_packing(run: RunConfig, prepared: Prepared, restart: bool, announce: Announce) -> RunConfig:
-    """The run with a choice in place of `data.packing: auto`: that with which it began, or one that is made now."""
+def _with_packing(config: RunConfig, prepared: Prepared, restart: bool, announce: Announce) -> RunConfig:
+    """Return the run with `data.packing: auto` resolved: as in its first start, or now."""
     from artel.training.packing import AUTO, choose_packing, with_packing
     from artel.training.same_run import with_earlier_packing
 
-    run = run if restart else with_earlier_packing(run)
-    if run.data.packing != AUTO:
-        return run
-    choice = choose_packing(run, prepared.open().train)
+    config = config if restart else with_earlier_packing(config)
+    if config.data.packing != AUTO:
+        return config
+    choice = choose_packing(config, prepared.open().train)
     if choice.why:
         announce(f"data.packing={choice.value}: {choice.why}")
-    return with_packing(run, choice.value)
+    return with_packing(config, choice.value)
 
 
-def _check_shortest(run: RunConfig, world: int, on_host: int, restart: bool, announce: Announce) -> None:
+def _check_shortest(config: RunConfig, world: int, on_host: int, restart: bool, announce: Announce) -> None:
     """Raise InputError, before a text is prepared, for a budget too short for the smallest model."""
     from artel.planning.budget.choose import TRYING, check_before_text, is_doubtful
     from artel.planning.hardware import find_hardware
     from artel.preparing import is_prepared
     from artel.training.same_run import with_earlier_choice
 
-    has_begun = not restart and with_earlier_choice(run) is not None
-    if not has_begun and is_doubtful(run, find_hardware()) and not is_prepared(run):
+    has_begun = not restart and with_earlier_choice(config) is not None
+    if not has_begun and is_doubtful(config, find_hardware()) and not is_prepared(config):
         announce(TRYING)
-        check_before_text(run, world, on_host)
+        check_before_text(config, world, on_host)
 
 
 def _with_choice(
-    run: RunConfig, world: int, on_host: int, restart: bool, announce: Announce
+    config: RunConfig, world: int, on_host: int, restart: bool, announce: Announce
 ) -> tuple[RunConfig, Choice | None]:
-    """The run with a model in place of `model.auto`, and the choice; None where the run began with an earlier one."""
+    """Return the run with a model in place of `model.auto`, and the choice; None if it was made in an earlier start."""
     from artel.planning import Start, check_run
     from artel.planning.budget.choose import CHOOSING, choose
     from artel.planning.hardware import find_hardware
     from artel.training.same_run import with_earlier_choice
 
-    chosen, choice = None if restart else with_earlier_choice(run), None
+    chosen, choice = None if restart else with_earlier_choice(config), None
     if chosen is None:
         announce(CHOOSING)
-        choice = choose(run, find_hardware(), world, on_host, announce)
+        choice = choose(config, find_hardware(), world, on_host, announce)
         for line in choice.lines:
             announce(line)
-        chosen = choice.run
+        chosen = choice.config
     check_run(chosen, Start(world, on_host, texts=False))
     return chosen, choice
 
 
-def _remove_earlier(run: RunConfig, folder: RunFolder) -> None:
+def _remove_earlier(config: RunConfig, folder: RunFolder) -> None:
     from artel.training.checkpoint.s3_mirror import remove_copies
 
-    if run.checkpoint.copy_to is not None:  # before the folder: copies that cannot be removed would come back
-        remove_copies(run.checkpoint.copy_to)
+    if config.checkpoint.copy_to is not None:  # before the folder: copies that cannot be removed would come back
+        remove_copies(config.checkpoint.copy_to)
     folder.empty()
 
 
-def _check_deepspeed(run: RunConfig, from_deepspeed: Path | None) -> None:
+def _check_deepspeed(config: RunConfig, from_deepspeed: Path | None) -> None:
     if from_deepspeed is not None:
         from artel.inference.deepspeed_checkpoints import check_beginning
 
-        check_beginning(run, from_deepspeed)
+        check_beginning(config, from_deepspeed)
 
 
-def _begin_from_deepspeed(run: RunConfig, prepared: Prepared, from_deepspeed: Path, announce: Announce) -> None:
-    from artel.inference.deepspeed_checkpoints import begin_run
-
-    begin_run(run, prepared, from_deepspeed, announce)
-
-
-def _train_in_this_process(run: RunConfig, callbacks: Sequence[Callback], announce: Announce) -> dict[str, Any]:
+def _train_in_this_process(config: RunConfig, callbacks: Sequence[Callback], announce: Announce) -> dict[str, Any]:
     announce("starting to train")
     quiet_libraries()
     from artel.parallel import join_world
@@ -374,29 +374,29 @@ def _train_in_this_process(run: RunConfig, callbacks: Sequence[Callback], announ
     from artel.training.same_run import with_earlier_choice, with_earlier_packing
 
     choose_interface_of_process()
-    processes_lock = lock(RunFolder(Path(run.run)).processes_lock, wait=False, shared=True)
+    processes_lock = lock(RunFolder(Path(config.run)).processes_lock, wait=False, shared=True)
     rank, size = (os.environ.get(name, "1") for name in ("RANK", "WORLD_SIZE"))
     where = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
     others = f"process {rank} waits for the other processes of {size}, which meet at {where}"
     says = size != "1" and os.environ.get("LOCAL_RANK", "0") == "0"
     with ExitStack() as stack:
         with reporting(announce, lambda: others) if says else nullcontext():
-            world = stack.enter_context(join_world(run.train.threads))
+            world = stack.enter_context(join_world(config.train.threads))
         stack.enter_context(raising_lost_others())
         stack.enter_context(processes_lock)
         if LED in os.environ:  # now the next start of this run waits for this process
             end_with_launcher(int(os.environ[LED]))
-        if run.model.auto:  # another process led the run, and has written what was chosen
-            run = with_earlier_choice(run, begun=False) or run
-        run = with_earlier_packing(run, begun=False)
-        own = [CALLBACKS[name]() for name in run.callbacks]
+        if config.model.auto:  # another process led the run, and has written what was chosen
+            config = with_earlier_choice(config, begun=False) or config
+        config = with_earlier_packing(config, begun=False)
+        own = [CALLBACKS[name]() for name in config.callbacks]
         every = [*callbacks, *own]
-        prepared = prepare(as_begun(run), announce)
-        return train(prepared.config, prepared, world, announce, every, make_report=partial(_report, run.run))
+        prepared = prepare(as_begun(config), announce)
+        return train(prepared.config, prepared, world, announce, every, make_report=partial(_report, config.run))
 
 
 def _report(folder: str) -> str | None:
-    """The report of a run as a page, where plotly is installed."""
+    """Return the report of a run as a page, if plotly is installed."""
     if find_spec("plotly") is None:
         return None
     from artel.reports.page import Page

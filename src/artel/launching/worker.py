@@ -1,4 +1,4 @@
-"""A process of a run towards its launcher: who started it, that it ends with the launcher, and its exit status."""
+"""A worker process of a run and its launcher: detection, ending together, and the exit status for lost peers."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
 
 
 class LostOthers(WorkError):
-    """Another process of the run, or the connection to it, has ended; nothing is wrong with this one."""
+    """Another process of the run, or the connection to it, has ended. This one has not failed."""
 
     exit_code = LOST_OTHERS
 
 
 def is_worker() -> bool:
-    """True where a launcher (torchrun, artel or another) has started this process."""
+    """True if a launcher (torchrun, artel or another) has started this process."""
     return "WORLD_SIZE" in os.environ and "RANK" in os.environ
 
 
 def end_with_launcher(launcher: int) -> None:
-    """Save and stop when the launcher is killed: without it a run would hold GPUs and its folder unwatched.
+    """Make this process save and stop when its launcher is killed, so that it does not hold GPUs and the run's folder.
 
-    `launcher` is its process id (1 where it is the only process of a container).
+    `launcher` is the launcher's process id (1 if it is the only process of a container).
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

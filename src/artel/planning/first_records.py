@@ -1,4 +1,4 @@
-"""The first records of a run, read as `artel prepare` reads them: what it would refuse is said before it begins."""
+"""Check the first records of a run: read them as `artel prepare` does, to report what it would refuse."""
 
 from __future__ import annotations
 
@@ -19,68 +19,68 @@ from artel.text.sources.find import all_sources
 from artel.text.sources.inputs import input_shards
 
 _BYTES = 2 * 2**20
-"""Text that is read at most, in a second or two."""
+"""Maximum text to read, which takes a second or two."""
 _REJECTED = 1000
-"""Records that cannot be used, after which no more are read of a longer text: they count for no text."""
+"""Number of unusable records after which a longer text is not read any further: they do not count towards `_BYTES`."""
 _TOGETHER = 256
-"""Documents that are encoded together."""
+"""Documents encoded in one batch."""
 
 
-def check_records(run: RunConfig) -> list[str]:
-    """Read a run's first records, and make samples of them where the tokenizer is here. Returns sentences for the user.
+def check_records(config: RunConfig) -> list[str]:
+    """Read a run's first records, and make samples of them if the tokenizer is local. Return notes for the user.
 
-    Raises InputError for what `artel prepare` would refuse in them; that too many are rejected is known only where all
-    were read. What is wrong with the sources, the tokenizer or the objective is said by other checks.
+    Raise InputError for what `artel prepare` would refuse in them. Too many rejected records are detected only if all
+    are read. Problems of the sources, the tokenizer or the objective are reported by other checks.
     """
-    if run.data.from_store or run.model.auto or has_store(run):
+    if config.data.from_store or config.model.auto or has_store(config):
         return []
-    if any(is_url(path) or is_remote(path) for _, source in all_sources(run.data) for path in source.path):
+    if any(is_url(path) or is_remote(path) for _, source in all_sources(config.data) for path in source.path):
         return ["records were not read: artel prepare fetches and reads them"]
     try:
-        check_texts(run)
-        objective = _objective(run)
+        check_texts(config)
+        objective = _objective(config)
     except InputError:
         return []
-    kind, records = objective_type(run), _read(run)
-    is_undecided = bool(kind.undecided(run))
+    kind, records = objective_type(config), _read(config)
+    is_undecided = bool(kind.undecided(config))
     if objective is not None and not is_undecided:
         records.make_samples(objective)
     if records.are_all:
-        check_ledger(run.data, records.ledger)
+        check_ledger(config.data, records.ledger)
         if is_undecided:
-            is_one_set = run.data.held_out is not None
+            is_one_set = config.data.held_out is not None
             learned = (one.record for one in records.documents if is_one_set or one.split == "train")
-            kind.decide(run, learned)
+            kind.decide(config, learned)
     if objective is None:
         return records.notes()
     reviewed = objective.review(records.observed) if records.are_all else []
     return [*records.notes(), *reviewed, *notes_of(objective, records.documents)]
 
 
-def _objective(run: RunConfig) -> Objective | None:
-    """The run's objective; None where its tokenizer is not here. Raises InputError."""
-    if problems := objective_type(run).problems(run):
+def _objective(config: RunConfig) -> Objective | None:
+    """Return the run's objective; None if its tokenizer is not local. Raise InputError."""
+    if problems := objective_type(config).problems(config):
         raise InputError(problems)
-    tokenizer = tokenizer_here(run)
-    return None if tokenizer is None else objective_of(run, tokenizer)
+    tokenizer = tokenizer_here(config)
+    return None if tokenizer is None else objective_of(config, tokenizer)
 
 
 @dataclass(slots=True)
 class _Records:
-    """What was read of a run."""
+    """The records that were read."""
 
     documents: list[Document]
     rejected: list[Rejected]
     read: int
-    """Documents, and records that are none."""
+    """Number of records read, usable or not."""
     ledger: Ledger
-    """Of all records, if all were read."""
+    """Counts all records, if all were read."""
     are_all: bool
     observed: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    """What an objective reviews: (origin, `DocumentSamples.observed`) of documents that have it."""
+    """(origin, `DocumentSamples.observed`) of documents, for the objective's review."""
 
     def make_samples(self, objective: Objective) -> None:
-        """Make samples of the documents, and count those of which none can be made. Raises InputError."""
+        """Make samples of the documents, and count documents without any. Raise InputError."""
         documents = iter(self.documents)
         while chunk := list(islice(documents, _TOGETHER)):
             for document, result in zip(chunk, objective.samples(chunk), strict=True):
@@ -100,7 +100,7 @@ class _Records:
             self.ledger.drop(set_name, result.reason)
 
     def notes(self) -> list[str]:
-        """A sentence about the records that cannot be used, if there are any."""
+        """Return a note about unusable records, if there are any."""
         if not self.rejected:
             return []
         first = self.rejected[0]
@@ -109,13 +109,13 @@ class _Records:
 
 
 class _EnoughRejected(Exception):
-    """Ends the reading of a text of which many records cannot be used."""
+    """Stops reading a text with many unusable records."""
 
 
-def _read(run: RunConfig) -> _Records:
-    """The records of a run up to `_BYTES` of text, or `_REJECTED` that cannot be used. Raises InputError."""
+def _read(config: RunConfig) -> _Records:
+    """Read up to `_BYTES` of text, or up to `_REJECTED` unusable records. Raise InputError."""
     rejected: list[Rejected] = []
-    data = run.data.model_copy(update={"max_bad": 1.0})  # counted with those of which no sample can be made
+    data = config.data.model_copy(update={"max_bad": 1.0})  # checked below, with documents that give no sample
     is_short = sum(shard.size for shard in input_shards(data)) <= _BYTES
 
     def reject(item: Rejected) -> None:
@@ -134,7 +134,7 @@ def _read(run: RunConfig) -> _Records:
     except _EnoughRejected:
         left = -1
     except InputError:
-        ledger.check_rejected(run.data.max_bad)  # where nothing is left, that is why
+        ledger.check_rejected(config.data.max_bad)  # the likely reason if no document is left
         raise
     ledger.on_reject = rejected.append
     return _Records(documents, rejected, len(documents) + len(rejected), ledger, is_short and left >= 0)

@@ -1,10 +1,11 @@
-"""The hardware that a run is planned for: this machine, or one named on the command line, `h100-80gb:8`."""
+"""Hardware to plan a run for: this machine, or a name from the table of accelerators, as in `h100-80gb:8`."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -12,17 +13,16 @@ from artel.config.schema.quantities import read_bytes
 from artel.errors import InputError
 from artel.host import memory, processor, usable_cores
 from artel.models.flops import data_sheet
-from artel.planning.accelerators import ACCELERATORS, Accelerator
 
 _GIGA = 10**9
-_MOST_DEVICES = 1024  # on one node; there are none with more than 72 yet
+_MOST_DEVICES = 1024  # on one node; today's largest have 72
 _RATE = re.compile(r"([\d.]+)\s*([GTM])(b|bit|B)(?:/s|ps)?")
 _RATE_EXAMPLE = "write it for one accelerator, in bits or bytes a second: 400Gb/s or 50GB/s"
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What accelerators talk through."""
+    """A connection between accelerators."""
 
     name: str
     bandwidth: float
@@ -31,30 +31,30 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """`nodes` machines with `count` accelerators each; a CPU counts as one accelerator for each process."""
+    """`nodes` machines with `count` accelerators each. On a CPU each process counts as one accelerator."""
 
     name: str
-    """As in the table, `h100-80gb`; of this machine, what its GPU or its processor is called."""
+    """Name in the table, `h100-80gb`; for this machine, the name of its GPU or processor."""
     device: str
     """`cuda` (also for ROCm, as PyTorch calls it) or `cpu`."""
     count: int
     nodes: int
     memory_bytes: int
-    """Of each accelerator, as PyTorch sees it. On a CPU all processes of a node share it."""
+    """Memory of each accelerator, as PyTorch sees it. On a CPU, memory shared by all processes of a node."""
     memory_bandwidth: float | None
-    """Peak bytes/s of one accelerator; None: not in the table."""
+    """Peak bytes/s of one accelerator; None if it is not in the table."""
     peak_flops: dict[str, float] = field(hash=False)
-    """Peak FLOP/s of one accelerator by precision, dense; empty: unknown."""
+    """Dense peak FLOP/s of one accelerator by precision; empty if unknown."""
     link: Link | None
-    """Between the accelerators of a node; None: unknown."""
+    """Between the accelerators of a node; None if unknown."""
     network: Link | None
-    """Between nodes; None: unknown."""
+    """Between nodes; None if unknown."""
     watts: float | None
-    """The most that one accelerator may draw; None: unknown."""
+    """Maximum power of one accelerator; None if unknown."""
     host_memory_bytes: int | None
-    """Of each node; None: unknown."""
+    """Memory of each node; None if unknown."""
     source: str
-    """Where the figures are from."""
+    """Source of the figures."""
 
     @property
     def world_size(self) -> int:
@@ -62,29 +62,107 @@ class Hardware:
 
     @property
     def has_rates(self) -> bool:
-        """Whether it is known how fast an accelerator computes and moves bytes."""
+        """True if compute and memory rates are known."""
         return bool(self.memory_bandwidth and self.peak_flops)
 
     @property
     def shares_memory(self) -> bool:
-        """Whether `memory_bytes` is that of all processes of a node together."""
+        """True if all processes of a node share `memory_bytes`."""
         return self.device == "cpu"
+
+
+class Accelerator(NamedTuple):
+    """Public figures of one kind of accelerator, from the maker's data sheet.
+
+    Peak FLOP/s are in `models.flops`, by the name that the device reports. Bandwidths are peaks of one accelerator in
+    one direction: data sheets give both directions together for NVLink and Infinity Fabric, and some do for PCIe.
+    """
+
+    reports: str
+    """Name reported by CUDA, without the maker's."""
+    gib: float
+    """Memory that PyTorch sees: the smallest "total capacity" in public reports of its out-of-memory message. The data
+    sheet has more, because the driver and error correction take some."""
+    memory_bandwidth: float
+    """GB/s."""
+    link: str
+    link_bandwidth: float
+    """GB/s to the other accelerators of its node."""
+    network_bandwidth: float
+    """GB/s to other nodes: the adapters of the maker's machine with eight accelerators, or of a common one."""
+    watts: float
+    """Maximum power of the board."""
+    source: str
+
+
+# Gen 3, 4 and 5 of PCIe x16, in one direction.
+_PCIE3, _PCIE4, _PCIE5 = ("PCIe 3", 16.0), ("PCIe 4", 32.0), ("PCIe 5", 64.0)
+# Network of one accelerator: an adapter of 400, 200 or 100 Gb/s, or an eighth of one of 200 Gb/s.
+_NDR, _HDR, _EDR, _SHARED = 50.0, 25.0, 12.5, 3.125
+
+ACCELERATORS: dict[str, Accelerator] = {
+    "h100-80gb": Accelerator(
+        "H100 80GB HBM3", 79.10, 3350, "NVLink 4", 450, _NDR, 700, "NVIDIA H100 data sheet (SXM5); DGX H100 data sheet"
+    ),
+    "h100-80gb-pcie": Accelerator("H100 PCIe", 79.10, 2000, *_PCIE5, _NDR, 350, "NVIDIA H100 PCIe product brief"),
+    "h100-96gb": Accelerator(
+        "H100",
+        95.04,
+        2400,
+        "NVLink 4",
+        450,
+        _NDR,
+        500,
+        "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md (HBM2e, 2.4 TB/s, 500 W); links of the SXM5",
+    ),
+    "h200": Accelerator("H200", 139.80, 4800, "NVLink 4", 450, _NDR, 700, "NVIDIA H200 data sheet (SXM)"),
+    "b200": Accelerator(
+        "B200", 178.35, 8000, "NVLink 5", 900, _NDR, 1000, "NVIDIA HGX B200 data sheet; DGX B200 data sheet"
+    ),
+    "a100-40gb": Accelerator(
+        "A100-SXM4-40GB", 39.38, 1555, "NVLink 3", 300, _HDR, 400, "NVIDIA A100 data sheet (SXM4); DGX A100 data sheet"
+    ),
+    "a100-80gb": Accelerator(
+        "A100-SXM4-80GB", 79.14, 2039, "NVLink 3", 300, _HDR, 400, "NVIDIA A100 data sheet (SXM4); DGX A100 data sheet"
+    ),
+    "a100-40gb-pcie": Accelerator("A100-PCIE-40GB", 39.38, 1555, *_PCIE4, _HDR, 250, "NVIDIA A100 data sheet (PCIe)"),
+    "a100-80gb-pcie": Accelerator("A100 80GB PCIe", 79.14, 1935, *_PCIE4, _HDR, 300, "NVIDIA A100 data sheet (PCIe)"),
+    "l40s": Accelerator("L40S", 44.39, 864, *_PCIE4, _HDR, 350, "NVIDIA L40S data sheet"),
+    "l4": Accelerator("L4", 22.03, 300, *_PCIE4, _EDR, 72, "NVIDIA L4 data sheet"),
+    "a10": Accelerator("A10", 21.99, 600, *_PCIE4, _EDR, 150, "NVIDIA A10 data sheet"),
+    "t4": Accelerator("Tesla T4", 14.56, 320, *_PCIE3, _SHARED, 70, "NVIDIA T4 product brief"),
+    "v100-16gb": Accelerator(
+        "Tesla V100-SXM2-16GB", 15.77, 900, "NVLink 2", 150, _EDR / 2, 300, "NVIDIA V100 data sheet; DGX-1 data sheet"
+    ),
+    "v100-32gb": Accelerator(
+        "Tesla V100-SXM2-32GB", 31.73, 900, "NVLink 2", 150, _EDR / 2, 300, "NVIDIA V100 data sheet; DGX-1 data sheet"
+    ),
+    "v100-16gb-pcie": Accelerator("Tesla V100-PCIE-16GB", 15.77, 900, *_PCIE3, _SHARED, 250, "NVIDIA V100 data sheet"),
+    "v100-32gb-pcie": Accelerator("Tesla V100-PCIE-32GB", 31.73, 900, *_PCIE3, _SHARED, 250, "NVIDIA V100 data sheet"),
+    "rtx-3090": Accelerator("GeForce RTX 3090", 23.57, 936, *_PCIE4, _SHARED, 350, 'NVIDIA white paper "GA102"'),
+    "rtx-4090": Accelerator("GeForce RTX 4090", 23.52, 1008, *_PCIE4, _SHARED, 450, 'NVIDIA white paper "Ada"'),
+    "rtx-5090": Accelerator(
+        "GeForce RTX 5090", 31.34, 1792, *_PCIE5, _SHARED, 575, 'NVIDIA white paper "RTX Blackwell"'
+    ),
+    "mi300x": Accelerator(
+        "AMD Instinct MI300X", 191.69, 5300, "Infinity Fabric", 448, _NDR, 750, "AMD Instinct MI300X data sheet"
+    ),
+}
 
 
 def find_hardware(
     text: str = "", nodes: int = 1, host_memory: str | None = None, interconnect: str | None = None
 ) -> Hardware:
-    """The hardware that a user names: `h100-80gb:8`, `cpu:2` (processes on this machine's processor), or "" for this
-    machine as it is.
+    """Return hardware by name: `h100-80gb:8`, `cpu:2` (processes on this machine's processor), or "" for this machine.
 
     `host_memory` is a size (`1TB`); `interconnect` is the rate of one accelerator to other nodes (`400Gb/s`, `50GB/s`).
-    Raises InputError, at the option that is wrong, with the nearest names.
+    Raise InputError at the wrong option, with the nearest names.
     """
     if nodes < 1:
-        raise InputError.at("--nodes", f"{nodes} nodes are none", "write 1 or more")
+        raise InputError.at("--nodes", f"{nodes} is not a number of nodes", "write 1 or more")
     name, _, count = text.strip().partition(":")
     if count and not (count.isdecimal() and 1 <= int(count) <= _MOST_DEVICES):
-        what = f"{count!r} is no number of accelerators of a node"
+        what = f"{count!r} is not a number of accelerators per node"
         raise InputError.at("--hardware", what, f"write {name}:8, at most {_MOST_DEVICES:,}")
     host = _size(host_memory) if host_memory else None
     network = Link(interconnect, _rate(interconnect)) if interconnect else None
@@ -95,7 +173,7 @@ def find_hardware(
 
 
 def _row(name: str) -> tuple[str, Accelerator]:
-    """The row of an accelerator by our name or by the name that the device reports."""
+    """Look up an accelerator by artel's name or by the name that the device reports."""
     asked = re.sub(r"[\s_]+", "-", name.lower().strip()).removeprefix("nvidia-")
     if asked in ACCELERATORS:
         return asked, ACCELERATORS[asked]
@@ -179,9 +257,9 @@ def _size(text: str) -> int:
 
 
 def _rate(text: str) -> float:
-    """Bytes a second of `400Gb/s` or `50GB/s`: a small b is a bit, as networks are sold."""
+    """Return the bytes per second of `400Gb/s` or `50GB/s`: a lower-case b means bits."""
     match = _RATE.fullmatch(text.strip())
     if match is None or match[1].count(".") > 1 or not float(match[1]):
-        raise InputError.at("--interconnect", f"{text!r} is no rate", _RATE_EXAMPLE)
+        raise InputError.at("--interconnect", f"{text!r} is not a rate", _RATE_EXAMPLE)
     scale = {"M": 1e6, "G": 1e9, "T": 1e12}[match[2]]
     return float(match[1]) * scale / (1 if match[3] == "B" else 8)

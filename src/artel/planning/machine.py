@@ -1,4 +1,4 @@
-"""What the machine has: processor, disks, compilers, GPUs, system. Nothing is written or started. See also `host`."""
+"""Facts about this machine: processor, disks, compilers, GPUs, system. Read-only. See also `artel.host`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 from artel.host import read_lines
 
 _CPUINFO = Path("/proc/cpuinfo")
-# What decides which kernels a processor runs: without the last three, bf16 is emulated.
+# Instruction sets that decide which kernels run. Without the last three, bf16 is emulated.
 _FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16")
 
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """Bytes free for a folder, and whether it can be written: told by the nearest folder above it that exists."""
+    """Free space for a folder, and whether it can be written, from its nearest existing parent."""
 
     folder: Path
     free: int
@@ -29,7 +29,7 @@ class Disk:
 
 
 def flags() -> list[str]:
-    """Those of the instruction sets that matter here which the processor has."""
+    """Return the relevant instruction sets of the processor."""
     found = {
         word for line in read_lines(_CPUINFO) if line.lower().startswith(("flags", "features")) for word in line.split()
     }
@@ -37,20 +37,20 @@ def flags() -> list[str]:
 
 
 def disk(folder: Path) -> Disk:
-    """The disk that a folder is on, or would be on."""
+    """Return the disk that a folder is on, or would be on."""
     there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
     usage = shutil.disk_usage(there)
     return Disk(folder, usage.free, usage.total, os.access(there, os.W_OK))
 
 
 def shared_memory() -> int | None:
-    """Bytes of /dev/shm, which processes of one machine talk through."""
+    """Return the bytes of /dev/shm, through which processes of one machine communicate."""
     folder = Path("/dev/shm")
     return shutil.disk_usage(folder).total if folder.is_dir() else None
 
 
 def home() -> Path | None:
-    """The user's home folder, where there is one."""
+    """Return the user's home folder, if there is one."""
     try:
         return Path.home()
     except RuntimeError:
@@ -58,18 +58,18 @@ def home() -> Path | None:
 
 
 def cpp_compiler() -> str | None:
-    """The C++ compiler that torch.compile finds."""
+    """Return the C++ compiler that torch.compile finds."""
     wanted = os.environ.get("CXX")
     return next((found for name in (wanted, "g++", "clang++") if name and (found := shutil.which(name))), None)
 
 
 def python_headers() -> bool:
-    """Whether Python's C headers are installed, which compiled layers are built with."""
+    """True if Python's C headers are installed, which torch.compile needs."""
     return (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
 
 
 def host_address(hosts: Path = Path("/etc/hosts")) -> str | None:
-    """Where the hosts file leads from this machine's name; None where it does not know the name. No one is asked."""
+    """Return this machine's address in the hosts file; None if its name is not there. Makes no DNS query."""
     name = socket.gethostname()
     for line in read_lines(hosts):
         words = line.partition("#")[0].split()
@@ -79,28 +79,28 @@ def host_address(hosts: Path = Path("/etc/hosts")) -> str | None:
 
 
 def nvidia_devices() -> list[str]:
-    """Device files of NVIDIA GPUs: they are there also where PyTorch cannot use them."""
+    """Return the device files of NVIDIA GPUs. They exist even if PyTorch cannot use the GPUs."""
     return sorted(str(file) for file in Path("/dev").glob("nvidia[0-9]*"))
 
 
 def nvidia_driver() -> str | None:
-    """The version of the NVIDIA driver that is loaded."""
+    """Return the version of the loaded NVIDIA driver."""
     for line in read_lines(Path("/proc/driver/nvidia/version"))[:1]:
         return next((word for word in line.split() if word[0].isdigit() and "." in word), None)
     return None
 
 
 def system() -> str:
-    """The operating system, and the C library where it tells."""
+    """Return the operating system, and the C library if known."""
     library = " ".join(platform.libc_ver()).strip()
     return f"{platform.system()} {platform.release()}" + (f", {library}" if library else "")
 
 
 def python() -> str:
-    """The Python that runs, and where it is."""
+    """Return the version and path of the running Python."""
     return f"{platform.python_version()} ({sys.executable})"
 
 
 def in_gib(count: int) -> str:
-    """Bytes as people read them."""
+    """Format bytes in GiB."""
     return f"{count / 2**30:,.1f} GiB"

@@ -1,13 +1,12 @@
-"""What a training step does, operation by operation: recorded while the step runs, under FakeTensorMode or for real.
+"""Record the operations of a training step while it runs, under FakeTensorMode or for real.
 
     with OperationRecorder(model, compiled=True) as recorder:
         ...  # forward, backward, optimizer
     recorder.operations
 
-Operations that are the same are kept once, with how often they ran. A product or attention counts its FLOPs; everything
-else counts the bytes that it reads and writes, as memory is what it waits for. What `torch.compile` joins counts what
-goes in and out of the whole chain: a tensor that was made before it is read once, and of those that it makes only the
-ones that something else reads are written.
+Equal operations are kept once, with a count. Products and attention count FLOPs. Other operations are memory-bound and
+count the bytes they read and write. A chain fused by `torch.compile` counts only its inputs, each read once, and those
+of its results that are read outside of it.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ from artel.models.compile import repeated_layers
 
 PRODUCT, ATTENTION, MEMORY, FUSED, COLLECTIVE = "product", "attention", "memory", "fused", "collective"
 DISPATCH, VIEW = "dispatch", "view"
-"""An operator on DTensors: what PyTorch's Python does around the operations on this process's parts. And one that
-touches no number, for which only the host works."""
+"""`dispatch`: the Python overhead of an operator on DTensors. `view`: an operator without data access, which costs only
+host time."""
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
 _WITHOUT_WORK = {"prim", "profiler", "streams"}
-# They take memory and write nothing to it.
+# Operators that allocate memory without writing to it.
 _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "_local_scalar_dense"}
-# Of their first tensor they read as much as they give out.
+# Operators that read only the returned part of their first tensor.
 _LOOKUPS = {"embedding", "gather", "index_select", "index"}
-# Of their first tensor they write as much as they are given.
+# Operators that write only a part of their first tensor, as large as the last one.
 _SCATTERS = {"scatter_add_", "scatter_", "index_put_", "index_add_"}
 _OVERWRITES = {"copy_", "fill_", "zero_"}
-# Each number of their result takes an exponential or the like.
+# Operators with an exponential or similar function per element.
 _EXPONENTIALS = {"exp", "tanh", "sigmoid", "gelu", "gelu_backward", "silu", "silu_backward", "erf", "log", "cos", "sin",
                  "_softmax", "_log_softmax"}  # fmt: skip
 _QUANTIZED_PRODUCT = "gemm_4bit"
@@ -54,33 +53,33 @@ _PLAIN = (torch.Tensor, nn.Parameter, FakeTensor)
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation on tensors of one size."""
+    """An operation on tensors of given sizes."""
 
     kind: str
-    """`product`, `attention`, `memory`, `fused` (a chain of those, compiled), `collective`, `dispatch`, `view`."""
+    """`product`, `attention`, `memory`, `fused` (a compiled chain of those), `collective`, `dispatch`, `view`."""
     name: str
     """PyTorch's name of the operator, `aten.mm`."""
     dtype: str = "fp32"
-    """What it computes in."""
+    """The dtype it computes in."""
     layout: str = ""
-    """Of a product: whether each matrix is transposed in memory, `nn`, `nt`, `tn` or `tt`."""
+    """Layout of a product: `nn`, `nt`, `tn` or `tt`, with `t` for a matrix that is transposed in memory."""
     flops: int = 0
     bytes: int = 0
-    """Read and written; of a collective the size of the tensor that is reduced or gathered, whole."""
+    """Bytes read and written; of a collective, the full size of the reduced or gathered tensor."""
     exponentials: int = 0
-    """How often a fused chain computes one."""
+    """Number of exponentials in a fused chain."""
     pieces: int = 1
-    """Products that a CPU computes one after another: of a grouped product, one for each expert."""
+    """Number of products computed one after another on a CPU: one per expert in a grouped product."""
     ranks: tuple[int, ...] = ()
-    """Of a collective: who takes part."""
+    """Participants of a collective."""
     is_backward: bool = False
 
 
 class OperationRecorder(TorchDispatchMode):
-    """Records the operations that run within its block; enter it inside of FakeTensorMode.
+    """Records the operations that run inside its block. Enter it inside of FakeTensorMode.
 
-    With `compiled`, what the layers of `model` do between products is one fused operation. What a CPU does besides is
-    left out for a plan `on_gpu`, whose tensors are a CPU's all the same.
+    With `compiled`, the operations between two products in the layers of `model` count as one fused operation. With
+    `on_gpu`, extra work of a CPU is left out, although the tensors are a CPU's.
     """
 
     def __init__(self, model: nn.Module, *, compiled: bool = False, on_gpu: bool = False) -> None:
@@ -94,11 +93,11 @@ class OperationRecorder(TorchDispatchMode):
 
     @property
     def operations(self) -> dict[Operation, int]:
-        """Each operation with how often it ran."""
+        """Operations with their counts."""
         return dict(self._counts + Counter(self._chains.operations()))
 
     def add(self, operation: Operation) -> None:
-        """Record one that no operator shows, as what a hook of DistributedDataParallel exchanges."""
+        """Record an operation that is not dispatched, such as the communication of DistributedDataParallel."""
         self._counts[operation] += 1
 
     def __enter__(self) -> OperationRecorder:
@@ -115,7 +114,7 @@ class OperationRecorder(TorchDispatchMode):
         if not all(kind in _PLAIN for kind in types):
             if any(issubclass(kind, DTensor) for kind in types):
                 self.add(Operation(DISPATCH, "dtensor", is_backward=self._tracker.is_bw))
-            return NotImplemented  # of a DTensor we want the operations on this rank's part, which follow
+            return NotImplemented  # DTensor then calls operators on this rank's shard, which are recorded
         out = func(*args, **kwargs)
         if func.namespace not in _WITHOUT_WORK and func not in sync_ops:
             self._record(func, args, kwargs, out)
@@ -150,7 +149,7 @@ class OperationRecorder(TorchDispatchMode):
                 flops = int(flop_registry[packet](*args, **kwargs, out_val=out))
             size = traffic.bytes
             self.add(Operation(PRODUCT, label, compute, layout, flops, size, pieces=pieces, is_backward=backward))
-            if name == "addmm" and not self._on_gpu:  # what is added is copied to the output first
+            if name == "addmm" and not self._on_gpu:  # the bias is copied to the output first
                 size = _bytes(args[0]) + _bytes(out)
                 self.add(Operation(MEMORY, "aten.copy_", compute, "", 0, size, is_backward=backward))
         elif is_compiled:
@@ -161,7 +160,7 @@ class OperationRecorder(TorchDispatchMode):
         self._chains.end(traffic)
 
     def _record_quantized_product(self, traffic: _Traffic, args: Any, out: torch.Tensor) -> None:
-        """That of 4-bit weights. On a CPU, bitsandbytes writes them out first."""
+        """Record a product with 4-bit weights. On a CPU, bitsandbytes dequantizes them first."""
         inputs, packed, (rows, columns) = args[:3]
         dtype, backward, size = traffic.dtype, self._tracker.is_bw, traffic.bytes
         if not self._on_gpu:
@@ -177,17 +176,17 @@ class OperationRecorder(TorchDispatchMode):
 
 @dataclass(slots=True)
 class _Traffic:
-    """The tensors of an operation, and the bytes that it reads and writes."""
+    """The tensors of an operation, and the bytes it reads and writes."""
 
     inputs: list[torch.Tensor]
     outputs: list[torch.Tensor]
-    """Tensors that it makes or changes."""
+    """Tensors that it creates or changes."""
     bytes: int
     dtype: str
 
     @classmethod
     def of(cls, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> _Traffic | None:
-        """None for what touches no number: views, and memory that is only taken."""
+        """Measure an operation. None if it accesses no data: views, and allocations."""
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         storages = {_storage(tensor) for tensor in inputs}
@@ -210,7 +209,7 @@ class _Traffic:
 
 @dataclass(slots=True)
 class _Chain:
-    """Operations that run as one: what they read that was there before, and what they make."""
+    """Operations fused into one, with the tensors that they read and create."""
 
     backward: bool
     reads: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -225,10 +224,10 @@ class _Chain:
 
 
 class _Chains:
-    """Splits what compiled layers do into chains, and follows each tensor from the chain that makes it to its readers.
+    """Splits the operations of compiled layers into chains, and tracks which tensors are read outside of their chain.
 
-    A tensor is known by its storage and by how often that was written. A weak reference keeps the address of each
-    storage from being given to another one: which addresses are used again differs from trace to trace.
+    A tensor is identified by its storage and the number of writes to it. Weak references keep the addresses of storages
+    from being reused, because reuse would differ from trace to trace.
     """
 
     def __init__(self) -> None:
@@ -243,7 +242,7 @@ class _Chains:
             yield chain.operation()
 
     def join(self, name: str, traffic: _Traffic, backward: bool) -> None:
-        """An operation of a compiled layer."""
+        """Add an operation of a compiled layer."""
         if self._open is None or self._open.backward != backward:
             self._finish()
             self._open = _Chain(backward)
@@ -258,7 +257,7 @@ class _Chains:
                 chain.exponentials += tensor.numel()
 
     def end(self, traffic: _Traffic) -> None:
-        """Something else runs, which ends a chain."""
+        """End the chain before an operation that is not fused."""
         self._finish()
         self._read(traffic.inputs, None)
         for tensor in traffic.outputs:
@@ -272,7 +271,7 @@ class _Chains:
                 maker.read_later.add(key)
             if chain is not None and maker is not chain:
                 if maker is not None and chain.backward and key not in chain.reads:
-                    # The compiler computes it again rather than keep it for the backward pass.
+                    # The compiler recomputes it rather than save it for the backward pass.
                     chain.exponentials += maker.from_exponentials.get(key, 0)
                 chain.reads[key] = max(chain.reads.get(key, 0), _bytes(tensor))
 
@@ -297,7 +296,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """What a tensor's numbers take; those that are repeated by a stride of 0 count once."""
+    """Return the bytes of a tensor's elements; elements repeated by a stride of 0 count once."""
     count = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= size if stride else 1
@@ -309,7 +308,7 @@ def _layout(matrix: torch.Tensor) -> str:
 
 
 def _arguments(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
-    """Each argument of the operator's schema with its value."""
+    """Yield each argument of the operator's schema with its value."""
     for number, argument in enumerate(func._schema.arguments):
         if number < len(args):
             yield argument, args[number]
@@ -326,14 +325,14 @@ def _mutated(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 
 
 def _grouped_flops(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> tuple[int, int]:
-    """FLOPs of a grouped product, and its groups: those of the tensor that has three dimensions."""
+    """Return the FLOPs of a grouped product, and its number of groups (from the three-dimensional tensor)."""
     groups = next(tensor.shape[0] for tensor in (left, right, out) if tensor.ndim == 3)
     each = groups if left.ndim == 3 and right.ndim == 2 else 1  # every row of `right` meets one group's matrix
     return 2 * left.numel() * right.shape[-1] // each, groups
 
 
 def _attention_flops(func: Any, args: Any, kwargs: Any, backward: bool) -> int:
-    """Two products forward, five backward (scores again, and four gradients); half of the square if it is causal."""
+    """Return the FLOPs: two products forward, five backward (scores and four gradients), half of them if causal."""
     values = {argument.name: value for argument, value in _arguments(func, args, kwargs)}
     query, key = values["query"], values["key"]
     causal = bool(values.get("is_causal", values.get("causal", False)))

@@ -1,4 +1,4 @@
-"""The model and the tokenizer of a run before there is either: without weights, with what is known of their sizes."""
+"""Outlines of a run's model and tokenizer before they exist: without weights, with their known sizes."""
 
 from __future__ import annotations
 
@@ -27,58 +27,58 @@ from artel.text.sources.inputs import input_shards
 from artel.tokens import Tokenizer, load_tokenizer
 from artel.tokens.tokenizer.train import LARGEST_AUTO, auto_vocabulary
 
-_FEW = 1000  # ids of a tokenizer of which nothing is known: some models cannot be built with a handful
+_FEW = 1000  # ids of an unknown tokenizer; some models cannot be built with only a few
 
 
 def is_within_reach(name: str | None) -> bool:
-    """Whether a model's or a tokenizer's files are read without a network; a wrong folder's name is, too."""
+    """True if a model or tokenizer can be read without a network. Also true for the name of a missing folder."""
     if name is None or Path(name).is_dir() or name.startswith((".", "/", "~")):
         return True
     if Path(name).exists() or name.count("/") > 1:
-        return True  # no name that a hub could have
+        return True  # not a valid hub id
     return is_in_hub_cache(name) is not False
 
 
-def tokenizer_here(run: RunConfig) -> Tokenizer | None:
-    """Load the run's tokenizer from its folder or the hub's cache. None for one of a store or still to be trained.
+def tokenizer_here(config: RunConfig) -> Tokenizer | None:
+    """Load the run's tokenizer from its folder or the hub's cache. None if it is in a store or still to be trained.
 
-    Raises InputError.
+    Raise InputError.
     """
-    where, name = tokenizer_place(run)
-    if name is None or run.data.from_store or has_store(run):
+    where, name = tokenizer_place(config)
+    if name is None or config.data.from_store or has_store(config):
         return None
     if Path(name).exists() or not is_in_hub_cache(name):
-        if not run.tokenizer.from_ and not Path(name).is_dir():
-            return None  # a hub's, or a model that is not there
+        if not config.tokenizer.from_ and not Path(name).is_dir():
+            return None  # on the hub, or a missing model
         if not Path(name).exists() and not name.startswith((".", "/", "~")):
             return None
-    return load_tokenizer(name, where, runs_code=name == run.model.trust_remote_code)
+    return load_tokenizer(name, where, runs_code=name == config.model.trust_remote_code)
 
 
-def outline_model(run: RunConfig, auto_class: str) -> PreTrainedModel:
-    """The run's model on the meta device; from scratch with a row for each id that the tokenizer is known to have.
+def outline_model(config: RunConfig, auto_class: str) -> PreTrainedModel:
+    """Return the run's model on the meta device. A new model has as many embeddings as the tokenizer will have ids.
 
-    Raises InputError where it cannot be built, or does not take inputs of `data.block` tokens.
+    Raise InputError if it cannot be built, or does not take inputs of `data.block` tokens.
     """
-    request = ModelRequest(run.model, auto_class, block=run.data.block)
-    is_new = run.model.from_ is None
-    model = from_scratch(request, known_tokenizer(run)) if is_new else pretrained_structure(request)
-    _check_block(run, model)
+    request = ModelRequest(config.model, auto_class, block=config.data.block)
+    is_new = config.model.from_ is None
+    model = from_scratch(request, known_tokenizer(config)) if is_new else pretrained_structure(request)
+    _check_block(config, model)
     freeze_unused(model)
-    if run.model.freeze:
-        freeze(model, run.model.freeze)
+    if config.model.freeze:
+        freeze(model, config.model.freeze)
     return model
 
 
-def _check_block(run: RunConfig, model: PreTrainedModel) -> None:
-    """Raise InputError for a block that the model does not take, with what is wrong with the longest that it takes."""
+def _check_block(config: RunConfig, model: PreTrainedModel) -> None:
+    """Raise InputError if the block is too long for the model, with the problems of its longest block."""
     try:
-        check_positions(model, run.data.block)
+        check_positions(model, config.data.block)
     except InputError as error:
         block = position_limit(model)
-        shorter = run.model_copy(update={"data": run.data.model_copy(update={"block": block})})
-        objective = objective_type(run)
-        known = objective.problems(run)
+        shorter = config.model_copy(update={"data": config.data.model_copy(update={"block": block})})
+        objective = objective_type(config)
+        known = objective.problems(config)
         further = [
             replace(problem, what=f"with data.block: {block}, {problem.what}")
             for problem in objective.problems(shorter)
@@ -87,29 +87,29 @@ def _check_block(run: RunConfig, model: PreTrainedModel) -> None:
         raise InputError([*error.problems, *further]) from None
 
 
-def known_tokenizer(run: RunConfig) -> Tokenizer:
-    """The run's tokenizer, or in its place one of the size that it will be trained to, or of which nothing is known."""
-    with suppress(InputError):  # said by a check of its own
-        there = tokenizer_here(run)
+def known_tokenizer(config: RunConfig) -> Tokenizer:
+    """Return the run's tokenizer, or a stand-in with the number of ids that it will probably have."""
+    with suppress(InputError):  # reported by another check
+        there = tokenizer_here(config)
         if there is not None:
             return there
-    trained = run.tokenizer.train
-    if trained is None and tokenizer_name(run) is None and not run.data.from_store:
+    trained = config.tokenizer.train
+    if trained is None and tokenizer_name(config) is None and not config.data.from_store:
         trained = TokenizerTraining()
-    written = (run.model.config or {}).get("vocab_size")
+    written = (config.model.config or {}).get("vocab_size")
     unknown = min(_FEW, written) if isinstance(written, int) else _FEW
-    size = unknown if trained is None else _planned_vocabulary(run, trained)
+    size = unknown if trained is None else _planned_vocabulary(config, trained)
     ids: Any = SimpleNamespace(bos_token_id=0, pad_token_id=0, cls_token_id=0, sep_token_id=0)
     return cast(Tokenizer, SimpleNamespace(vocabulary=size, end_id=0, hf=ids))
 
 
-def _planned_vocabulary(run: RunConfig, training: TokenizerTraining) -> int:
-    """Ids of a tokenizer that is still to be trained; those of `auto` by the size of the files on this machine."""
+def _planned_vocabulary(config: RunConfig, training: TokenizerTraining) -> int:
+    """Return the number of ids of a tokenizer to be trained; for `auto`, from the size of the local files."""
     if training.vocab != "auto":
         return training.vocab
-    paths = [path for _, source in all_sources(run.data) for path in source.path]
-    with suppress(InputError):  # said by a check of its own
+    paths = [path for _, source in all_sources(config.data) for path in source.path]
+    with suppress(InputError):  # reported by another check
         if not any(is_url(path) or is_remote(path) for path in paths):
-            size = sum(shard.size for shard in input_shards(run.data))
+            size = sum(shard.size for shard in input_shards(config.data))
             return auto_vocabulary(min(size, training.sample))
     return LARGEST_AUTO

@@ -1,19 +1,20 @@
-"""How long a training step takes, before it runs: each operation's time by the slower of its limits, added up.
+"""Predicted time of a training step: the sum over its operations, each by the slower of its limits.
 
-On a machine that `artel hardware` has measured, times are measured ones (`rates`). For other hardware they come
-from data sheets and from the share of them that others have measured:
+On a machine measured by `artel hardware`, times are the measured ones (`rates`). For other hardware they come from data
+sheets and from published measurements of the share of them that is reached:
 
     products      FLOPs over peak x the share in `_PRODUCT_SHARE`, or bytes over memory bandwidth, whichever is longer
     attention     the same with `_ATTENTION_SHARE`
-    all else      bytes over memory bandwidth x `_MEMORY_SHARE`
-    collectives   latency of each hop + bytes that pass a link over the bandwidth that NCCL gives it (alpha-beta)
+    others        bytes over memory bandwidth x `_MEMORY_SHARE`
+    collectives   latency of each hop + bytes through a link over its bandwidth in NCCL (alpha-beta)
 
-On a GPU a step is no shorter than the host takes to start its operations (`_LAUNCH`): small models wait for it. On a
-CPU the core that computes starts them, too, so that is added (`start`), as is what DTensors take (`dispatch`).
+On a GPU a step takes at least as long as the host needs to launch its operations (`_LAUNCH`), which limits small
+models. On a CPU the same core launches and computes, so that time is added (`start`), as is the overhead of DTensors
+(`dispatch`).
 
-Collectives of data parallelism (gradients, weights of FSDP) run beside computation on a GPU: only what is longer than
-it, and the first and last of them, count. Those of tensor, context and expert parallelism are waited for. On a CPU the
-cores that would compute do the communication, so all of it counts.
+On a GPU, collectives of data parallelism (gradients, weights of FSDP) overlap with computation: only the excess over
+it, and the first and last of them, count. Collectives of tensor, context and expert parallelism do not overlap. On a
+CPU the cores that compute also communicate, so all collectives count.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from artel.planning.hardware import Hardware, Link
+from artel.planning.hardware import Hardware
 from artel.planning.operations import ATTENTION, COLLECTIVE, DISPATCH, FUSED, MEMORY, PRODUCT, VIEW, Operation
 from artel.planning.rates import FLASH_BACKWARD, Rates, rate_key
 
-# The range of error: within it were all but a few of 34 cases by the clock, on a host that others shared
+# Range of error: all but a few of 34 cases were within it by wall time, on a shared host
 # (benchmarks/plan_speed.md).
 MEASURED_ERROR = 0.15
 PUBLIC_ERROR = 0.30
 
-# The best that bf16 products of any shape reach: S. Bekman, "Machine Learning Engineering", compute/accelerator,
+# Best rate of bf16 products of any shape: S. Bekman, "Machine Learning Engineering", compute/accelerator,
 # "Maximum Achievable Matmul FLOPS" (2025); an H200 as an H100.
 _PRODUCT_SHARE = {
     "a100-40gb": 0.869,
@@ -45,33 +46,33 @@ _PRODUCT_SHARE = {
     "b200": 0.776,
     "mi300x": 0.514,
 }
-# Of others: what PyTorch's inductor counts with (torch/utils/_runtime_estimation.py, flops_to_ns).
+# For other accelerators, as assumed by PyTorch's inductor (torch/utils/_runtime_estimation.py, flops_to_ns).
 _OTHER_PRODUCT_SHARE = 0.75
 # cuDNN on an H100, heads of 128, causal, forward: 539 of 989.5 TFLOP/s (Shah et al. 2024, "FlashAttention-3", figure
-# 5); on an A100 FlashAttention 2 reaches more of the peak (Dao 2023), which is not counted on.
+# 5). On an A100 FlashAttention 2 reaches more of the peak (Dao 2023); that is not used.
 _ATTENTION_SHARE = 0.54
-# Of its own forward pass: 63 % of the peak backward where it is 73 % forward (Dao 2023, "FlashAttention-2", section 4).
+# Relative to the forward pass: 63 % of the peak, where that has 73 % (Dao 2023, "FlashAttention-2", section 4).
 _ATTENTION_BACKWARD = 63 / 73
-# What plain loads reach of the peak: 2.8 of 3.35 TB/s on an H100 by Nsight Compute (mikamirai.com/blog/
+# Share of the peak reached by plain loads: 2.8 of 3.35 TB/s on an H100 by Nsight Compute (mikamirai.com/blog/
 # gpu-memory-bandwidth, 2026).
 _MEMORY_SHARE = 0.84
-# What NCCL counts with for each link, of its peak in one direction (src/graph/topo.h: 370 of 450 GB/s for NVLink 4, 240
-# of 300 for NVLink 3, 120 of 150 for NVLink 2, 720 of 900 for NVLink 5; of PCIe PyTorch's torch/_inductor/
-# comm_analysis.py: 24 of 32).
+# Bandwidth of each link in NCCL's model, relative to its peak in one direction (src/graph/topo.h: 370 of 450 GB/s for
+# NVLink 4, 240 of 300 for NVLink 3, 120 of 150 for NVLink 2, 720 of 900 for NVLink 5). For PCIe 24 of 32, from
+# PyTorch's torch/_inductor/comm_analysis.py.
 _LINK_SHARE = {"NVLink 4": 370 / 450, "NVLink 3": 0.8, "NVLink 2": 0.8, "NVLink 5": 0.8}
 _OTHER_LINK_SHARE = 0.75
-# Seconds of a ring: to begin, and for each hop (NCCL, src/graph/tuning.cc: base and hardware latency of LL).
+# Seconds of a ring: at its start, and per hop (NCCL, src/graph/tuning.cc: base and hardware latency of LL).
 _RING_LATENCY = 6.6e-6
 _HOP_LATENCY, _NETWORK_HOP_LATENCY = 0.6e-6, 2.7e-6
 
-# Seconds that the host takes to start an operation on a GPU. PyTorch's smallest products and elementwise operators took
-# 16 to 18 microseconds on an H200, the wait for their end included (benchmarks/NOTES.md); most of that is the start.
+# Seconds to launch an operation on a GPU. PyTorch's smallest products and elementwise operators took 16 to 18
+# microseconds on an H200, including the wait for their end (benchmarks/NOTES.md); most of that is the launch.
 _LAUNCH = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A figure with its range of error."""
+    """A value with its range of error."""
 
     low: float
     mid: float
@@ -81,7 +82,7 @@ class Range:
         return Range(self.low * factor, self.mid * factor, self.high * factor)
 
     def inverse(self, factor: float = 1.0) -> Range:
-        """`factor` over it."""
+        """Return `factor` divided by this range."""
         return Range(factor / self.high, factor / self.mid, factor / self.low)
 
 
@@ -91,26 +92,26 @@ class StepTime:
 
     seconds: Range
     by_kind: dict[str, float]
-    """Of the middle of the range. `waiting` is a pipeline's bubble and, on a CPU, what a process waits where others are
-    late; communication what no computation hides; `launches` what a GPU waits for its host to start operations, or a
-    CPU spends on it."""
+    """Seconds by kind, in the middle of the range. `waiting`: a pipeline's bubble and, on a CPU, waiting for slower
+    processes. `collective`: the part that does not overlap. `launches`: time that a GPU waits for launches, or that a
+    CPU spends on them."""
     source: str
 
     def tokens_per_second(self, tokens: float) -> Range:
-        """`tokens` are those of a step, of all processes together."""
+        """Return the speed, given the tokens of a step on all processes."""
         return self.seconds.inverse(tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a whole run takes."""
+    """Time, energy and cost of a whole run."""
 
     tokens_per_second: Range
     hours: Range
     energy_kwh: Range | None
-    """At most: the power that the accelerators may draw, without the hosts'. None: unknown."""
+    """Upper bound: the maximum power of the accelerators, without the hosts. None if unknown."""
     cost: Range | None
-    """In the currency of the price; None where no price is given."""
+    """In the currency of the price; None without a price."""
 
 
 class Cost(Protocol):
@@ -122,10 +123,10 @@ class Cost(Protocol):
 def step_time(
     operations: Mapping[Operation, int], hardware: Hardware, rates: Rates | None = None, *, bubble: float = 0.0
 ) -> StepTime:
-    """The time of a step that runs these operations on each process, so many times each.
+    """Return the time of a step in which each process runs `operations`, with their counts.
 
-    `rates` are those of this machine, where it is the one planned for. `bubble` is the time in which a pipeline's stage
-    waits, over that in which it works (`pipeline_bubble`).
+    `rates` are this machine's, if the plan is for this machine. `bubble` is the waiting time of a pipeline stage over
+    its working time (`pipeline_bubble`).
     """
     cost: Cost = PublicCost(hardware) if rates is None else MeasuredCost(rates)
     by_kind: defaultdict[str, float] = defaultdict(float)
@@ -150,9 +151,9 @@ def step_time(
     by_kind[COLLECTIVE] += max(hidden - computing, min(2 * longest_hidden, hidden))
     total = sum(by_kind.values())
     by_kind["waiting"] = bubble * total
-    meetings = sum(count for operation, count in operations.items() if _is_meeting(operation))
-    if meetings and hardware.device == "cpu" and rates is not None and "waiting" in rates:
-        by_kind["waiting"] += meetings * rates.seconds("waiting", (total - by_kind[COLLECTIVE]) / meetings)
+    barriers = sum(count for operation, count in operations.items() if _synchronizes(operation))
+    if barriers and hardware.device == "cpu" and rates is not None and "waiting" in rates:
+        by_kind["waiting"] += barriers * rates.seconds("waiting", (total - by_kind[COLLECTIVE]) / barriers)
     total += by_kind["waiting"]
     error = PUBLIC_ERROR if rates is None else MEASURED_ERROR
     source = hardware.source if rates is None else "artel hardware"
@@ -160,7 +161,7 @@ def step_time(
 
 
 def extended(fewer: Mapping[Operation, int], more: Mapping[Operation, int], times: float) -> dict[Operation, int]:
-    """The operations of a model with `times` as many layers more as `more` has over `fewer`: a straight line."""
+    """Extrapolate the operations of two models, `times` times their difference beyond `more`."""
     counts = {
         key: round(more.get(key, 0) + times * (more.get(key, 0) - fewer.get(key, 0))) for key in {**fewer, **more}
     }
@@ -170,7 +171,7 @@ def extended(fewer: Mapping[Operation, int], more: Mapping[Operation, int], time
 def forecast(
     step: StepTime, tokens: float, hours: Range, hardware: Hardware, price_per_hour: float | None = None
 ) -> Forecast:
-    """What a run of so many hours takes, whose steps have `tokens` each; the price is that of all nodes."""
+    """Return the forecast of a run of `hours`, with `tokens` per step. The price is that of all nodes per hour."""
     watts = None if hardware.watts is None else hardware.watts * hardware.world_size
     return Forecast(
         tokens_per_second=step.tokens_per_second(tokens),
@@ -181,10 +182,10 @@ def forecast(
 
 
 def pipeline_bubble(schedule: str, stages: int, micro_batches: int, chunks: int = 2) -> float:
-    """The time that a stage waits over the time that it works (Narayanan et al. 2021, section 2.2).
+    """Return the waiting time of a stage over its working time (Narayanan et al. 2021, section 2.2).
 
-    (p - 1) / m of 1F1B and GPipe; of interleaved stages as much less as each process has `chunks`; of zero-bubble none
-    (Qi et al. 2023); one micro-batch after another leaves all other stages waiting.
+    (p - 1) / m for 1F1B and GPipe, divided by `chunks` for interleaved stages, 0 for zero-bubble (Qi et al. 2023). With
+    sequential micro-batches all other stages wait.
     """
     if schedule == "sequential":
         return stages - 1
@@ -196,10 +197,10 @@ def pipeline_bubble(schedule: str, stages: int, micro_batches: int, chunks: int 
 def slowest_stage(
     schedule: str, micro_batches: int, steps: Sequence[float], passes: Sequence[float]
 ) -> tuple[int, float]:
-    """The stage of a pipeline that takes longest, and its bubble: the time that it waits over that in which it works.
+    """Return the slowest stage of a pipeline and its bubble: its waiting time over its working time.
 
-    `steps` and `passes` are the seconds of each stage, with and without the optimizer's step. While the slowest waits,
-    the others run a micro-batch; where all stages are alike that is `pipeline_bubble`.
+    `steps` and `passes` are the seconds of each stage, with and without the optimizer's step. While the slowest stage
+    waits, the others run a micro-batch. For equal stages this is `pipeline_bubble`.
     """
     slowest = max(range(len(steps)), key=steps.__getitem__)
     if len(steps) == 1:
@@ -209,7 +210,7 @@ def slowest_stage(
 
 
 class MeasuredCost:
-    """Seconds by what was measured on this machine."""
+    """Seconds of operations, from measurements of this machine."""
 
     def __init__(self, rates: Rates) -> None:
         self._rates = rates
@@ -229,9 +230,10 @@ class MeasuredCost:
         return operation.pieces * self._seconds(key, operation.flops / operation.pieces)
 
     def _key(self, operation: Operation) -> str:
-        """Of the rate that was measured, or of the one that is nearest: the same operator on other numbers, another
-        layout of a product, another kernel or pass of attention. What waits for memory and was not measured does so as
-        an addition does.
+        """Return the key of the measured rate, or of the nearest one.
+
+        Nearest are the same operator with another dtype, another layout of a product, another kernel or pass of
+        attention. Other memory-bound operations count as additions.
         """
         exact = rate_key(operation)
         if exact in self._rates:
@@ -251,9 +253,9 @@ class MeasuredCost:
         return self._rates.seconds(key, size) if size else 0.0
 
     def _collective(self, operation: Operation) -> float:
-        """From the same between two processes, each of which holds half; what is sent once takes half of an all-reduce.
+        """Scale the measurement between two processes. A single pass takes half of an all-reduce.
 
-        None is quicker than the smallest that was measured, which takes as long as the processes need to meet.
+        No collective is faster than the smallest measured one, which is the time to synchronize.
         """
         count, name = len(operation.ranks), operation.name
         key = "all_gather" if "gather" in name else "reduce_scatter" if "reduce_scatter" in name else "all_reduce"
@@ -265,7 +267,7 @@ class MeasuredCost:
 
 
 class PublicCost:
-    """Seconds by the figures of data sheets, and what others measured of them."""
+    """Seconds of operations, from data sheets and published measurements."""
 
     def __init__(self, hardware: Hardware) -> None:
         self._hardware = hardware
@@ -274,9 +276,10 @@ class PublicCost:
     def seconds(self, operation: Operation) -> float:
         if operation.kind == COLLECTIVE:
             return self._collective(operation)
-        if operation.kind in (DISPATCH, VIEW):  # not measured beside a GPU
+        if operation.kind in (DISPATCH, VIEW):  # not measured with a GPU
             return 0.0
-        memory = operation.bytes / (self._bandwidth() * _MEMORY_SHARE)
+        assert self._hardware.memory_bandwidth is not None
+        memory = operation.bytes / (self._hardware.memory_bandwidth * _MEMORY_SHARE)
         if operation.kind == PRODUCT:
             return max(memory, operation.flops / (self._peak(operation.dtype) * self._product_share))
         if operation.kind == ATTENTION:
@@ -284,12 +287,8 @@ class PublicCost:
             return max(memory, operation.flops / (self._peak(operation.dtype) * share))
         return memory
 
-    def _bandwidth(self) -> float:
-        assert self._hardware.memory_bandwidth is not None
-        return self._hardware.memory_bandwidth
-
     def _peak(self, dtype: str) -> float:
-        """Peak FLOP/s; what a device cannot compute in is computed in float32."""
+        """Return peak FLOP/s. A dtype without hardware support is computed in float32."""
         peaks = self._hardware.peak_flops
         return peaks.get(dtype) or peaks["fp32"]
 
@@ -303,25 +302,22 @@ class PublicCost:
         hop = _NETWORK_HOP_LATENCY if across else _HOP_LATENCY
         passes = _passes(operation)
         latency = _RING_LATENCY + passes * (count - 1) * hop
-        return latency + passes * (count - 1) / count * operation.bytes / (link.bandwidth * _share(link))
-
-
-def _share(link: Link) -> float:
-    return 1.0 if link.name == "network" else _LINK_SHARE.get(link.name, _OTHER_LINK_SHARE)
+        share = 1.0 if link.name == "network" else _LINK_SHARE.get(link.name, _OTHER_LINK_SHARE)
+        return latency + passes * (count - 1) / count * operation.bytes / (link.bandwidth * share)
 
 
 def _passes(operation: Operation) -> int:
-    """How often each process sends the tensor, without its own part: twice in an all-reduce by a ring."""
+    """Return how often each process sends the tensor: twice in a ring all-reduce."""
     return 2 if "all_reduce" in operation.name or "allreduce" in operation.name else 1
 
 
-def _is_meeting(operation: Operation) -> bool:
-    """Whether several processes wait there for the slowest; what a stage of a pipeline waits is its bubble."""
+def _synchronizes(operation: Operation) -> bool:
+    """True if processes wait there for the slowest one. Not for a pipeline's send and receive: that is its bubble."""
     return (
         operation.kind == COLLECTIVE and len(operation.ranks) > 1 and operation.name not in ("c10d.send", "c10d.recv_")
     )
 
 
 def _is_overlapped(operation: Operation) -> bool:
-    """Whether it is one of data parallelism, which PyTorch runs beside computation: FSDP and DDP call c10d itself."""
+    """True for collectives of data parallelism, which overlap with computation: FSDP and DDP call c10d directly."""
     return operation.name in ("c10d.allreduce_", "c10d._allgather_base_", "c10d._reduce_scatter_base_")

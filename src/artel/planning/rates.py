@@ -1,8 +1,7 @@
-"""Speeds of this machine by kind of operation, measured by `artel hardware` and kept for `artel plan`.
+"""Speeds of this machine by kind of operation, measured by `artel hardware` and used by `artel plan`.
 
-A measurement is a number of seconds for an operation of some size: FLOPs of a product or of attention, bytes of
-everything else. Between two sizes that were measured the rate is interpolated along the logarithm of the size; beyond
-them it stays what it was at the last one.
+A measurement is the seconds of an operation of some size: FLOPs of a product or of attention, bytes of other
+operations. Between two measured sizes the rate is interpolated on a log scale of the size. Beyond them it is constant.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _Size = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _MEASURED = TypeAdapter(dict[int, dict[str, Annotated[list[tuple[_Size, _Seconds]], Field(min_length=1)]]])
 _VERSIONS = {"cpu": 4, "cuda": 3}
-"""Of what is measured, by the type of the device."""
+"""Version of the set of measurements, by type of device."""
 
 FLASH_BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward"
 
@@ -38,10 +37,10 @@ Points = Sequence[tuple[float, float]]
 
 
 def rate_key(operation: Operation) -> str:
-    """Under which name the rate of a product, of attention or of what waits for memory is kept.
+    """Return the name of the rate of a product, attention, or memory-bound operation.
 
     `product bf16 nt`, `attention bf16 forward`, `memory aten.add fp32`. On a CPU PyTorch's backward pass of attention
-    has a rate of its own beside artel's, which takes half as long.
+    has a separate rate: artel's takes half as long.
     """
     if operation.kind == MEMORY:
         return f"memory {operation.name} {operation.dtype}"
@@ -55,20 +54,20 @@ def rate_key(operation: Operation) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Seconds by operation, where `processes` processes run it on this machine at the same time."""
+    """Seconds by operation, if `processes` processes run on this machine at the same time."""
 
     processes: int
     points: Mapping[str, Points]
-    """`rate_key` of an operation -> (size, seconds), by size. Besides: `fused` and `exponentials` of compiled layers,
-    `start` and `dispatch` by how many operators are started and how many of them are on DTensors, `all_reduce`,
-    `all_gather`, `reduce_scatter` by the bytes of the whole tensor, and `waiting`: the seconds that a process waits for
-    another one where they meet, by the seconds that both computed before."""
+    """`rate_key` of an operation -> (size, seconds), sorted by size. More keys: `fused` and `exponentials` of compiled
+    layers; `start` and `dispatch`, by the number of operators started and of operators on DTensors; `all_reduce`,
+    `all_gather`, `reduce_scatter`, by the bytes of the whole tensor; `waiting`, the seconds a process waits for another
+    in a collective, by the seconds that both computed before."""
 
     def __contains__(self, key: str) -> bool:
         return key in self.points
 
     def seconds(self, key: str, size: float) -> float:
-        """Seconds of one operation of that size, as FLOPs or bytes."""
+        """Return the seconds of one operation. `size`: FLOPs or bytes."""
         points = self.points[key]
         if size <= points[0][0]:
             return points[0][1] * size / points[0][0]
@@ -80,13 +79,13 @@ class Rates:
 
 
 def about_here(device: torch.device) -> dict[str, Any]:
-    """What a measurement depends on: it holds for no other device or version of PyTorch."""
+    """Return the device and the version of PyTorch, for which a measurement is valid."""
     name = processor() if device.type == "cpu" else device_name(device)
     return {"version": _VERSIONS.get(device.type, 1), "device": name, "torch": torch.__version__}
 
 
 def save_rates(about: dict[str, Any], rates: Sequence[Rates]) -> Path:
-    """Keep a measurement in the cache folder. Raises InputError or WorkError where it cannot be written."""
+    """Write a measurement to the cache folder. Raise InputError or WorkError if it cannot be written."""
     path = cache_folder() / _FILE
     content = {**about, "processes": {str(each.processes): each.points for each in rates}}
     write_file(path, orjson.dumps(content, option=orjson.OPT_INDENT_2))
@@ -94,9 +93,9 @@ def save_rates(about: dict[str, Any], rates: Sequence[Rates]) -> Path:
 
 
 def read_rates(processes: int, device: torch.device) -> Rates | None:
-    """What was measured here for so many processes; None where nothing was, or on another device or PyTorch.
+    """Return the rates measured here for so many processes. None without any for this device and PyTorch.
 
-    More processes than were measured share the same cores: each takes as much longer.
+    More processes than were measured share the same cores, and are slower in proportion.
     """
     file = cache_folder() / _FILE
     try:
@@ -114,7 +113,7 @@ def read_rates(processes: int, device: torch.device) -> Rates | None:
 
 @cache
 def _parsed(file: Path, content: bytes) -> tuple[dict[str, Any], Mapping[int, Mapping[str, Points]]]:
-    """A measurement as `save_rates` wrote it: what it depends on, and points by processes. Warns if it is damaged."""
+    """Parse a measurement into its validity and points by processes. Warn if it is damaged."""
     try:
         about = orjson.loads(content)
         return about, _MEASURED.validate_python(about["processes"])

@@ -1,7 +1,7 @@
-"""Choose a model and how it is trained for `train.budget`, the text and the hardware: `model: {auto: true}`.
+"""Choose a model and its training for `train.budget`, the text and the hardware: `model: {auto: true}`.
 
-Every size is tried with every batch: the speed says how many tokens the budget has, the fits what loss they end at. The
-lowest is chosen. Keys that the run file sets are kept.
+Every size is combined with every batch. The speed tells how many tokens fit into the budget, the fits what loss they
+lead to, and the lowest loss wins. Keys set in the run file are kept.
 """
 
 from __future__ import annotations
@@ -9,77 +9,97 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from artel.config import RunConfig, TrainConfig
 from artel.config.schema.quantities import duration
 from artel.errors import InputError, Problem
-from artel.planning.budget.auto import with_model
 from artel.planning.budget.fits import Fits, Regularization, read_fits
-from artel.planning.budget.sizes import DEPTHS, Size
+from artel.planning.budget.sizes import DEPTHS, Size, with_model
 from artel.planning.budget.speed import Speed, measure_smallest, measure_speed, plan_speed
-from artel.planning.budget.text import BLOCKS, Text, text_of, with_block
 from artel.planning.hardware import Hardware
 from artel.planning.plan.batches import planned_data
+from artel.planning.plan.length import planned_length
 from artel.planning.plan.plan import processes_on_host
+from artel.preparing import prepare
+from artel.text import Ledger, read_documents
 from artel.training.comparison import expected_range
 
 CHOOSING = "choosing the model: two small ones are tried, which takes about 15 s, longer beside other programs"
-"""To be said before `choose`."""
+"""Announced before `choose`."""
 TRYING = "trying whether train.budget is long enough for the smallest model, which takes about 5 s"
-"""To be said before `check_before_text`."""
+"""Announced before `check_before_text`."""
 
+BLOCKS = (256, 128, 64)
+"""Block lengths to choose from, in tokens. The fits were made with the first."""
+_DOCUMENTS = 200  # of a text that is not prepared, to count its bytes and characters
 _FEWEST_BLOCKS = 16
-"""Of the training text."""
+"""Minimum size of the training text."""
 _FEWEST_STEPS = 50
-"""Below, the rates of warmup and decay make up all of the run."""
+"""In shorter runs, warmup and decay would take all of the steps."""
 _LEAST = 4.0
-"""Seconds: loading, the first steps, a validation and a save of a small model took 2 to 3 on two busy cores."""
+"""Shortest budget in seconds: loading, the first steps, a validation and a save took 2 to 3 on two busy cores."""
 _DOUBTFUL = 120.0
-"""Seconds of a budget that may be too short: 50 steps of the smallest model took 62 on two busy cores."""
+"""Seconds below which a budget may be too short: 50 steps of the smallest model took 62 on two busy cores."""
 _MOST_BATCH = 2**20  # tokens
-_LEAST_BATCH = 2048  # tokens, of which the runs of many passes were; fewer ended higher, at the same learning rates
+_LEAST_BATCH = 2048  # tokens, as in the runs with many epochs; smaller batches ended higher, at the same learning rates
 _IN_STEPS = 0.93
-"""Share of a budget that is left for steps; the rest goes to loading, validation and saving."""
+"""Fraction of a budget spent on steps; the rest goes to loading, validation and saving."""
 _BYTES = 16
-"""For each parameter: weights, gradients and two averages in float32. As much is left for everything else."""
+"""Per parameter: weights, gradients and two averages in float32. The same again is left for everything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Size of a text: how much there is to train on and to validate on."""
+
+    tokens: int
+    """Tokens of the training part."""
+    validation_tokens: int | None
+    """0 if nothing is held out; None if unknown until the text is prepared."""
+    vocabulary: int
+    note: str
+    """Source of the number of tokens."""
+    bytes_per_character: float | None = None
+    """In UTF-8; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the chosen run is to reach; RUN/choice.json keeps it, and beside it what was reached."""
+    """Expected results of the chosen run. RUN/choice.json keeps them, next to the measured ones."""
 
     bits_per_byte: float | None
-    """Of the validation part, by the fits; None where the bytes of a character are not known."""
+    """On the validation part, by the fits. None if the bytes per character are unknown."""
     tokens_per_second: float
-    """While steps are taken."""
+    """During steps."""
     seconds: float
     """`train.budget`."""
     source: str
-    """Where the speed is from, for people."""
-    how: str
+    """Source of the speed, for people."""
+    method: str
     """Origin of the speed, as a phrase for the user."""
 
     def beside_plan(self) -> str:
-        """Why the speed is not the one of the run's plan, which stands before this."""
-        return f"the model was chosen by {self.tokens_per_second:,.0f} tokens/s, {self.how}"
+        """Return a line to print after the run's plan, which may have another speed."""
+        return f"the model was chosen by {self.tokens_per_second:,.0f} tokens/s, {self.method}"
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    run: RunConfig
-    """With what was chosen in place of `auto`."""
+    config: RunConfig
+    """The run with the chosen values in place of `auto`."""
     lines: tuple[str, ...]
-    """What was chosen and why, for people."""
+    """The choice and its reasons, for people."""
     expected: Expected
 
     def to_json(self) -> dict[str, Any]:
-        """The content of RUN/choice.json: the model that was chosen, and what is expected of it."""
+        """Return the content of RUN/choice.json: the chosen model and the expected results."""
         expected = self.expected
-        figures = {"bits_per_byte": expected.bits_per_byte, "tokens_per_second": expected.tokens_per_second}
+        metrics = {"bits_per_byte": expected.bits_per_byte, "tokens_per_second": expected.tokens_per_second}
         return {
-            "model": self.run.model.config,
-            "expected": figures | {"minutes": expected.seconds / 60},
+            "model": self.config.model.config,
+            "expected": metrics | {"minutes": expected.seconds / 60},
             "speed": expected.source,
         }
 
@@ -91,72 +111,104 @@ class _Option:
     """Blocks."""
     regularization: Regularization
     tokens: float
-    """That the budget has time for."""
+    """Tokens that fit into the budget."""
     loss: float
     """Bits per byte, by the fits."""
 
 
 def choose(
-    run: RunConfig, hardware: Hardware, processes: int, on_host: int, tell: Callable[[str], None] = lambda _: None
+    config: RunConfig, hardware: Hardware, processes: int, on_host: int, tell: Callable[[str], None] = lambda _: None
 ) -> Choice:
-    """The choice for a run with `model.auto` on `processes` processes, `on_host` of them on each host.
+    """Choose for a run with `model.auto` on `processes` processes, `on_host` of them on each host.
 
-    On CPUs, which are this machine's, a few steps are measured. GPUs, one for each process, are known by public
-    figures: measuring here would hold memory of one. Of a text that is not prepared a sample counts. Raises InputError.
+    On this machine's CPU a few steps are measured. For GPUs, one per process, public figures are used: measuring would
+    hold memory of one. Without a token store a sample of the text is read. Raise InputError.
     """
-    text = text_of(run)
-    run = fitting_block(run, text)
+    text = text_of(config)
+    config = fitting_block(config, text)
     if hardware.shares_memory:
-        speed = measure_speed(run, planned_data(run), processes, on_host, tell)
+        speed = measure_speed(config, planned_data(config), processes, on_host, tell)
         memory = hardware.memory_bytes / on_host
     else:
         used = replace(hardware, count=on_host, nodes=processes // on_host)
-        speed = plan_speed(run, text.vocabulary, used)
+        speed = plan_speed(config, text.vocabulary, used)
         memory = hardware.memory_bytes
-    return decide(run, text, speed, processes, memory)
+    return decide(config, text, speed, processes, memory)
 
 
-def is_doubtful(run: RunConfig, hardware: Hardware) -> bool:
-    """Whether the budget may be too short for anything, so that it pays to look before a text is prepared."""
-    return hardware.shares_memory and run.train.budget is not None and run.train.budget < _DOUBTFUL
+def is_doubtful(config: RunConfig, hardware: Hardware) -> bool:
+    """True if the budget may be too short for any model, so that it is worth checking before the text is prepared."""
+    return hardware.shares_memory and config.train.budget is not None and config.train.budget < _DOUBTFUL
 
 
-def check_before_text(run: RunConfig, processes: int, on_host: int) -> None:
-    """Raise InputError, with the shortest budget, where a few steps of the smallest model say that it is too short.
+def check_before_text(config: RunConfig, processes: int, on_host: int) -> None:
+    """Raise InputError, with the shortest budget, if a few measured steps of the smallest model show it is too short.
 
-    It takes some seconds of CPUs, and no text beyond its first documents.
+    Takes some seconds of CPU, and reads only the first documents of the text.
     """
-    if "block" not in run.data.model_fields_set:
-        run = with_block(run, BLOCKS[-1])
-    _check_shortest(run, processes, measure_smallest(run, planned_data(run), processes, on_host))
+    if "block" not in config.data.model_fields_set:
+        config = with_block(config, BLOCKS[-1])
+    _check_shortest(config, processes, measure_smallest(config, planned_data(config), processes, on_host))
 
 
-def decide(run: RunConfig, text: Text, speed: Speed, processes: int, memory: float) -> Choice:
-    """The choice where the block, the speed and the memory of a process in bytes are known. Raises InputError."""
+def decide(config: RunConfig, text: Text, speed: Speed, processes: int, memory: float) -> Choice:
+    """Choose, given the block, the speed, and the memory per process in bytes. Raise InputError."""
     fits = read_fits()
-    _check_shortest(run, processes, lambda tokens: speed.seconds(Size(DEPTHS[0]), tokens))
-    options = list(_options(run, text, speed, processes, memory, fits))
+    _check_shortest(config, processes, lambda tokens: speed.seconds(Size(DEPTHS[0]), tokens))
+    options = list(_options(config, text, speed, processes, memory, fits))
     best = min(options, key=lambda option: option.loss)
-    expected = _expected(run, text, speed, best, fits)
-    return Choice(_chosen(run, text, best, fits), tuple(_reasons(run, text, expected, options, best, fits)), expected)
+    expected = _expected(config, text, speed, best, fits)
+    return Choice(
+        _chosen(config, text, best, fits), tuple(_reasons(config, text, expected, options, best, fits)), expected
+    )
 
 
 def choose_for_plan(
-    run: RunConfig, hardware: Hardware, nproc: int | None, tell: Callable[[str], None] = lambda _: None
+    config: RunConfig, hardware: Hardware, nproc: int | None, tell: Callable[[str], None] = lambda _: None
 ) -> Choice:
-    """The choice for `artel plan`, with as many processes as `make_plan` takes. Raises InputError."""
-    on_host = processes_on_host(run, hardware, nproc)
-    return choose(run, hardware, on_host * hardware.nodes, on_host, tell)
+    """Choose for `artel plan`, with as many processes as `make_plan` takes. Raise InputError."""
+    on_host = processes_on_host(config, hardware, nproc)
+    return choose(config, hardware, on_host * hardware.nodes, on_host, tell)
 
 
-def fitting_block(run: RunConfig, text: Text) -> RunConfig:
-    """The run with a block that its text fills. Raises InputError for a text that is too small for any."""
-    if "block" in run.data.model_fields_set:
-        return run
+def text_of(config: RunConfig) -> Text:
+    """Measure a text by its token store, else by a sample. Raise InputError if no sample is representative."""
+    if "block" not in config.data.model_fields_set:
+        config = with_block(config, BLOCKS[-1])  # a small text has no larger block
+    # Without a budget, the planned length is that of an epoch.
+    config = config.model_copy(update={"train": config.train.model_copy(update={"budget": None})})
+    data = planned_data(config)
+    if data.store is not None:
+        vocabulary = data.tokenizer.vocabulary
+        letters = _bytes_per_character(prepare(config).ledger()["parts"])
+        return Text(data.store.train.tokens, data.store.validation.tokens, vocabulary, "its token store", letters)
+    length = planned_length(config, data)
+    if length is None or length.epoch_tokens is None:
+        raise InputError.at("data.sources", "no sample tells how much text there is", "run artel prepare first")
+    texts = [document.record.text for document in islice(read_documents(config.data, Ledger()), _DOCUMENTS)]
+    counts = {"bytes": sum(len(text.encode()) for text in texts), "characters": sum(map(len, texts))}
+    letters = _bytes_per_character({"train": counts})
+    return Text(round(length.epoch_tokens), None, data.tokenizer.vocabulary, f"a sample: {length.note}", letters)
+
+
+def _bytes_per_character(parts: dict[str, Any]) -> float | None:
+    """Return bytes per character over all splits of a ledger. None without characters, as with imported tokens."""
+    size, characters = (sum(counts.get(unit, 0) for counts in parts.values()) for unit in ("bytes", "characters"))
+    return size / characters if size and characters else None
+
+
+def with_block(config: RunConfig, block: int) -> RunConfig:
+    return config.model_copy(update={"data": config.data.model_copy(update={"block": block})})
+
+
+def fitting_block(config: RunConfig, text: Text) -> RunConfig:
+    """Return the run with a block that suits its text. Raise InputError if the text is too small for any."""
+    if "block" in config.data.model_fields_set:
+        return config
     held_out = text.validation_tokens or None
     for block in BLOCKS:
         if text.tokens > _FEWEST_BLOCKS * block and (held_out is None or held_out > block):
-            return with_block(run, block)
+            return with_block(config, block)
     problems = []
     if text.tokens <= _FEWEST_BLOCKS * block:
         what = (
@@ -169,38 +221,40 @@ def fitting_block(run: RunConfig, text: Text) -> RunConfig:
     raise InputError(problems)
 
 
-def _options(run: RunConfig, text: Text, speed: Speed, processes: int, memory: float, fits: Fits) -> Iterator[_Option]:
-    """Every size with every batch that the budget has time for, and memory has room for."""
-    seconds, block = _seconds_for_steps(run), run.data.block
+def _options(
+    config: RunConfig, text: Text, speed: Speed, processes: int, memory: float, fits: Fits
+) -> Iterator[_Option]:
+    """Yield every size with every batch that fits into the budget and into memory."""
+    seconds, block = _seconds_for_steps(config), config.data.block
     for depth in DEPTHS:
         size = Size(depth)
         parameters = size.parameters(text.vocabulary)
         too_large = 2 * _BYTES * parameters > memory or parameters > fits.largest["parameters_a_token"] * text.tokens
         if depth > DEPTHS[0] and too_large:
             return
-        for batch in _batches(run, processes):
+        for batch in _batches(config, processes):
             step = speed.seconds(size, batch * block)
             if _FEWEST_STEPS * step <= seconds:
                 tokens = seconds / step * batch * block
-                for each in _regularizations(run, fits, tokens, text.tokens / (batch * block)):
+                for each in _regularizations(config, fits, tokens, text.tokens / (batch * block)):
                     loss = fits.loss(each, size.layer_parameters, parameters, tokens, batch * block, text.tokens)
                     yield _Option(size, batch, each, tokens, loss)
 
 
-def _batches(run: RunConfig, processes: int) -> list[int]:
-    """Batches to choose from, in blocks: each process has as many; or the one that the run file sets."""
-    if "batch" in run.train.model_fields_set:
-        return [run.train.batch]
+def _batches(config: RunConfig, processes: int) -> list[int]:
+    """Return the batches to choose from, in blocks, divisible by the processes; or the one set in the run file."""
+    if "batch" in config.train.model_fields_set:
+        return [config.train.batch]
     each = [2**power for power in range(20)]
-    block = run.data.block * processes
+    block = config.data.block * processes
     return [processes * rows for rows in each if _LEAST_BATCH <= rows * block <= _MOST_BATCH] or [processes]
 
 
-def _regularizations(run: RunConfig, fits: Fits, tokens: float, steps_a_pass: float) -> Iterator[Regularization]:
-    """To choose from. The second is known with the optimizer and rates that are chosen, and may come to the first."""
+def _regularizations(config: RunConfig, fits: Fits, tokens: float, steps_a_pass: float) -> Iterator[Regularization]:
+    """Yield the regularizations to choose from. The second was measured only with the default optimizer and rates."""
     plain, forgetting = fits.regularizations
     yield plain
-    train = run.train
+    train = config.train
     own = {"weight_decay", "learning_rate", "muon_learning_rate"} & train.model_fields_set
     if own or ("optimizer" in train.model_fields_set and train.optimizer != fits.optimizer):
         return
@@ -208,56 +262,56 @@ def _regularizations(run: RunConfig, fits: Fits, tokens: float, steps_a_pass: fl
         yield forgetting
 
 
-def _seconds_for_steps(run: RunConfig) -> float:
-    assert run.train.budget is not None
-    return _IN_STEPS * run.train.budget
+def _seconds_for_steps(config: RunConfig) -> float:
+    assert config.train.budget is not None
+    return _IN_STEPS * config.train.budget
 
 
-def _check_shortest(run: RunConfig, processes: int, seconds: Callable[[int], float]) -> None:
-    """Raise InputError, with the shortest budget, where the smallest model has no time for the fewest steps.
+def _check_shortest(config: RunConfig, processes: int, seconds: Callable[[int], float]) -> None:
+    """Raise InputError, with the shortest budget, if there is no time for the minimum steps of the smallest model.
 
-    `seconds` are those of a step of so many tokens.
+    `seconds(tokens)` is the time of a step of that many tokens.
     """
-    fewest = min(seconds(batch * run.data.block) for batch in _batches(run, processes))
+    fewest = min(seconds(batch * config.data.block) for batch in _batches(config, processes))
     least = max(_LEAST, _FEWEST_STEPS * fewest / _IN_STEPS)
-    assert run.train.budget is not None
-    if least > run.train.budget:
-        shortest = math.ceil(least * 1.1)  # what is measured again may be a little slower
+    assert config.train.budget is not None
+    if least > config.train.budget:
+        shortest = math.ceil(least * 1.1)  # a repeated measurement may be a little slower
         steps = f"{_FEWEST_STEPS} steps of the smallest model, loading, a validation and a save"
-        what = f"{duration(run.train.budget)} is too short: {steps} take {shortest} s"
+        what = f"{duration(config.train.budget)} is too short: {steps} take {shortest} s"
         raise InputError.at("train.budget", what, f"write {shortest}s or more")
 
 
-def _chosen(run: RunConfig, text: Text, option: _Option, fits: Fits) -> RunConfig:
-    """The run with the choice, in keys that its file does not set."""
+def _chosen(config: RunConfig, text: Text, option: _Option, fits: Fits) -> RunConfig:
+    """Return the run with the choice, in the keys that its file does not set."""
     values: dict[str, Any] = {"batch": option.batch, **fits.keys}
-    if "optimizer" not in run.train.model_fields_set:
+    if "optimizer" not in config.train.model_fields_set:
         values["optimizer"] = fits.optimizer
-    for key, law in fits.rates.get(values.get("optimizer", run.train.optimizer), {}).items():
+    for key, law in fits.rates.get(values.get("optimizer", config.train.optimizer), {}).items():
         values[key] = float(f"{law.at(option.tokens):.2g}")
-    steps_a_pass = text.tokens / (option.batch * run.data.block)
+    steps_a_pass = text.tokens / (option.batch * config.data.block)
     values["weight_decay"] = float(f"{option.regularization.decay(fits.layers_rate(option.tokens), steps_a_pass):.2g}")
-    chosen = {key: value for key, value in values.items() if key not in run.train.model_fields_set}
-    train = TrainConfig.model_validate({**run.train.model_dump(), **chosen})
-    return with_model(run.model_copy(update={"train": train}), option.size)
+    chosen = {key: value for key, value in values.items() if key not in config.train.model_fields_set}
+    train = TrainConfig.model_validate({**config.train.model_dump(), **chosen})
+    return with_model(config.model_copy(update={"train": train}), option.size)
 
 
-def _expected(run: RunConfig, text: Text, speed: Speed, best: _Option, fits: Fits) -> Expected:
-    assert run.train.budget is not None
+def _expected(config: RunConfig, text: Text, speed: Speed, best: _Option, fits: Fits) -> Expected:
+    assert config.train.budget is not None
     letters = text.bytes_per_character
     bits = None if letters is None else fits.bits_per_byte(best.loss, letters)
-    return Expected(bits, best.tokens / _seconds_for_steps(run), run.train.budget, speed.source, speed.how)
+    return Expected(bits, best.tokens / _seconds_for_steps(config), config.train.budget, speed.source, speed.method)
 
 
 def _reasons(
-    run: RunConfig, text: Text, expected: Expected, options: list[_Option], best: _Option, fits: Fits
+    config: RunConfig, text: Text, expected: Expected, options: list[_Option], best: _Option, fits: Fits
 ) -> Iterator[str]:
-    """Why, in a few lines."""
-    size, train = best.size, _chosen(run, text, best, fits).train
+    """Yield the reasons, in a few lines."""
+    size, train = best.size, _chosen(config, text, best, fits).train
     rates = ", ".join(f"{key} {getattr(train, key):g}" for key in fits.rates.get(train.optimizer, ()))
     yield (
         f"model.auto: {_count(size.parameters(text.vocabulary))} parameters, {size.layers} layers of {size.width}; "
-        f"batches of {best.batch} × {run.data.block} tokens, {train.optimizer} ({rates}), "
+        f"batches of {best.batch} × {config.data.block} tokens, {train.optimizer} ({rates}), "
         f"weight_decay {train.weight_decay:g}"
     )
     yield (

@@ -1,8 +1,8 @@
-"""The models that are chosen from: one for each depth, in the shape of nanochat, whose width is 64 times its layers.
+"""The models that `model: {auto: true}` chooses from: one per depth, like nanochat, with a width of 64 times the depth.
 
-That is karpathy/nanochat (scripts/base_train.py; `nanochat` in transformers): rotary positions, norms without weights,
-also of embeddings, queries and keys, squared ReLU, no biases, a head of its own. The bound on its logits is left out:
-then artel computes head and loss together. Of the families that were tried it learned fastest
+The shape is that of karpathy/nanochat (scripts/base_train.py; `nanochat` in transformers): rotary positions, norms
+without weights, also of embeddings, queries and keys, squared ReLU, no biases, an untied head. The cap on its logits is
+left out, so that artel can compute head and loss together. Of the families that were tried it learned fastest
 (benchmarks/budget_fits.md). Heads are 64 wide.
 """
 
@@ -10,6 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+
+from artel.config import ModelConfig, RunConfig
+from artel.errors import Problem
+from artel.objectives import objective_type
+from artel.planning.budget.fits import read_fits
 
 _HEAD = 64
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
@@ -28,24 +33,24 @@ class Size:
 
     @property
     def layers(self) -> int:
-        """Two at least: one layer alone cannot look up what followed a token before (Olsson et al. 2022)."""
+        """At least two: one layer alone cannot look up what followed a token before (Olsson et al. 2022)."""
         return max(2, self.depth)
 
     @property
     def layer_parameters(self) -> int:
-        """Of the layers' matrices: neither embeddings nor the head."""
+        """Parameters in the layers' matrices, without embeddings and head."""
         return 12 * self.layers * self.width**2
 
     def parameters(self, vocabulary: int) -> int:
-        """All of them."""
+        """Return the number of all parameters."""
         return self.layer_parameters + 2 * vocabulary * self.width
 
     def flops_per_token(self, vocabulary: int, block: int) -> float:
-        """FLOPs of training on a token (models/flops.py): products of layers and head, and causal attention."""
+        """Return the training FLOPs per token (models/flops.py): products of layers and head, and causal attention."""
         return 6 * (self.layer_parameters + vocabulary * self.width) + 6 * self.layers * self.width * block
 
     def config(self) -> dict[str, Any]:
-        """`model.config` of a run file."""
+        """Return the `model.config` of a run file."""
         return {
             "model_type": "nanochat",
             "hidden_size": self.width,
@@ -55,3 +60,36 @@ class Size:
             "intermediate_size": 4 * self.width,
             "final_logit_softcapping": None,
         }
+
+
+def auto_problems(config: RunConfig) -> list[Problem]:
+    """Return the settings that `model.auto` cannot be combined with."""
+    kind, problems = objective_type(config), []
+    if not (kind.packs_text and kind.generates):
+        what = f"true chooses among models that write text, and objective {config.objective} needs another"
+        problems.append(Problem("model.auto", what, "write model: {config: {model_type: …}}, or model: {from: FOLDER}"))
+    if config.parallel.deepspeed is not None:
+        what = "true chooses what a DeepSpeed configuration says too"
+        problems.append(Problem("model.auto", what, "leave parallel.deepspeed out, or give the model's sizes"))
+    for key in ("tensor", "pipeline", "context"):
+        if getattr(config.parallel, key) > 1:
+            what = "which heads and layers there are to share is known only when model.auto has chosen"
+            fix = "leave it out, parallel.data: fsdp shares weights too; or give the model's sizes"
+            problems.append(Problem(f"parallel.{key}", what, fix))
+    given, measured = config.train.model_fields_set, read_fits().rates
+    if "optimizer" in given and config.train.optimizer not in measured and "learning_rate" not in given:
+        what = f"no learning rate can be chosen for {config.train.optimizer}: it was not measured"
+        problems.append(Problem("train.learning_rate", what, f"write one, or train.optimizer: {' or '.join(measured)}"))
+    return problems
+
+
+def smallest(config: RunConfig) -> RunConfig:
+    """Return the run with the smallest model, for checks before its text is known."""
+    return with_model(config, Size(DEPTHS[0]))
+
+
+def with_model(config: RunConfig, size: Size) -> RunConfig:
+    """Return the run with a model of this size in place of `model.auto`."""
+    values = {**config.model.model_dump(by_alias=True), "auto": False, "config": size.config()}
+    model = ModelConfig.model_validate(values)
+    return config.model_copy(update={"model": model})

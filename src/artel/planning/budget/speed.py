@@ -1,4 +1,4 @@
-"""How long a step of each size takes: measured here on two small models, or planned for hardware by its figures."""
+"""Time of a step for each size: measured here on two small models, or planned from the figures of hardware."""
 
 from __future__ import annotations
 
@@ -32,46 +32,46 @@ from artel.training.optim.optimizer import Optimizer
 
 _MEASURED = (Size(2), Size(5))
 _PLANNED = (Size(8), Size(20))
-_ROWS = 8  # of a micro-batch that is measured, beside one of a single row
+_ROWS = 8  # rows of a measured micro-batch; another one has a single row
 _FEWEST, _MOST, _SECONDS = 3, 30, 2.0
-"""Steps that are measured of each size, as many as the seconds allow; the first allocates. One is enough where it takes
-twice the seconds."""
+"""Steps to measure for each size, as many as fit into the seconds; the first one allocates. If one takes twice the
+seconds, it is enough."""
 _WAITING = 2.0
-"""How many times its processor time a step may take by the clock. Threads wait for one another, which is part of a
-step: by processor time alone 5 × 320 on two cores had 9,746 tokens/s, and a run of it 5,030. Other programs are not:
-beside one that took all it could, the same model had 875, 7,551 and 24,327 tokens/s by the clock alone."""
+"""Maximum wall time of a step, in multiples of its CPU time. Wall time includes threads waiting for one another, which
+belongs to a step: by CPU time alone 5 × 320 on two cores had 9,746 tokens/s, and a run of it 5,030. It also includes
+other programs, which do not: beside a busy one the same model had 875, 7,551 and 24,327 tokens/s by wall time alone."""
 _LAUNCH = 5e-6
-"""Seconds that a GPU needs at least for each operation: the host launches one after another. Not measured by artel."""
+"""Minimum seconds per operation on a GPU: the host launches one after another. Not measured by artel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What one size takes, of all processes together."""
+    """The times of one size, for all processes together."""
 
     size: Size
     flops: float
-    """FLOPs of a token."""
+    """FLOPs per token."""
     per_token: float
-    """Seconds of forward and backward for each token more in a step."""
+    """Seconds of forward and backward per additional token in a step."""
     per_step: float
-    """Seconds of a step beside that: the optimizer, and what forward and backward take however few tokens there are."""
+    """Other seconds of a step: the optimizer, and the fixed time of forward and backward."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Seconds of a step of any size, by a power law through two sizes; FLOP/s beyond them stay what they are there."""
+    """Seconds of a step for any size: a power law through two sizes, with constant FLOP/s beyond them."""
 
     small: Point
     large: Point
     vocabulary: int
     block: int
     source: str
-    """For people: where it is from."""
-    how: str = ""
-    """For people: of which models it is."""
+    """Source of the times, for people."""
+    method: str = ""
+    """Method by which the times were found, for people."""
 
     def seconds(self, size: Size, tokens: int) -> float:
-        """Seconds of a step of `tokens` tokens."""
+        """Return the seconds of a step of `tokens` tokens."""
         flops = size.flops_per_token(self.vocabulary, self.block)
         place = _place(flops, self.small.flops, self.large.flops)
         rates = (point.flops / point.per_token for point in (self.small, self.large))
@@ -81,7 +81,7 @@ class Speed:
 
 
 def _place(value: float, first: float, last: float) -> float:
-    """Where a value is between two others, along the logarithm: 0 at the first, 1 at the last."""
+    """Return the position of a value between two others on a log scale: 0 at the first, 1 at the last."""
     return math.log(value / first) / math.log(last / first)
 
 
@@ -90,51 +90,51 @@ def _between(place: float, first: float, last: float) -> float:
 
 
 def measure_speed(
-    run: RunConfig, data: PlannedData, processes: int, on_host: int, tell: Callable[[str], None] = lambda _: None
+    config: RunConfig, data: PlannedData, processes: int, on_host: int, tell: Callable[[str], None] = lambda _: None
 ) -> Speed:
-    """Measure a few steps of two small models on a CPU, each process with its share of the cores; takes seconds."""
-    threads = run.train.threads or max(1, usable_cores() // on_host)
+    """Measure a few steps of two small models on a CPU, with a process's share of the cores. Takes seconds."""
+    threads = config.train.threads or max(1, usable_cores() // on_host)
     with _measuring(threads):
         points = []
         for number, size in enumerate(_MEASURED, 1):
             tell(f"measuring small model {number} of {len(_MEASURED)}: {size.layers} layers of {size.width}")
-            points.append(_measure(run, data, size, processes))
+            points.append(_measure(config, data, size, processes))
     first, last = points
     small, large = within_reach(first, last), within_reach(last, first)
     each = f"{processes} processes with " if processes > 1 else ""
     plural = "" if threads == 1 else "s"
     source = f"measured just now for {each}{threads} thread{plural}"
-    return Speed(small, large, data.tokenizer.vocabulary, run.data.block, source, "measured on two small models")
+    return Speed(small, large, data.tokenizer.vocabulary, config.data.block, source, "measured on two small models")
 
 
-def measure_smallest(run: RunConfig, data: PlannedData, processes: int, on_host: int) -> Callable[[int], float]:
-    """Measure the smallest model alone, which takes some seconds: tokens of a step -> seconds of the step."""
-    with _measuring(run.train.threads or max(1, usable_cores() // on_host)):
-        point = _measure(run, data, Size(DEPTHS[0]), processes)
+def measure_smallest(config: RunConfig, data: PlannedData, processes: int, on_host: int) -> Callable[[int], float]:
+    """Measure only the smallest model, in a few seconds. Return a function from tokens to seconds of a step."""
+    with _measuring(config.train.threads or max(1, usable_cores() // on_host)):
+        point = _measure(config, data, Size(DEPTHS[0]), processes)
     return lambda tokens: tokens * point.per_token + point.per_step
 
 
 def within_reach(point: Point, other: Point) -> Point:
-    """The point at no less than half of the other's FLOP/s.
+    """Return the point with at least half of the other's FLOP/s.
 
-    On an idle processor 128 × 2 reaches 0.8 of those of 320 × 5. Where others have the cores, two threads wait for each
-    other at every small product, and all of its turns may be slow: it was measured at a fifteenth.
+    On an idle processor 128 × 2 reaches 0.8 of the FLOP/s of 320 × 5. If other programs use the cores, two threads wait
+    for each other at every small product, so that all steps may be slow: a fifteenth was measured.
     """
     slowest = 2 * point.flops * other.per_token / other.flops
     return replace(point, per_token=min(point.per_token, slowest))
 
 
-def _measure(run: RunConfig, data: PlannedData, size: Size, processes: int) -> Point:
+def _measure(config: RunConfig, data: PlannedData, size: Size, processes: int) -> Point:
     device, objective = torch.device("cpu"), data.objective
-    config = ModelConfig.model_validate({"config": size.config()})
-    request = objective.model_request(config, run.data.block, run.seed)
+    model_config = ModelConfig.model_validate({"config": size.config()})
+    request = objective.model_request(model_config, config.data.block, config.seed)
     model = build_model(request, data.tokenizer).model
     use_artel_attention(model)
     compute_experts_in_autocast(model)
-    precision = pick_precision(run.train.precision, device)
+    precision = pick_precision(config.train.precision, device)
     model.train()
     strategy = DataParallel(model, objective, World(0, 1, 0, device), precision)
-    optimizer = Optimizer(model, run.train, run.seed, None, precision)
+    optimizer = Optimizer(model, config.train, config.seed, None, precision)
     tokens: list[int] = []
     in_pass: list[float] = []
     in_step: list[float] = []
@@ -143,29 +143,29 @@ def _measure(run: RunConfig, data: PlannedData, size: Size, processes: int) -> P
         tokens.append(batch.tokens)
         in_pass.append(usual(passes))
         in_step.append(usual(steps))
-    # Measured times are not exact: a row more costs at least half of what each of the many rows does.
+    # Measured times are noisy: another row takes at least half of the mean time per row.
     per_token = max((in_pass[1] - in_pass[0]) / (tokens[1] - tokens[0]), in_pass[1] / tokens[1] / 2)
     fixed = max(0.0, in_pass[1] - per_token * tokens[1])
-    flops = size.flops_per_token(data.tokenizer.vocabulary, run.data.block)
+    flops = size.flops_per_token(data.tokenizer.vocabulary, config.data.block)
     return Point(size, flops, per_token / processes, min(in_step) + fixed)
 
 
 _Times = tuple[float, float]
-"""Seconds by the clock, and of this thread on a processor."""
+"""Wall seconds, and CPU seconds of this thread."""
 
 
 def usual(times: Sequence[_Times]) -> float:
-    """Seconds of the one in the middle: by the clock, but for what is likely to be other programs' time.
+    """Return the median wall time, capped by CPU time to leave out other programs.
 
-    A run takes its slow steps, too. Where the fastest counted, 6 × 384 was chosen for 3,151 tokens/s on two cores of a
-    host that others shared, and reached 2,265.
+    Not the minimum, because a run has slow steps too. By its fastest step 6 × 384 was chosen for 3,151 tokens/s on two
+    cores of a shared host, and reached 2,265.
     """
-    by_clock, on_processor = (statistics.median(each) for each in zip(*times, strict=True))
-    return min(by_clock, _WAITING * on_processor)
+    wall, cpu = (statistics.median(each) for each in zip(*times, strict=True))
+    return min(wall, _WAITING * cpu)
 
 
 def _steps(strategy: DataParallel, optimizer: Optimizer, batch: Batch) -> Iterator[tuple[_Times, _Times]]:
-    """What each of a few steps spends in forward and backward, and in the optimizer."""
+    """Yield the times of a few steps: in forward and backward, and in the optimizer."""
     end = time.perf_counter() + _SECONDS
     for count in range(_MOST):
         now = time.perf_counter()
@@ -181,7 +181,7 @@ def _steps(strategy: DataParallel, optimizer: Optimizer, batch: Batch) -> Iterat
 
 @contextmanager
 def _measuring(threads: int) -> Iterator[None]:
-    """Compute in so many threads. What the models took is given back: training would begin 450 MB fuller."""
+    """Use `threads` threads inside the block, then return free memory: training would begin with 450 MB more."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -192,36 +192,36 @@ def _measuring(threads: int) -> Iterator[None]:
         release_free_memory()
 
 
-def plan_speed(run: RunConfig, vocabulary: int, hardware: Hardware) -> Speed:
-    """What `artel plan` says of two sizes on that hardware, with two batches each.
+def plan_speed(config: RunConfig, vocabulary: int, hardware: Hardware) -> Speed:
+    """Plan two sizes on that hardware, with two batches each, as `artel plan` does.
 
-    Raises InputError where it cannot say how fast they are.
+    Raise InputError if their speed is unknown.
     """
     if not hardware.has_rates:
         what = f"true needs a plan's speed, and {hardware.name} is not in the table of accelerators"
         raise InputError.at("model.auto", what, "write model: {config: {model_type: …}}, or model: {from: FOLDER}")
-    if run.parallel.offload != "none":
+    if config.parallel.offload != "none":
         what = "the model is chosen by a plan's speed, and transfers of offloaded weights are not planned"
         raise InputError.at("parallel.offload", what, "leave it out, or give the model's sizes")
-    small, large = (_planned(run, size, vocabulary, hardware) for size in _PLANNED)
+    small, large = (_planned(config, size, vocabulary, hardware) for size in _PLANNED)
     return Speed(
-        small, large, vocabulary, run.data.block, f"by {hardware.source}", "computed from the plans of two models"
+        small, large, vocabulary, config.data.block, f"by {hardware.source}", "computed from the plans of two models"
     )
 
 
-def _planned(run: RunConfig, size: Size, vocabulary: int, hardware: Hardware) -> Point:
+def _planned(config: RunConfig, size: Size, vocabulary: int, hardware: Hardware) -> Point:
     model = ModelConfig.model_validate({"config": size.config()})
     times, tokens = [], []
     for rows in (_ROWS, 4 * _ROWS):
         batch = {"batch": rows * hardware.world_size, "micro_batch": rows}
-        train = run.train.model_copy(update={**batch, "budget": None, "steps": 1})
-        plan = make_plan(run.model_copy(update={"model": model, "train": train}), hardware)
+        train = config.train.model_copy(update={**batch, "budget": None, "steps": 1})
+        plan = make_plan(config.model_copy(update={"model": model, "train": train}), hardware)
         assert plan.step is not None
         launched = _LAUNCH * max(
             sum(count for operation, count in rank.operations.items() if operation.kind != VIEW) for rank in plan.ranks
         )
         times.append(max(plan.step.seconds.mid, launched if hardware.device == "cuda" else 0.0))
         tokens.append(plan.tokens)
-    flops = size.flops_per_token(vocabulary, run.data.block)
+    flops = size.flops_per_token(vocabulary, config.data.block)
     per_token = max((times[1] - times[0]) / (tokens[1] - tokens[0]), times[1] / tokens[1] / 10)
     return Point(size, flops, per_token, max(times[0] - per_token * tokens[0], times[0] / 100))

@@ -1,9 +1,11 @@
-"""The advice of `artel plan --fit`: the fastest ways to run a run file on some hardware, or larger hardware."""
+"""Advice of `artel plan --fit`: the fastest ways to run a run file on some hardware, or larger hardware."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -13,17 +15,18 @@ from artel.errors import InputError
 from artel.host import usable_cores
 from artel.parallel.mesh import read_parallel_dims
 from artel.planning.fit.estimate import Known, Size
-from artel.planning.fit.larger import more_of, others
 from artel.planning.fit.layouts import Layout, layouts
 from artel.planning.fit.search import Budget, Found, Search
-from artel.planning.hardware import Hardware
+from artel.planning.hardware import ACCELERATORS, Hardware, find_hardware
+from artel.planning.machine import in_gib
 from artel.planning.plan import Plan, PlannedText
 from artel.planning.plan.models import ModelOutline
 from artel.planning.plan.plan import planned_precision
 from artel.training.optim.optimizer import check_optimizer
 
+SAME, DIFFERENT, LARGER = "same_training", "different_training", "larger_hardware"
 _MOST = 3
-# Plans that are traced at most, for each part of the advice.
+# Maximum number of traced plans, for each part of the advice.
 _PLANS, _OFFLOAD_PLANS, _PLANS_OF_A_CHANGE, _HARDWARE_PLANS = 9, 3, 2, 5
 _KEYS = (
     "model.lora", "train.weights", "train.precision", "parallel.data", "parallel.shard", "parallel.tensor",
@@ -31,7 +34,9 @@ _KEYS = (
     "train.micro_batch",
 )  # fmt: skip
 _LORA_RANK = 16
-_WORTH = 0.95  # of the time of a step: what is gained must be worth a different training
+_WORTH = 0.95  # of the time of a step: a different training must be this much faster
+_COUNTS = (1, 2, 4, 8)
+_MOST_ACCELERATORS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +44,10 @@ class Advised:
     """A way to run it, with its plan."""
 
     overrides: Mapping[str, Any]
-    """Dotted keys of the run file, with what to write instead; empty: as it is."""
+    """Dotted keys of the run file with their new values; empty if nothing changes."""
     plan: Plan
     offloads: bool
-    """Whether weights and the optimizer's state lie in host memory."""
+    """True if weights and optimizer state are in host memory."""
 
     @property
     def hardware(self) -> Hardware:
@@ -50,49 +55,50 @@ class Advised:
 
     @property
     def words(self) -> list[str]:
-        """As on a command line."""
+        """The overrides as words of a command line."""
         return Overrides(self.overrides).words
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What fits, the fastest first."""
+    """Ways that fit, the fastest first."""
 
     same: tuple[Advised, ...]
-    """The same is learned, with the same numbers."""
+    """The same training, with the same results."""
     different: tuple[Advised, ...]
-    """Another training: faster than all of `same`, or fits where nothing else does."""
+    """A different training, which is faster than all of `same`, or fits if nothing else does."""
     larger: tuple[Advised, ...]
-    """Where nothing fits: the smallest hardware that would do, by what is planned."""
+    """The smallest hardware that would do, if nothing fits."""
 
 
 def advise(
-    run: RunConfig,
+    config: RunConfig,
     own: Plan,
     text: PlannedText,
     nproc: int | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Advice:
-    """Search around `own`, the plan of the run as it is, with its `planned_text`; `nproc` holds those of a host.
+    """Search around `own`, the plan of the unchanged run, with its `planned_text`.
 
-    `tell` hears of each plan that is traced. Raises InputError for what cannot be planned.
+    `nproc` fixes the processes per host. `tell` is called with a line for each traced plan. Raise InputError if the run
+    cannot be planned.
     """
-    return _Adviser(run, own, text, nproc, tell).advice()
+    return _Adviser(config, own, text, nproc, tell).advice()
 
 
 class _Adviser:
     """One run on one kind of hardware."""
 
     def __init__(
-        self, run: RunConfig, own: Plan, text: PlannedText, nproc: int | None, tell: Callable[[str], None]
+        self, config: RunConfig, own: Plan, text: PlannedText, nproc: int | None, tell: Callable[[str], None]
     ) -> None:
-        self._run, self._own, self._hardware, self._tell = run, own, own.hardware, tell
+        self._config, self._own, self._hardware, self._tell = config, own, own.hardware, tell
         self._text = text
         self._known = Known()
         self._models: dict[tuple[Any, ...], PreTrainedModel] = {}
         self._on_host = own.processes // own.hardware.nodes
         self._counts = [self._on_host]
-        """Processes on each host."""
+        """Numbers of processes per host to try."""
         if self._hardware.shares_memory and nproc is None:
             most = self._on_host if self._on_host > 1 else usable_cores()
             self._counts = sorted({self._on_host, *(2**power for power in range(most.bit_length()))})
@@ -110,47 +116,47 @@ class _Adviser:
         )
 
     def _same(self) -> list[Found]:
-        """The fastest layouts of the run as it is."""
-        dims = read_parallel_dims(self._run.parallel, self._own.processes, self._on_host)
-        own = Layout(self._run, dims, self._on_host)
+        """Return the fastest layouts of the unchanged run."""
+        dims = read_parallel_dims(self._config.parallel, self._own.processes, self._on_host)
+        own = Layout(self._config, dims, self._on_host)
         self._known.add(own, self._own)
-        search, candidates = self._search(self._run, self._hardware), self._layouts(self._run)
+        search, candidates = self._search(self._config, self._hardware), self._layouts(self._config)
         estimated = search.seconds(own, self._own.recompute, self._own.micro_batch)
-        found = [Found(self._run, self._own, estimated)] if self._own.share <= 1 else []
+        found = [Found(self._config, self._own, estimated)] if self._own.share <= 1 else []
         best = search.fastest(candidates, Budget(_PLANS, self._tell), found, _MOST)
         if len(best) == _MOST or self._hardware.shares_memory:
             return best
         return search.fastest(
-            self._layouts(self._run, offload="pinned"), Budget(_OFFLOAD_PLANS, self._tell), best, _MOST
+            self._layouts(self._config, offload="pinned"), Budget(_OFFLOAD_PLANS, self._tell), best, _MOST
         )
 
     def _different(self, same: list[Found]) -> Iterator[tuple[RunConfig, Found]]:
-        """The fastest layout of each change of what is learned, where that gains anything."""
+        """Yield the fastest layout of each change of the training, if it gains anything."""
         fastest = min((each.seconds for each in same if each.seconds is not None), default=None)
         for changes in self._changes():
-            run = _with(self._run, changes)
-            if run is None:
+            config = _with(self._config, changes)
+            if config is None:
                 continue
-            search = self._search(run, self._hardware)
-            for found in search.fastest(self._layouts(run), Budget(_PLANS_OF_A_CHANGE, self._tell), most=1):
+            search = self._search(config, self._hardware)
+            for found in search.fastest(self._layouts(config), Budget(_PLANS_OF_A_CHANGE, self._tell), most=1):
                 is_faster = fastest is not None and found.seconds is not None and found.seconds < _WORTH * fastest
                 if is_faster or not same:
-                    yield run, found
+                    yield config, found
 
     def _changes(self) -> Iterator[dict[str, Any]]:
-        """What may be changed at the price of a different training. Quantized weights are not planned yet."""
+        """Yield changes that make a different training. Quantized weights are not advised yet."""
         peaks = self._hardware.peak_flops
         if self._own.precision == "fp32" and ("bf16" in peaks or "fp16" in peaks):
             yield {"train.precision": "bf16" if "bf16" in peaks else "fp16"}
-        if self._own.precision == "bf16" and self._run.train.weights == "fp32":
+        if self._own.precision == "bf16" and self._config.train.weights == "fp32":
             yield {"train.weights": "bf16"}
-        if self._run.model.from_ is not None and self._run.model.lora is None and not self._run.model.freeze:
+        if self._config.model.from_ is not None and self._config.model.lora is None and not self._config.model.freeze:
             yield {"model.lora.rank": _LORA_RANK}
 
     def _larger(self) -> Iterator[Found]:
-        """The smallest number of the same accelerators that would do, and of others if they are fewer."""
+        """Yield the smallest sufficient number of the same accelerators, and of larger ones if fewer are enough."""
         most: int | None = None
-        for kinds in (more_of(self._hardware), others(self._hardware)):
+        for kinds in (more_of(self._hardware), larger_accelerators(self._hardware)):
             budget = Budget(_HARDWARE_PLANS, self._tell)
             for hardware in kinds:
                 if budget.left <= 0 or (most is not None and hardware.world_size >= most):
@@ -162,49 +168,78 @@ class _Adviser:
                     break
 
     def _smallest(self, hardware: Hardware, budget: Budget) -> Found | None:
-        """What fits that hardware with the least memory; None: nothing does, or may."""
-        model, search = self._model(self._run), self._search(self._run, hardware)
+        """Return the layout with the least memory that fits that hardware; None if none does."""
+        model, search = self._model(self._config), self._search(self._config, hardware)
         held = search.size.held
         candidates: list[Layout] = []
         if held // hardware.world_size <= hardware.memory_bytes:
-            candidates += layouts(self._run, model, hardware.world_size, hardware.count)
+            candidates += layouts(self._config, model, hardware.world_size, hardware.count)
         if hardware.host_memory_bytes is not None and held // hardware.nodes <= hardware.host_memory_bytes:
-            candidates += layouts(self._run, model, hardware.world_size, hardware.count, offload="pinned")
+            candidates += layouts(self._config, model, hardware.world_size, hardware.count, offload="pinned")
         return search.smallest(candidates, budget)
 
-    def _search(self, run: RunConfig, hardware: Hardware) -> Search:
-        size = Size.of(run, self._model(run), self._own.parameters["active"])
-        # A price is that of the accelerators that were asked about.
+    def _search(self, config: RunConfig, hardware: Hardware) -> Search:
+        size = Size.of(config, self._model(config), self._own.parameters["active"])
+        # The price is known only for the accelerators of the command.
         price = self._own.price if hardware.name == self._hardware.name else None
-        return Search(self._text, size, self._known, hardware, planned_precision(run, hardware), price)
+        return Search(self._text, size, self._known, hardware, planned_precision(config, hardware), price)
 
-    def _layouts(self, run: RunConfig, offload: str = "none") -> list[Layout]:
-        model, nodes = self._model(run), self._hardware.nodes
+    def _layouts(self, config: RunConfig, offload: str = "none") -> list[Layout]:
+        model, nodes = self._model(config), self._hardware.nodes
         return [
-            layout for count in self._counts for layout in layouts(run, model, count * nodes, count, offload=offload)
+            layout for count in self._counts for layout in layouts(config, model, count * nodes, count, offload=offload)
         ]
 
-    def _model(self, run: RunConfig) -> PreTrainedModel:
-        """The model of a run, on the meta device; layouts do not change it."""
-        precision = planned_precision(run, self._hardware)
-        key = (str(run.model.lora), run.train.weights, precision)
+    def _model(self, config: RunConfig) -> PreTrainedModel:
+        """Return the model of a run on the meta device. Layouts do not change it."""
+        precision = planned_precision(config, self._hardware)
+        key = (str(config.model.lora), config.train.weights, precision)
         if key not in self._models:
-            outline = ModelOutline.of(run, self._text[0].objective, self._text[0].tokenizer)
+            outline = ModelOutline.of(config, self._text[0].objective, self._text[0].tokenizer)
             self._models[key] = outline.build(precision)
         return self._models[key]
 
     def _is_sure(self, found: Found) -> bool:
-        """Whether it fits without host memory of unknown size."""
-        return found.run.parallel.offload == "none" or self._hardware.host_memory_bytes is not None
+        """True if it fits without host memory of unknown size."""
+        return found.config.parallel.offload == "none" or self._hardware.host_memory_bytes is not None
 
     def _advised(self, found: Found) -> Advised:
-        return Advised(_differences(self._run, found.run), found.plan, found.run.parallel.offload != "none")
+        return Advised(_differences(self._config, found.config), found.plan, found.config.parallel.offload != "none")
 
 
-def _with(run: RunConfig, changes: Mapping[str, Any]) -> RunConfig | None:
-    """The run with other values; None where they do not go with it."""
+def more_of(hardware: Hardware) -> Iterator[Hardware]:
+    """Yield more accelerators of the same kind: first in a node, then in more nodes. Nothing for a CPU."""
+    if hardware.shares_memory:
+        return
+    for count in _COUNTS:
+        if count > hardware.count:
+            yield replace(hardware, count=count)
+    count = max(hardware.count, *_COUNTS)
+    nodes = hardware.nodes if count == hardware.count else hardware.nodes or 1
+    while count * nodes * 2 <= _MOST_ACCELERATORS:
+        nodes *= 2
+        yield replace(hardware, count=count, nodes=nodes)
+
+
+def larger_accelerators(hardware: Hardware) -> list[Hardware]:
+    """Return accelerators with more memory than those of `hardware`, sorted by number and memory.
+
+    For a CPU, return all accelerators.
+    """
+    least = 0 if hardware.shares_memory else hardware.memory_bytes
+    kinds = [find_hardware(f"{name}:{count}") for name in ACCELERATORS for count in _COUNTS]
+    kinds = [replace(kind, host_memory_bytes=hardware.host_memory_bytes) for kind in kinds if kind.memory_bytes > least]
+    larger = [*kinds]
+    for kind in kinds:
+        if kind.count == _COUNTS[-1]:
+            larger += list(more_of(kind))
+    return sorted(larger, key=lambda kind: (kind.world_size, kind.memory_bytes))
+
+
+def _with(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig | None:
+    """Return the run with other values; None if they are invalid for it."""
     try:
-        other = run_from(run.model_dump(mode="json", by_alias=True), changes, {})
+        other = run_from(config.model_dump(mode="json", by_alias=True), changes, {})
         check_optimizer(other.train)
     except InputError:
         return None
@@ -212,11 +247,95 @@ def _with(run: RunConfig, changes: Mapping[str, Any]) -> RunConfig | None:
 
 
 def _differences(before: RunConfig, after: RunConfig) -> dict[str, Any]:
-    """Dotted keys that were changed, with their values."""
+    """Return the changed dotted keys with their values."""
     changes: dict[str, Any] = {}
     for dotted in _KEYS:
         section, key = dotted.split(".")
-        old, new = (getattr(getattr(run, section), key) for run in (before, after))
+        old, new = (getattr(getattr(config, section), key) for config in (before, after))
         if old != new:
             changes |= {"model.lora.rank": new.rank} if key == "lora" else {dotted: new}
     return changes
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """The user's command, which the lines to paste repeat."""
+
+    name: str
+    """The run file."""
+    overrides: Overrides
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Options of `artel plan` besides the hardware: `--host-memory` and its value."""
+
+    def train(self, advised: Advised) -> str:
+        hardware = advised.hardware
+        words = ["--nproc", str(advised.plan.processes // hardware.nodes)] if advised.plan.processes > 1 else []
+        words += ["--nnodes", str(hardware.nodes)] if hardware.nodes > 1 else []
+        return self._line("train", words, advised)
+
+    def plan(self, advised: Advised) -> str:
+        hardware = advised.hardware
+        nodes = ["--nodes", str(hardware.nodes)] if hardware.nodes > 1 else []
+        return self._line(
+            "plan", ["--hardware", f"{hardware.name}:{hardware.count}", *nodes, *chain(*self.options.items())], advised
+        )
+
+    def _line(self, command: str, options: Sequence[str], advised: Advised) -> str:
+        kept = Overrides({key: value for key, value in self.overrides.items() if key not in advised.overrides}).words
+        return shlex.join(["artel", command, self.name, *options, *kept, *advised.words])
+
+
+def advice_json(advice: Advice, line: CommandLine) -> list[dict[str, Any]]:
+    """Return the `advice` of `artel plan --json --fit`. `group` tells what would change."""
+    groups = {SAME: advice.same, DIFFERENT: advice.different, LARGER: advice.larger}
+    return [_entry(group, advised, line) for group, each in groups.items() for advised in each]
+
+
+def _entry(group: str, advised: Advised, line: CommandLine) -> dict[str, Any]:
+    plan = advised.plan
+    planned = plan.to_json()
+    kept = ("fits", "verdict", "processes", "micro_batch", "activation_checkpointing", "precision", "hours", "cost")
+    return {
+        "group": group,
+        "overrides": advised.words,
+        "command": line.plan(advised) if group == LARGER else line.train(advised),
+        "hardware": {"name": plan.hardware.name, "count": plan.hardware.count, "nodes": plan.hardware.nodes},
+        **{key: planned[key] for key in kept},
+        "per_rank_gib": planned["per_rank_gib"],
+        "host_gib": planned["host_gib"],
+        "tokens_per_second": None if plan.tokens_per_second is None else asdict(plan.tokens_per_second),
+    }
+
+
+def describe_advice(advice: Advice, line: CommandLine, hardware: Hardware) -> str:
+    """Return lines to paste, each with its memory and speed."""
+    many = "processes on this machine" if hardware.shares_memory else f"{hardware.world_size} × {hardware.name}"
+    parts = []
+    if advice.same:
+        parts.append([f"advice: the fastest that fit {many}", *_entries(advice.same, line.train)])
+    else:
+        parts.append([f"advice: nothing that was planned fits {many} with the training as it is"])
+    if advice.different:
+        parts.append(["if you accept a different training", *_entries(advice.different, line.train)])
+    if advice.larger:
+        parts.append(["the smallest hardware that would do", *_entries(advice.larger, line.plan)])
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def _entries(advised: Sequence[Advised], command: Callable[[Advised], str]) -> list[str]:
+    lines = []
+    for number, each in enumerate(advised, 1):
+        lines += [f"  {number}  {command(each)}", f"     {_memory_and_speed(each)}"]
+    return lines
+
+
+def _memory_and_speed(advised: Advised) -> str:
+    plan = advised.plan
+    speed = "speed unknown"
+    if plan.tokens_per_second is not None:
+        speed = f"{plan.tokens_per_second.mid:,.0f} tokens/s"
+    text = f"{plan.verdict}: {plan.fullest.reserved / 2**30:.1f} GiB on the fullest rank, {speed}"
+    if advised.offloads:
+        unknown = "if each host has" if plan.host_capacity is None else "with"
+        text += f", {unknown} {in_gib(plan.host_bytes)} of host memory"
+    return text

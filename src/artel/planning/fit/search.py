@@ -1,8 +1,8 @@
-"""The fastest layouts that fit some hardware, found with few plans: each takes seconds to trace.
+"""Search for the fastest layouts that fit some hardware, with few plans: each takes seconds to trace.
 
-Layouts are planned in the order of `estimate.step_seconds`. What cannot fit by `estimate.smallest_need` is not planned,
-nor what is slower than what was found, by as much as plans have been from their estimates. Memory is a straight line in
-the rows of a micro-batch: one or two plans tell which is the largest that fits.
+Layouts are planned in the order of `estimate.step_seconds`. A layout is skipped if it cannot fit by
+`estimate.smallest_need`, or if it is slower than the ones found, given how far plans were from their estimates. Memory
+is linear in the rows of a micro-batch: one or two plans tell which is the largest that fits.
 """
 
 from __future__ import annotations
@@ -33,70 +33,70 @@ from artel.planning.hardware import Hardware
 from artel.planning.plan import Plan, PlannedText, make_plan
 from artel.planning.plan.live_bytes import ACTIVATIONS, LOSS
 from artel.planning.plan.plan import TIGHT
-from artel.planning.plan.untraced import FRAMEWORK
+from artel.planning.plan.rank_memory import FRAMEWORK_BYTES
 from artel.training.micro_batch import sizes_to_try
 
 _PLANS_A_LAYOUT = 3
-_HOPELESS = 1.25  # of the memory: guesses of what a layout takes are not as far off
-_STAGE_LAYERS = 6  # a pipeline is traced with all its layers, everything else with about so many
-_STAGE_BATCHES = 4  # micro-batches for each stage: a pipeline then waits for less than a quarter of its time
+_HOPELESS = 1.25  # of the memory: estimates are closer than that
+_STAGE_LAYERS = 6  # a pipeline is traced with all layers, other layouts with about so many
+_STAGE_BATCHES = 4  # micro-batches per stage: a pipeline then waits less than a quarter of the time
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """A layout with its plan."""
 
-    run: RunConfig
+    config: RunConfig
     plan: Plan
     estimated: float
-    """Seconds of a step, for what has no planned time."""
+    """Seconds of a step, if the plan has none."""
 
     @property
     def order(self) -> tuple[bool, bool, float]:
-        """What fits before what is tight, known speeds before unknown ones, fast before slow."""
+        """Sort key: fitting before tight, known speeds before unknown ones, fast before slow."""
         seconds = self.seconds
         return (self.plan.share > TIGHT, seconds is None, self.estimated if seconds is None else seconds)
 
     @property
     def seconds(self) -> float | None:
-        """Of a step, planned."""
+        """Planned seconds of a step."""
         return self.plan.step.seconds.mid if self.plan.step else None
 
 
 class Promise(NamedTuple):
-    """What is expected of a layout before it is planned; the better ones come first."""
+    """Expectation of a layout before it is planned. Better ones sort first."""
 
     is_too_large: bool
-    """Whether it is expected not to fit."""
+    """True if it is expected not to fit."""
     seconds: float
-    """Of a step."""
+    """Seconds of a step."""
     is_hopeless: bool
-    """Whether it need not be planned."""
+    """True if it need not be planned."""
 
 
 class Budget:
-    """How many plans may still be traced, and what tells people of each."""
+    """Number of plans that may still be traced. Announces each one."""
 
     def __init__(self, plans: int, tell: Callable[[str], None]) -> None:
         self.left = plans
         self._tell = tell
 
-    def spend(self, layout: Layout, how: Recompute, rows: int, hardware: Hardware, cost: int) -> None:
+    def spend(self, layout: Layout, mode: Recompute, rows: int, hardware: Hardware, cost: int) -> None:
         self.left -= cost
         place = "here" if hardware.shares_memory else f"on {layout.processes} × {hardware.name}"
-        self._tell(f"advice: planning {in_words(layout)}, recomputed {how}, micro-batches of {rows}, {place}")
+        self._tell(f"advice: planning {in_words(layout)}, recomputed {mode}, micro-batches of {rows}, {place}")
 
 
 def in_words(layout: Layout) -> str:
-    """`fsdp, tensor 2`."""
+    """Describe a layout: `fsdp, tensor 2`."""
     names = ("tensor", "pipeline", "context", "expert")
     splits = [f"{name} {size}" for name, size in zip(names, layout.splits, strict=True) if size > 1]
-    data = f"parallel.data {layout.run.parallel.data}" if layout.processes > 1 or layout.offloads else "one process"
+    data = f"parallel.data {layout.config.parallel.data}" if layout.processes > 1 or layout.offloads else "one process"
     return ", ".join([data, *splits, *["offload"] * layout.offloads])
 
 
 class Search:
-    """Looks for what fits one kind of hardware; what its plans show of activations serves all later ones."""
+    """Searches layouts for one kind of hardware. Later searches reuse the activation memory found by its plans."""
 
     def __init__(
         self, text: PlannedText, size: Size, known: Known, hardware: Hardware, precision: str, price: float | None
@@ -107,28 +107,31 @@ class Search:
     def fastest(
         self, layouts: Iterable[Layout], budget: Budget, found: Iterable[Found] = (), most: int = 3
     ) -> list[Found]:
-        """The `most` fastest of what is `found` already and of `layouts`, with the largest micro-batch that fits."""
+        """Return the `most` fastest of `found` and of `layouts`, each with the largest micro-batch that fits."""
         best = sorted(found, key=lambda each: each.order)
-        planned = {_identity(each.run, each.plan) for each in best}
+        planned = {_identity(each.config, each.plan) for each in best}
         pairs = [
-            (layout, how) for layout in layouts for how in RECOMPUTES if not self._promise(layout, how).is_hopeless
+            (layout, mode) for layout in layouts for mode in RECOMPUTES if not self._promise(layout, mode).is_hopeless
         ]
         while pairs and budget.left > 0:
-            promise, layout, how = min(((self._promise(*pair), *pair) for pair in pairs), key=lambda each: each[0])
-            pairs.remove((layout, how))
-            guess = (layout.run.parallel, layout.processes, how, self._guess(layout, how))
+            promise, layout, mode = min(((self._promise(*pair), *pair) for pair in pairs), key=lambda each: each[0])
+            pairs.remove((layout, mode))
+            guess = (layout.config.parallel, layout.processes, mode, self._guess(layout, mode))
             if promise.is_hopeless or guess in planned or self._is_slower(layout, promise.seconds, best, most):
                 continue
-            plan = self._largest(layout, how, budget)
-            if plan is None or _identity(layout.run, plan) in planned:
+            plan = self._largest(layout, mode, budget)
+            if plan is None or _identity(layout.config, plan) in planned:
                 continue
-            planned.add(_identity(layout.run, plan))
+            planned.add(_identity(layout.config, plan))
             each = Found(layout.at(plan.recompute, plan.micro_batch), plan, promise.seconds)
             best = sorted([*best, each], key=lambda each: each.order)
         return best[:most]
 
     def smallest(self, layouts: Iterable[Layout], budget: Budget) -> Found | None:
-        """The smallest of `layouts`: all is recomputed, in the smallest micro-batch. None: not even that fits."""
+        """Return the layout with the least memory, with full recomputation and the smallest micro-batch.
+
+        None if not even that fits.
+        """
         may = [layout for layout in layouts if self.may_fit(layout, "full") and self._cost(layout) <= budget.left]
         quick = [layout for layout in may if self._cost(layout) == 1] or may
         promises = sorted(quick, key=lambda layout: self._promise(layout, "full"))
@@ -139,22 +142,22 @@ class Search:
                 return Found(layout.at("full", rows), plan, 0.0)
         return None
 
-    def may_fit(self, layout: Layout, how: Recompute) -> bool:
-        """Whether nothing that is known says that the smallest micro-batch does not fit."""
-        need = smallest_need(layout, self.size, self._known, how, self._rows(layout)[0], self._precision)
+    def may_fit(self, layout: Layout, mode: Recompute) -> bool:
+        """True unless the smallest micro-batch is known not to fit."""
+        need = smallest_need(layout, self.size, self._known, mode, self._rows(layout)[0], self._precision)
         hardware, host = self._hardware, host_floor(layout, self.size)
         if hardware.shares_memory:
             return need * layout.on_host <= hardware.memory_bytes
         return need <= hardware.memory_bytes and host <= (hardware.host_memory_bytes or host)
 
-    def seconds(self, layout: Layout, how: Recompute, rows: int) -> float:
-        """Of a step, about."""
-        return step_seconds(layout, self.size, how, rows, self._text[0].row_tokens, self._hardware, self._precision)
+    def seconds(self, layout: Layout, mode: Recompute, rows: int) -> float:
+        """Estimate the seconds of a step."""
+        return step_seconds(layout, self.size, mode, rows, self._text[0].row_tokens, self._hardware, self._precision)
 
     def _is_slower(self, layout: Layout, estimated: float, best: Sequence[Found], most: int) -> bool:
-        """Whether a plan of `layout` could only show that it is none of the `most` fastest."""
-        for each in best:  # with all in one micro-batch, recomputing gains nothing
-            is_same = (each.run.parallel, each.plan.processes) == (layout.run.parallel, layout.processes)
+        """True if `layout` cannot be one of the `most` fastest."""
+        for each in best:  # recomputation gains nothing if all rows fit into one micro-batch
+            is_same = (each.config.parallel, each.plan.processes) == (layout.config.parallel, layout.processes)
             if is_same and each.plan.share <= TIGHT and each.plan.micro_batch >= self._rows(layout)[-1]:
                 return each.plan.recompute == "none" or each.estimated < estimated
         fitting = [each for each in best if each.plan.share <= TIGHT and each.seconds is not None]
@@ -163,20 +166,20 @@ class Search:
         nearest = min(each.seconds / each.estimated for each in fitting if each.seconds is not None)
         return estimated * nearest > (fitting[most - 1].seconds or 0.0)
 
-    def _promise(self, layout: Layout, how: Recompute) -> Promise:
-        """What is to be expected, by all that is known so far."""
-        least = self._need(layout, how, self._rows(layout)[0]) / self._room(layout)
-        seconds = self.seconds(layout, how, self._guess(layout, how))
-        return Promise(least > TIGHT, seconds, least > _HOPELESS or not self.may_fit(layout, how))
+    def _promise(self, layout: Layout, mode: Recompute) -> Promise:
+        """Return the expectation of a layout from what is known so far."""
+        least = self._need(layout, mode, self._rows(layout)[0]) / self._capacity(layout)
+        seconds = self.seconds(layout, mode, self._guess(layout, mode))
+        return Promise(least > TIGHT, seconds, least > _HOPELESS or not self.may_fit(layout, mode))
 
-    def _largest(self, layout: Layout, how: Recompute, budget: Budget) -> Plan | None:
-        """The plan with the largest micro-batch that fits; one that is tight where none fits; None: none is neither."""
+    def _largest(self, layout: Layout, mode: Recompute, budget: Budget) -> Plan | None:
+        """Return the plan with the largest micro-batch that fits, else a tight one, else None."""
         sizes = self._rows(layout)
-        rows = self._guess(layout, how)
+        rows = self._guess(layout, mode)
         points: dict[int, float] = {}
         best: Plan | None = None
         for _ in range(_PLANS_A_LAYOUT):
-            plan = self._plan(layout, how, rows, budget)
+            plan = self._plan(layout, mode, rows, budget)
             if plan is None:
                 break
             points[rows] = plan.share
@@ -191,7 +194,7 @@ class Search:
         return best if best is not None and best.share <= 1 else None
 
     def _share(self, plan: Plan, points: dict[int, float], rows: int) -> float:
-        """The part of memory that micro-batches of `rows` rows will take."""
+        """Estimate the fraction of memory with micro-batches of `rows` rows."""
         if len(points) > 1:
             (fewer, less), (more, most) = min(points.items()), max(points.items())
             return less + (rows - fewer) * (most - less) / (more - fewer)
@@ -201,48 +204,48 @@ class Search:
         processes = plan.processes // self._hardware.nodes if self._hardware.shares_memory else 1
         return share + (rows - known) * a_row * processes / self._hardware.memory_bytes
 
-    def _guess(self, layout: Layout, how: Recompute) -> int:
-        """The largest micro-batch that should fit."""
+    def _guess(self, layout: Layout, mode: Recompute) -> int:
+        """Return the largest micro-batch that should fit."""
         sizes = self._rows(layout)
-        room = TIGHT * self._room(layout)
-        return sizes[max(0, bisect_right(sizes, room, key=lambda rows: self._need(layout, how, rows)) - 1)]
+        capacity = TIGHT * self._capacity(layout)
+        return sizes[max(0, bisect_right(sizes, capacity, key=lambda rows: self._need(layout, mode, rows)) - 1)]
 
-    def _need(self, layout: Layout, how: Recompute, rows: int) -> float:
-        """Bytes on a process's device, about."""
-        activations = self._known.about(layout, how, rows)
+    def _need(self, layout: Layout, mode: Recompute, rows: int) -> float:
+        """Estimate the bytes of a process on its device."""
+        activations = self._known.about(layout, mode, rows)
         if activations is None:
-            activations = rows * guessed_activations(layout, self.size, how, self._text[0].row_tokens)
+            activations = rows * guessed_activations(layout, self.size, mode, self._text[0].row_tokens)
         buffers = guessed_buffers(layout, self.size, self._precision)
-        return device_floor(layout, self.size, self._precision) + buffers + activations + FRAMEWORK
+        return device_floor(layout, self.size, self._precision) + buffers + activations + FRAMEWORK_BYTES
 
-    def _room(self, layout: Layout) -> float:
-        """Bytes that each process may take."""
+    def _capacity(self, layout: Layout) -> float:
+        """Return the bytes available to each process."""
         return self._hardware.memory_bytes / (layout.on_host if self._hardware.shares_memory else 1)
 
     def _least(self, layout: Layout) -> tuple[float, float]:
-        """What is smaller the less memory a layout takes; of equal ones the faster."""
+        """Sort key: less memory first, then faster."""
         rows = self._rows(layout)[0]
         return self._need(layout, "full", rows), self.seconds(layout, "full", rows)
 
     def _rows(self, layout: Layout) -> list[int]:
-        """Micro-batches worth trying, smallest first."""
-        most = -(-layout.run.train.batch // layout.dims.dp_degree)
+        """Return the micro-batches worth trying, smallest first."""
+        most = -(-layout.config.train.batch // layout.dims.dp_degree)
         sizes = sizes_to_try(most, self._text[0].row_tokens, torch.device(self._hardware.device))
-        stages = layout.run.parallel.pipeline
+        stages = layout.config.parallel.pipeline
         return [size for size in sizes if stages == 1 or size * _STAGE_BATCHES * stages <= most] or sizes[:1]
 
     def _cost(self, layout: Layout) -> int:
-        """What a plan takes of the budget."""
-        stages = layout.run.parallel.pipeline
+        """Return the cost of a plan in the budget."""
+        stages = layout.config.parallel.pipeline
         return 1 if stages == 1 else max(1, self.size.layers // _STAGE_LAYERS)
 
-    def _plan(self, layout: Layout, how: Recompute, rows: int, budget: Budget) -> Plan | None:
-        """None where the plan itself finds that the layout does not go, or costs more than is left."""
+    def _plan(self, layout: Layout, mode: Recompute, rows: int, budget: Budget) -> Plan | None:
+        """Plan a layout. None if it is invalid, or costs more than is left of the budget."""
         if self._cost(layout) > budget.left:
             return None
-        budget.spend(layout, how, rows, self._hardware, self._cost(layout))
+        budget.spend(layout, mode, rows, self._hardware, self._cost(layout))
         try:
-            plan = make_plan(layout.at(how, rows), self._hardware, layout.on_host, self._price, self._text)
+            plan = make_plan(layout.at(mode, rows), self._hardware, layout.on_host, self._price, self._text)
         except InputError:
             return None
         self._known.add(layout, plan)
@@ -250,10 +253,10 @@ class Search:
 
 
 def _worth(plan: Plan) -> tuple[bool, float]:
-    """What is more the better a plan is: of those that fit the largest micro-batch, else the least memory."""
+    """Return a value that grows with a plan's worth: the micro-batch if it fits, else less memory."""
     fits = plan.share <= TIGHT
     return fits, plan.micro_batch if fits else -plan.share
 
 
-def _identity(run: RunConfig, plan: Plan) -> tuple[object, ...]:
-    return (run.parallel, plan.processes, plan.recompute, plan.micro_batch)
+def _identity(config: RunConfig, plan: Plan) -> tuple[object, ...]:
+    return (config.parallel, plan.processes, plan.recompute, plan.micro_batch)

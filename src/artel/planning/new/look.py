@@ -1,4 +1,4 @@
-"""What a text holds: its files are found, and the first records of each format that can read them are read."""
+"""Look at a text: find its files, and try which formats can read their first records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from artel.text.formats.format import format_of
 from artel.text.sources.find import is_table_name
 from artel.text.sources.inputs import Input
 
-_RECORDS = 20  # that a format must be able to read
+_RECORDS = 20  # records that a format must be able to read
 _BYTES = 2_000_000
 _COLUMNS = "name its columns text, or text and label, or input and output …; or name them in a run file (docs/text.md)"
 
@@ -27,29 +27,29 @@ class Look:
     files: int
     bytes: int
     formats: dict[str, str] = field(hash=False)
-    """Formats that read it, the likeliest first, and what their records are: text, conversations …"""
+    """Formats that can read it, the likeliest first, with their kind of record: text, conversations …"""
 
     @property
     def kinds(self) -> set[str]:
         return set(self.formats.values())
 
     def format_for(self, learns_from: tuple[str, ...]) -> str:
-        """The likeliest format whose records an objective learns from."""
+        """Return the likeliest format with records that an objective learns from."""
         return next(name for name, kind in self.formats.items() if kind in learns_from)
 
     def describe(self) -> str:
-        """For people: `1 file, 3.1 MB: text`."""
+        """Describe the text for people: `1 file, 3.1 MB: text`."""
         plural = "" if self.files == 1 else "s"
         kinds = " or ".join(dict.fromkeys(self.formats.values()))
         return f"{self.files:,} file{plural}, {in_bytes(self.bytes)}: {kinds}"
 
 
 def look_at(paths: list[str]) -> Look:
-    """Raises InputError where there is no such text, or no format reads it."""
+    """Look at files, globs or folders. Raise InputError if there is no text, or no format can read it."""
     data, refused = _data(paths, FORMATS.names[0]), None
     try:
         check_sources(data)
-    except InputError as error:  # also of a table without texts: whether it holds pairs or labels is looked at below
+    except InputError as error:  # a table without texts may hold pairs or labels, see below
         refused = error.problems[0]
         data = _data(paths, next(name for name in FORMATS.names if _takes_any_file(name)))
     try:
@@ -81,7 +81,7 @@ def _takes_any_file(name: str) -> bool:
 
 
 def _column_problem(paths: list[str]) -> str:
-    """Which column a table of texts would have to have; empty if it has it, or is no such table."""
+    """Return the problem of a table that lacks its text column; empty if there is none, or it is not a table."""
     if not all(map(is_table_name, paths)):
         return ""
     try:
@@ -92,12 +92,12 @@ def _column_problem(paths: list[str]) -> str:
 
 
 def _formats(paths: list[str], inputs: list[Input], *, is_table: bool) -> Iterator[tuple[str, str]]:
-    """(format, kind of record): what the suffix stands for, then those that find their fields in it.
+    """Yield (format, kind of record): first the format of the suffix, then formats that find their fields in the text.
 
-    Any file is plain text, or a page without tags, also one of conversations: that counts only where nothing else does.
-    Plain text is by folder, too, where it lies in several. Lines with blank ones between them may be groups of texts
-    that match, and may be a novel: such files are both, unless more than a tenth of the groups are single lines, as
-    headings of chapters are. A table is never plain text.
+    Any file can be read as plain text or as a page without tags, even conversations, so these count only if nothing
+    else does. Plain text in several folders is also classified by folder. Lines separated by blank ones may be groups
+    of matching texts or a novel: such files are both, unless more than a tenth of the groups are single lines, as
+    chapter headings are. A table is never plain text.
     """
     auto = _data(paths, FORMATS.names[0]).sources[0]
     is_plain = not is_table and all(format_of(auto, entry.address).is_plain_text for entry in inputs)
@@ -117,7 +117,7 @@ def _data(paths: list[str], name: str) -> DataConfig:
 
 
 def _reads(paths: list[str], name: str, is_plain: bool) -> bool:
-    """Return True if the format reads the first records; in a plain text, it may reject a tenth of them."""
+    """True if the format reads the first records. Of plain text it may reject a tenth."""
     rejects: list[Rejected] = []
     ledger = Ledger(on_reject=rejects.append)
     try:

@@ -1,40 +1,41 @@
-"""The four questions of `artel new`, each of which a flag may have answered."""
+"""The four questions of `artel new`, and the meaning of their answers. Flags may answer them too."""
 
 from __future__ import annotations
 
+import difflib
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
+from artel.config.model_name import check_model_name
+from artel.config.schema.quantities import read_seconds
 from artel.errors import InputError, Problem
-from artel.planning.new.answers import (
-    SCRATCH,
-    Answers,
-    objectives_for,
-    read_hardware,
-    read_model,
-    read_objective,
-    read_time,
-    read_time_and_hardware,
-)
-from artel.planning.new.look import look_at
+from artel.objectives import Objective
+from artel.planning.hardware import find_hardware
+from artel.planning.new.look import Look, look_at
 from artel.printable import in_bytes
+from artel.registry import OBJECTIVES
+
+SCRATCH = "scratch"
+"""The answer for a new model."""
 
 _HOPELESS_BYTES = 1_000_000
-"""Bytes of conversations or pairs below which no model from scratch learns to write."""
+"""Bytes of conversations or pairs below which a model from scratch does not learn to write."""
 
 PRETRAINED, _CAUSAL = "Qwen/Qwen3-0.6B", "AutoModelForCausalLM"
-"""The default model to teach a chat, of the class that artel's recipes take."""
+"""The default model for chat, and the class of models it applies to."""
 
 T = TypeVar("T")
 Ask = Callable[[str, str], str]
-"""(question, default) -> what was typed, or the default."""
+"""(question, default) -> the typed answer, or the default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What flags say; None where there is none."""
+    """The values of flags; None for missing ones."""
 
     text: list[str] | None = None
     learn: str | None = None
@@ -44,15 +45,86 @@ class Given:
 
     @property
     def missing(self) -> list[str]:
-        """Flags without which there is something to ask."""
+        """Names of missing flags, which are asked for."""
         flags = {"--text": self.text, "--learn": self.learn, "--from": self.model, "--time": self.time}
         return [flag for flag, value in flags.items() if not value]
 
 
+@dataclass(frozen=True, slots=True)
+class Answers:
+    look: Look
+    objective: str
+    """The `objective` of the run file."""
+    model: str
+    """A folder or a hub id; empty for training from scratch."""
+    time: str
+    """In the user's words: `30min`."""
+    hardware: str
+    """Name for `artel plan --hardware`; empty for this machine."""
+
+
+def objectives_for(look: Look) -> dict[str, type[Objective]]:
+    """Return the objectives that can learn from this text, by name."""
+    kinds = {name: OBJECTIVES[name] for name in OBJECTIVES.names if OBJECTIVES[name].is_offered}
+    return {name: kind for name, kind in kinds.items() if set(kind.learns_from) & look.kinds}
+
+
+def read_objective(answer: str, look: Look) -> str:
+    """Return the objective for an answer, its name or its word for users. Raise InputError."""
+    fitting = objectives_for(look)
+    words = {word: name for name, objective in fitting.items() for word in (name, objective.verb) if word}
+    if answer in words:
+        return words[answer]
+    if answer in OBJECTIVES and not OBJECTIVES[answer].is_offered:
+        what = f"{answer} needs more than texts, and is not asked about here"
+        raise InputError.at("--learn", what, f"begin with a recipe: artel recipes ls lists those of objective {answer}")
+    shown = ", ".join(objective.verb or name for name, objective in fitting.items())
+    known = {word for name in OBJECTIVES.names for word in (name, OBJECTIVES[name].verb)}
+    near = difflib.get_close_matches(answer, words, 1)
+    what = f"Unknown task {answer!r}" + (f"; did you mean {near[0]}?" if near else "")
+    if answer in known:
+        what = f"{answer!r} cannot be learned from {' or '.join(sorted(look.kinds))}"
+    raise InputError.at("--learn", what, f"this text fits: {shown}")
+
+
+def read_model(answer: str) -> str:
+    """Return a folder or a hub id; empty for `scratch`. Raise InputError for a path that is not a folder."""
+    if answer == SCRATCH:
+        return ""
+    is_path = answer.startswith((".", "/", "~")) or answer.isdigit()  # a number is not an answer to this question
+    if not answer or (is_path and not Path(answer).expanduser().is_dir()):
+        raise InputError.at("--from", f"{answer!r} is not a folder", f"write {SCRATCH}, a model's folder or a hub id")
+    name = os.path.expanduser(answer)  # noqa: PTH111 - a hub id stays as it is
+    check_model_name(name)
+    return name
+
+
+def read_time(answer: str) -> str:
+    """Return the answer. Raise InputError if it is not a time."""
+    try:
+        read_seconds(answer)
+    except ValueError as error:
+        raise InputError.at("--time", str(error).partition(";")[0], "write it like 30min or 2h") from None
+    return answer
+
+
+def read_hardware(answer: str) -> str:
+    """Return the answer. Raise InputError for unknown hardware, with the nearest names."""
+    find_hardware(answer)
+    return answer
+
+
+def read_time_and_hardware(answer: str) -> tuple[str, str]:
+    """Split `30min`, or `2h on h100-80gb:8`. Raise InputError."""
+    time, _, hardware = answer.partition(" on ")
+    return read_time(time.strip()), read_hardware(hardware.strip())
+
+
 def answer_questions(given: Given, ask: Ask | None, tell: Callable[[str], object]) -> Answers:
-    """What the flags say; the rest is asked. Raises InputError for wrong flags, and for missing ones without `ask`."""
+    """Take answers from the flags, and ask for the rest. Without `ask` raise InputError if a flag is missing."""
     if ask is None and given.missing:
-        what = f"there is no terminal to ask at, and {' and '.join(given.missing)} {_verb(given.missing)} missing"
+        verb = "is" if len(given.missing) == 1 else "are"
+        what = f"no terminal to ask on, and {' and '.join(given.missing)} {verb} missing"
         example = "artel new run.yaml --text novel.txt --learn write --from scratch --time 30min"
         raise InputError.at("artel new", what, f"give all of them: {example}")
     _check_flags(given)
@@ -107,7 +179,7 @@ def _answer(
     ask: Ask | None,
     tell: Callable[[str], object],
 ) -> T:
-    """What the flag or an answer means. A wrong answer is asked for again; a wrong flag raises InputError."""
+    """Read a flag, or ask. Repeat the question after a wrong answer; raise InputError for a wrong flag."""
     if flag is not None:
         return read(shlex.join(flag) if isinstance(flag, list) else flag)
     assert ask is not None
@@ -120,7 +192,7 @@ def _answer(
 
 
 def _paths(text: str) -> list[str]:
-    """The paths in a line, as a shell reads it. Raises InputError."""
+    """Split a line into paths as a shell does. Raise InputError."""
     try:
         paths = shlex.split(text)
     except ValueError as error:
@@ -128,7 +200,3 @@ def _paths(text: str) -> list[str]:
     if not paths or not all(path.strip() for path in paths):
         raise InputError.at("--text", "no text is named", "give a file, a glob in quotes, or a folder (. is this one)")
     return paths
-
-
-def _verb(flags: list[str]) -> str:
-    return "is" if len(flags) == 1 else "are"

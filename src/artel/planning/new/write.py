@@ -1,4 +1,4 @@
-"""The text of a run file, with comments, from four answers."""
+"""Write a run file with comments from four answers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from artel.models.loading.structure import outline, position_limit
 from artel.objectives import Objective
 from artel.planning.budget.sizes import Size
 from artel.planning.hardware import find_hardware
-from artel.planning.new.answers import Answers
+from artel.planning.new.questions import Answers
 from artel.planning.outline import is_within_reach
 from artel.registry import FORMATS, OBJECTIVES
 
-_STATE = 16  # bytes for each parameter that is trained: weights, gradients, two averages
+_STATE = 16  # bytes per trained parameter: weights, gradients, two averages
 _ROOM = 0.6  # of the memory; the rest is for activations
 _BLOCK = 1024
 _ENCODER = {
@@ -42,7 +42,7 @@ _COLUMN = 36  # where comments begin
 
 
 def run_file(answers: Answers, name: str) -> str:
-    """The run file that will be called `name`. Raises InputError for a model that cannot be read."""
+    """Return the text of a run file named `name`. Raise InputError if the model cannot be read."""
     objective: type[Objective] = OBJECTIVES[answers.objective]
     parts = [_head(answers, name), _data(answers, objective), *_model(answers, objective)]
     return "\n".join(line.rstrip() for part in parts for line in part) + "\n"
@@ -74,7 +74,7 @@ def _data(answers: Answers, objective: type[Objective]) -> Iterator[str]:
 
 
 def _model(answers: Answers, objective: type[Objective]) -> Iterator[Iterator[str]]:
-    """The lines from the block on: those of a model from scratch, or of a pretrained one."""
+    """Yield the lines after the data, for a model from scratch or a pretrained one."""
     does = f"{objective.verb}: {objective.does}" if objective.verb else ""
     if answers.model:
         yield _pretrained(answers, objective, does)
@@ -118,9 +118,9 @@ def _pretrained(answers: Answers, objective: type[Objective], does: str) -> Iter
 
 
 def _known(name: str, objective: type[Objective]) -> tuple[int, int | None]:
-    """Parameters of a pretrained model, 0 where only a hub knows them; and the longest block that it takes.
+    """Return the number of parameters of a pretrained model and its longest block; (0, None) if only a hub knows it.
 
-    Raises InputError for a folder that holds no model.
+    Raise InputError for a folder without a model.
     """
     if not is_within_reach(name):
         return 0, None
@@ -131,7 +131,7 @@ def _known(name: str, objective: type[Objective]) -> tuple[int, int | None]:
 
 
 def _needs_adapters(answers: Answers, objective: type[Objective], parameters: int) -> bool:
-    """Whether training all weights would not fit; of an unknown model whether such are mostly adapted (chat)."""
+    """True if training all weights would not fit; for a model of unknown size, true for chat and similar tasks."""
     if not parameters:
         return objective.generates and not objective.packs_text
     hardware = find_hardware(answers.hardware)
@@ -139,7 +139,7 @@ def _needs_adapters(answers: Answers, objective: type[Objective], parameters: in
 
 
 def _too_large_for_one(answers: Answers, parameters: int) -> bool:
-    """Whether training all weights would not fit one GPU."""
+    """True if training all weights would not fit on one GPU."""
     hardware = find_hardware(answers.hardware)
     return not hardware.shares_memory and parameters * _STATE > _ROOM * hardware.memory_bytes
 

@@ -1,4 +1,4 @@
-"""What a run will need of memory and disk, before it runs: `artel plan`."""
+"""Memory, disk, speed and length of a run before it starts: `artel plan`."""
 
 from artel.planning.plan.length import with_planned_packing
 from artel.planning.plan.plan import Plan, PlannedText, make_plan, planned_text

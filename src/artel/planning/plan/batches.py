@@ -1,8 +1,8 @@
-"""The micro-batches of a run's worst step: of the longest sample in its token store, or in the first of its texts."""
+"""Micro-batches to plan with: the largest one (the longest sample), and a usual one (from the first steps)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -15,36 +15,50 @@ from artel.objectives import Batch, Objective, objective_of, objective_type
 from artel.planning.outline import known_tokenizer, tokenizer_here
 from artel.preparing import is_prepared, prepare
 from artel.text import Ledger, read_documents
-from artel.tokens import Sample, SampleList, Samples, Tokenizer, TokenStore, evaluation_rows, train_tokenizer
+from artel.tokens import (
+    Rows,
+    Sample,
+    SampleList,
+    Samples,
+    Tokenizer,
+    TokenStore,
+    evaluation_rows,
+    micro_batches,
+    step_numbers,
+    train_tokenizer,
+)
 from artel.tokens.packing import best_fit, join_samples, sample_sizes
 from artel.training.micro_batch import longest_sample, repeat_sample
+from artel.training.schedule import run_length
 
-_DOCUMENTS = 200  # of the sources that are read where there is no store
+_DOCUMENTS = 200  # documents to read if there is no token store
+_SAMPLES = 256
+"""Samples of the first steps to look at, about. Of a large batch only some micro-batches are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedData:
-    """What a plan knows of a run's data."""
+    """The data of a run, as needed for a plan."""
 
     objective: Objective
     tokenizer: Tokenizer
-    """Of as many ids as the run's own, which may still have to be trained."""
+    """Has as many ids as the run's own tokenizer, which may not be trained yet."""
     samples: Samples
-    """Those of the token store, or of some of its texts where there is none."""
+    """From the token store. Without one, from the first documents."""
     longest: int
-    """The index of the one that makes the largest batch."""
+    """Index of the sample that makes the largest batch."""
     row_tokens: int
     note: str
     store: TokenStore | None = None
 
     def batch(self, rows: int) -> Batch:
-        """A micro-batch of so many rows of the longest sample."""
+        """Return a micro-batch of `rows` rows of the longest sample."""
         if self.store is not None:
             return repeat_sample(self.objective, self.samples, self.longest, rows)
         return self.objective.batch(evaluation_rows(self.samples, np.full(rows, self.longest), rows))
 
     def laid_out_for(self, build: Callable[[], PreTrainedModel], device: str) -> PlannedData:
-        """The data as they are laid out for a model on a device of this type; `build` gives it on the meta device."""
+        """Return the data as laid out for a model on this device type. `build` returns the model on the meta device."""
         self.objective.plan_for(build, device)
         if self.store is None:
             return replace(self, row_tokens=self.batch(1).tensors["input_ids"].numel())
@@ -52,59 +66,117 @@ class PlannedData:
         return replace(self, longest=longest, row_tokens=tokens)
 
 
-def planned_data(run: RunConfig) -> PlannedData:
-    """The run's objective and its longest sample. Raises InputError."""
-    if is_prepared(run):
-        prepared = prepare(run)
+def planned_data(config: RunConfig) -> PlannedData:
+    """Return the run's objective and its longest sample. Raise InputError."""
+    if is_prepared(config):
+        prepared = prepare(config)
         store = prepared.open()
         objective = objective_of(prepared.config, prepared.tokenizer())
         samples = objective.dataset(store.train)
         index, tokens = longest_sample(objective, samples)
         return PlannedData(objective, objective.tokenizer, samples, index, tokens, "its token store", store)
-    objective = objective_of(run, tokenizer_here(run) or _small_tokenizer(run))
+    objective = objective_of(config, tokenizer_here(config) or _small_tokenizer(config))
     if objective.packs_text:
-        some = [_block(run, objective)]
-        note = f"blocks of {run.data.block} tokens"
-    elif objective.fills_blocks(run):
-        some = [_packed_block(run, _samples_of_sources(run, objective))]
-        note = f"blocks of {run.data.block} tokens, filled with samples of its text"
+        some = [_block(config, objective)]
+        note = f"blocks of {config.data.block} tokens"
+    elif objective.fills_blocks(config):
+        some = [_packed_block(config, _samples_of_sources(config, objective))]
+        note = f"blocks of {config.data.block} tokens, filled with samples of its text"
     else:
-        some = _samples_of_sources(run, objective)
+        some = _samples_of_sources(config, objective)
         note = f"the longest of the first {_DOCUMENTS} documents: {max(len(sample.ids) for sample in some)} tokens"
     longest = max(range(len(some)), key=lambda index: len(some[index].ids))
-    data = PlannedData(objective, known_tokenizer(run), SampleList(some), longest, 0, note)
+    data = PlannedData(objective, known_tokenizer(config), SampleList(some), longest, 0, note)
     return replace(data, row_tokens=data.batch(1).tensors["input_ids"].numel())
 
 
-def _small_tokenizer(run: RunConfig) -> Tokenizer:
-    """In place of one that is still to be trained: the same special tokens, and a few ids."""
-    kind = objective_type(run)
-    training = run.tokenizer.train or TokenizerTraining()
-    special = list(dict.fromkeys([*kind.special_tokens(run), *training.special]))
+def _small_tokenizer(config: RunConfig) -> Tokenizer:
+    """Return a stand-in for a tokenizer that is not trained yet: the same special tokens, and a few ids."""
+    kind = objective_type(config)
+    training = config.tokenizer.train or TokenizerTraining()
+    special = list(dict.fromkeys([*kind.special_tokens(config), *training.special]))
     few = training.model_copy(update={"vocab": 256 + len(special) + 16, "special": special})
     return train_tokenizer(iter([" ".join(map(str, range(2000)))]), few, encoder=kind.encoder)
 
 
-def _block(run: RunConfig, objective: Objective) -> Sample:
-    """A block of text, of one document."""
-    ids = np.arange(run.data.block + 1) % max(1, objective.tokenizer.vocabulary - 1)
+def _block(config: RunConfig, objective: Objective) -> Sample:
+    """Return a block of text from one document."""
+    ids = np.arange(config.data.block + 1) % max(1, objective.tokenizer.vocabulary - 1)
     flags = np.full(len(ids), 3, dtype=np.uint32) if objective.isolated_documents else None
     return Sample(ids, flags)
 
 
-def _packed_block(run: RunConfig, samples: list[Sample]) -> Sample:
-    """The fullest block of some samples."""
+def _packed_block(config: RunConfig, samples: list[Sample]) -> Sample:
+    """Return the fullest block when the samples are packed."""
     sizes = sample_sizes(np.array([len(sample.ids) for sample in samples]), 1)
-    blocks = best_fit(sizes, run.data.block)[0]
+    blocks = best_fit(sizes, config.data.block)[0]
     fullest = int(np.argmax(np.bincount(blocks, weights=sizes)))
     return join_samples([sample for sample, block in zip(samples, blocks, strict=True) if block == fullest])
 
 
-def _samples_of_sources(run: RunConfig, objective: Objective) -> list[Sample]:
-    documents = list(islice(read_documents(run.data, Ledger()), _DOCUMENTS))
+def _samples_of_sources(config: RunConfig, objective: Objective) -> list[Sample]:
+    documents = list(islice(read_documents(config.data, Ledger()), _DOCUMENTS))
     made = [item for item in objective.samples(documents) if hasattr(item, "samples")]
     samples = [sample for item in made for sample in item.samples]
     if not samples:
-        what = f"the first {len(documents)} documents make no sample of up to {run.data.block} tokens"
+        what = f"the first {len(documents)} documents make no sample of up to {config.data.block} tokens"
         raise InputError.at("data.sources", what, "artel prepare says why")
     return samples
+
+
+@dataclass(frozen=True, slots=True)
+class UsualStep:
+    """The average work of a step."""
+
+    batch: Batch
+    """A micro-batch with about as many positions as the slowest rank has on average."""
+    tokens: float
+    """Tokens of all ranks in a step, without padding."""
+
+
+def usual_step(config: RunConfig, data: PlannedData, rows: int, dp_degree: int) -> UsualStep | None:
+    """Return the usual step with `rows` rows on each of `dp_degree` data-parallel ranks. None if all rows are blocks.
+
+    A step takes as long as the rank with the most to compute.
+    """
+    if data.objective.packs_text or data.objective.fills_blocks(config):
+        return None
+    ranks = range(min(dp_degree, max(1, _SAMPLES // rows)))
+    of_each = max(1, _SAMPLES // (rows * len(ranks)))
+    steps = max(1, _SAMPLES // config.train.batch)
+    batches: list[Batch] = []
+    slowest: list[float] = []
+    count = 1
+    for step in _rows_of_steps(config, data, rows, steps, ranks, dp_degree):
+        count = len(step[0])
+        of_ranks = [[data.objective.batch(each) for each in rank[:of_each]] for rank in step]
+        slowest.append(max(float(np.mean([batch.computed_positions for batch in rank])) for rank in of_ranks))
+        batches += [batch for rank in of_ranks for batch in rank]
+    usual = float(np.mean(slowest))
+    tokens = float(np.mean([batch.tokens for batch in batches])) * count * dp_degree
+    return UsualStep(min(batches, key=lambda batch: abs(batch.computed_positions - usual)), tokens)
+
+
+def _rows_of_steps(
+    config: RunConfig, data: PlannedData, rows: int, steps: int, ranks: Sequence[int], dp_degree: int
+) -> Iterator[list[list[Rows]]]:
+    """Yield, for each of the first steps, the micro-batches of these data-parallel ranks in the order of training.
+
+    Without a token store, samples read from the sources are drawn at random.
+    """
+    samples, batch = data.samples, config.train.batch
+    length = None if data.store is None else run_length(config, samples, data.store.train)
+    order = None if data.store is None else data.objective.order(data.store.train, len(samples))
+    total = None if length is None else length.total
+    if length is not None and length.steps is not None:
+        steps = min(steps, length.steps)
+    for step in range(steps):
+        numbers = step_numbers(step, batch, total)
+        if order is None:
+            indices, epochs = np.random.default_rng(step).integers(len(samples), size=batch), np.full(batch, -1)
+        else:
+            indices, epochs = order.at(numbers), numbers // len(samples)
+        yield [
+            micro_batches(samples, indices, epochs, rank=rank, world=dp_degree, batch=batch, size=rows)
+            for rank in ranks
+        ]

@@ -1,14 +1,14 @@
-"""Two training steps of one rank of a run, traced without memory: the model, the strategy and the optimizer of the run.
+"""Trace two training steps of one rank without memory, with the run's own model, strategy and optimizer.
 
-The tensors are FakeTensors and the process group is PyTorch's `fake` one, whose collectives do nothing. All else is
-the code that trains: `plan_parallelism`, the strategy's `run`, the objective's loss, the optimizer's step.
+The tensors are FakeTensors, and the process group is PyTorch's `fake` one, whose collectives do nothing. Everything
+else is the code that trains: `plan_parallelism`, the strategy's `run`, the objective's loss, the optimizer's step.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,57 +31,62 @@ from artel.objectives import Batch, Objective
 from artel.parallel import ParallelStrategy, World, plan_parallelism
 from artel.parallel.tensor_styles import clear_mesh_caches
 from artel.planning.operations import Operation, OperationRecorder
-from artel.planning.plan.compiled_kernels import KernelShapes
-from artel.planning.plan.compiled_layers import save_as_compiled
-from artel.planning.plan.cuda_autocast import cuda_autocast
-from artel.planning.plan.known_values import remember_values
-from artel.planning.plan.live_bytes import COMMUNICATION, GRADIENTS, OPTIMIZER, WEIGHTS, LiveBytes, bytes_by_kind
+from artel.planning.plan.gpu_trace import cuda_autocast, save_as_compiled
+from artel.planning.plan.live_bytes import (
+    COMMUNICATION,
+    GRADIENTS,
+    OPTIMIZER,
+    WEIGHTS,
+    LiveBytes,
+    bytes_by_kind,
+    remember_values,
+)
 from artel.training.optim.optimizer import Optimizer
 
-_STEPS = 2  # the first makes the optimizer's state
+_STEPS = 2  # the first one creates the optimizer's state
 
 
 @dataclass(slots=True)
 class Trace:
-    """What lived when."""
+    """The events of two steps, and the operations of a third."""
 
     live: LiveBytes
     begin: int = 0
-    """The event at which the first step begins; before it are the weights."""
+    """Index of the first event of the first step. The weights are allocated before it."""
     phases: list[tuple[int, int]] = field(default_factory=list)
-    """Events of each: the forward and backward passes and the optimizer's step, of each step."""
+    """Event ranges of each step: the forward and backward passes, then the optimizer's step."""
     kept_bytes: int = 0
-    """Of the trained weights and the optimizer's state: what a checkpoint holds of this rank."""
+    """Trained weights and optimizer state: this rank's part of a checkpoint."""
     passes: dict[Operation, int] = field(default_factory=dict)
-    """What the forward and backward passes of a step do, and how often."""
+    """Operations of a step's forward and backward passes, with how often each runs."""
     stepping: dict[Operation, int] = field(default_factory=dict)
-    """What the optimizer's step does."""
+    """Operations of the optimizer's step."""
 
 
 def trace_steps(
-    run: RunConfig,
+    config: RunConfig,
     model: PreTrainedModel,
     objective: Objective,
     batches: list[Batch],
     world: World,
-    how: Recompute,
+    mode: Recompute,
     precision: str,
     *,
     usual: Batch | None = None,
     on_gpu: bool = False,
     compiled: bool = False,
 ) -> Trace:
-    """Trace the steps on the rank of `world`. `model`, on the meta device, is used up.
+    """Trace the steps on the rank of `world`. Consumes `model`, which is on the meta device.
 
-    `batches` are the micro-batches that hold the most. The operations are those of `usual` in the place of each, if it
-    is given: rows are not always as long.
-    `on_gpu`: logits are held in chunks as large as on a GPU, its autocast is imitated, and where nothing is computed
-    again so is what compiled layers keep. The operators are those of a CPU all the same.
+    `batches` are the largest micro-batches: memory comes from them. Operations come from `usual` in place of each, if
+    it is given, because most rows are shorter.
+    `on_gpu`: imitate a GPU, with its chunks of logits, its autocast, and what compiled layers save if nothing is
+    recomputed. The operators are still a CPU's.
     """
-    live = LiveBytes(on_cpu=not on_gpu, compiled=on_gpu and compiled)
+    live = LiveBytes(compiled=on_gpu and compiled)
     trace = Trace(live)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    use_artel_attention(model, encoders=run.parallel.context > 1)
+    use_artel_attention(model, encoders=config.parallel.context > 1)
     compute_experts_in_autocast(model)
     trust_output_head(model)
     model.train()
@@ -89,38 +94,35 @@ def trace_steps(
     with fake:
         _give_memory(model, world.device)
     with fake_process_group(world):
-        # Without the mode: a mesh is of real tensors, and what becomes of fake ones is fake.
+        # Outside of the mode: a mesh has real tensors.
         with _ddp_buckets(fake, live):
-            strategy = _parallelized(run, model, objective, world, precision)
+            strategy = _parallelized(config, model, objective, world, precision)
         targets = float(sum(batch.targets for batch in batches) * world.size)
         longest = _local_parts(strategy, batches, fake)
         timed = longest if usual is None else _local_parts(strategy, [usual] * len(batches), fake)
-        gc.collect()  # whole weights that are sharded now
-        recompute(model, how)
-        if on_gpu and compiled and how == "none":
+        gc.collect()  # full weights that are sharded now
+        recompute(model, mode)
+        if on_gpu and compiled and mode == "none":
             save_as_compiled(model, live.never_written)
-        with fake, live, loss.use_chunk_size_of("cuda" if on_gpu else "cpu"), _autocast_of(on_gpu):
+        with (
+            fake,
+            live,
+            loss.use_chunk_size_of("cuda" if on_gpu else "cpu"),
+            cuda_autocast() if on_gpu else nullcontext(),
+        ):
             live.name(model.parameters(), WEIGHTS)
             live.name(model.buffers(), COMMUNICATION)
-            live.name(scales(model), WEIGHTS)  # buffers, where the weights are sharded
-            optimizer = Optimizer(model, run.train, run.seed, None, precision)
+            live.name(scales(model), WEIGHTS)  # buffers if the weights are sharded
+            optimizer = Optimizer(model, config.train, config.seed, None, precision)
             trace.begin = len(live.events)
             for _ in range(_STEPS):
                 _step(strategy, optimizer, longest, targets, trace)
             _record_operations(strategy, optimizer, timed, targets, trace, compiled=compiled, on_gpu=on_gpu)
     after = bytes_by_kind(live.events, len(live.events) - 1)
-    trace.kept_bytes = _trained_bytes(strategy.model) + after[OPTIMIZER]
+    trained = (parameter for parameter in strategy.model.parameters() if parameter.requires_grad)
+    shards = (getattr(parameter, "_local_tensor", parameter) for parameter in trained)
+    trace.kept_bytes = sum(shard.nbytes for shard in shards) + after[OPTIMIZER]
     return trace
-
-
-def _autocast_of(on_gpu: bool) -> AbstractContextManager[object]:
-    return cuda_autocast() if on_gpu else nullcontext()
-
-
-def _trained_bytes(model: PreTrainedModel) -> int:
-    """Of this rank's parts of the parameters that are trained."""
-    trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
-    return sum(getattr(parameter, "_local_tensor", parameter).nbytes for parameter in trained)
 
 
 def _step(
@@ -151,24 +153,20 @@ def _record_operations(
     compiled: bool,
     on_gpu: bool,
 ) -> None:
-    """One more step, of which the operations count; neither its bytes (the recorder's hooks hold tensors) nor its
-    kernels, which are of other micro-batches.
-    """
-    end, kernels = len(trace.live.events), trace.live.kernels
-    trace.live.kernels = KernelShapes()
+    """Run one more step to record its operations. Discard its events: the recorder's hooks hold tensors."""
+    end = len(trace.live.events)
     with OperationRecorder(strategy.model, compiled=compiled, on_gpu=on_gpu) as passes:
         strategy.run(batches, targets, optimizer.loss_factor)
     with OperationRecorder(strategy.model, on_gpu=on_gpu) as stepping:
         optimizer.clip_and_step(1.0, strategy.norm())
     trace.passes, trace.stepping = passes.operations, stepping.operations
     del trace.live.events[end:]
-    trace.live.kernels = kernels
 
 
 def _parallelized(
-    run: RunConfig, model: PreTrainedModel, objective: Objective, world: World, precision: str
+    config: RunConfig, model: PreTrainedModel, objective: Objective, world: World, precision: str
 ) -> ParallelStrategy:
-    plan = plan_parallelism(run, world.size, world.on_host)
+    plan = plan_parallelism(config, world.size, world.on_host)
     model.to = lambda *_, **__: model
     strategy = plan.parallelize(model, objective, world, precision, load_weights=None, tell=lambda _: None)
     del model.to
@@ -178,7 +176,7 @@ def _parallelized(
 
 @contextmanager
 def _ddp_buckets(fake: FakeTensorMode, live: LiveBytes) -> Iterator[None]:
-    """Within the block DistributedDataParallel makes fake buckets, which are counted."""
+    """Make DistributedDataParallel allocate fake buckets inside the block, and count them."""
     reducer = dist.Reducer  # type: ignore[attr-defined]
 
     def make(*arguments: Any) -> Any:
@@ -193,8 +191,8 @@ def _ddp_buckets(fake: FakeTensorMode, live: LiveBytes) -> Iterator[None]:
 
 
 def _give_memory(model: PreTrainedModel, device: torch.device) -> None:
-    """Put what is on the meta device on `device`; ties stay."""
-    moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # with the old: an id is given again
+    """Allocate parameters and buffers on `device` in place of the meta device. Tied weights stay tied."""
+    moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # keeps the old tensor alive, so that its id stays unique
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in moved:
@@ -212,7 +210,7 @@ def _give_memory(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def _local_parts(strategy: ParallelStrategy, batches: list[Batch], fake: FakeTensorMode) -> list[Batch]:
-    """This rank's parts of micro-batches. The strategy looks at their values to split sequences."""
+    """Return this rank's shards of micro-batches. The strategy reads their values to split sequences."""
     return [
         replace(
             part,
@@ -224,10 +222,10 @@ def _local_parts(strategy: ParallelStrategy, batches: list[Batch], fake: FakeTen
 
 @contextmanager
 def fake_process_group(world: World) -> Iterator[None]:
-    """A process group of that size, which may be 1, of which only this process is there.
+    """Open a process group of that size (also 1) in which only this process exists.
 
-    What DTensor's operators and tensor parallelism remember of its meshes goes with it: a rank traced later would be
-    given the groups of one traced earlier.
+    On exit, clear the meshes cached by DTensor and tensor parallelism: a rank traced later would get the groups of an
+    earlier one.
     """
     dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)
     try:

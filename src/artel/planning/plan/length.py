@@ -1,4 +1,4 @@
-"""Length of a run before it starts: from its prepared text, its run file, or a sample of its sources."""
+"""Length of a run and its disk space, before it starts: from its token store, its run file, or a sample of its text."""
 
 from __future__ import annotations
 
@@ -6,69 +6,75 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
 
 from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
+from artel.models.loading.language_part import MultimodalModel
 from artel.objectives import DocumentSamples, Objective, objective_of, objective_type
 from artel.planning.outline import tokenizer_here
 from artel.planning.plan.batches import PlannedData, planned_data
 from artel.text import Document, InputShard, Ledger, clean_shard, input_shards
 from artel.tokens import PackedSamples, train_tokenizer
 from artel.tokens.packing import best_fit, sample_sizes
+from artel.tokens.store import token_type
+from artel.training.checkpoint.retention import checkpoint_bytes
 from artel.training.packing import AUTO, choose_by_lengths, choose_packing, with_packing
 from artel.training.schedule import Length, run_length
 
 _PIECE_BYTES = 128 * 1024
 _PIECES = 8
 _LARGEST_BYTES = 8 * 2**20
-"""Of a file that cannot be divided (a table, a compressed file): one that is larger is not read for an estimate."""
+"""Largest file read for an estimate if it cannot be divided (a table, a compressed file)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedLength:
-    """The length of a run, as far as it is known before it."""
+    """The length of a run, as far as it is known before it starts."""
 
     steps: int
     tokens: float
-    """In all steps together, without padding."""
+    """Tokens of all steps, without padding."""
     epoch_tokens: float | None
-    """Of the training part, once; None where the length does not depend on it, and it was not looked at."""
+    """Tokens in one pass over the training text. None if the length does not depend on it, so nothing was read."""
     note: str
     """Source of the length, in parentheses in the plan."""
     filler: float = 0.0
-    """The share of blocks that holds no token, 0 to 1."""
+    """Fraction of the blocks that is padding, 0 to 1."""
 
 
-def planned_length(run: RunConfig, data: PlannedData) -> PlannedLength | None:
-    """How long the run is; None where only `artel prepare` can tell, or `train.budget` ends it."""
-    if run.train.budget is not None:
+def planned_length(config: RunConfig, data: PlannedData) -> PlannedLength | None:
+    """Return the length of the run. None if only `artel prepare` can tell, or if `train.budget` ends it."""
+    if config.train.budget is not None:
         return None
     if data.store is not None:
-        part, length = data.store.train, run_length(run, data.samples, data.store.train)
+        part, length = data.store.train, run_length(config, data.samples, data.store.train)
         if data.objective.packs_text:
-            return _planned(length, length.samples * run.data.block, "counted in the prepared text")
+            return _planned(length, length.samples * config.data.block, "counted in the prepared text")
         filler = data.samples.padding if isinstance(data.samples, PackedSamples) else 0.0
         return _planned(length, part.tokens, "counted in the prepared text", filler)
-    if data.objective.packs_text and run.train.steps is not None:
-        in_all = run.train.steps * run.train.batch * run.data.block
-        return PlannedLength(run.train.steps, in_all, None, "set by train.steps")
-    if data.objective.packs_text and run.train.tokens is not None:
-        steps = -(-run.train.tokens // (run.train.batch * run.data.block))
-        return PlannedLength(steps, run.train.tokens, None, "set by train.tokens")
-    sampled = _sampled(run, data)
+    if data.objective.packs_text and config.train.steps is not None:
+        in_all = config.train.steps * config.train.batch * config.data.block
+        return PlannedLength(config.train.steps, in_all, None, "set by train.steps")
+    if data.objective.packs_text and config.train.tokens is not None:
+        steps = -(-config.train.tokens // (config.train.batch * config.data.block))
+        return PlannedLength(steps, config.train.tokens, None, "set by train.tokens")
+    sampled = _sampled(config, data)
     if sampled is None:
         return None
     counts, share = sampled
     tokens = float(counts.sum()) / share
     note = "counted in the whole text" if share == 1 else f"estimated from {share:.1%} of the text"
     if data.objective.packs_text:
-        samples = tokens / run.data.block
-    elif data.objective.fills_blocks(run):
-        samples = best_fit(sample_sizes(counts, 1), run.data.block)[1] / share
+        samples = tokens / config.data.block
+    elif data.objective.fills_blocks(config):
+        samples = best_fit(sample_sizes(counts, 1), config.data.block)[1] / share
     else:
         samples = len(counts) / share
-    length = Length.of(run.train, max(1, round(samples)), tokens / samples)
-    filler = max(0.0, 1 - tokens / (samples * run.data.block)) if data.objective.fills_blocks(run) else 0.0
+    length = Length.of(config.train, max(1, round(samples)), tokens / samples)
+    filler = max(0.0, 1 - tokens / (samples * config.data.block)) if data.objective.fills_blocks(config) else 0.0
     return _planned(length, tokens, note, filler)
 
 
@@ -79,24 +85,24 @@ def _planned(length: Length, epoch_tokens: float, note: str, filler: float = 0.0
     return PlannedLength(length.steps, tokens, epoch_tokens, note, filler)
 
 
-def with_planned_packing(run: RunConfig) -> RunConfig:
-    """The run with what will be chosen in place of `data.packing: auto`, as far as its store or its text tells."""
-    if run.data.packing != AUTO or not objective_type(run).packs_samples:
-        return run
-    data = planned_data(run)
+def with_planned_packing(config: RunConfig) -> RunConfig:
+    """Return the run with `data.packing: auto` resolved, as far as its token store or its text tells."""
+    if config.data.packing != AUTO or not objective_type(config).packs_samples:
+        return config
+    data = planned_data(config)
     if data.store is not None:
-        return with_packing(run, choose_packing(run, data.store.train).value)
-    sampled = _sampled(run, data)
-    return run if sampled is None else with_packing(run, choose_by_lengths(run, *sampled).value)
+        return with_packing(config, choose_packing(config, data.store.train).value)
+    sampled = _sampled(config, data)
+    return config if sampled is None else with_packing(config, choose_by_lengths(config, *sampled).value)
 
 
-def _sampled(run: RunConfig, data: PlannedData) -> tuple[np.ndarray, float] | None:
-    """(tokens of each sample, share): from the share of the training part's bytes that was read.
+def _sampled(config: RunConfig, data: PlannedData) -> tuple[np.ndarray, float] | None:
+    """Return (tokens of each sample, fraction of the training text that was read).
 
-    Duplicates are not looked for. None where nothing that tells of the rest can be read.
+    Duplicates are not removed. None if no representative part of the text can be read.
     """
     try:
-        pieces = [piece for piece in input_shards(run.data, _PIECE_BYTES) if piece.key != "data.validation"]
+        pieces = [piece for piece in input_shards(config.data, _PIECE_BYTES) if piece.key != "data.validation"]
     except InputError:  # the text may be where the run will be: `artel prepare` says so if it is not
         return None
     if not pieces or any(piece.size == 0 for piece in pieces):
@@ -105,26 +111,74 @@ def _sampled(run: RunConfig, data: PlannedData) -> tuple[np.ndarray, float] | No
     if {piece.key for piece in readable} != {piece.key for piece in pieces}:
         return None
     chosen = readable[:: max(1, len(readable) // _PIECES)]
-    documents = list(_documents(run, chosen))
+    documents = list(_documents(config, chosen))
     share = sum(piece.size for piece in chosen) / sum(piece.size for piece in pieces)
-    objective = _with_tokenizer(run, data.objective, documents)
+    objective = _with_tokenizer(config, data.objective, documents)
     made = [item for item in objective.samples(documents) if isinstance(item, DocumentSamples)]
     counts = [len(sample.ids) for item in made for sample in item.samples]
     return (np.array(counts), share) if sum(counts) else None
 
 
-def _documents(run: RunConfig, pieces: list[InputShard]) -> Iterator[Document]:
-    """The documents for training in some pieces of the text."""
+def _documents(config: RunConfig, pieces: list[InputShard]) -> Iterator[Document]:
+    """Yield the training documents in some pieces of the text."""
     for piece in pieces:
-        for cleaned in clean_shard(piece, run.data, Ledger()):
+        for cleaned in clean_shard(piece, config.data, Ledger()):
             if cleaned.document.split == "train":
                 yield cleaned.document
 
 
-def _with_tokenizer(run: RunConfig, objective: Objective, documents: list[Document]) -> Objective:
-    """The objective with a tokenizer that counts as the run's will: trained on `documents` if it is not there yet."""
-    if tokenizer_here(run) is not None:
+def _with_tokenizer(config: RunConfig, objective: Objective, documents: list[Document]) -> Objective:
+    """Return the objective with a tokenizer that counts like the run's. Train one on `documents` if there is none."""
+    if tokenizer_here(config) is not None:
         return objective
-    training = run.tokenizer.train or TokenizerTraining()
+    training = config.tokenizer.train or TokenizerTraining()
     texts = [document.record.text for document in documents]
-    return objective_of(run, train_tokenizer(iter(texts), training, encoder=objective_type(run).encoder))
+    return objective_of(config, train_tokenizer(iter(texts), training, encoder=objective_type(config).encoder))
+
+
+def disk_bytes(
+    config: RunConfig,
+    model: PreTrainedModel,
+    whole: MultimodalModel | None,
+    data: PlannedData,
+    length: PlannedLength | None,
+) -> dict[str, int]:
+    """Return bytes on disk: `checkpoints` (the kept ones and the one being written), `model`, `store`, `teacher`.
+
+    `teacher` are stored teacher outputs, as if every token were a target. If `model` is the language part of `whole`,
+    it is saved inside of that.
+    """
+    one = checkpoint_bytes(model, config.train, 1)
+    kept = config.checkpoint.keep + (config.checkpoint.best is not None) + 1
+    trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+    all_of_it = sum(parameter.nbytes for parameter in model.parameters()) + _bytes_around(whole)
+    sizes = {"checkpoints": one * kept, "model": trained if config.model.lora is not None else all_of_it}
+    if data.store is not None:
+        sizes["store"] = sum(file.stat().st_size for file in data.store.folder.rglob("*") if file.is_file())
+    elif length is not None and length.epoch_tokens is not None:
+        sizes["store"] = round(length.epoch_tokens) * np.dtype(token_type(data.tokenizer.vocabulary)).itemsize
+    teacher = data.objective.teacher
+    if teacher is not None and teacher.settings is not None:
+        tokens = data.store.train.tokens + data.store.validation.tokens if data.store is not None else 0
+        if not tokens and length is not None and length.epoch_tokens is not None:
+            tokens = round(length.epoch_tokens)
+        if tokens:
+            sizes["teacher"] = tokens * teacher.bytes_per_target
+    return sizes
+
+
+def _bytes_around(whole: MultimodalModel | None) -> int:
+    """Return the bytes of a multimodal model without its language part, in the dtype of its files."""
+    if whole is None:
+        return 0
+    dtype = whole.config.dtype or torch.float32
+    outside = [tensor for name, tensor in whole.model.named_parameters() if whole.name_in_part(name) is None]
+    return sum(tensor.numel() * dtype.itemsize for tensor in [*outside, *_saved_buffers(whole.model)])
+
+
+def _saved_buffers(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the buffers that are saved with the weights."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield buffer

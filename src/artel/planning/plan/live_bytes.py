@@ -1,11 +1,15 @@
-"""Which bytes are live at each moment of a traced step, by kind: what PyTorch's MemTracker does, and when each came.
+"""Live bytes at each moment of a traced step, by kind. Like PyTorch's MemTracker, but with the order of events.
 
-A storage is counted from the operator that made it until it dies. Its kind comes from the code that made it, unless
-its owner is known afterwards: a parameter, its gradient, the optimizer's state.
+A storage counts from the operator that made it until it is freed. Its kind comes from the code that made it, unless
+its owner is known later: a parameter, its gradient, the optimizer's state.
 
-Compiled layers have no storages for what lives between two matrix products alone: TorchInductor's kernels compute the
-elementwise operators between them without writing down what lies between. That is taken to hold of the whole model,
-but not of lookups and sorts; of what lies outside of its layers little is as large as theirs.
+Compiled layers have no storage for a tensor that lives only between two matrix products: TorchInductor's kernels fuse
+the elementwise operators there. This is assumed of the whole model, except for lookups and sorts. Outside of the
+layers few tensors are as large as theirs.
+
+A trace has shapes but no values. Attention to answers that share a row asks where each answer begins, and FakeTensors
+cannot say. So operators on integers whose values are known (the batch's) are also run for real, and the FakeTensors
+remember the results.
 """
 
 from __future__ import annotations
@@ -21,19 +25,17 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils._pytree import tree_iter, tree_leaves, tree_map_only
 
 from artel.models.activation_checkpointing import is_product
-from artel.planning.plan.compiled_kernels import KernelShapes
-from artel.planning.plan.gloo_copies import copied_bytes
-from artel.planning.plan.known_values import known_result, with_values
 
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer_state"
 ACTIVATIONS, LOSS, COMMUNICATION = "activations", "logits_and_loss", "buffers_and_communication"
 KINDS = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOSS, COMMUNICATION)
 
-# The first frame from within, whose file has one of these in its path, gives the kind.
+# The innermost frame whose path contains one of these decides the kind.
 _KIND_OF_FILE = {
     "/artel/models/loss": LOSS,
     "/artel/models/cross_entropy": LOSS,
@@ -47,33 +49,32 @@ _KIND_OF_FILE = {
     "/transformers/models/": ACTIVATIONS,
 }
 
+_VALUES = "artel_values"
 _WRITTEN = re.compile("embedding|index|scatter|gather|sort|topk")
-"""Operators whose results no kernel keeps to itself."""
+"""Operators whose results are always written to memory, also in a fused kernel."""
 
 
 @dataclass(slots=True)
 class Storage:
-    """Memory of one or several tensors."""
+    """Memory of one tensor, or of several that share it."""
 
     size: int
     kind: str
 
 
 class LiveBytes(TorchDispatchMode):
-    """Records the storages that come and go while it is active. It lies above FakeTensorMode, or stands alone."""
+    """Records allocations and frees while it is active. Enter it inside of FakeTensorMode, or alone."""
 
-    def __init__(self, *, on_cpu: bool = False, compiled: bool = False) -> None:
-        """`on_cpu`: what gloo would copy is recorded too, and what oneDNN would compile. `compiled`: the layers are,
-        and their kernels are fused."""
+    def __init__(self, *, compiled: bool = False) -> None:
+        """`compiled`: the layers are compiled, so that their elementwise kernels are fused."""
         super().__init__()
-        self._on_cpu, self._compiled = on_cpu, compiled
+        self._compiled = compiled
         self._products = 0
         self.events: list[tuple[Storage, bool]] = []
-        """Each storage as it comes (True) and as it goes (False)."""
-        self.kernels = KernelShapes()
+        """Allocations (True) and frees (False), in order."""
         self._live: dict[int, tuple[Storage, weakref.ref[Any]]] = {}
         self._made_after: dict[int, int] = {}
-        """How many products there had been when an elementwise operator made a storage that is live."""
+        """Live storages made by elementwise operators: number of products that ran before."""
         self._resize: Callable[..., Any] = torch.UntypedStorage.resize_
 
     def __enter__(self) -> LiveBytes:
@@ -94,8 +95,8 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it becomes operators on this rank's part, and these come here
-        result = run_with_static_shapes(func, args, kwargs or {})
+            return NotImplemented  # DTensor then calls operators on this rank's shard, which are recorded
+        result = _run_with_static_shapes(func, args, kwargs or {})
         is_a_product = self._compiled and is_product(func)
         self._products += is_a_product
         for tensor in tree_iter(result):
@@ -104,14 +105,10 @@ class LiveBytes(TorchDispatchMode):
                 if self._compiled and not is_a_product and key not in self._live and not _WRITTEN.search(func.name()):
                     self._made_after[key] = self._products
                 self._add(tensor.untyped_storage(), _kind_of_caller())
-        if self._on_cpu:
-            self.kernels.record(func, args)
-            copy = Storage(copied_bytes(func, args, result), COMMUNICATION)
-            self.events += [(copy, True), (copy, False)] if copy.size else []
         return result
 
     def name(self, tensors: Iterable[torch.Tensor | None], kind: str) -> None:
-        """Say of what kind the memory of these tensors is, as long as it lives, before and after."""
+        """Set the kind of these tensors' memory, for its whole lifetime."""
         for tensor in tensors:
             if tensor is None:
                 continue
@@ -120,13 +117,13 @@ class LiveBytes(TorchDispatchMode):
             self._live[local.untyped_storage()._cdata][0].kind = kind
 
     def never_written(self, tensor: torch.Tensor) -> None:
-        """Say that the memory of a tensor takes no room, as compiled layers compute it in their kernels."""
+        """Count a tensor as 0 bytes: compiled layers keep it inside of a kernel."""
         record, _ = self._live.get(tensor.untyped_storage()._cdata, (None, None))
         if record is not None:
             record.size = 0
 
     def keep_only(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
-        """Say that of this kind nothing but these tensors lives on. PyTorch holds what the `fake` group gathered."""
+        """Free all memory of this kind except these tensors. PyTorch keeps what the `fake` group gathered."""
         kept = {getattr(tensor, "_local_tensor", tensor).untyped_storage()._cdata for tensor in tensors}
         for key in [key for key, (record, _) in self._live.items() if record.kind == kind and key not in kept]:
             self._drop(key)
@@ -143,7 +140,7 @@ class LiveBytes(TorchDispatchMode):
         if key in self._live:
             record, _ = self._live.pop(key)
             if self._made_after.pop(key, -1) == self._products and record.kind == ACTIVATIONS:
-                record.size = 0  # a fused kernel never wrote it down
+                record.size = 0  # a fused kernel never wrote it to memory
             self.events.append((record, False))
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
@@ -156,7 +153,7 @@ class LiveBytes(TorchDispatchMode):
 def bytes_by_kind(
     events: list[tuple[Storage, bool]], start: int = 0, end: int | None = None, most: str = ""
 ) -> dict[str, int]:
-    """Live bytes by kind at the moment of [start, end) at which they are most in all, or most of the kind `most`."""
+    """Return live bytes by kind at the peak within [start, end): the peak of the total, or of the kind `most`."""
     now = dict.fromkeys(KINDS, 0)
     total = 0
     highest = (-1, -1)
@@ -171,9 +168,39 @@ def bytes_by_kind(
     return best or now
 
 
-def run_with_static_shapes(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call an operator. Where the shape of its result depends on values that a trace does not have, the largest."""
-    known = known_result(func, args, kwargs)
+def remember_values(fake: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Attach the values of `tensor` to `fake`, if they are integers or bools. Return `fake`."""
+    if not tensor.is_floating_point():
+        setattr(fake, _VALUES, tensor)
+    return fake
+
+
+def _known_result(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return an operator's result with values, if the values of all of its tensors are known; else None.
+
+    An in-place operator that mixes in unknown values makes the changed tensor unknown.
+    """
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    if not tensors or not all(hasattr(tensor, _VALUES) for tensor in tensors):
+        for tensor in tensors if getattr(getattr(func, "_schema", None), "is_mutable", False) else ():
+            vars(tensor).pop(_VALUES, None)
+        return None
+    real_args, real_kwargs = tree_map_only(torch.Tensor, lambda tensor: getattr(tensor, _VALUES), (args, kwargs))
+    with no_dispatch():
+        return func(*real_args, **real_kwargs)
+
+
+def _with_values(result: Any, known: Any) -> Any:
+    """Attach the values of `known` to the FakeTensors in `result`."""
+    for fake, tensor in zip(tree_leaves(result), tree_leaves(known), strict=True):
+        if isinstance(fake, FakeTensor):
+            remember_values(fake, tensor)
+    return result
+
+
+def _run_with_static_shapes(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call an operator. If the shape of its result depends on unknown values, return the largest possible one."""
+    known = _known_result(func, args, kwargs)
     if known is not None:
         return _of_known(func, args, kwargs, known)
     if func not in _BY_VALUES or not isinstance(args[0], FakeTensor):
@@ -189,13 +216,13 @@ def run_with_static_shapes(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _of_known(func: Any, args: Any, kwargs: Any, known: Any) -> Any:
-    """An operator's result, of which the values are known."""
+    """Return an operator's result with its known values."""
     if not isinstance(known, torch.Tensor | tuple | list):
         return known  # a number
     if func in _BY_VALUES or torch.Tag.dynamic_output_shape in func.tags:
         mode = next(leaf.fake_mode for leaf in tree_iter((args, kwargs)) if isinstance(leaf, FakeTensor))
-        return with_values(tree_map_only(torch.Tensor, mode.from_tensor, known), known)
-    return with_values(func(*args, **kwargs), known)
+        return _with_values(tree_map_only(torch.Tensor, mode.from_tensor, known), known)
+    return _with_values(func(*args, **kwargs), known)
 
 
 _BY_VALUES = {
@@ -204,13 +231,13 @@ _BY_VALUES = {
     torch.ops.aten.nonzero.default,
     torch.ops.aten._local_scalar_dense.default,
 }
-"""Operators whose results depend on values, or whose shapes FakeTensorMode refuses to tell."""
+"""Operators whose results depend on values, or whose shapes FakeTensorMode does not infer."""
 
 
 def _grouped_product(
     left: torch.Tensor, right: torch.Tensor, groups: torch.Tensor, bias: Any = None, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """The result of torch's product of experts. FakeTensorMode takes bf16 alone, where a CPU multiplies float32 too."""
+    """Return the result of torch's grouped product. FakeTensorMode accepts only bf16, a CPU also float32."""
     shape: tuple[int, ...] = (left.shape[-2], right.shape[-1])
     if left.ndim == right.ndim:
         shape = (groups.shape[0] if left.ndim == 2 else left.shape[0], *shape)
@@ -218,7 +245,7 @@ def _grouped_product(
 
 
 def _all_of(index: torch.Tensor | None) -> list[torch.Tensor | None]:
-    """A mask as the indices of all its places; other indices as they are."""
+    """Return a mask as the indices of all its positions; other indices unchanged."""
     if index is None or index.dtype not in (torch.bool, torch.uint8):
         return [index]
     return [torch.zeros(index.numel(), dtype=torch.int64, device=index.device) for _ in range(index.ndim)]

@@ -1,4 +1,4 @@
-"""The plan of a run: what each rank's memory holds at its fullest moment, host memory, disk, and whether it fits."""
+"""The plan of a run: peak memory of each rank, host memory, disk, speed, and whether it fits."""
 
 from __future__ import annotations
 
@@ -29,10 +29,8 @@ from artel.planning.performance import (
     slowest_stage,
     step_time,
 )
-from artel.planning.plan.batches import PlannedData, planned_data
-from artel.planning.plan.disk import disk_bytes
-from artel.planning.plan.first_steps import UsualStep, usual_step
-from artel.planning.plan.length import PlannedLength, planned_length
+from artel.planning.plan.batches import PlannedData, UsualStep, planned_data, usual_step
+from artel.planning.plan.length import PlannedLength, disk_bytes, planned_length
 from artel.planning.plan.models import ModelOutline
 from artel.planning.plan.rank_memory import CHECKPOINT, RankMemory, is_sharded, rank_memory
 from artel.planning.rates import read_rates
@@ -42,41 +40,41 @@ from artel.training.model_setup import check_layout
 
 GIB = 2**30
 TIGHT = 0.9
-"""Of the memory, beyond which a plan is tight: artel leaves as much free itself when it looks for a micro-batch."""
+"""Fraction of the memory above which a plan is tight. The search for a micro-batch leaves the same margin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run will need."""
+    """The needs of a run."""
 
     hardware: Hardware
     processes: int
     parameters: dict[str, int]
-    """total, active (for a token), trained."""
+    """total, active (used by one token), trained."""
     micro_batch: int
     recompute: Recompute
     precision: str
     ranks: tuple[RankMemory, ...]
-    """Of the ranks that differ: of a pipeline one of each stage, else the first."""
+    """The ranks that differ: one of each pipeline stage, else the first."""
     host_bytes: int
-    """Of the fullest host, of all its processes."""
-    host_room: int | None
+    """Memory of all processes on the fullest host."""
+    host_capacity: int | None
     disk: dict[str, int]
     data_note: str
     tokens: float
-    """Of a step: what blocks hold at most, or on average where rows are as long as their samples."""
+    """Tokens of a step: the maximum with blocks, the average if rows are as long as their samples."""
     step: StepTime | None
-    """None: neither the table nor `artel hardware` has the rates; or offload, whose transfers are not planned."""
+    """None if neither the table nor `artel hardware` has the rates, or with offload (its transfers are not planned)."""
     length: PlannedLength | None = None
-    """None: only `artel prepare` can tell, or the run is as long as its `budget`."""
+    """None if only `artel prepare` can tell, or if `budget` sets the length."""
     budget: float | None = None
-    """Seconds, where that is the length of the run."""
+    """Length of the run in seconds, if `train.budget` sets it."""
     price: float | None = None
-    """Of one accelerator (of the machine, on a CPU) for an hour, as the user gave it."""
+    """Price per hour of one accelerator (of the machine, on a CPU), given by the user."""
 
     @property
     def tokens_per_second(self) -> Range | None:
-        """Of the text: what fills rows up is computed and is none of it."""
+        """Tokens of text per second. Padding is computed but not counted."""
         return None if self.step is None else self.step.tokens_per_second(self._text_tokens)
 
     @property
@@ -85,7 +83,7 @@ class Plan:
 
     @property
     def forecast(self) -> Forecast | None:
-        """What the whole run takes; None where its speed or its length is not known."""
+        """Time, energy and cost of the whole run. None if its speed or its length is unknown."""
         if self.step is None or (self.length is None and self.budget is None):
             return None
         machines = self.hardware.nodes if self.hardware.shares_memory else self.hardware.world_size
@@ -99,7 +97,7 @@ class Plan:
 
     @property
     def shortest_budget(self) -> float | None:
-        """Seconds that the fewest steps of a run on a budget take at least; None without a budget or a known speed."""
+        """Seconds that the minimum number of steps takes at least. None without a budget or a known speed."""
         return None if self.step is None or self.budget is None else FEWEST_STEPS * self.step.seconds.low
 
     @property
@@ -108,18 +106,18 @@ class Plan:
 
     @property
     def share(self) -> float:
-        """The part of the memory that is used where it is scarcest."""
+        """Used fraction of the scarcest memory."""
         return max(self.device_share, self.host_share)
 
     @property
     def device_share(self) -> float:
-        """Of an accelerator's memory, on the fullest one."""
+        """Used fraction of the fullest accelerator's memory."""
         return 0.0 if self.hardware.shares_memory else self.fullest.reserved / self.hardware.memory_bytes
 
     @property
     def host_share(self) -> float:
-        """Of the fullest host's memory; 0 where that is not known."""
-        return self.host_bytes / self.host_room if self.host_room else 0.0
+        """Used fraction of the fullest host's memory; 0 if its size is unknown."""
+        return self.host_bytes / self.host_capacity if self.host_capacity else 0.0
 
     @property
     def verdict(self) -> str:
@@ -157,81 +155,83 @@ class Plan:
 PlannedText = tuple[PlannedData, PlannedLength | None]
 
 
-def planned_text(run: RunConfig) -> PlannedText:
-    """What a plan knows of a run's data: the same for all plans of one run. Raises InputError."""
-    data = planned_data(run)
-    return data, planned_length(run, data)
+def planned_text(config: RunConfig) -> PlannedText:
+    """Return what a plan needs to know about the data: the same for all plans of one run. Raise InputError."""
+    data = planned_data(config)
+    return data, planned_length(config, data)
 
 
-def processes_on_host(run: RunConfig, hardware: Hardware, nproc: int | None) -> int:
-    """`nproc`; else one for each GPU of a node, or on a CPU as many as the numbers in `parallel` need."""
+def processes_on_host(config: RunConfig, hardware: Hardware, nproc: int | None) -> int:
+    """Return `nproc`, else one process per GPU of a node, or on a CPU as many as `parallel` needs."""
     if nproc is not None:
         return nproc
-    needed = run.parallel.processes // hardware.nodes if hardware.shares_memory else 1
+    needed = config.parallel.processes // hardware.nodes if hardware.shares_memory else 1
     return max(hardware.count, needed)
 
 
 def make_plan(
-    run: RunConfig,
+    config: RunConfig,
     hardware: Hardware,
     nproc: int | None = None,
     price: float | None = None,
     text: PlannedText | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Plan:
-    """Plan `run` on `hardware`. Raises InputError for what cannot be planned.
+    """Plan a run on `hardware`. Raise InputError if it cannot be planned.
 
-    `nproc` processes run on each node; else one for each GPU, or on a CPU as many as the numbers in `parallel` need.
-    `price` is that of one accelerator (of a machine, on a CPU) for an hour. `text` is the run's `planned_text`, where
-    that is known.
+    `nproc` processes run on each node: by default one per GPU, or on a CPU as many as `parallel` needs. `price` is per
+    hour of one accelerator (of a machine, on a CPU). `text` is the run's `planned_text`, if it is known.
     """
-    on_host = processes_on_host(run, hardware, nproc)
+    on_host = processes_on_host(config, hardware, nproc)
     if not hardware.shares_memory:
         hardware = replace(hardware, count=on_host)
     world_size = on_host * hardware.nodes
-    if run.parallel.deepspeed is not None:
-        what = "DeepSpeed shares out weights in its own way, which is not planned yet"
-        raise InputError.at("parallel.deepspeed", what, "plan it as parallel.data: fsdp, which holds about as much")
-    dims = read_parallel_dims(run.parallel, world_size, on_host)
-    check_layout(run, objective_type(run).auto_class, world_size, on_host)
-    data, length = text or planned_text(run)
-    outline = ModelOutline.of(run, data.objective, data.tokenizer)
-    precision = planned_precision(run, hardware)
+    if config.parallel.deepspeed is not None:
+        what = "runs with DeepSpeed cannot be planned yet"
+        raise InputError.at(
+            "parallel.deepspeed", what, "plan it as parallel.data: fsdp, which needs about as much memory"
+        )
+    dims = read_parallel_dims(config.parallel, world_size, on_host)
+    check_layout(config, objective_type(config).auto_class, world_size, on_host)
+    data, length = text or planned_text(config)
+    outline = ModelOutline.of(config, data.objective, data.tokenizer)
+    precision = planned_precision(config, hardware)
     data = data.laid_out_for(lambda: outline.build_for_training(precision), hardware.device)
-    most = -(-run.train.batch // dims.dp_degree)
-    mode = run.train.activation_checkpointing
+    most = -(-config.train.batch // dims.dp_degree)
+    mode = config.train.activation_checkpointing
     modes: tuple[Recompute, ...] = ("none", "selective", "full") if mode == "auto" else (mode,)
 
     device = torch.device(hardware.device)
-    compiled = _is_compiled(run, device)
-    usual_of = cache(partial(usual_step, run, data))
+    train = config.train
+    compiled = compile_choice(train.compile, device, train.steps, train.budget, config.model.quantize).value != OFF
+    usual_of = cache(partial(usual_step, config, data))
 
-    def planned(rows: int, how: Recompute, compiled: bool = compiled) -> Plan:
+    def planned(rows: int, mode: Recompute, compiled: bool = compiled) -> Plan:
         count = -(-most // rows)
         rows = -(-most // count)
-        again = "" if how == "none" else f", activation_checkpointing: {how}"
+        again = "" if mode == "none" else f", activation_checkpointing: {mode}"
         tell(f"tracing two steps with micro-batches of {rows}{again}")
         usual = usual_of(rows, dims.dp_degree)
         plan = _planned(
-            run, hardware, outline, data, length, world_size, on_host, precision, count, rows, usual, how, compiled
+            config, hardware, outline, data, length, world_size, on_host, precision, count, rows, usual, mode, compiled
         )
         return replace(plan, price=price)
 
-    # Training tries micro-batches before it compiles, and on a GPU what is not compiled takes more.
+    # Training tries micro-batches before it compiles, and on a GPU eager layers take more memory.
     searches_eager = compiled and not hardware.shares_memory
     candidate = partial(planned, compiled=False) if searches_eager else planned
-    if run.train.micro_batch == "auto":
+    if config.train.micro_batch == "auto":
         sizes = sizes_to_try(most, data.row_tokens, device)
         chosen = _with_largest_micro_batch(candidate, sizes, modes, enough_rows(data.row_tokens, device))
     elif len(modes) > 1:
-        chosen = _first_that_fits(candidate(run.train.micro_batch, how) for how in modes)
+        chosen = _first_that_fits(candidate(config.train.micro_batch, mode) for mode in modes)
     else:
-        return planned(run.train.micro_batch, modes[0])
+        return planned(config.train.micro_batch, modes[0])
     return planned(chosen.micro_batch, chosen.recompute) if searches_eager else chosen
 
 
 def _first_that_fits(plans: Iterator[Plan]) -> Plan:
-    """The first with room to spare; else the last."""
+    """Return the first plan that fits, else the last one."""
     for plan in plans:
         if plan.share <= TIGHT:
             break
@@ -241,31 +241,31 @@ def _first_that_fits(plans: Iterator[Plan]) -> Plan:
 def _with_largest_micro_batch(
     planned: Callable[[int, Recompute], Plan], sizes: list[int], modes: tuple[Recompute, ...], enough: int
 ) -> Plan:
-    """As training finds it (`find_micro_batch`): the first mode in which `enough` rows fit; of the last, what fits.
+    """Search as training does (`find_micro_batch`): the first mode in which `enough` rows fit, else the last mode.
 
-    Memory grows in a straight line with the rows, so two plans tell which of the ascending `sizes` is the largest.
+    Memory is linear in the rows, so two plans tell which of the ascending `sizes` is the largest that fits.
     """
-    for how in modes:
+    for mode in modes:
         try:
-            largest = plan = planned(sizes[-1], how)
+            largest = plan = planned(sizes[-1], mode)
         except NotSelective:
-            if how == modes[-1]:
+            if mode == modes[-1]:
                 raise
             continue
         if largest.share <= TIGHT:
             return largest
-        smallest = plan = planned(sizes[0], how)
+        smallest = plan = planned(sizes[0], mode)
         if smallest.share > TIGHT:
             continue
         for_a_row = (largest.share - smallest.share) / (sizes[-1] - sizes[0])
         fitting = [size for size in sizes if smallest.share + for_a_row * (size - sizes[0]) <= TIGHT]
-        if fitting[-1] >= enough or how == modes[-1]:
-            return _first_that_fits(planned(size, how) for size in reversed(fitting))
+        if fitting[-1] >= enough or mode == modes[-1]:
+            return _first_that_fits(planned(size, mode) for size in reversed(fitting))
     return plan
 
 
 def _planned(
-    run: RunConfig,
+    config: RunConfig,
     hardware: Hardware,
     outline: ModelOutline,
     data: PlannedData,
@@ -276,11 +276,11 @@ def _planned(
     count: int,
     rows: int,
     usual: UsualStep | None,
-    how: Recompute,
+    mode: Recompute,
     compiled: bool,
 ) -> Plan:
-    """The plan with `count` micro-batches of `rows` rows on each rank."""
-    stages = run.parallel.pipeline
+    """Plan with `count` micro-batches of `rows` rows on each rank."""
+    stages = config.parallel.pipeline
     worlds = [
         World(rank, world_size, 0, torch.device("cpu"), on_host) for rank in range(0, world_size, world_size // stages)
     ]
@@ -288,12 +288,12 @@ def _planned(
     batch = None if usual is None else usual.batch
     ranks = tuple(
         rank_memory(
-            run, outline, data, world, how, precision, rows, count, usual=batch, on_gpu=on_gpu, compiled=compiled
+            config, outline, data, world, mode, precision, rows, count, usual=batch, on_gpu=on_gpu, compiled=compiled
         )
         for world in worlds
     )
     host = sum(rank.host for rank in ranks) * on_host // stages + ranks[0].shared
-    if not on_gpu and not is_sharded(run, worlds[0]):  # the first rank alone writes checkpoints
+    if not on_gpu and not is_sharded(config, worlds[0]):  # only the first rank writes checkpoints
         host -= ranks[0].kinds[CHECKPOINT] * (on_host - 1)
     if on_gpu:
         host = on_host * max(rank.host for rank in ranks)
@@ -303,22 +303,22 @@ def _planned(
         world_size,
         _parameters(model),
         rows,
-        how,
+        mode,
         precision,
         ranks,
         host,
         hardware.host_memory_bytes,
-        disk_bytes(run, model, multimodal_of(outline.whole), data, length),
+        disk_bytes(config, model, multimodal_of(outline.whole), data, length),
         data.note + _left_out(data.objective),
-        run.train.batch * data.row_tokens if usual is None else usual.tokens,
-        _step_time(run, hardware, ranks, model, world_size, on_host, count),
+        config.train.batch * data.row_tokens if usual is None else usual.tokens,
+        _step_time(config, hardware, ranks, model, world_size, on_host, count),
         length,
-        run.train.budget,
+        config.train.budget,
     )
 
 
 def _left_out(objective: Objective) -> str:
-    """What of a teacher the plan does not count, in words; empty without one."""
+    """Return a note on what the plan does not count of a teacher; empty without one."""
     teacher = objective.teacher
     if teacher is None:
         return ""
@@ -328,7 +328,7 @@ def _left_out(objective: Objective) -> str:
 
 
 def _step_time(
-    run: RunConfig,
+    config: RunConfig,
     hardware: Hardware,
     ranks: tuple[RankMemory, ...],
     model: torch.nn.Module,
@@ -336,13 +336,13 @@ def _step_time(
     on_host: int,
     count: int,
 ) -> StepTime | None:
-    """The time of the slowest rank's step; None where no rates are known, or weights travel from host memory."""
-    if run.parallel.offload != "none":
+    """Return the time of the slowest rank's step. None if no rates are known, or with offload."""
+    if config.parallel.offload != "none":
         return None
     rates = read_rates(on_host, torch.device("cpu")) if hardware.shares_memory else None
     if rates is None and not hardware.has_rates:
         return None
-    dims = read_parallel_dims(run.parallel, world_size, on_host)
+    dims = read_parallel_dims(config.parallel, world_size, on_host)
     exchanged = {}
     if dims.sums_replica_gradients:  # DistributedDataParallel's reducer is not traced
         size = sum(4 * parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -350,24 +350,25 @@ def _step_time(
         exchanged[Operation(COLLECTIVE, "c10d.allreduce_", bytes=size, ranks=tuple(group))] = 1
     steps = [step_time({**rank.operations, **exchanged}, hardware, rates).seconds.mid for rank in ranks]
     passes = [step_time(rank.passes, hardware, rates).seconds.mid for rank in ranks]
-    slowest, bubble = slowest_stage(run.parallel.schedule, count, steps, passes)
+    slowest, bubble = slowest_stage(config.parallel.schedule, count, steps, passes)
     return step_time({**ranks[slowest].operations, **exchanged}, hardware, rates, bubble=bubble)
 
 
-def planned_precision(run: RunConfig, hardware: Hardware) -> str:
-    """What layers will compute in there."""
+def planned_precision(config: RunConfig, hardware: Hardware) -> str:
+    """Return the precision in which layers compute on `hardware`."""
     if hardware.shares_memory:
-        return pick_precision(run.train.precision, torch.device("cpu"), run.train.weights)
-    if run.train.precision != "auto":
-        return run.train.precision
-    return "bf16" if run.train.weights == "bf16" or "bf16" in hardware.peak_flops else "fp32"
+        return pick_precision(config.train.precision, torch.device("cpu"), config.train.weights)
+    if config.train.precision != "auto":
+        return config.train.precision
+    return "bf16" if config.train.weights == "bf16" or "bf16" in hardware.peak_flops else "fp32"
 
 
 def _parameters(model: torch.nn.Module) -> dict[str, int]:
-    """Parameters in all, those that a token uses, and those that are trained; a tied one counts once."""
-    config: Any = model.config.get_text_config()  # type: ignore[operator,union-attr]
-    experts = max(getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1, 1)
-    chosen = getattr(config, "num_experts_per_tok", None) or experts
+    """Count all parameters, the ones used by one token, and the trained ones. A tied parameter counts once."""
+    model_config: Any = model.config.get_text_config()  # type: ignore[operator,union-attr]
+    sizes = [getattr(model_config, name, None) for name in ("num_local_experts", "num_experts")]
+    experts = next(filter(None, sizes), 1)
+    chosen = getattr(model_config, "num_experts_per_tok", None) or experts
     total = active = trained = 0
     for parameter in model.parameters():
         weights = count_weights(parameter)
@@ -375,8 +376,3 @@ def _parameters(model: torch.nn.Module) -> dict[str, int]:
         active += weights * chosen // experts if parameter.ndim == 3 and parameter.shape[0] == experts else weights
         trained += weights if parameter.requires_grad else 0
     return {"total": total, "active": active, "trained": trained}
-
-
-def _is_compiled(run: RunConfig, device: torch.device) -> bool:
-    train = run.train
-    return compile_choice(train.compile, device, train.steps, train.budget, run.model.quantize).value != OFF

@@ -1,37 +1,53 @@
-"""What one rank holds at its fullest moment, by kind: from the trace of its steps, and from what is not traced."""
+"""Memory of one rank at its peak, by kind: what a trace of its steps shows, and measured terms for the rest.
+
+Measured with torch 2.13 for CPUs and transformers 5.23 on Python 3.11, Linux, glibc 2.36, by benchmarks/plan.py; for
+GPUs by benchmarks/plan_gpu.py.
+"""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-
-from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.config.schema.quantities import Interval
 from artel.models.activation_checkpointing import Recompute
 from artel.objectives import Batch
 from artel.parallel import World, plan_parallelism
-from artel.parallel.mesh import read_parallel_dims
 from artel.planning.operations import Operation
 from artel.planning.performance import extended
-from artel.planning.plan import cpu_heap, untraced
 from artel.planning.plan.batches import PlannedData
-from artel.planning.plan.compiled_kernels import KERNEL_BYTES
 from artel.planning.plan.fake_run import Trace, trace_steps
 from artel.planning.plan.live_bytes import COMMUNICATION, GRADIENTS, KINDS, OPTIMIZER, WEIGHTS, bytes_by_kind
-from artel.planning.plan.mapped_weights import mapped_bytes
-from artel.planning.plan.micro_batch_sizes import micro_batch_sizes
 from artel.planning.plan.models import ModelOutline
 
 FRAMEWORK, CHECKPOINT, ALLOCATOR = "framework", "checkpoint_copy", "allocator"
+_MIB = 2**20
+FRAMEWORK_BYTES = 317 * _MIB
+"""Baseline memory per process before its first step: Python, PyTorch, transformers and artel. Measured: 316 to 320 MiB
+for a GPT-2 with two layers of width 32 (weights: 1 MiB), in one process and in two."""
+_LIBRARIES = 136 * _MIB
+"""Pages of library files, shared by all processes of a host. Measured: 135 MiB for the same GPT-2."""
+_ADAPTERS = 50 * _MIB
+"""Extra memory per process that trains adapters: peft and its imports, bitsandbytes among them."""
+_CPU_BYTES, _CPU_SHARE = 40 * _MIB, 0.03
+"""Memory of a process on a CPU beyond its live tensors, and as a share of them: fragments of the heap, oneDNN's
+kernels (0.64 MiB each, 15 to 153 of them), gloo's copies. Fitted to the cases of benchmarks/plan.md."""
+_CUDA_CONTEXT = 765 * _MIB
+"""Per process on its GPU, outside of PyTorch's allocator: CUDA's context with the kernels of products and attention.
+Measured on an H200 with CUDA 13 and PyTorch 2.11: 621 MiB after one tensor, 765 after products and attention."""
+_CUBLAS_WORKSPACE = 32 * _MIB
+"""Allocated by PyTorch for each process on a Hopper GPU."""
+_CUDA_CACHED, _CUDA_CACHED_SHARE = 200 * _MIB, 0.01
+"""Cached by PyTorch's allocator beyond what is allocated, and as a share of that. Measured: 0.1 to 0.65 GiB, median
+0.25, in 21 runs of 2 to 18 GiB (benchmarks/plan_gpu.md); 0.9 to 1.7 % in the logs of nanotron's sweep of 2024 on
+8 x H100 (Llama 1B, three layouts)."""
+_CUDA_HOST = 2048 * _MIB
+"""Host memory of a process with a GPU: CUDA's libraries. Not measured."""
 ROUNDS_IN_SHARDS = 3
-"""While a layer computes, the next is gathered and the gradients of the one before travel: only from three layers on is
-the fullest moment of a longer model the same."""
+"""Rounds of layers to trace under sharding. While a layer computes, the next one is gathered and the gradients of the
+previous one are sent, so the peak of a longer model has the same form only from three layers on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,32 +55,32 @@ class RankMemory:
     """Bytes of one rank."""
 
     kinds: dict[str, int]
-    """At the fullest moment."""
+    """By kind, at the peak."""
     allocated: int
-    """What lives then."""
+    """Live bytes at the peak."""
     reserved: int
-    """What the process holds, with what its allocator keeps between tensors."""
+    """Bytes held by the process, including what its allocator caches."""
     host: int
-    """Of host memory, without what processes share."""
+    """Host memory, without what processes share."""
     shared: int
-    """Of host memory, which all processes of the host share."""
+    """Host memory shared by all processes of the host."""
     passes: Mapping[Operation, int]
-    """What the forward and backward passes of a step do, and how often."""
+    """Operations of a step's forward and backward passes, with how often each runs."""
     stepping: Mapping[Operation, int]
-    """What the optimizer's step does."""
+    """Operations of the optimizer's step."""
 
     @property
     def operations(self) -> dict[Operation, int]:
-        """What a step does, and how often."""
+        """Operations of a whole step, with how often each runs."""
         return dict(Counter(self.passes) + Counter(self.stepping))
 
 
 def rank_memory(
-    run: RunConfig,
+    config: RunConfig,
     outline: ModelOutline,
     data: PlannedData,
     world: World,
-    how: Recompute,
+    mode: Recompute,
     precision: str,
     rows: int,
     count: int,
@@ -73,23 +89,22 @@ def rank_memory(
     on_gpu: bool,
     compiled: bool,
 ) -> RankMemory:
-    """Memory of the rank of `world`, with `count` micro-batches of `rows` rows a step.
+    """Return the memory of the rank of `world`, with `count` micro-batches of `rows` rows per step.
 
     Memory is that of micro-batches of the longest sample, operations are those of `usual` ones.
     """
-    traced = min(count, 2 * max(1, run.parallel.pipeline))
-    shards = is_sharded(run, world)
-    rounds = ROUNDS_IN_SHARDS if shards else 1
-    counts = outline.layer_counts(run.parallel.pipeline, rounds) if run.parallel.pipeline == 1 else None
+    traced = min(count, 2 * max(1, config.parallel.pipeline))
+    rounds = ROUNDS_IN_SHARDS if is_sharded(config, world) else 1
+    counts = outline.layer_counts(config.parallel.pipeline, rounds) if config.parallel.pipeline == 1 else None
     batches = [data.batch(rows)] * traced
     traces = [
         trace_steps(
-            run,
+            config,
             outline.build(precision, layers),
             data.objective,
             batches,
             world,
-            how,
+            mode,
             precision,
             usual=usual,
             on_gpu=on_gpu,
@@ -97,110 +112,64 @@ def rank_memory(
         )
         for layers in counts or (None,)
     ]
-    lines = [_peaks(trace) for trace in traces]
-    peaks = lines[0] if counts is None else _extended(lines[0], lines[1], counts, outline.layers)
+    peaks = [_peaks(trace) for trace in traces]
+    candidates = peaks[0] if counts is None else _extended(peaks[0], peaks[1], counts, outline.layers)
     times = 0.0 if counts is None else (outline.layers - counts[1]) / (counts[1] - counts[0])
     stepping = extended(traces[0].stepping, traces[-1].stepping, times)
     of_traced = extended(traces[0].passes, traces[-1].passes, times)
     passes = {operation: round(often * count / traced) for operation, often in of_traced.items()}
-    kinds = max(peaks, key=_total).copy()
-    slack = kinds.pop(ALLOCATOR)
+    kinds = max(candidates, key=_total).copy()
     kept = round(traces[-1].kept_bytes + times * (traces[-1].kept_bytes - traces[0].kept_bytes))
-    copy = kept if copies_checkpoints(run) else 0
-    process = untraced.FRAMEWORK + untraced.ADAPTERS * (run.model.lora is not None)
+    copy = kept if copies_checkpoints(config) else 0
+    process = FRAMEWORK_BYTES + _ADAPTERS * (config.model.lora is not None)
     if on_gpu:
-        offloaded = [WEIGHTS, GRADIENTS, OPTIMIZER] if run.parallel.offload != "none" else []
-        host = process + untraced.CUDA_HOST + copy + sum(kinds.pop(kind) for kind in offloaded)
-        kinds[COMMUNICATION] += untraced.CUBLAS_WORKSPACE
-        tensors = sum(kinds.values())
-        kinds[FRAMEWORK] = untraced.CUDA_CONTEXT
-        allocated = tensors + kinds[FRAMEWORK]
-        kinds[ALLOCATOR] = round(untraced.CUDA_CACHED + untraced.CUDA_CACHED_SHARE * tensors)
-        return RankMemory(kinds, allocated, allocated + kinds[ALLOCATOR], host, untraced.LIBRARIES, passes, stepping)
-    kernels = _compiled_bytes(run, outline.build(precision), data, world, rows, traces[-1])
-    kinds |= {CHECKPOINT: copy, FRAMEWORK: process + kernels}
-    allocated = sum(kinds.values())
-    kinds |= {ALLOCATOR: slack}
-    held = allocated + slack
-    mapped, read_from = (0, 0) if shards else mapped_bytes(outline, precision)
-    shared = untraced.LIBRARIES + mapped + read_from
-    return RankMemory(kinds, allocated, held, held - mapped, shared, passes, stepping)
+        offloaded = [WEIGHTS, GRADIENTS, OPTIMIZER] if config.parallel.offload != "none" else []
+        host = process + _CUDA_HOST + copy + sum(kinds.pop(kind) for kind in offloaded)
+        kinds[COMMUNICATION] += _CUBLAS_WORKSPACE
+        cached = round(_CUDA_CACHED + _CUDA_CACHED_SHARE * _total(kinds))
+        kinds[FRAMEWORK] = _CUDA_CONTEXT
+    else:
+        cached = round(_CPU_BYTES + _CPU_SHARE * _total(kinds))
+        kinds |= {CHECKPOINT: copy, FRAMEWORK: process}
+        host = _total(kinds) + cached
+    allocated = _total(kinds)
+    kinds[ALLOCATOR] = cached
+    return RankMemory(kinds, allocated, allocated + cached, host, _LIBRARIES, passes, stepping)
 
 
 def _total(peak: dict[str, int]) -> int:
     return sum(peak.values())
 
 
-def _tensors(peak: dict[str, int]) -> int:
-    return _total(peak) - peak.get(ALLOCATOR, 0)
-
-
 def _peaks(trace: Trace) -> list[dict[str, int]]:
-    """By kind, the fullest moments of each phase; and what the allocator holds beyond the fullest of all.
+    """Return bytes by kind at the peaks of each phase: of the total, and of each kind.
 
-    Besides the moment that is the fullest in all, those at which one kind is: in a longer model another may be fuller.
+    In a longer model another of these moments may be the peak of the total.
     """
     moments = ("", *(kind for kind in KINDS if kind != WEIGHTS))
-    peaks = [bytes_by_kind(trace.live.events, *phase, most) for phase in trace.phases for most in moments]
-    before = bytes_by_kind(trace.live.events, trace.begin - 1, trace.begin)
-    heap = _heap_bytes(trace) + sum(before.values())
-    highest = max(sum(peak.values()) for peak in peaks)
-    for peak in peaks:
-        peak[ALLOCATOR] = max(0, heap - highest)
-    return peaks
+    return [bytes_by_kind(trace.live.events, *phase, most) for phase in trace.phases for most in moments]
 
 
 def _extended(
     fewer: list[dict[str, int]], more: list[dict[str, int]], counts: tuple[int, int], layers: int
 ) -> list[dict[str, int]]:
-    """Each moment of a model of so many layers, from those of two shorter ones: a straight line in the layers.
+    """Extrapolate each moment of two shorter models to a model of `layers` layers: a straight line in the layers.
 
-    Where the two are not the same moment of a step, a kind would become less than nothing: such a pair is left out.
-    What the allocator holds beyond the tensors is at most the share that it is of them in the longer one: it jumps with
-    where the pieces happen to lie, and a line through two jumps would multiply them by the layers.
+    A pair is left out if a kind would become negative: the two are then not the same moment of a step.
     """
     times = (layers - counts[1]) / (counts[1] - counts[0])
     extended = [
         {kind: round(longer[kind] + times * (longer[kind] - shorter[kind])) for kind in longer}
         for shorter, longer in zip(fewer, more, strict=True)
     ]
-    share = max(moment.get(ALLOCATOR, 0) for moment in more) / max(map(_tensors, more))
-    most = round(share * max(map(_tensors, extended)))
-    for moment in extended:
-        moment[ALLOCATOR] = min(max(0, moment.get(ALLOCATOR, 0)), most)
     return [moment for moment in extended if min(moment.values()) >= 0]
 
 
-def _heap_bytes(trace: Trace) -> int:
-    """Pages that a process takes for the tensors of the steps, where they are on a CPU."""
-    numbers: dict[int, int] = {}
-    lines = []
-    for storage, comes in trace.live.events[trace.begin :]:
-        if comes:
-            numbers[id(storage)] = len(numbers) + 1
-            lines.append(f"{numbers[id(storage)]} {storage.size}")
-        elif id(storage) in numbers:
-            lines.append(f"-{numbers[id(storage)]} 0")
-    command = [sys.executable, str(Path(cpu_heap.__file__))]
-    done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=True)
-    return int(done.stdout)
+def copies_checkpoints(config: RunConfig) -> bool:
+    """True if checkpoints are written from a copy while training continues (training/checkpoint/async_saver.py)."""
+    return config.checkpoint.every != Interval() and config.checkpoint.asynchronous
 
 
-def _compiled_bytes(
-    run: RunConfig, model: PreTrainedModel, data: PlannedData, world: World, rows: int, trace: Trace
-) -> int:
-    """Of the kernels that oneDNN compiles for the products of a rank's micro-batches of `rows` rows."""
-    dims = read_parallel_dims(run.parallel, world.size, world.on_host)
-    widths = {side for parameter in model.parameters() for side in parameter.shape}
-    sizes = micro_batch_sizes(run, data, rows, dims.dp_degree)
-    return KERNEL_BYTES * trace.live.kernels.count(widths, sizes)
-
-
-def copies_checkpoints(run: RunConfig) -> bool:
-    """Whether checkpoints are written from a copy, while training goes on (training/checkpoint/async_saver.py)."""
-    return run.checkpoint.every != Interval() and run.checkpoint.asynchronous
-
-
-def is_sharded(run: RunConfig, world: World) -> bool:
-    """Whether each rank holds, and writes, a part of its own."""
-    return not plan_parallelism(run, world.size, world.on_host).full_matrices
+def is_sharded(config: RunConfig, world: World) -> bool:
+    """True if each rank holds and writes only a shard of the weights."""
+    return not plan_parallelism(config, world.size, world.on_host).full_matrices

@@ -1,4 +1,4 @@
-"""A plan as people read it."""
+"""A plan as text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from artel.planning.plan.plan import Plan
 from artel.training.budget import FEWEST_STEPS
 
 _INDENT = 17 * " "
-"""Of a line that goes on with the one before it."""
+"""Indent of a continued line."""
 
 
 def describe(plan: Plan, other_speed: str | None = None) -> str:
-    """The verdict first, then what it comes from. `other_speed` says why another speed was named before."""
+    """Return the verdict, then the details. `other_speed` explains why another speed was named before."""
     rank, parameters = plan.fullest, plan.parameters
     active = f", {parameters['active']:,} for a token" if parameters["active"] < parameters["total"] else ""
     lines = [
@@ -28,6 +28,8 @@ def describe(plan: Plan, other_speed: str | None = None) -> str:
     ]
     kinds = rank.kinds | {"allocated": rank.allocated, "reserved": rank.reserved}
     unit, bytes_of_unit, digits = ("GiB", 2**30, 2) if rank.reserved >= 2**30 else ("MiB", 2**20, 1)
+    if plan.hardware.shares_memory:
+        digits -= 1  # off by up to 10 %
     lines += [
         f"  {kind.replace('_', ' '):<27}{size / bytes_of_unit:>8.{digits}f} {unit}"
         for kind, size in kinds.items()
@@ -44,7 +46,7 @@ def describe(plan: Plan, other_speed: str | None = None) -> str:
 
 
 def in_brief(plan: Plan) -> list[str]:
-    """The plan in three lines."""
+    """Return the plan in three lines."""
     rank = plan.fullest
     kinds = sorted(rank.kinds.items(), key=lambda kind: -kind[1])[:4]
     largest = ", ".join(f"{kind.replace('_', ' ')} {size / 2**30:.1f}" for kind, size in kinds)
@@ -70,7 +72,7 @@ def _speed(plan: Plan) -> str:
 
 
 def _time(plan: Plan) -> str:
-    """How long the run takes, and what that uses and costs."""
+    """Return the run's time, length, energy and cost."""
     if plan.budget is not None:
         return _time_of_budget(plan, plan.budget / 3600)
     if plan.length is None:
@@ -95,7 +97,7 @@ def _time_of_budget(plan: Plan, hours: float) -> str:
 
 
 def _price(forecast: Forecast) -> list[str]:
-    """What a run uses and costs, where that is known."""
+    """Return energy and cost, if they are known."""
     energy, cost, parts = forecast.energy_kwh, forecast.cost, []
     if energy is not None:
         parts.append(f"at most {energy.mid:,.4g} kWh")
@@ -113,14 +115,14 @@ def _duration(hours: float) -> str:
 
 
 def _size(count: int) -> str:
-    """Bytes, in MiB where GiB would begin with a zero."""
+    """Return bytes in GiB, or in MiB below one GiB."""
     return in_gib(count) if count >= 2**30 or not count else f"{count / 2**20:,.1f} MiB"
 
 
 def _scarcest(plan: Plan) -> str:
-    """The memory of which the largest part is used, and how large it is."""
+    """Return the name and size of the memory with the largest used fraction."""
     hardware = plan.hardware
-    host = in_gib(plan.host_room or hardware.memory_bytes)
+    host = in_gib(plan.host_capacity or hardware.memory_bytes)
     if hardware.shares_memory:
         return f"memory of this machine, {host}"
     if plan.host_share > plan.device_share:

@@ -1,4 +1,6 @@
-"""Read the environment of Slurm's srun, an MPI, deepspeed or Kubeflow into the variables that torchrun sets.
+"""Environment variables of other launchers: Slurm's srun, MPI, deepspeed, Kubeflow, accelerate.
+
+`read_launcher` translates them to the variables that torchrun sets, `accelerate_settings` to keys of the run file.
 
 Each task of srun or an MPI is a process of the run; with --nproc each task is the launcher of one host. Only variables
 that the launcher of this process has set are read: a batch script and an interactive shell have some of them too.
@@ -8,15 +10,19 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from artel.errors import InputError, Problem
 from artel.host import usable_cores
 from artel.launching.worker import is_worker
 
-# Step numbers from here on are not srun's: the batch script, the interactive shell (slurm.h).
+if TYPE_CHECKING:
+    from artel.config import RunConfig
+
+# Larger step numbers are not srun's, but the batch script or the interactive shell (slurm.h).
 _NO_STEP = 0xFFFFFFF0
-# Below 32768, where the ports begin that Linux assigns.
+# Below 32768, the first port that Linux assigns.
 _PORTS = range(15000, 31000)
 
 # Rank, size, rank and size on this host: Open MPI; Intel MPI and MPICH's hydra; MVAPICH.
@@ -42,13 +48,31 @@ _NUMBERS = (
     *(name for names in _MPI for name in names),
 )
 
+_PRECISIONS = {"bf16", "fp16", "fp8"}  # "no" is accelerate's default
+# Sharding strategies of FSDP1, by name or number.
+_SHARDING = {
+    "FULL_SHARD": "fsdp",
+    "1": "fsdp",
+    "SHARD_GRAD_OP": "zero2",
+    "2": "zero2",
+    "NO_SHARD": "ddp",
+    "3": "ddp",
+    "HYBRID_SHARD": "hsdp",
+    "4": "hsdp",
+    "HYBRID_SHARD_ZERO2": "hsdp",
+    "5": "hsdp",
+}
+_STAGES = {"0": "ddp", "1": "zero1", "2": "zero2", "3": "fsdp"}
+# accelerate's sizes -> keys of the run file.
+_SIZES = {"TP_SIZE": "parallel.tensor", "CP_SIZE": "parallel.context", "SP_SIZE": "parallel.context"}
+
 
 def read_launcher(nproc: int | None) -> dict[str, Any]:
-    """Set RANK, WORLD_SIZE and so on, or with `nproc` NNODES and so on, from the variables of srun or an MPI.
+    """Set RANK, WORLD_SIZE and so on, or with `nproc` NNODES and so on, from the variables of srun or MPI.
 
-    Nothing changes where a launcher has set them already, or for a single task. Return options of `artel train` that
-    the variables of torchrun's own options (PET_NNODES …) give. Raises InputError where --nproc does not fit the tasks,
-    where the first host is unknown, and for numbers that no launcher sets.
+    Change nothing if a launcher has set them already, or for a single task. Return options of `artel train` from the
+    variables of torchrun's options (PET_NNODES …). Raise InputError if --nproc does not match the tasks, if the first
+    host is unknown, and for invalid numbers.
     """
     environment = os.environ
     _check_numbers(environment)
@@ -64,9 +88,9 @@ def is_pod() -> bool:
 
 
 def _read_pod(environment: os._Environ[str], nproc: int | None) -> dict[str, Any]:
-    """Options from PET_NNODES and so on: torchrun's options as Kubeflow's PyTorchJob and TrainJob set them in each pod.
+    """Return options from PET_NNODES and so on: torchrun's options, as set by Kubeflow's PyTorchJob and TrainJob.
 
-    RANK and WORLD_SIZE count pods there, or processes, as the release has it: they are removed.
+    RANK and WORLD_SIZE count pods or processes there, depending on the release, so they are removed.
     """
     options: dict[str, Any] = {"nnodes": environment["PET_NNODES"]}
     if nproc is None:
@@ -97,7 +121,7 @@ def _pet_number(environment: os._Environ[str], name: str) -> int:
 
 
 def _processes(text: str) -> int:
-    """Number of processes by torchrun's --nproc-per-node: a number, gpu, cpu, or auto (GPUs, else cores)."""
+    """Read torchrun's --nproc-per-node: a number, gpu, cpu, or auto (GPUs, else cores)."""
     if re.fullmatch(r"\d{1,18}", text, re.ASCII):
         return int(text)
     if text not in ("auto", "gpu", "cpu"):
@@ -111,7 +135,7 @@ def _processes(text: str) -> int:
 
 
 def check_counts(nproc: int | None) -> None:
-    """Raise InputError where RANK and WORLD_SIZE may count hosts or processes, and it matters."""
+    """Raise InputError if it matters and is unclear whether RANK and WORLD_SIZE count hosts or processes."""
     environment = os.environ
     if not (is_worker() and is_pod()) or (nproc or 1) == 1 or int(environment["WORLD_SIZE"]) == 1:
         return
@@ -126,7 +150,7 @@ def check_counts(nproc: int | None) -> None:
 
 
 def _read_tasks(environment: os._Environ[str], nproc: int | None) -> None:
-    """Set RANK and so on from the variables of deepspeed, srun or an MPI."""
+    """Set RANK and so on from the variables of deepspeed, srun or MPI."""
     if is_worker() and "LOCAL_SIZE" in environment:  # deepspeed's name
         environment.setdefault("LOCAL_WORLD_SIZE", environment["LOCAL_SIZE"])
     if is_worker() or "NNODES" in environment:
@@ -147,22 +171,22 @@ def _read_tasks(environment: os._Environ[str], nproc: int | None) -> None:
                 "LOCAL_WORLD_SIZE": on_host,
                 "LOCAL_RANK": environment.get(local_rank, "0"),
             }
-            _set_meeting(environment, on_host == environment[size])
+            _set_master(environment, on_host == environment[size])
             return
 
 
 def _read_mpi_hosts(environment: os._Environ[str], rank: str, size: str, on_host: str, nproc: int | None) -> None:
-    """Each task of an MPI launches the processes of one host."""
+    """Set NNODES and NODE_RANK: each MPI task launches the processes of one host."""
     if on_host != "1":
         what = f"MPI has started {on_host} tasks on this host, and each would start {nproc} processes"
         fix = "start one task a host (mpirun --map-by ppr:1:node), or leave out --nproc: each task is then a process"
         raise InputError.at("--nproc", what, fix)
     environment |= {"NNODES": size, "NODE_RANK": rank}
-    _set_meeting(environment, alone=False)
+    _set_master(environment, alone=False)
 
 
 def check_worker() -> None:
-    """Raise InputError where the variables of torchrun cannot be those of a process of a run."""
+    """Raise InputError if torchrun's variables are inconsistent."""
     environment = os.environ
     _check_numbers(environment)
     rank, world = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
@@ -174,12 +198,12 @@ def check_worker() -> None:
     elif rank >= world:
         problems.append(_wrong("RANK", f"is {rank:,}, which must be less than WORLD_SIZE, {world:,}"))
     elif world > 1:  # one process has no peers, and Kubernetes sets MASTER_PORT for a service of that name
-        problems += _meeting_problems(environment)
+        problems += _master_problems(environment)
     if problems:
         raise InputError(problems)
 
 
-def _meeting_problems(environment: os._Environ[str]) -> list[Problem]:
+def _master_problems(environment: os._Environ[str]) -> list[Problem]:
     problems = []
     port, address = environment.get("MASTER_PORT", "29500"), environment.get("MASTER_ADDR", "localhost")
     if not re.fullmatch(r"\d{1,18}", port, re.ASCII):
@@ -232,13 +256,13 @@ def _read_step(environment: os._Environ[str], nproc: int | None) -> None:
 
 
 def first_host(nodes: str) -> str:
-    """The first node in Slurm's list: `n007` of `n[007-012,20],m1`."""
+    """Return the first node in Slurm's list: `n007` of `n[007-012,20],m1`."""
     first = re.split(r",(?![^\[]*\])", nodes)[0]
     return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first)
 
 
 def tasks_of_node(counts: str, node: int) -> int:
-    """The number of tasks on a node: with `4(x2),3`, 4 on each of the first two."""
+    """Return the number of tasks on a node: with `4(x2),3`, 4 on each of the first two."""
     for part in counts.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None:
@@ -249,7 +273,7 @@ def tasks_of_node(counts: str, node: int) -> int:
     raise InputError.at("SLURM_STEP_TASKS_PER_NODE", f"{counts!r} does not say how many tasks this node has")
 
 
-def _set_meeting(environment: os._Environ[str], alone: bool) -> None:
+def _set_master(environment: os._Environ[str], alone: bool) -> None:
     if "MASTER_ADDR" not in environment:
         if not alone:
             what, fix = (
@@ -259,3 +283,119 @@ def _set_meeting(environment: os._Environ[str], alone: bool) -> None:
             raise InputError.at("MASTER_ADDR", what, fix)
         environment["MASTER_ADDR"] = "127.0.0.1"
     environment.setdefault("MASTER_PORT", "29500")
+
+
+@dataclass(slots=True)
+class AccelerateSettings:
+    """Changes to a run by the configuration of `accelerate launch`."""
+
+    overrides: list[str] = field(default_factory=list)
+    """Overrides as on the command line: `parallel.data=fsdp`."""
+    notes: list[str] = field(default_factory=list)
+    """A line for each setting that was applied or has no effect."""
+
+
+def accelerate_settings(config: RunConfig) -> AccelerateSettings:
+    """Return accelerate's settings for this run; none if accelerate has not started this process.
+
+    accelerate sets environment variables (accelerate/utils/launch.py), torchrun sets the number of processes. A key in
+    the run file takes precedence, with a note. If accelerate is configured for CPUs, hide the GPUs: call this before
+    torch looks for GPUs. Raise InputError for settings that artel does not support.
+    """
+    environment = os.environ
+    settings = AccelerateSettings()
+    if "ACCELERATE_MIXED_PRECISION" not in environment:
+        return settings
+    if _flag("ACCELERATE_USE_CPU"):
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+        if "MASTER_ADDR" in environment and "RANK" not in environment:
+            settings.notes.append(
+                "accelerate has started one process: for several on CPUs it needs mpirun_hostfile, or start them by "
+                "artel train --nproc N"
+            )
+    precision = environment["ACCELERATE_MIXED_PRECISION"]
+    if precision in _PRECISIONS:
+        _apply(settings, config, "train.precision", precision)
+    if _flag("ACCELERATE_USE_MEGATRON_LM"):
+        fix = "take it out of accelerate's configuration, and write parallel.tensor and parallel.pipeline"
+        raise InputError.at("accelerate's megatron_lm_config", "artel has no Megatron-LM in it", fix)
+    if _flag("ACCELERATE_USE_FSDP"):
+        _apply_fsdp(settings, config)
+    if _flag("ACCELERATE_USE_DEEPSPEED"):
+        _apply_deepspeed(settings, config)
+    if _flag("ACCELERATE_USE_PARALLELISM_CONFIG"):
+        _apply_sizes(settings, config)
+    return settings
+
+
+def _apply_fsdp(settings: AccelerateSettings, config: RunConfig) -> None:
+    environment = os.environ
+    mode = _SHARDING.get(environment.get("FSDP_SHARDING_STRATEGY", "FULL_SHARD").upper(), "fsdp")
+    if environment.get("FSDP_VERSION", "1") != "1":
+        mode = "fsdp" if _flag("FSDP_RESHARD_AFTER_FORWARD", "true") else "zero2"
+    _apply(settings, config, "parallel.data", mode)
+    if _flag("FSDP_OFFLOAD_PARAMS"):
+        _apply(settings, config, "parallel.offload", "cpu")
+    if _flag("FSDP_ACTIVATION_CHECKPOINTING"):
+        _apply(settings, config, "train.activation_checkpointing", "full")
+
+
+def _apply_deepspeed(settings: AccelerateSettings, config: RunConfig) -> None:
+    """Use the DeepSpeed file, if there is one; else translate accelerate's own fields to PyTorch."""
+    environment = os.environ
+    file = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+    if file.lower() != "none":
+        _apply(settings, config, "parallel.deepspeed", file)
+        return
+    if config.parallel.deepspeed is not None:
+        settings.notes.append(
+            f"accelerate's deepspeed_config has no effect: the run file has {config.parallel.deepspeed}"
+        )
+        return
+    places = {environment.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") for part in ("OPTIMIZER", "PARAM")}
+    if "nvme" in places:
+        what, fix = (
+            "offload to NVMe is DeepSpeed's own, and has no keys in the run file",
+            "write a ds_config.json with it, and parallel.deepspeed: ds_config.json",
+        )
+        raise InputError.at("accelerate's deepspeed_config", what, fix)
+    _apply(
+        settings, config, "parallel.data", _STAGES.get(environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"), "zero2")
+    )
+    if "cpu" in places:
+        _apply(settings, config, "parallel.offload", "cpu")
+    settings.notes.append(
+        "stages of deepspeed_config without a file run in PyTorch; for DeepSpeed itself write "
+        "parallel.deepspeed: ds_config.json"
+    )
+
+
+def _apply_sizes(settings: AccelerateSettings, config: RunConfig) -> None:
+    for name, key in _SIZES.items():
+        size = os.environ.get(f"PARALLELISM_CONFIG_{name}", "1")
+        if size != "1":
+            _apply(settings, config, key, size)
+    copies, shard = (os.environ.get(f"PARALLELISM_CONFIG_DP_{name}_SIZE", "1") for name in ("REPLICATE", "SHARD"))
+    if copies != "1" and shard != "1":
+        settings.overrides = [line for line in settings.overrides if not line.startswith("parallel.data=")]
+        settings.notes = [line for line in settings.notes if "parallel.data" not in line]
+        _apply(settings, config, "parallel.data", "hsdp")
+        _apply(settings, config, "parallel.shard", shard)
+
+
+def _apply(settings: AccelerateSettings, config: RunConfig, key: str, value: str) -> None:
+    """Override a key with a default value. If the run file sets another value, add a note."""
+    section, _, name = key.partition(".")
+    part = getattr(config, section)
+    written = str(getattr(part, name))
+    if written == value:
+        return
+    if name in part.model_fields_set and written != "auto":
+        settings.notes.append(f"accelerate sets {key}={value}, and the run file {written}: the run file decides")
+        return
+    settings.overrides.append(f"{key}={value}")
+    settings.notes.append(f"{key}={value}, as configured in accelerate")
+
+
+def _flag(name: str, default: str = "false") -> bool:
+    return os.environ.get(name, default).lower() in ("true", "1", "yes", "on")

@@ -1,8 +1,8 @@
-"""Compare a run's parallel strategy with one process, on a small copy of the user's own model.
+"""Compare a run's parallel strategy with one process, on a small copy of the user's model (`artel doctor --parallel`).
 
-Two steps are trained twice, in one process and with the run file's strategy, in float32 on made-up records. The copy
-keeps what decides how a model can be split: its type, attention heads, key-value heads and experts. It has few layers,
-small matrices and no dropout.
+Two steps are trained in one process and with the run file's strategy, in float32 on made-up records. The copy keeps
+what decides how a model can be split: its type, attention heads, key-value heads and experts. It has few layers, small
+matrices and no dropout.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from artel.registry import OPTIMIZERS
 
 _STEPS = 2
 _BLOCK = 32
-_HEAD = 8  # numbers in an attention head
+_HEAD = 8  # size of an attention head
 _ROWS = 2  # of a micro-batch
-_SECONDS = 900  # for each start: importing may take a minute on a busy host
-TOLERANCE = 1e-5  # of sums in another order, over two steps
-# Keys about the tokenizer, the files, and lengths that the copy does not have.
+_SECONDS = 900  # timeout of a start; imports may take a minute on a busy host
+TOLERANCE = 1e-5  # for sums in another order, over two steps
+# Keys about the tokenizer, files and lengths, which do not apply to the copy.
 _LEFT_OUT = (
     "_token_id",
     "architectures",
@@ -81,14 +81,14 @@ class Agreement:
         )
 
 
-def try_parallel(run: RunConfig, processes: int) -> Agreement:
-    """Train a small copy of the run's model twice, and compare. Raises InputError for an impossible strategy."""
-    dims = read_parallel_dims(run.parallel, processes, processes)
+def try_parallel(config: RunConfig, processes: int) -> Agreement:
+    """Train a small copy of the run's model twice and compare. Raise InputError for an impossible strategy."""
+    dims = read_parallel_dims(config.parallel, processes, processes)
     on_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= processes
-    described = small_copy(run, dims.dp_degree)
+    described = small_copy(config, dims.dp_degree)
     with TemporaryDirectory() as folder:
         one = _trained(Path(folder) / "one", described | {"parallel": {}}, 1, on_gpus)
-        parallel = run.parallel.model_dump(mode="json", exclude_defaults=True)
+        parallel = config.parallel.model_dump(mode="json", exclude_defaults=True)
         if isinstance(parallel.get("data"), int):
             parallel["data"] = "auto"
         several = _trained(Path(folder) / "parallel", described | {"parallel": parallel}, processes, on_gpus)
@@ -100,19 +100,19 @@ def try_parallel(run: RunConfig, processes: int) -> Agreement:
     return Agreement(processes, device, described["model"]["config"], *differences)
 
 
-def small_copy(run: RunConfig, dp_degree: int) -> dict[str, Any]:
-    """A run file's tree that trains a small copy of `run`'s model on made-up records."""
-    config = _small_config(run)
-    stages = run.parallel.pipeline * (2 if run.parallel.schedule in ("interleaved", "zero_bubble") else 1)
+def small_copy(config: RunConfig, dp_degree: int) -> dict[str, Any]:
+    """Return the tree of a run file that trains a small copy of the run's model on made-up records."""
+    model_config = _small_config(config)
+    stages = config.parallel.pipeline * (2 if config.parallel.schedule in ("interleaved", "zero_bubble") else 1)
     rows = _ROWS * dp_degree * max(2, stages)
-    small = objective_type(run).small_run(_BLOCK)
+    small = objective_type(config).small_run(_BLOCK)
     kept = {"optimizer", "clip", *OPTIMIZERS.names_with_settings}
-    train = {**run.train.model_dump(mode="json", include=kept), "learning_rate": 1e-3, "warmup": 0}
+    train = {**config.train.model_dump(mode="json", include=kept), "learning_rate": 1e-3, "warmup": 0}
     return {
         **small,
         "data": {**small["data"], "validation": 0, "block": _BLOCK},
         "tokenizer": {"train": {"vocab": 403}},  # a multiple of nothing, like real ones
-        "model": {"config": config},
+        "model": {"config": model_config},
         "train": train
         | {"steps": _STEPS, "batch": rows, "micro_batch": _ROWS, "precision": "fp32", "compile": "off", "threads": 1},
         "validate": {"every": "never"},
@@ -122,17 +122,17 @@ def small_copy(run: RunConfig, dp_degree: int) -> dict[str, Any]:
     }
 
 
-def _small_config(run: RunConfig) -> dict[str, Any]:
-    if run.model.from_ is not None:
-        whole = read_config(run.model.from_)[0]
+def _small_config(config: RunConfig) -> dict[str, Any]:
+    if config.model.from_ is not None:
+        whole = read_config(config.model.from_)[0]
         values = whole.to_diff_dict()
         values["model_type"] = whole.model_type
     else:
-        values = dict(run.model.config or {"model_type": "roberta" if objective_type(run).encoder else "gpt2"})
+        values = dict(config.model.config or {"model_type": "roberta" if objective_type(config).encoder else "gpt2"})
     kind = _configuration(values)
     names = kind.attribute_map
     layers, heads = kind.num_hidden_layers, kind.num_attention_heads
-    stages = run.parallel.pipeline * (2 if run.parallel.schedule in ("interleaved", "zero_bubble") else 1)
+    stages = config.parallel.pipeline * (2 if config.parallel.schedule in ("interleaved", "zero_bubble") else 1)
     few = max(2, stages)
     sizes = {
         "num_hidden_layers": few,
@@ -147,7 +147,7 @@ def _small_config(run: RunConfig) -> dict[str, Any]:
         if any(part in key for part in _LEFT_OUT) or isinstance(value, dict):
             continue
         if isinstance(value, list) and len(value) == layers:
-            value = value[:few]  # a kind for each layer
+            value = value[:few]  # an entry per layer
         small[key] = 0 if "drop" in key and isinstance(value, int | float) else value
     plain = kind.to_dict()
     for key, value in sizes.items():
@@ -158,20 +158,20 @@ def _small_config(run: RunConfig) -> dict[str, Any]:
     return small
 
 
-def _configuration(config: dict[str, Any]) -> Any:
+def _configuration(model_config: dict[str, Any]) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    values = dict(config)
+    values = dict(model_config)
     model_type = values.pop("model_type")
     try:
         return CONFIG_MAPPING[model_type](**values)
-    except Exception as error:  # each configuration checks its own way
+    except Exception as error:  # configurations raise different errors
         first = " ".join(str(error).split())[:300]
         raise InputError.at("model.config", f"{model_type} refuses it: {first}", "check its values") from None
 
 
 def _trained(folder: Path, described: dict[str, Any], processes: int, on_gpus: bool) -> dict[str, list[float]]:
-    """Loss and gradient norm of each step."""
+    """Train, and return the loss and gradient norm of each step."""
     file = folder.with_suffix(".yaml")
     data = described["data"] | {"store": str(folder.parent / "stores")}
     file.write_text(yaml.safe_dump(described | {"run": str(folder), "data": data}, allow_unicode=True))

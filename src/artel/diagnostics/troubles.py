@@ -1,8 +1,7 @@
-"""Problems of this machine, with remedies."""
+"""Problems of this machine, each with a fix."""
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,37 +9,38 @@ import torch
 
 from artel import host
 from artel.config import RunConfig
-from artel.diagnostics.doctor.software import install, packages
+from artel.diagnostics.software import install, packages
 from artel.errors import Problem
+from artel.launching.hosts import is_loopback
 from artel.models.device import bf16_is_native
 from artel.planning import machine
 from artel.planning.machine import Disk, in_gib
 
-_LITTLE = 2**30  # bytes free on a disk, in memory or in /dev/shm: with less, work is likely to fail
+_LITTLE = 2**30  # bytes free on a disk, in memory or in /dev/shm, below which work is likely to fail
 
 
 def troubles(
-    run: RunConfig,
+    config: RunConfig,
     device: torch.device,
     gpus: list[dict[str, Any]],
     disks: dict[str, Disk],
     variables: Mapping[str, str],
 ) -> list[Problem]:
-    """Each with its remedy; `gpus` are those that PyTorch can use, `disks` by what artel keeps there."""
+    """Return the problems, each with a fix. `gpus`: those that PyTorch can use; `disks`: by what artel keeps there."""
     return [
-        *_about_compiling(device, run),
+        *_about_compiling(device, config),
         *_about_gpus(gpus, variables),
         *_about_memory(),
-        *_about_cores(run),
+        *_about_cores(config),
         *_about_disks(disks),
-        *_about_precision(run, device),
+        *_about_precision(config, device),
         *_about_packages(),
         *_about_hosts(variables),
     ]
 
 
-def _about_compiling(device: torch.device, run: RunConfig) -> list[Problem]:
-    if run.train.compile == "off":
+def _about_compiling(device: torch.device, config: RunConfig) -> list[Problem]:
+    if config.train.compile == "off":
         return []
     problems = []
     if device.type == "cpu" and machine.cpp_compiler() is None:
@@ -77,9 +77,9 @@ def _about_memory() -> list[Problem]:
     return [Problem("memory", f"only {in_gib(free)} are free", "end other programs, or raise the container's limit")]
 
 
-def _about_cores(run: RunConfig) -> list[Problem]:
+def _about_cores(config: RunConfig) -> list[Problem]:
     cores, quota = host.usable_cores(), host.core_quota()
-    if quota is None or quota >= cores or run.train.threads is not None:
+    if quota is None or quota >= cores or config.train.threads is not None:
         return []
     what = f"{cores} are seen, and the container has time for {quota:g}: {cores} threads would wait for one another"
     return [Problem("cores", what, f"write train.threads: {max(1, int(quota))}")]
@@ -104,8 +104,8 @@ def _about_disks(disks: dict[str, Disk]) -> list[Problem]:
     return problems
 
 
-def _about_precision(run: RunConfig, device: torch.device) -> list[Problem]:
-    in_bf16 = run.train.precision == "bf16" or run.train.weights == "bf16"
+def _about_precision(config: RunConfig, device: torch.device) -> list[Problem]:
+    in_bf16 = config.train.precision == "bf16" or config.train.weights == "bf16"
     if not in_bf16 or bf16_is_native(device):
         return []
     what = "the run requests bf16, and this machine emulates it: hundreds of times slower than fp32 on a processor"
@@ -116,7 +116,7 @@ def _about_packages() -> list[Problem]:
     problems = []
     for extra, members in packages().items():
         for package in members:
-            if package.fits or (extra and package.installed is None):  # an extra that is not installed is no mistake
+            if package.fits or (extra and package.installed is None):  # extras are optional
                 continue
             fix = (
                 install(extra) if extra else f"pip install '{package.requirement.name}{package.requirement.specifier}'"
@@ -127,15 +127,8 @@ def _about_packages() -> list[Problem]:
 
 def _about_hosts(variables: Mapping[str, str]) -> list[Problem]:
     address = machine.host_address()
-    if address is None or "GLOO_SOCKET_IFNAME" in variables or not _is_loopback(address):
+    if address is None or "GLOO_SOCKET_IFNAME" in variables or not is_loopback(address):
         return []
-    what = f"leads to {address}, where other hosts cannot reach this one; on a single machine that is no matter"
+    what = f"leads to {address}, where other hosts cannot reach this one; that does not matter on a single machine"
     fix = "on several give --master-addr as the others see it (artel finds the interface), or set GLOO_SOCKET_IFNAME"
     return [Problem("host name", what, fix)]
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return False

@@ -1,4 +1,4 @@
-"""Measure this machine alone and with several processes, and keep the result for `artel plan`."""
+"""`artel hardware`: measure this machine with one process and several, and keep the result for `artel plan`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from artel.parallel import local_device
 from artel.planning.rates import Points, Rates, about_here, save_rates
 
 _EXCHANGED = {"all_reduce": "reduced", "all_gather": "gathered", "reduce_scatter": "reduced and shared out"}
-_SECONDS = 1200  # for the processes to start and measure: on a busy host importing alone may take a minute
+_SECONDS = 1200  # timeout of the processes; on a busy host imports alone may take a minute
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured, and where it is kept."""
+    """A measurement, and its file."""
 
     about: dict[str, Any]
     rates: list[Rates]
@@ -35,7 +35,7 @@ class Measured:
     seconds: float
 
     def lines(self) -> list[str]:
-        """Rates at the largest measured size, per process: one line each."""
+        """Return a line for each rate per process, at the largest measured size."""
         rows = []
         for rates in self.rates:
             suffix = f" x {rates.processes}" if rates.processes > 1 else ""
@@ -53,9 +53,9 @@ class Measured:
 
 
 def measure_hardware(tell: Callable[[str], None]) -> Measured:
-    """Measure one process, then two at once (on GPUs as many as there are), and keep the result.
+    """Measure one process, then two at once (with GPUs, one per GPU), and keep the result.
 
-    Raises WorkError where a process fails.
+    Raise WorkError if a process fails.
     """
     start = time.monotonic()
     device = local_device()
@@ -70,20 +70,20 @@ def measure_hardware(tell: Callable[[str], None]) -> Measured:
 
 
 def _measure(count: int) -> dict[str, Points]:
-    """What the first of `count` processes measures while all do the same."""
+    """Let `count` processes measure at the same time, and return the results of the first."""
     compiles = torch.cuda.is_available() or bool(shutil.which("g++") or shutil.which("clang++"))
     environment = dict(os.environ)
     if sys.platform.startswith("linux"):
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        command = [sys.executable, "-m", "artel.diagnostics.hardware.process", name, str(count), str(compiles)]
+        command = [sys.executable, "-m", "artel.diagnostics.hardware", name, str(count), str(compiles)]
         processes = []
         try:
             for rank in range(count):
                 with (folder / f"{rank}.log").open("wb") as log:
-                    own = {**environment, "RANK": str(rank)}
-                    processes.append(subprocess.Popen(command, env=own, stdout=log, stderr=log))
+                    of_rank = {**environment, "RANK": str(rank)}
+                    processes.append(subprocess.Popen(command, env=of_rank, stdout=log, stderr=log))
             failed = [process for process in processes if process.wait(_SECONDS)]
         except subprocess.TimeoutExpired:
             failed = processes
@@ -99,7 +99,7 @@ def _measure(count: int) -> dict[str, Points]:
 
 
 def _rate(key: str, points: Points) -> str:
-    """The rate at the largest size, with the size and time that it was measured at."""
+    """Format the rate at the largest size, with that size and its time."""
     size, seconds = points[-1]
     took = f"{1000 * seconds:,.2f} ms"
     if key.startswith(("product", "attention")):
@@ -113,3 +113,32 @@ def _rate(key: str, points: Points) -> str:
         return f"{1e6 * seconds / size:,.4g} µs ({size:,.0f} small {what} in {took})"
     what = _EXCHANGED.get(key, "read and written")
     return f"{size / seconds / 1e9:,.4g} GB/s ({size / 1e6:,.1f} MB {what} in {took})"
+
+
+def _measure_as_process(folder: Path, count: int, compiles: bool) -> None:
+    """Measure as one of `count` processes that measure at the same time, with RANK set."""
+    import torch.distributed as dist
+
+    from artel.diagnostics.hardware_operators import measure
+    from artel.training.memory import retained_host_memory
+
+    rank = int(os.environ["RANK"])
+    device = local_device(rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(max(1, usable_cores() // count))
+    if count > 1:
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=count)
+    with retained_host_memory(device):  # as in training: freed memory is kept and reused
+        measured = measure(device, compiles=compiles)
+    if rank == 0:
+        (folder / "result.json").write_bytes(orjson.dumps(measured))
+    if count > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _measure_as_process(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True")

@@ -1,9 +1,9 @@
-"""The operators of a training step at a few sizes, each measured alone, as `planning.rates` keeps them.
+"""Measure the operators of a training step at a few sizes, each alone, in the form of `planning.rates`.
 
-On a CPU the turn in the middle counts, by the clock. Before each turn other memory is written, as in a step, where an
-operator finds little of what it reads in a cache; a run waits for its threads and takes its slow turns, too. Each
-operator is measured in two rounds, some seconds apart: a host that others share is not equally fast at all moments. On
-a GPU the fastest turn counts, of several calls in a row: the next operator is queued while one runs.
+On a CPU the median wall time counts, because a run waits for its threads and has slow calls too. Other memory is
+written before each call, so that caches are cold, as in a step. Each operator is measured in two rounds some seconds
+apart, because the speed of a shared host varies. On a GPU the fastest of several sequences of calls counts: the next
+operator is queued while one runs.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ Measured = dict[str, list[tuple[float, float]]]
 
 _ROUNDS = 2
 _FEWEST, _MOST = 3, 10
-"""Turns of a round on a CPU."""
+"""Calls per round on a CPU."""
 _TOO_LONG = 2.0
-"""Seconds of a first round after which there is no second one: bf16 where the processor has none."""
+"""Seconds of a first round above which the second is skipped, as with emulated bf16."""
 _MOST_ON_GPU, _TOGETHER_ON_GPU, _CALLS_ON_GPU = 20, 10, 10
-"""Turns on a GPU, also where processes must take equally many, and calls of a turn."""
-_MEETINGS, _SECONDS_OF_MEETINGS = 30, 5.0
-"""Meetings of processes: so many, as far as they fit into so many seconds."""
-_PRODUCTS_BETWEEN_MEETINGS = (1, 8)
+"""Sequences on a GPU: at most; if processes must run equally many; and calls per sequence."""
+_BARRIERS, _BARRIER_SECONDS = 30, 5.0
+"""Maximum number of synchronizations of processes, and of seconds for them."""
+_PRODUCTS_BETWEEN_BARRIERS = (1, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is measured, and how long."""
+    """The sizes to measure, and the time for it."""
 
     seconds: float = 0.06
-    """Of each operator, on a CPU of each round: as many turns as fit."""
+    """Time per operator, on a CPU per round: as many calls as fit."""
     products: Sequence[tuple[int, int, int]] = (
         (32, 64, 64),
         (256, 384, 16),
@@ -62,18 +62,18 @@ class Sizes:
         (2048, 384, 1536),
         (2048, 1024, 4096),
     )
-    """Tokens, inputs and outputs of each layer; the first takes what any product does, the next two are of an adapter
-    (LoRA)."""
+    """Tokens, inputs and outputs of each layer. The first one is pure overhead, the next two are those of LoRA
+    adapters."""
     heads: Sequence[tuple[int, int, int, int]] = ((1, 8, 64, 64), (8, 6, 256, 64), (2, 8, 1024, 64))
-    """Rows, heads, length, size of each attention."""
+    """Rows, heads, length, head size of each attention."""
     numbers: Sequence[int] = (786_432, 8_388_608)
-    """Of a tensor: 2,048 x 384, and one that no cache holds."""
+    """Elements of a tensor: 2,048 x 384, and one larger than any cache."""
     width: int = 384
     vocabulary: int = 16_384
     messages: Sequence[int] = (2**16, 2**20, 2**24)
-    """Bytes that are reduced or gathered."""
+    """Bytes to reduce or gather."""
     others: int = 2**23
-    """Numbers in float32 that are written between two turns: as many as a third-level cache holds."""
+    """Elements in float32 written between two calls, the size of an L3 cache."""
 
 
 ON_GPU = Sizes(
@@ -84,8 +84,8 @@ ON_GPU = Sizes(
     vocabulary=32_768,
     messages=(2**20, 2**24, 2**28),
 )
-"""What keeps a GPU busy for longer than its start takes: on an H200 the largest product of a CPU's sizes took 0.04 ms,
-and showed half of the rate that PyTorch reaches there."""
+"""Sizes for GPUs, where an operator must take longer than its launch: on an H200 the largest product of a CPU's sizes
+took 0.04 ms, and showed half of the rate that PyTorch reaches there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,30 +94,30 @@ class Work:
 
     key: str
     size: float
-    """FLOPs, bytes or a count, as `Rates` has them."""
+    """FLOPs, bytes or a count, as in `Rates`."""
     run: Callable[[], object]
     beside: tuple[str, float] | None = None
-    """Key and size of what it does besides, whose seconds are not its own. That is measured before it."""
+    """Key and size of other work in it, measured earlier, whose seconds are subtracted."""
     together: bool = False
-    """All processes run it equally often: it waits for the other ones."""
+    """True if all processes must run it equally often, because it waits for the others."""
 
 
 def measure(device: torch.device, *, compiles: bool, sizes: Sizes | None = None) -> Measured:
-    """All operators on this process's device; with several processes also what passes between them."""
+    """Measure all operators on this process's device; with several processes also collectives."""
     sizes = sizes or (ON_GPU if device.type == "cuda" else Sizes())
     works = _works(device, sizes, compiles)
     seconds = _on_gpu(works, device, sizes) if device.type == "cuda" else _on_cpu(list(works), sizes)
     measured: Measured = defaultdict(list)
     for work, taken in seconds:
-        own = taken if work.beside is None else taken - Rates(1, measured).seconds(*work.beside)
-        measured[work.key] = sorted([*measured[work.key], (work.size, max(own, 1e-9))])
+        rest = taken if work.beside is None else taken - Rates(1, measured).seconds(*work.beside)
+        measured[work.key] = sorted([*measured[work.key], (work.size, max(rest, 1e-9))])
     if device.type == "cpu" and dist.is_initialized():
-        measured["waiting"] = [_waiting(products, sizes) for products in _PRODUCTS_BETWEEN_MEETINGS]
+        measured["waiting"] = [_waiting(products, sizes) for products in _PRODUCTS_BETWEEN_BARRIERS]
     return dict(measured)
 
 
 def _on_cpu(works: Sequence[Work], sizes: Sizes) -> Iterator[tuple[Work, float]]:
-    """Each with its seconds by the clock: the turn in the middle."""
+    """Yield each work with its median wall seconds."""
     others = torch.zeros(sizes.others)
     turns: list[list[float]] = [[] for _ in works]
     for _ in range(_ROUNDS):
@@ -135,7 +135,7 @@ def _on_cpu(works: Sequence[Work], sizes: Sizes) -> Iterator[tuple[Work, float]]
 
 
 def _on_gpu(works: Iterator[Work], device: torch.device, sizes: Sizes) -> Iterator[tuple[Work, float]]:
-    """Each with its seconds: the fastest of several turns."""
+    """Yield each work with its seconds per call, from the fastest sequence of calls."""
 
     def turn(run: Callable[[], object]) -> None:
         for _ in range(_CALLS_ON_GPU):
@@ -184,7 +184,7 @@ def _works(device: torch.device, sizes: Sizes, compiles: bool) -> Iterator[Work]
 
 
 def _recorded(run: Callable[[], object]) -> Work:
-    """The work under the name and size of the largest operation in it, as a trace of a step counts them."""
+    """Return the work under the key and size of its largest operation, as recorded in a trace."""
     with OperationRecorder(nn.Module()) as recorder:
         run()
     largest: Operation = max(recorder.operations, key=lambda operation: (operation.flops, operation.bytes))
@@ -192,7 +192,7 @@ def _recorded(run: Callable[[], object]) -> Work:
 
 
 def _products(layer: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Iterator[Callable[[], object]]:
-    """A layer's matrix: forward as it lies or transposed, the gradient of the weight with the left one transposed."""
+    """Yield a layer's products: forward with a plain or transposed weight, and the gradient of the weight."""
     tokens, width, out_width = layer
     inputs = torch.randn(tokens, width, device=device).to(dtype)
     weight = torch.randn(width, out_width, device=device).to(dtype)
@@ -204,7 +204,7 @@ def _products(layer: tuple[int, int, int], dtype: torch.dtype, device: torch.dev
 
 
 def _attention(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Iterator[Callable[[], object]]:
-    """Forward and backward as layers compute it; and PyTorch's backward pass, for what artel's does not take."""
+    """Yield forward and backward as in layers; and PyTorch's backward pass, for cases that artel's does not support."""
     query, key, value = (torch.randn(shape, device=device).to(dtype).requires_grad_() for _ in range(3))
     options = AttentionOptions(None, causal=True, window=None, dropout=0.0, scale=None)
     yield partial(attend, query, key, value, options)
@@ -216,7 +216,7 @@ def _attention(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
 
 
 def _memory_operators(count: int, sizes: Sizes, device: torch.device) -> Iterator[Callable[[], object]]:
-    """Those that take most of a step between products; each is one operator of PyTorch."""
+    """Yield the operators that take most of the time between products. Each is one operator of PyTorch."""
     aten: Any = torch.ops.aten
     width, vocabulary = sizes.width, sizes.vocabulary
     x, y = torch.randn(2, count // width, width, device=device)
@@ -266,10 +266,10 @@ def _adamw(count: int, device: torch.device) -> Callable[[], object]:
 
 
 def _host() -> Iterator[Work]:
-    """The host's own time for each operator, and for each on DTensors: of layers that compute next to nothing.
+    """Yield the host's overhead per operator, and per operator on DTensors, from layers that compute next to nothing.
 
-    The first is that of a model of transformers, modules, autograd and autocast included: they take as long again as
-    the operators that they start.
+    The first is measured on a model of transformers. It includes modules, autograd and autocast, which take as long as
+    the operators themselves.
     """
     model, step = _small_model(), partial(_step, dtype=autocast_dtype(pick_precision("auto", torch.device("cpu"))))
     yield Work("start", _counted(model, step)[0], partial(step, model))
@@ -306,7 +306,7 @@ def _pass(layers: nn.Module) -> None:
 
 
 def _counted(model: nn.Module, run: Callable[[nn.Module], None]) -> tuple[int, int]:
-    """Operators of a forward and backward pass: those on plain tensors, and those on DTensors."""
+    """Count the operators of a forward and backward pass: on plain tensors, and on DTensors."""
     run(model)
     with OperationRecorder(model) as recorder:
         run(model)
@@ -315,29 +315,29 @@ def _counted(model: nn.Module, run: Callable[[nn.Module], None]) -> tuple[int, i
 
 
 def _reduced(message: torch.Tensor) -> torch.Tensor:
-    """The sum of all processes' messages, as tensor parallelism asks for it."""
+    """Return the sum of all processes' messages, by the same call as tensor parallelism."""
     return wait_tensor(all_reduce(message, "sum", list(range(dist.get_world_size()))))
 
 
 def _waiting(products: int, sizes: Sizes) -> tuple[float, float]:
-    """What processes compute between two meetings, and what one then waits on average for the slower one, in seconds.
+    """Return the seconds that processes compute between two collectives, and the mean seconds of waiting in them.
 
-    What it takes to exchange a number where nobody is late is none of it.
+    The time of the collective itself is subtracted from the waiting.
     """
     tokens, width, _ = sizes.products[-1]
     dtype = autocast_dtype(pick_precision("auto", torch.device("cpu"))) or torch.float32
     left, right = torch.ones(2, tokens, width, dtype=dtype)
     message = torch.zeros(1)
-    exchanging = statistics.median([_seconds(partial(_reduced, message)) for _ in range(_MEETINGS)])
+    exchanging = statistics.median([_seconds(partial(_reduced, message)) for _ in range(_BARRIERS)])
     compute = partial(torch.mm, left.T, right)
     seconds = float(_reduced(torch.tensor([_seconds(compute)]))) / dist.get_world_size()  # the same on all
-    meetings = max(2, min(_MEETINGS, int(_SECONDS_OF_MEETINGS / (products * seconds))))
+    barriers = max(2, min(_BARRIERS, int(_BARRIER_SECONDS / (products * seconds))))
     computing, waiting = 0.0, 0.0
-    for _ in range(meetings):
+    for _ in range(barriers):
         _reduced(message)
         computing += sum(_seconds(compute) for _ in range(products))
         waiting += _seconds(partial(_reduced, message))
-    return computing / meetings, max(waiting / meetings - exchanging, 1e-9)
+    return computing / barriers, max(waiting / barriers - exchanging, 1e-9)
 
 
 class _Plain(nn.Module):
@@ -351,7 +351,7 @@ class _Gelu(nn.Module):
 
 
 class _Layers(nn.Module):
-    """What `compile_layers` asks for of a model."""
+    """A model that `compile_layers` accepts."""
 
     _no_split_modules = ("_Plain", "_Gelu")
 
@@ -362,7 +362,7 @@ class _Layers(nn.Module):
 
 
 def _compiled(sizes: Sizes, device: torch.device) -> Iterator[Work]:
-    """What the compiler makes of a chain: the time of a byte, and on top of it that of an exponential."""
+    """Yield fused chains: the time per byte, and the additional time per exponential."""
     layers = _Layers(device)
     compile_layers(layers, fixed=False)
     plain, gelu = layers.layers

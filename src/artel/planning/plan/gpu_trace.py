@@ -1,14 +1,20 @@
-"""What compiled layers save for the backward pass, in a trace of layers that are not compiled.
+"""Memory on a GPU, in a trace with the operators of a CPU: what CUDA's autocast and compiled layers do differently.
 
-Of what autograd saves in a layer, torch.compile saves what matrix products and attention read and return. The backward
-pass recomputes the elementwise rest from that, in the kernels that need it. PyTorch's AOTAutograd decides so with a
-min-cut that bans products from recomputation. Measured: benchmarks/plan_gpu.md.
+Compiled layers (`save_as_compiled`) save less for the backward pass. Of what autograd saves in a layer, torch.compile
+saves only what matrix products and attention read and return. The backward pass recomputes the elementwise rest from
+that, in the kernels that need it. PyTorch's AOTAutograd decides so with a min-cut that bans products from
+recomputation.
+
+CUDA's autocast (`cuda_autocast`) computes more operators in float32 than a CPU's: "CUDA Ops that can autocast to
+float32" of PyTorch's documentation (docs.pytorch.org/docs/stable/amp.html). GPT-2's GELU has one of them, the power:
+in bf16 it keeps 20 % more there. Measured: benchmarks/plan_gpu.md.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,16 +22,16 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from artel.models.activation_checkpointing import is_product
 from artel.models.compile import repeated_layers
 
 
 def save_as_compiled(model: nn.Module, on_drop: Callable[[torch.Tensor], None] = lambda _: None) -> None:
-    """Make the repeated layers save what compiled ones would. Dropped tensors lose their values: for FakeTensors.
+    """Make the repeated layers save what compiled ones would. For FakeTensors only: dropped tensors lose their values.
 
-    `on_drop` is called with each: a compiled layer has none of them in memory after the kernel that computes it.
+    `on_drop` is called with each dropped tensor: a compiled layer frees it right after the kernel that computes it.
     """
     for layer in repeated_layers(model):
         layer.forward = _as_compiled(layer.forward, on_drop)
@@ -37,7 +43,7 @@ def _as_compiled(plain: Callable[..., Any], on_drop: Callable[[torch.Tensor], No
             return plain(*args, **kwargs)
         with SavedAsCompiled((args, kwargs), on_drop) as saved:
             output = plain(*args, **kwargs)
-            saved.hands_on(output)
+            saved.keep_output(output)
             return output
 
     return forward
@@ -45,7 +51,7 @@ def _as_compiled(plain: Callable[..., Any], on_drop: Callable[[torch.Tensor], No
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class _SavedTensor:
-    """A tensor that autograd saves. Where it is dropped, the backward pass computes it again from `sources`."""
+    """A tensor that autograd saves. If it is dropped, the backward pass recomputes it from `sources`."""
 
     tensor: torch.Tensor | None
     metadata: tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
@@ -54,17 +60,17 @@ class _SavedTensor:
 
 @dataclass(eq=False, slots=True)
 class _Node:
-    """A storage of the layer's graph, and the nodes that it was computed from."""
+    """A storage in the layer's graph, and the nodes it was computed from."""
 
     parents: list[_Node]
     banned: torch.Tensor | None = None
     """The output of a product, or an input of the layer: it is not recomputed (AOTAutograd's banned nodes)."""
     is_saved: bool = False
     is_repeated_cast: bool = False
-    """The same conversion was done before: the compiler does it once (common subexpressions)."""
+    """True if the same conversion was done before: the compiler does it once (common subexpressions)."""
 
     def sources(self) -> set[_Node]:
-        """The nearest nodes before it that are saved or banned: it can be recomputed from these."""
+        """Return the nearest saved or banned ancestors: the node can be recomputed from these."""
         found, seen, waiting = set(), {self}, list(self.parents)
         while waiting:
             node = waiting.pop()
@@ -77,16 +83,16 @@ class _Node:
 
 
 class SavedAsCompiled(TorchDispatchMode):
-    """Around one call of a layer: at its end, drops saved tensors that a compiled layer would recompute.
+    """Wraps one call of a layer. On exit it drops the saved tensors that a compiled layer would recompute.
 
-    A tensor is dropped if no product reads or returns it, and its sources that are not saved yet are no larger.
+    A tensor is dropped if no product reads or returns it, and its unsaved sources are not larger than it.
     """
 
     def __init__(self, inputs: Any, on_drop: Callable[[torch.Tensor], None] = lambda _: None) -> None:
-        """`inputs`: the layer's arguments, in any nesting. `on_drop` is called with each tensor that is dropped."""
+        """`inputs`: the layer's arguments, in any nesting. `on_drop` is called with each dropped tensor."""
         super().__init__()
         self._on_drop = on_drop
-        self._handed_on: set[int] = set()
+        self._output: set[int] = set()
         self._hooks = saved_tensors_hooks(self._pack, _unpack)
         self._nodes: dict[int, _Node] = {}
         self._saved: list[weakref.ref[_SavedTensor]] = []  # autograd holds this object for as long as it holds them
@@ -105,12 +111,12 @@ class SavedAsCompiled(TorchDispatchMode):
         super().__exit__(*error)
         self._drop_recomputable()
 
-    def hands_on(self, output: Any) -> None:
-        """Say what the layer returns, in any nesting: it is in memory, whether the layer saves it or not."""
-        self._handed_on = {_storage_id(tensor) for tensor in _tensors(output)}
+    def keep_output(self, output: Any) -> None:
+        """Note what the layer returns, in any nesting: it stays in memory even if it is not saved."""
+        self._output = {_storage_id(tensor) for tensor in _tensors(output)}
 
     def saved_tensors(self) -> list[torch.Tensor]:
-        """After the call: what is held for the backward pass."""
+        """Return the tensors held for the backward pass, after the call."""
         alive = [saved for reference in self._saved if (saved := reference()) is not None]
         return [tensor for saved in alive for tensor in (saved.tensor, *saved.sources) if tensor is not None]
 
@@ -156,13 +162,13 @@ class SavedAsCompiled(TorchDispatchMode):
         added = _bytes(source for _, _, sources in chosen for source in sources)
         if added < _bytes(tensor for _, tensor, _ in chosen):  # the compiler never saves more than eager layers do
             for saved, tensor, sources in chosen:
-                if _storage_id(tensor) not in self._handed_on:
+                if _storage_id(tensor) not in self._output:
                     self._on_drop(tensor)
                 saved.tensor, saved.sources = None, sources
         self._nodes.clear()
 
     def _elementwise(self) -> list[tuple[_SavedTensor, torch.Tensor, _Node]]:
-        """Saved tensors that no product reads or returns. Marks the nodes of the others as saved."""
+        """Return the saved tensors that no product reads or returns. Mark the nodes of the other ones as saved."""
         found = []
         for reference in self._saved:
             saved = reference()
@@ -176,7 +182,7 @@ class SavedAsCompiled(TorchDispatchMode):
         return found
 
     def _choose_sources(self, tensor: torch.Tensor, node: _Node) -> list[torch.Tensor] | None:
-        """What to save in place of a tensor; None if that is larger, or a product reads the tensor."""
+        """Return what to save in place of a tensor. None if that is larger, or if a product reads the tensor."""
         if node.is_saved:
             return None
         unsaved = [source for source in node.sources() if not source.is_saved]
@@ -201,7 +207,7 @@ def _storage_id(tensor: torch.Tensor) -> int:
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Of their storages, each counted once."""
+    """Return the bytes of their storages, each counted once."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({id(storage): storage.nbytes() for storage in storages}.values())
 
@@ -209,3 +215,69 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
 def _tensors(tree: Any) -> list[torch.Tensor]:
     leaves: Iterable[Any] = tree_leaves(tree)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+_aten = torch.ops.aten
+_IN_FLOAT32 = (
+    _aten.pow.Tensor_Scalar,
+    _aten.pow.Tensor_Tensor,
+    _aten.pow.Scalar,
+    _aten.exp.default,
+    _aten.log.default,
+    _aten.rsqrt.default,
+    _aten.reciprocal.default,
+    _aten.softplus.default,
+    _aten.cumsum.default,
+    _aten.layer_norm.default,
+    _aten.group_norm.default,
+)
+"""The ones used by models of transformers."""
+_WITH_DTYPE = (
+    _aten.softmax.int,
+    _aten.log_softmax.int,
+    _aten.sum.default,
+    _aten.sum.dim_IntList,
+)
+"""These return float32, unless a dtype is passed."""
+_HALVES = (torch.bfloat16, torch.float16)
+_KEY = "AutocastCPU"
+_AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+
+@contextmanager
+def cuda_autocast() -> Iterator[None]:
+    """Make the CPU's autocast convert the inputs of these operators to float32 too, while the block runs."""
+    library = torch.library.Library("aten", "IMPL")
+    for operator in _IN_FLOAT32:
+        library.impl(operator.name(), _in_float32(operator), _KEY)
+    for operator in _WITH_DTYPE:
+        library.impl(operator.name(), _returning_float32(operator), _KEY)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def _in_float32(operator: Callable[..., Any]) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
+            wide, named = tree_map_only(torch.Tensor, _wide, (args, kwargs))
+            return operator(*wide, **named)
+
+    return kernel
+
+
+def _returning_float32(operator: Callable[..., Any]) -> Callable[..., Any]:
+    def kernel(tensor: torch.Tensor, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+        if args and isinstance(args[-1], torch.dtype):
+            args, dtype = args[:-1], args[-1]
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
+            if dtype is None and tensor.dtype in _HALVES:
+                dtype = torch.float32
+            return operator(tensor, *args, dtype=dtype, **kwargs)
+
+    return kernel
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in _HALVES else tensor

@@ -1,10 +1,11 @@
-"""The examination: machine, software, environment, choices, and warnings with remedies."""
+"""`artel doctor`: this machine, its software, what artel would choose on it and why, and what may fail."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,14 @@ from transformers import PreTrainedModel
 import artel
 from artel import host
 from artel.config import RunConfig
-from artel.diagnostics.doctor.choices import Case, choices
-from artel.diagnostics.doctor.software import environment, install, packages
-from artel.diagnostics.doctor.troubles import troubles
+from artel.diagnostics.software import environment, install, packages
+from artel.diagnostics.troubles import troubles
 from artel.errors import InputError, Problem
+from artel.models import Choice
+from artel.models.attention_masks import attention_choice
+from artel.models.attention_switch import use_artel_attention
+from artel.models.compile import compile_choice
+from artel.models.device import bf16_is_native, pick_precision
 from artel.models.loading.check import check_model
 from artel.models.loading.model_folder import read_config
 from artel.objectives import objective_type
@@ -25,6 +30,7 @@ from artel.parallel import local_device
 from artel.planning import machine
 from artel.planning.machine import in_gib
 from artel.planning.outline import outline_model
+from artel.registry import OPTIMIZERS
 from artel.storage import cache_folder
 
 
@@ -38,13 +44,13 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """Facts by section and name, in the order in which they are printed."""
+    """Facts by section and name, in the order of printing, and warnings."""
 
     sections: dict[str, dict[str, Fact]]
     warnings: list[Problem] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Sections by name, each fact as data: sizes in bytes, choices as value and why."""
+        """Return sections by name, each fact as data: sizes in bytes, choices as value and why."""
         sections = {title: {name: fact.data for name, fact in facts.items()} for title, facts in self.sections.items()}
         return {**sections, "warnings": [asdict(problem) for problem in self.warnings]}
 
@@ -63,26 +69,26 @@ class Examination:
         return "\n".join(lines).replace(f"{home}/", "~/") if home and home != Path("/") else "\n".join(lines)
 
 
-def examine(run: RunConfig | None, variables: Mapping[str, str]) -> Examination:
-    """Look at this machine, for a run or for artel's defaults. `variables` are the environment as the user set it.
+def examine(config: RunConfig | None, variables: Mapping[str, str]) -> Examination:
+    """Examine this machine, for a run or for artel's defaults. `variables`: the environment as set by the user.
 
-    Raises InputError for a run that could not be started. Nothing is written and no network is asked, provided that
-    HF_HUB_OFFLINE is set, and TORCHINDUCTOR_CACHE_DIR names a folder that is there, before this is imported.
+    Raise InputError for a run that cannot be started. Write nothing and use no network, if before the import of this
+    module HF_HUB_OFFLINE is set, and TORCHINDUCTOR_CACHE_DIR to an existing folder.
     """
     device = local_device()
-    examined = run or RunConfig()
+    examined = config or RunConfig()
     model = _model(examined)
     gpus = _gpus()
     folders = {"cache folder": cache_folder(), "temporary files": _temporary(variables)}
-    if run is not None:
-        folders = {"run folder": Path(run.run), **folders}
+    if config is not None:
+        folders = {"run folder": Path(config.run), **folders}
     disks = {name: machine.disk(folder) for name, folder in folders.items()}
-    chosen = choices(Case(examined, device, model))
+    chosen = _choices(_Case(examined, device, model))
     sections = {
         "machine": _machine(gpus, disks),
         "software": _software(),
         "environment": {name: Fact(value, value) for name, value in environment(variables).items()},
-        **({"run": _run(run, model)} if run is not None else {}),
+        **({"run": _run(config, model)} if config is not None else {}),
         "choices": {name: Fact(f"{choice.value} · {choice.why}", asdict(choice)) for name, choice in chosen.items()},
     }
     return Examination(sections, troubles(examined, device, gpus, disks, variables))
@@ -147,35 +153,35 @@ def _software() -> dict[str, Fact]:
     return facts
 
 
-def _run(run: RunConfig, model: PreTrainedModel | None) -> dict[str, Fact]:
-    facts = {"folder": Fact(run.run, run.run), "objective": Fact(run.objective, run.objective)}
+def _run(config: RunConfig, model: PreTrainedModel | None) -> dict[str, Fact]:
+    facts = {"folder": Fact(config.run, config.run), "objective": Fact(config.objective, config.objective)}
     if model is None:
         facts["model"] = Fact(
-            f"{run.model.from_}, not in the cache of this machine: what depends on it is left out", None
+            f"{config.model.from_}, not in the cache of this machine: what depends on it is left out", None
         )
         return facts
     count = sum(parameter.numel() for parameter in model.parameters())
     data = {"type": model.config.model_type, "class": type(model).__name__, "parameters": count}
-    # "about": of a tokenizer that is not trained yet only the requested size is known.
+    # "about", because the size of an untrained tokenizer is only a request.
     facts["model"] = Fact(f"{data['class']} ({data['type']}), about {count:,} parameters", data)
     return facts
 
 
-def _model(run: RunConfig) -> PreTrainedModel | None:
-    """The run's model without weights; None for one of the hub that is not in the cache. Raises InputError."""
-    kind = objective_type(run)
-    problems = kind.problems(run)
+def _model(config: RunConfig) -> PreTrainedModel | None:
+    """Return the run's model without weights. None if it is on the hub but not in the cache. Raise InputError."""
+    kind = objective_type(config)
+    problems = kind.problems(config)
     if problems:
         raise InputError(problems)
-    name = run.model.from_
+    name = config.model.from_
     if name is not None and not Path(name).is_dir() and not name.startswith((".", "/", "~")):
         try:
-            read_config(name, runs_code=run.model.runs_code)
+            read_config(name, runs_code=config.model.runs_code)
         except InputError:
             return None
     else:
-        check_model(run.model, kind.auto_class)
-    return outline_model(run, kind.auto_class)
+        check_model(config.model, kind.auto_class)
+    return outline_model(config, kind.auto_class)
 
 
 def _gpus() -> list[dict[str, Any]]:
@@ -184,7 +190,7 @@ def _gpus() -> list[dict[str, Any]]:
         about = torch.cuda.get_device_properties(number)
         try:
             free: int | None = torch.cuda.mem_get_info(number)[0]
-        except RuntimeError:  # another process has it to itself, or its memory is full
+        except RuntimeError:  # used exclusively by another process, or its memory is full
             free = None
         capability = f"{about.major}.{about.minor}"
         gpus.append(
@@ -194,5 +200,89 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def _temporary(variables: Mapping[str, str]) -> Path:
-    """The folder of compiled layers. `tempfile` would write a file to find it."""
+    """Return the folder of compiled layers. `tempfile` would write a file to find it."""
     return Path(variables.get("TORCHINDUCTOR_CACHE_DIR") or variables.get("TMPDIR") or "/tmp")
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A run or the defaults, with its model on the meta device, if that is known."""
+
+    config: RunConfig
+    device: torch.device
+    model: PreTrainedModel | None
+
+
+def _choices(case: _Case) -> dict[str, Choice]:
+    """Return every choice by name. Raise InputError if the device cannot do what the run requires."""
+    return {name: choice for name, choose in _CHOICES.items() if (choice := choose(case)) is not None}
+
+
+def _precision(case: _Case) -> Choice:
+    train, native = case.config.train, bf16_is_native(case.device)
+    device = "processor" if case.device.type == "cpu" else "GPU"
+    value = pick_precision(train.precision, case.device, train.weights)
+    if train.precision != "auto":
+        return Choice(value, f"train.precision: {train.precision}")
+    if native:
+        return Choice(value, f"the {device} multiplies bf16 in hardware")
+    if value == "bf16":
+        return Choice(value, "train.weights: bf16")
+    return Choice(value, f"the {device} has no instructions for bf16 and would emulate it, very slowly")
+
+
+def _attention(case: _Case) -> Choice | None:
+    if case.model is None:
+        return None
+    use_artel_attention(case.model)
+    isolated = objective_type(case.config).isolates_documents(case.config)
+    return attention_choice(case.model, case.device, documents=isolated)
+
+
+def _compile(case: _Case) -> Choice:
+    mode, steps, budget = case.config.train.compile, case.config.train.steps, case.config.train.budget
+    quantize = case.config.model.quantize
+    if steps is not None or budget is not None:
+        return compile_choice(mode, case.device, steps, budget, quantize)
+    short, long = (compile_choice(mode, case.device, steps, None, quantize) for steps in (1, 10**9))
+    if short.value == long.value:
+        return Choice(short.value, short.why)
+    return Choice(f"{long.value} in a long run, {short.value} in a short one", "compiling takes its time first")
+
+
+def _optimizer(case: _Case) -> Choice:
+    name = case.config.train.optimizer
+    rounded = "; weights in bf16, rounded stochastically" if case.config.train.weights == "bf16" else ""
+    return Choice(name, f"{OPTIMIZERS[name].summary}{rounded}")
+
+
+def _micro_batch(case: _Case) -> Choice:
+    value = case.config.train.micro_batch
+    if value == "auto":
+        return Choice("auto", "what fits is found by trying when the run starts, and remembered")
+    return Choice(str(value), f"train.micro_batch: {value}")
+
+
+def _encoder(case: _Case) -> Choice:
+    if find_spec("fastokens") is None:
+        return Choice("tokenizers", f"fastokens, up to twenty times as fast, is not installed: {install('fast')}")
+    return Choice("fastokens", "it is installed; of large texts, for as long as its ids are those of tokenizers")
+
+
+def _threads(case: _Case) -> Choice:
+    value = case.config.train.threads
+    if value is not None:
+        return Choice(str(value), f"train.threads: {value}")
+    return Choice(str(host.usable_cores()), "one for each core that can be used, shared by the processes of a run")
+
+
+_CHOICES: dict[str, Callable[[_Case], Choice | None]] = {
+    "precision": _precision,
+    "attention": _attention,
+    "compile": _compile,
+    "optimizer": _optimizer,
+    "micro-batch": _micro_batch,
+    "threads": _threads,
+    "text encoder": _encoder,
+}
+"""Name -> function that makes the choice, or returns None if it depends on an unknown model."""

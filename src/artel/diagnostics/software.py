@@ -1,4 +1,4 @@
-"""Installed packages, and environment variables; of variables that may be secret only that they are set."""
+"""Installed packages and environment variables, with the values of secrets hidden."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _LONGEST = 200  # characters of a value
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package that artel can use: the requirement and the installed version."""
+    """A package that artel can use: its requirement and its installed version."""
 
     requirement: Requirement
     installed: str | None
 
     @property
     def fits(self) -> bool:
-        """True where a version that artel works with is installed."""
+        """True if a version that artel works with is installed."""
         return self.installed is not None and self.requirement.specifier.contains(self.installed, prereleases=True)
 
     def __str__(self) -> str:
@@ -46,12 +46,12 @@ class Package:
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra."""
+    """Return the command that installs an extra."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def packages() -> dict[str, list[Package]]:
-    """Packages by extra, in the project's order; those that artel always needs under ""."""
+    """Return packages by extra, in the project's order; core dependencies under ""."""
     by_extra: dict[str, list[Package]] = {"": []}
     for extra, requirement in _requirements():
         if extra not in _GROUPS:
@@ -60,11 +60,11 @@ def packages() -> dict[str, list[Package]]:
 
 
 def _requirements() -> list[tuple[str, Requirement]]:
-    """The requirements in the project's metadata, or in its pyproject.toml where it is not installed."""
+    """Return the requirements in the project's metadata, or in its pyproject.toml if it is not installed."""
     try:
         installed = [Requirement(line) for line in requires(DISTRIBUTION) or []]
     except PackageNotFoundError:
-        project = Path(__file__).parents[4] / "pyproject.toml"
+        project = Path(__file__).parents[3] / "pyproject.toml"
         if not project.is_file():
             return []
         table = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
@@ -79,7 +79,7 @@ def _extra(requirement: Requirement) -> str:
 
 
 def installed_version(name: str) -> str | None:
-    """The version of an installed distribution; None where it is not installed."""
+    """Return the version of a distribution; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -87,7 +87,7 @@ def installed_version(name: str) -> str | None:
 
 
 def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables that change what artel and its libraries do, with their values; for secrets only "set"."""
+    """Return the variables that affect artel and its libraries with their values; for secrets only "set"."""
     return {name: _shown(name, value) for name, value in sorted(variables.items()) if _NAMES.fullmatch(name)}
 
 

@@ -1,1 +1,0 @@
-"""Measure the speed of a training step's operations on this machine, for `artel plan`."""

@@ -1,0 +1,147 @@
+"""Limits of this machine that are checked before any text is read: its memory, and the shortest `train.budget`."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import torch
+from transformers import PreTrainedModel
+
+from artel.config import RunConfig
+from artel.config.schema.quantities import duration
+from artel.errors import InputError
+from artel.host import memory, swap
+from artel.models.device import pick_precision
+from artel.models.flops import data_sheet, device_name, flops_a_token
+from artel.models.loading.build import base_dtype
+from artel.objectives import objective_type
+from artel.parallel import local_device
+from artel.parallel.mesh import ParallelDims
+from artel.planning.machine import in_gib
+from artel.training.budget import FEWEST_STEPS
+from artel.training.optim.optimizer import state_bytes
+
+PROCESS = 200_000_000
+"""Bytes of a process without a model, at least: Python, PyTorch and transformers took 305 MB (torch 2.13 for CPUs)."""
+_WEIGHT = {"fp32": 4, "bf16": 2}
+_QUANTIZED = {"int8": 1.0, "nf4": 0.5}
+_CPU_TOLERANCE = 2.0
+"""A CPU is measured beside other programs: a budget is refused only if it is too short at twice the measured rate."""
+_PRODUCT_SIDE, _PRODUCT_SECONDS = 512, 0.2
+"""The product to measure, repeated for so long. It takes a millisecond, too short to be interrupted."""
+_FROZEN_FLOPS = 2 / 3
+"""Fraction of the FLOPs with frozen weights, whose gradients are not computed."""
+
+
+def check_memory(model: PreTrainedModel, config: RunConfig, dims: ParallelDims, on_host: int) -> None:
+    """Raise InputError if a run cannot fit into this machine's memory, with the numbers.
+
+    Count only what is certain: weights, their gradients and the optimizer state, which are all in memory when a step
+    is taken, and on a host each process itself. Activations and communication buffers are not counted. `model` may be
+    on the meta device; `on_host` processes of `dims` run here, each on its own GPU if there are GPUs.
+    """
+    device = local_device()
+    trained, frozen = _parameters(model, config)
+    state = state_bytes(model, config.train) if trained else 0
+    held = trained * 2 * _WEIGHT[config.train.weights] + state + int(frozen * _for_frozen(model, config, device))
+    needed = held // (dims.world_size // dims.dp_replicate)  # at least, with any sharding
+    if device.type == "cuda" and config.parallel.offload == "none":
+        capacity = max(
+            torch.cuda.get_device_properties(number).total_memory for number in range(torch.cuda.device_count())
+        )
+        who, place = "a process", f"the largest GPU here has {in_gib(capacity)}"
+    elif device.type == "cpu":
+        about = memory()
+        capacity = (about.limit or about.total) + swap()
+        needed = (needed + PROCESS) * on_host
+        who = f"{on_host:,} processes here" if on_host > 1 else "one process"
+        place = f"{'its control group' if about.limit else 'this machine'} has {in_gib(capacity)}"
+    else:
+        return
+    if needed > capacity:
+        bytes_each = 2 * _WEIGHT[config.train.weights] + state / max(1, trained)
+        what = (
+            f"{trained + frozen:,} parameters need at least {in_gib(needed)} in {who}, and {place}: weights, gradients "
+            f"and {config.train.optimizer}'s state take {bytes_each:.3g} bytes for each of the {trained:,} trained"
+        )
+        where = "model.config" if config.model.from_ is None else "model.from"
+        fix = "take a smaller model; or share it among more machines, by parallel.data: fsdp"
+        if config.model.from_ is not None:
+            fix += "; or train adapters over 4-bit weights: model.lora: {rank: 16}, model.quantize: nf4"
+        if device.type == "cpu" and on_host > 1 and needed // on_host <= capacity:
+            fix = f"start fewer processes: {capacity // (needed // on_host):,} at most; or {fix}"
+        raise InputError.at(where, what, fix)
+
+
+def _parameters(model: PreTrainedModel, config: RunConfig) -> tuple[int, int]:
+    """Count trained and frozen parameters; adapters, which are few, are in neither number."""
+    counts = {True: 0, False: 0}
+    for parameter in model.parameters():
+        counts[parameter.requires_grad and config.model.lora is None] += parameter.numel()
+    return counts[True], counts[False]
+
+
+def _for_frozen(model: PreTrainedModel, config: RunConfig, device: torch.device) -> float:
+    """Return the bytes per frozen parameter, at least."""
+    if config.model.quantize != "none":
+        return _QUANTIZED[config.model.quantize]
+    if device.type != "cpu":
+        return 2.0
+    if base_dtype(config, pick_precision(config.train.precision, device, config.train.weights)) is not None:
+        return 2.0
+    # Weights of a float32 file are mapped: the system can drop the pages and read them again.
+    return 0.0 if model.config.dtype in (None, torch.float32) and config.model.from_ is not None else 4.0
+
+
+def check_budget(config: RunConfig, model: PreTrainedModel, world_size: int, on_host: int) -> None:
+    """Raise InputError if `train.budget` is too short for the first steps here, known before any text is read.
+
+    They take at least the FLOPs of four steps over the peak rate: that of a GPU's data sheet, or the fastest measured
+    product of a CPU. `model` may be on the meta device.
+    """
+    least = least_seconds(config, model, world_size, on_host)
+    budget = config.train.budget
+    if least is None or budget is None:
+        return
+    tolerance = _CPU_TOLERANCE if local_device().type == "cpu" else 1.0
+    if least > tolerance * budget:
+        tokens = config.train.batch * config.data.block
+        shortest = duration(rounded_up(least))
+        what = f"{duration(budget)} is too short: {FEWEST_STEPS} steps of {tokens:,} tokens take {shortest}"
+        fix = f"write {shortest} or more, a smaller train.batch, or a smaller model"
+        raise InputError.at("train.budget", f"{what} at this machine's fastest", fix)
+
+
+def rounded_up(seconds: float) -> int:
+    """Round up to whole seconds, from two minutes on to whole minutes."""
+    unit = 1 if seconds < 120 else 60
+    return math.ceil(seconds / unit) * unit
+
+
+def least_seconds(config: RunConfig, model: PreTrainedModel, world_size: int, on_host: int) -> float | None:
+    """Return the seconds of a budget's minimum number of steps at this machine's peak FLOP/s. None if unknown."""
+    kind = objective_type(config)
+    if not kind.packs_text:
+        return None
+    rate, flops = _peak_flops_per_second(config), flops_a_token(model.config, kind.auto_class, config.data.block)
+    if rate is None or flops is None:
+        return None
+    if local_device().type == "cpu":  # its cores are shared by all processes of a host
+        rate /= on_host
+    computed = _FROZEN_FLOPS if config.model.lora is not None or config.model.freeze else 1.0
+    return FEWEST_STEPS * config.train.batch * config.data.block * flops * computed / (rate * world_size)
+
+
+def _peak_flops_per_second(config: RunConfig) -> float | None:
+    """Return a GPU's peak by its data sheet (None without one), or the rate of the CPU's fastest product."""
+    device = local_device()
+    if device.type != "cpu":
+        return max((peak * 1e12 for peak in data_sheet(device_name(device)).values()), default=None)
+    precision = pick_precision(config.train.precision, device, config.train.weights)
+    matrix = torch.ones(_PRODUCT_SIDE, _PRODUCT_SIDE, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    fastest, end = math.inf, time.perf_counter() + _PRODUCT_SECONDS
+    while (started := time.perf_counter()) < end:
+        torch.mm(matrix, matrix)
+        fastest = min(fastest, time.perf_counter() - started)
+    return 2 * _PRODUCT_SIDE**3 / fastest
