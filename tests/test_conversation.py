@@ -105,9 +105,9 @@ def test_the_oldest_exchanges_leave_a_full_window(tmp_path):
     left = [note for note in notes if "left out" in note]
     assert left, notes
     assert left[0].startswith("the context of 120 tokens is full; earlier exchanges left out: 1 of")
-    assert not any("the answer can have" in note for note in notes)  # exchanges leave before the answer loses room
+    assert not any("the answer is limited" in note for note in notes)  # exchanges leave before the answer loses room
     said(talk.answer("a " * 80))  # over the half, under the whole: the answer has less room
-    assert any("tokens at most: the context has room for 120" in note for note in notes)
+    assert any("tokens: the context has 120" in note for note in notes)
     before = talk.messages
     with pytest.raises(InputError, match="the model takes 120"):
         talk.answer("a " * 200)
@@ -159,9 +159,9 @@ def test_load_goes_on_with_what_save_wrote(with_marks, tmp_path):
         "[1]": "not one conversation",
         "{": "no JSON",
         '{"messages": [{"role": "user"}]}': "no messages with role and content",
-        '{"messages": []}': "user and assistant by turns",
-        json.dumps({"messages": as_messages([("user", "a")])}): "user and assistant by turns",
-        json.dumps({"messages": as_messages([("assistant", "a"), ("user", "b")])}): "user and assistant by turns",
+        '{"messages": []}': "do not alternate between user and assistant",
+        json.dumps({"messages": as_messages([("user", "a")])}): "do not alternate between user and assistant",
+        json.dumps({"messages": as_messages([("assistant", "a"), ("user", "b")])}): "do not alternate between user and assistant",
         json.dumps(with_system) + "\n" + json.dumps(with_system): "has 2 lines",
     }
     before = other.messages

@@ -143,14 +143,14 @@ def test_what_becomes_of_a_model_from_scratch():
                            "packing": "concatenate", "validation": 0.05}  # fmt: skip
     assert run["train"] == {
         "precision": "fp16", "batch": 8, "micro_batch": 8, "steps": 100, "learning_rate": 5e-5, "weight_decay": 0,
-        "betas": [0.9, 0.999], "clip": None, "optimizer": "adamw", "schedule": "constant", "warmup": 0,
+        "lion": {"betas": [0.9, 0.999]}, "clip": None, "optimizer": "lion", "schedule": "constant", "warmup": 0,
     }  # fmt: skip
     assert (run["validate"], run["checkpoint"], "log" in run) == ({"every": "1 epoch"}, {"every": "1 epoch"}, False)
     assert reported(left) == {
         "model.dtype", "model.config.n_ctx", "model.config.vocab_size", "model.config.torch_dtype",
         "model.config._attn_implementation", "model.config.bos_token_id", "model.config.n_layr", "model.load_in_8bit",
         "lora.r", "trainer.num_train_epochs", "trainer.eval_steps", "trainer.save_strategy",
-        "trainer.warmup_steps", "trainer.optim", "trainer.logging_steps",
+        "trainer.warmup_steps", "trainer.logging_steps",
     }  # fmt: skip
     assert any("gpt2 has no such key; did you mean n_layer?" in line for line in left)
 
