@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from artel.config.model_name import check_model_name
 from artel.config.schema.quantities import read_seconds
 from artel.errors import InputError, Problem
 from artel.objectives import Objective
@@ -94,9 +93,7 @@ def read_model(answer: str) -> str:
     is_path = answer.startswith((".", "/", "~")) or answer.isdigit()  # a number is not an answer to this question
     if not answer or (is_path and not Path(answer).expanduser().is_dir()):
         raise InputError.at("--from", f"{answer!r} is not a folder", f"write {SCRATCH}, a model's folder or a hub id")
-    name = os.path.expanduser(answer)  # noqa: PTH111 - a hub id stays as it is
-    check_model_name(name)
-    return name
+    return os.path.expanduser(answer)  # noqa: PTH111 - a hub id stays as it is
 
 
 def read_time(answer: str) -> str:
