@@ -103,6 +103,17 @@ def test_paragraphs_and_tables_come_in_their_order(tmp_path):
     assert len(read(read_docx, file, document="line")) == 8
 
 
+def test_indentation_of_a_paragraph_is_text(tmp_path):
+    body = (
+        paragraph("def f():")
+        + paragraph("    return 1 ")
+        + "<w:p><w:r><w:tab/><w:t>a</w:t></w:r></w:p>"
+        + paragraph(" ")
+    )
+    (record,) = read(read_docx, written(tmp_path, "a.docx", document(body)))
+    assert record.text == "def f():\n    return 1 \n\ta"
+
+
 ENTITY = f'<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/hostname">]>{WORD.format(paragraph("&a;"))}'
 LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
 BROKEN = {

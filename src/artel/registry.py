@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Registry:
-    """The names that one key of the run file takes, and what each stands for."""
+    """The names that one key of the run file accepts, and the object behind each."""
 
     def __init__(self, key: str, entries: dict[str, str]) -> None:
         self.key = key
@@ -41,7 +41,7 @@ class Registry:
         return isinstance(name, str) and name in self._entries
 
     def __getitem__(self, name: str) -> Any:
-        """What a name stands for. Raises InputError with the nearest name for one that is not registered."""
+        """Return the object behind a name. Raise InputError, with the nearest name, if it is not registered."""
         if name not in self._entries:
             near = difflib.get_close_matches(name, self._entries, 1)
             fix = f"did you mean {near[0]}?" if near else f"write one of: {', '.join(self._entries)}"

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a run file, as problems that name the key, its line and what to write."""
+"""Turn pydantic's errors about a run file into problems with key, line and fix."""
 
 from __future__ import annotations
 

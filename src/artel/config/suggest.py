@@ -41,7 +41,7 @@ def meant_key(key: Key) -> str | None:
 
 
 def key_advice(key: Key) -> str:
-    """What to write instead of an unknown key."""
+    """Return advice on what to write instead of an unknown key."""
     dotted = meant_key(key)
     if dotted is None:
         return f"its section has: {', '.join(_names_in(key[:-1]))}" if _names_in(key[:-1]) else ""
@@ -52,7 +52,7 @@ def key_advice(key: Key) -> str:
 
 
 def about_other_name(name: str | int) -> str:
-    """How the values of another tool's key differ from artel's; empty where they do not."""
+    """Return how the values of another tool's key differ from artel's; empty if they do not."""
     return other_unit(name) or _ABOUT.get(OTHER_NAMES.get(_normal(name), ""), "")
 
 
@@ -89,7 +89,7 @@ def near_name(name: str) -> str | None:
 
 
 def other_objective(name: object) -> str:
-    """What to write for another tool's name of an objective; empty where the name is unknown."""
+    """Return artel's name for another tool's objective; empty if unknown."""
     return OTHER_OBJECTIVES.get(str(name).lower().replace("_", "-"), "")
 
 

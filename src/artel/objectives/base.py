@@ -36,7 +36,7 @@ _PROMPT_WORDS, _PROMPT_TOKENS = 4, 100
 
 
 class Objective(TeacherHooks, GlobalBatchHooks, ABC):
-    """What a model learns. Other packages read the attributes declared here; they never compare its name."""
+    """The task that a model learns. Other packages read the attributes declared here; they never compare its name."""
 
     auto_class: ClassVar[str]
     """The transformers class with the right head: AutoModelForCausalLM."""

@@ -1,4 +1,4 @@
-"""What an objective hands to the other packages: batches, samples, token views, prompts, replies."""
+"""Types that objectives exchange with other packages: batches, samples, token views, prompts, replies."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class TokenView:
     labels: list[str] | None = None
     """The label to learn at each position ("" for none), if labels are learned instead of tokens."""
     goal: str = ""
-    """What is learned from the whole text, if no token is predicted: the label good."""
+    """The target of the full text if no token is predicted, such as `the label good`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,4 +101,4 @@ class Reply:
     notes: tuple[str, ...] = ()
     """Lines for people, after the text."""
     to_json: dict[str, Any] | None = None
-    """What --json prints; None for the prompt and the text."""
+    """Output of --json; None for the prompt and the text."""

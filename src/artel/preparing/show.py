@@ -48,7 +48,7 @@ class ShownSample:
     turns: list[tuple[int, str]] | None = None
     """The learned turns of a conversation: (tokens, its end, empty if the end is not learned)."""
     goal: str = ""
-    """What is learned from the whole sample, if no token is predicted."""
+    """The target of the full sample if no token is predicted."""
 
     def to_json(self) -> dict[str, Any]:
         about: dict[str, Any] = {"number": self.number, "origin": self.origin, "tokens": self.tokens}

@@ -82,7 +82,7 @@ class Ledger:
     unknown: dict[str, Any] = field(default_factory=dict)
     """Unknown tokens, by set; empty if there are none."""
     split: dict[str, Any] = field(default_factory=dict)
-    """How the validation split was chosen, if not document by document."""
+    """The rule of the validation split, if it was not chosen document by document."""
     not_read: list[str] = field(default_factory=list)
     """Files in the folders of sources with suffixes that their formats do not read."""
     notes: list[str] = field(default_factory=list)

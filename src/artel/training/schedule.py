@@ -1,4 +1,4 @@
-"""How long a run is, and the learning rate at each of its steps: pure functions of the run file and the data."""
+"""The length of a run and the learning rate at each step: pure functions of the run file and the data."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Length:
         return (done if self.total is None else min(done, self.total)) / self.samples
 
     def is_due(self, interval: Interval, step: int) -> bool:
-        """Whether an interval of steps or epochs ends with step number `step` (counted from 1)."""
+        """True if an interval of steps or epochs ends with step number `step` (counted from 1)."""
         if interval.steps is not None:
             return step % interval.steps == 0
         if interval.epochs is not None:
@@ -61,7 +61,7 @@ class Length:
 
 
 def position(train: TrainConfig, length: Length, step: int, seconds: float) -> str:
-    """Where a run stands, in words: `step 5 of 100`, or `step 5, after 42% of 30min` where it has a budget.
+    """Describe the position of a run: `step 5 of 100`, or with a budget `step 5, after 42% of 30min`.
 
     `seconds` is the time that the run has taken.
     """
@@ -132,7 +132,7 @@ def warmup_stable_decay(train: TrainConfig, step: int, steps: float, warmup: int
 
 
 class InverseSqrtConfig(Section):
-    """How slowly it falls."""
+    """Speed of the decay."""
 
     timescale: Count | None = Field(
         default=None,
@@ -143,7 +143,7 @@ class InverseSqrtConfig(Section):
 
 
 def inverse_sqrt(train: TrainConfig, step: int, steps: float, warmup: int) -> float:
-    """1 / sqrt(1 + steps after warmup / timescale) (Vaswani et al. 2017): the end of the run does not count."""
+    """1 / sqrt(1 + steps after warmup / timescale) (Vaswani et al. 2017). Does not depend on the length of the run."""
     timescale = train.settings(InverseSqrtConfig).timescale or warmup or 10_000
     return float((timescale / (timescale + step - warmup)) ** 0.5)
 

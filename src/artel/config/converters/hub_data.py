@@ -30,12 +30,12 @@ SLICED_SPLIT = re.compile(r"([\w.-]+)(\[(?:-?\d+%?)?:(?:-?\d+%?)?\])?")
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """Where a data set's files are."""
+    """The location of a data set's files."""
 
     path: str
     is_on_hub: bool = False
     doubt: str = ""
-    """What the user is to check; empty for files here."""
+    """A note on what the user should check; empty for local files."""
 
 
 def local_or_hub(name: str, subset: str = "", split: str = "train") -> DataSet:

@@ -1,4 +1,4 @@
-"""What the sections of a run file have in common."""
+"""The base class of the sections of a run file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sections of a run file must agree on."""
+"""Checks across several sections of a run file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _auto_problems(run: RunConfig) -> list[Problem]:
 
 
 def _base_problems(run: RunConfig) -> list[Problem]:
-    """What the weights beneath adapters are asked to be held in, where something else decides it."""
+    """Conflicts of model.lora.base with other keys that set the dtype of the base."""
     base = "auto" if run.model.lora is None else run.model.lora.base
     beside = {
         "fp32": {"train.weights: bf16, which holds all weights in bf16": run.train.weights == "bf16"},
@@ -55,7 +55,7 @@ def _tokenizer_problems(run: RunConfig) -> list[Problem]:
 
 
 def _source_problems(run: RunConfig, *, knows_objective: bool) -> list[Problem]:
-    """Whether there is text, and of the kind that the objective learns from."""
+    """Missing text, or text of a kind that the objective cannot use."""
     if run.data.from_store:
         return []
     if not run.data.sources:

@@ -161,7 +161,7 @@ class SourceConfig(NamingSection):
 
     @property
     def yields(self) -> str:
-        """What the records of this source are: text, pairs, questions, conversations, preferences."""
+        """Kind of this source's records: text, pairs, questions, conversations, preferences."""
         kinds = FORMATS[self.format].yields
         kind = self.kind if self.kind in kinds else kinds[0]
         return "pairs" if kind == "text" and self.pairs != "none" else kind

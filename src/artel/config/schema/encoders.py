@@ -161,7 +161,7 @@ class EmbeddingConfig(Section):
 
     @property
     def most_negatives(self) -> int:
-        """How many of a query's own negatives a step learns from, at most."""
+        """Maximum number of a query's own negatives per step."""
         return 0 if self.learns_scores else self.negatives
 
 

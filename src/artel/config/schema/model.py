@@ -150,5 +150,5 @@ class ModelConfig(Section):
 
     @property
     def runs_code(self) -> bool:
-        """Whether code that comes with the pretrained model may be run."""
+        """True if code that comes with the pretrained model may be run."""
         return self.trust_remote_code is not None

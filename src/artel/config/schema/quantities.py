@@ -110,7 +110,7 @@ def _bounded(number: float, value: object) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """How often something happens; exactly one field is set. `never` has none set."""
+    """An interval. Exactly one field is set; for `never`, none."""
 
     steps: int | None = None
     epochs: float | None = None

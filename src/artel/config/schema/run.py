@@ -64,7 +64,7 @@ from artel.secrets import hide_secrets
 class ClipConfig(Section):
     by: Literal["norm", "value"] = Field(
         default="norm",
-        description="norm: all gradients are scaled down together; value: each number is cut off by itself.",
+        description="norm: scale all gradients down together; value: clip each element on its own.",
     )
     limit: Number = Field(default=1.0, gt=0, description="Largest norm, or largest absolute value of a number.")
 

@@ -77,7 +77,7 @@ class Frame:
     """All text that a template writes around conversations of one shape."""
 
     slots: tuple[Slot, ...]
-    """Those of contents and thoughts."""
+    """Marks of contents and reasoning."""
     after: str
     places: dict[int, tuple[int, int]]
     """For each learned assistant message its slots [first, end); empty if it only calls tools."""

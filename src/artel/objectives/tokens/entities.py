@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Tagger(Protocol):
-    """What `entities_in` needs of the objective."""
+    """The part of the objective that `entities_in` uses."""
 
     tags: TagSet
 

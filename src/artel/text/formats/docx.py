@@ -1,4 +1,4 @@
-"""Documents of Word (.docx): the text of paragraphs and of tables, cell by cell, in the order of the document.
+"""Word documents (.docx): the text of paragraphs and of tables, cell by cell, in the order of the document.
 
 Format: ECMA-376, part 1 (WordprocessingML). Headers, footers, notes, comments and deleted text are left out.
 """
@@ -25,7 +25,7 @@ def read_docx(file: SourceFile) -> Items:
         relations = elements(document.read(_RELATIONS), _RELATIONS)
         targets = (each.get("Target", "") for _, each in relations if each.get("Type", "").endswith("/officeDocument"))
         name = next(targets, "word/document.xml").lstrip("/")
-        text = "\n".join(line for line in _paragraphs(document.read(name), name) if line)
+        text = "\n".join(line for line in _paragraphs(document.read(name), name) if line.strip())
     yield from records_of_text(text, file.origin, file)
 
 
@@ -53,10 +53,10 @@ def _paragraphs(content: bytes, name: str) -> list[str]:
         closed = opened.pop()
         fallbacks -= closed == "Fallback"
         if closed == "p":
-            paragraphs.append("".join(open_paragraphs.pop()).strip())
+            paragraphs.append("".join(open_paragraphs.pop()))
 
     parse_xml(content, name, StartElementHandler=start, EndElementHandler=end, CharacterDataHandler=text)
     return paragraphs
 
 
-DOCX = Format(read=read_docx, suffixes=(".docx",), is_detected=True, description="documents of Word")
+DOCX = Format(read=read_docx, suffixes=(".docx",), is_detected=True, description="Word documents")

@@ -1,4 +1,4 @@
-"""E-books in EPUB: a document for each chapter, in the order in which they are read.
+"""E-books in EPUB: a document for each chapter, in reading order. Pages that are pictures (SVG) are left out.
 
 Format: https://www.w3.org/TR/epub-33/
 """

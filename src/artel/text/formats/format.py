@@ -48,7 +48,7 @@ class Format:
     counts_words: bool = False
     """True if its official predictions count in words."""
     description: str = ""
-    """What it is, for the help of `data.sources.format`."""
+    """Description of the format in the help of `data.sources.format`."""
     has_lines: Callable[[SourceFile], bool] = lambda file: False
     """True for a file of lines. Its encoding is detected before it is read."""
     can_be_divided: Callable[[SourceConfig], bool] = lambda source: False

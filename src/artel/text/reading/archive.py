@@ -1,4 +1,4 @@
-"""The members of a ZIP archive that holds one document, as .epub and .docx do, and the XML in them."""
+"""ZIP archives that contain one document, such as .epub and .docx, and their XML."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def open_archive(path: Path, kind: str, max_bytes: int) -> Iterator[Archive]:
         with zipfile.ZipFile(path) as file:
             yield Archive(file, max_bytes)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, UnicodeError) as error:
-        raise BadRecord("damaged", f"is no {kind}, or is damaged: {error}; save or download it again") from None
+        raise BadRecord("damaged", f"is not a valid {kind}: {error}; save or download it again") from None
 
 
 def parse_xml(content: bytes, name: str, **handlers: Callable[..., object]) -> None:
@@ -71,7 +71,7 @@ def parse_xml(content: bytes, name: str, **handlers: Callable[..., object]) -> N
     try:
         parser.Parse(content, True)
     except (expat.ExpatError, UnicodeError, LookupError, ValueError) as error:
-        raise BadRecord("bad_xml", f"{name} is no XML: {error}; save it again") from None
+        raise BadRecord("bad_xml", f"{name} is not valid XML: {error}; save it again") from None
 
 
 def elements(content: bytes, name: str) -> Iterator[tuple[str, Attributes]]:

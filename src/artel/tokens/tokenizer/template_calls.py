@@ -1,4 +1,4 @@
-"""How a chat template writes tool calls: the texts around their names and arguments, found by rendering trial calls.
+"""The format of tool calls in a chat template: the text around names and arguments, found by rendering trial calls.
 
 A forced call must have the form that the model has learned, which is the one its template writes. The names and
 arguments of the trials occur nowhere else in a prompt, so what stands between them is the form.

@@ -138,7 +138,7 @@ class Tokenizer:
 
     @property
     def encoder_remedy(self) -> str:
-        """How to avoid an encoder that gave other ids than tokenizers; empty if none did."""
+        """Advice on avoiding an encoder that gave other ids than tokenizers; empty if none did."""
         return "" if self._encoder is None else self._encoder.remedy
 
     @property

@@ -20,7 +20,7 @@ MODEL, OPTIMIZER, CALLBACKS = "model", "optimizer", "callbacks"
 
 
 class CheckpointItems:
-    """What a run saves besides its progress, and resumes from."""
+    """The state that a run saves besides its progress and resumes from."""
 
     def __init__(self, optimizer: OptimizerProtocol, callbacks: Iterable[object] = ()) -> None:
         """Raises InputError for two callbacks with a state and one name: their states would be mixed up."""
@@ -59,5 +59,5 @@ class CheckpointItems:
 
 
 def is_of_callback(name: str) -> bool:
-    """Whether a stored tensor of that name is a callback's, not the model's or the optimizer's."""
+    """True if a stored tensor of that name belongs to a callback, not to the model or the optimizer."""
     return name.startswith(f"{CALLBACKS}/")

@@ -1,4 +1,4 @@
-"""Lion: steps of the sign of an average of gradients (Chen et al. 2023, arXiv:2302.06675)."""
+"""Lion: updates by the sign of an averaged gradient (Chen et al. 2023, arXiv:2302.06675)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class LionConfig(Section):
-    """Its average of gradients."""
+    """The average of gradients."""
 
     betas: list[Annotated[Number, Field(ge=0, lt=1)]] = Field(
         default=[0.9, 0.99],
         min_length=2,
         max_length=2,
-        description="Weight of the past in the sign that is stepped, and in the average that is kept.",
+        description="Weight of the past in the update, and in the stored average.",
     )
 
 
@@ -42,7 +42,7 @@ def _build(groups: Groups, train: TrainConfig, seed: int) -> torch.optim.Optimiz
 
 LION = OptimizerSpec(
     build=_build,
-    summary="Lion: steps of one size for all numbers, by the sign of an average",
+    summary="Lion: updates by the sign of an averaged gradient",
     state_bytes=lambda train: 4.0,
     other_names=(("lion_32bit|paged_lion_32bit|Lion", ""),),
 )

@@ -1,4 +1,4 @@
-"""What an optimizer steps: a parameter, or this rank's shard of it.
+"""The tensors that an optimizer updates: parameters, or this rank's shards of them.
 
 The kernels of an optimizer do not take DTensors, and need not: AdamW and SGD update each number by itself. They are
 given the local shards as parameters, which share memory with the DTensors.

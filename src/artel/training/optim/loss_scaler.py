@@ -24,7 +24,7 @@ class LossScale:
         self._good_steps = torch.zeros((), dtype=torch.int32, device=device)
 
     def divisor(self, clip_divisor: torch.Tensor) -> torch.Tensor:
-        """What gradients of the scaled loss are divided by; `clip_divisor` is that of the true norm."""
+        """Return the divisor for gradients of the scaled loss; `clip_divisor` is that of the true norm."""
         return clip_divisor * self.scale
 
     def found_infinite(self, norm: torch.Tensor) -> torch.Tensor:
@@ -36,7 +36,7 @@ class LossScale:
         torch._amp_update_scale_(self.scale, self._good_steps, found_inf, _GROWTH, _BACKOFF, _GROWTH_EVERY)
 
     def has_collapsed(self) -> torch.Tensor:
-        """Whether the scale has fallen below 1, a bool on the device: not fp16's narrow range but the run is at fault.
+        """Return a bool on the device: True if the scale is below 1, which fp16's narrow range does not explain.
 
         From its start that takes 17 steps one after another whose gradients are infinite or NaN.
         """

@@ -21,7 +21,7 @@ _ITERATIONS = 5
 
 
 def iteration_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """What the iteration multiplies in, for a run that computes in `precision`."""
+    """Return the dtype of the iteration for a run that computes in `precision`."""
     return torch.bfloat16 if precision != "fp32" and bf16_is_native(device) else torch.float32
 
 

@@ -48,7 +48,7 @@ def check_optimizer(train: TrainConfig) -> None:
 
 
 def clip_divisor(norm: torch.Tensor, largest: float | None) -> torch.Tensor:
-    """What gradients of that norm are divided by, so that it is at most `largest`: float32, a scalar on the device.
+    """Return the divisor that limits the gradient norm to `largest`: float32, a scalar on the device.
 
     The inverse of torch.nn.utils.clip_grads_with_norm_'s coefficient, min(1, largest / (norm + 1e-6)).
     """
@@ -58,7 +58,7 @@ def clip_divisor(norm: torch.Tensor, largest: float | None) -> torch.Tensor:
 
 
 def state_bytes(model: PreTrainedModel, train: TrainConfig, on: torch.device | None = None) -> int:
-    """What the optimizer will hold, in bytes: it takes them with its first step.
+    """Return the bytes of optimizer state, allocated in the first step.
 
     `on` a device: for this process's shards alone, if they lie there.
     """
@@ -77,7 +77,7 @@ def _numbers_on(device: torch.device, parameter: torch.Tensor) -> int:
 
 
 def plain_optimizer(model: PreTrainedModel, train: TrainConfig, seed: int) -> Callable[[], torch.optim.Optimizer]:
-    """What makes PyTorch's own, adamw or sgd, for an engine that steps it.
+    """Return the factory of PyTorch's adamw or sgd, for an engine that steps it.
 
     Its groups go by the parameters as they are now, which may be on the meta device; it is made of what they are then.
     """
@@ -126,7 +126,7 @@ class Optimizer:
 
     @property
     def loss_factor(self) -> torch.Tensor | None:
-        """What the loss is multiplied by before the backward pass: a scalar on the device, or None."""
+        """Factor of the loss before the backward pass: a scalar on the device, or None."""
         return None if self.loss_scale is None else self.loss_scale.scale
 
     def clip_and_step(
@@ -332,12 +332,12 @@ def _add_tables(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _divides_by_grad_scale(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer divides gradients by its `grad_scale`, by PyTorch's own mark."""
+    """True if an optimizer divides gradients by its `grad_scale`, according to PyTorch's own mark."""
     return getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
 def _honors_found_inf(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it also heeds its `found_inf`, as PyTorch's own with that mark do."""
+    """True if it also respects `found_inf`, as PyTorch's optimizers with that mark do."""
     return _divides_by_grad_scale(optimizer) and not isinstance(optimizer, RoundedAdamW)
 
 

@@ -38,7 +38,7 @@ def weight_matrices(model: PreTrainedModel) -> set[torch.Tensor]:
 
 
 def layer_shares(model: PreTrainedModel, decay: float) -> dict[nn.Parameter, float]:
-    """What share of the learning rate each parameter takes (Clark et al. 2020, ELECTRA; Bao et al. 2022, BEiT).
+    """Return each parameter's fraction of the learning rate (Clark et al. 2020, ELECTRA; Bao et al. 2022, BEiT).
 
     Layer i of L takes decay^(L-1-i), embeddings decay^L, the head and the final norm 1. In an encoder-decoder each
     stack is counted for itself, so that the last layers of both take 1, and embeddings go by the taller one. Embeddings

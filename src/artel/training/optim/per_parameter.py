@@ -1,4 +1,4 @@
-"""An optimizer made of one function, which steps a parameter."""
+"""An optimizer defined by a function that updates one parameter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Update = Callable[[torch.Tensor, torch.Tensor, dict[str, Any], dict[str, Any]], 
 class PerParameter(torch.optim.Optimizer):
     """Calls `update(parameter, gradient, state, group)` for every parameter that has a gradient.
 
-    `state` is a dictionary of the parameter's own, empty at its first step; `group` has `lr` and `weight_decay`.
+    `state` is a dictionary per parameter, empty at the first step; `group` has `lr` and `weight_decay`.
     """
 
     def __init__(self, groups: list[dict[str, Any]], update: Update) -> None:

@@ -21,7 +21,7 @@ Groups = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSpec:
-    """How an optimizer is built, what it costs, and what it goes with."""
+    """An optimizer's constructor, its cost, and the settings that it supports."""
 
     build: Callable[[Groups, TrainConfig, int], torch.optim.Optimizer]
     """(groups, train, seed) → the optimizer."""
