@@ -226,6 +226,25 @@ def test_ctrl_c_is_answered_while_the_main_thread_is_in_c_and_a_second_one_ends_
     assert process.returncode == 130
 
 
+@pytest.mark.processes
+@pytest.mark.ci
+def test_ctrl_c_that_the_main_thread_handled_first_is_not_answered():
+    """A Ctrl-C at the prompt of a chat was answered half a second later, and a later one then ended the chat."""
+    script = (
+        "import hashlib, os, signal, sys\n"
+        "from artel.interrupts import answer_at_once, interrupt_is_handled\n"
+        "answer_at_once()\n"
+        "sys.setswitchinterval(1000)\n"  # the thread runs only when the main one is in the call at the end
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "except KeyboardInterrupt:\n"
+        "    interrupt_is_handled()\n"
+        "hashlib.pbkdf2_hmac('sha256', b'', b'', 5_000_000)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_end_of_a_command_does_not_look_through_all_its_objects():
     """Python's garbage collection at exit took 2 to 3 s after a training, and up to 24 s on a busy machine."""
     script = (

@@ -7,6 +7,7 @@ descriptor and prints the answer meanwhile.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -30,6 +31,8 @@ _ends: list[Answer] = []
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that stop a run; SIGUSR1 is Slurm's warning that the time is nearly over."""
 _is_handled = threading.Event()
+_handled_at = -math.inf
+"""Monotonic time of the last `interrupt_is_handled`, in seconds."""
 
 
 def in_main_thread() -> bool:
@@ -85,6 +88,8 @@ def explained(note: Callable[[], str]) -> Iterator[None]:
 
 def interrupt_is_handled() -> None:
     """Record that Ctrl-C was handled and the process continues, so the next one counts as the first again."""
+    global _handled_at
+    _handled_at = time.monotonic()
     _is_handled.set()
 
 
@@ -103,6 +108,9 @@ def _listen(reader: int) -> None:
             os._exit(130)
         now, answer = time.monotonic(), _answers[-1]
         if signal.SIGINT not in numbers or answer is None or 0 < now - before < SAME:
+            continue
+        if now - _handled_at < _QUIET:  # the main thread was faster than this one
+            before = -SAME
             continue
         if before > 0 and not _is_handled.is_set():
             _say("stopped at once")

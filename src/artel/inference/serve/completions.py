@@ -16,6 +16,7 @@ from typing import Any
 from artel.errors import InputError
 from artel.inference.engine.base import EngineError, FinishReason, Generation
 from artel.inference.serve.errors import ApiError
+from artel.inference.serve.grammars import grammar_error
 from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.schema import (
     CompletionRequest,
@@ -154,7 +155,7 @@ async def write(
         yield Delta(stream.rest(), pending, "length")
     except EngineError as error:
         if matcher is not None and matcher.is_error():
-            what = f"the schema cannot be satisfied after {usage.completion_tokens} tokens: {error}"
+            what = f"the schema cannot be satisfied after {usage.completion_tokens} tokens: {grammar_error(error)}"
             raise ApiError(400, f"{what}; write a simpler one", "response_format") from None
         raise ApiError(500, f"the model failed: {error}") from None
     finally:

@@ -99,9 +99,13 @@ class Grammars:
         return matcher.get_error() or "fine"
 
 
+def grammar_error(error: object) -> str:
+    """Return the first line of an error of llguidance, without its internal name for a schema without answers."""
+    return str(error).partition("\n")[0][:300].replace("NoExtensionBias", "no answer can satisfy it")
+
+
 def _refusal(why: str, param: str) -> ApiError:
-    reason = why.splitlines()[0][:300].replace("NoExtensionBias", "no answer can satisfy it")
-    return ApiError(400, f"the schema cannot be used: {reason}", param)
+    return ApiError(400, f"the schema cannot be used: {grammar_error(why)}", param)
 
 
 # Tool calls
