@@ -213,7 +213,7 @@ def test_what_makes_figures_worth_little_is_told(tmp_path):
     section, data = {"too_long": "drop"}, {"block": 200, "validation": 0.1}
     notes = prepared(tmp_path / "run.yaml", rows, classification=section, data=data).notes()
     dropped = "25 of 65 documents are dropped, since they have more than 200 tokens"
-    few = "validation has 5 documents, too few for its figures to say anything: write a larger data.validation"
+    few = "validation has 5 documents, too few for meaningful metrics: write a larger data.validation"
     assert set(notes) == {few, f"{dropped}: write a larger data.block, or give shorter texts"}
     assert Language("ru").phrase(few).endswith("увеличьте data.validation")
     enough = {"block": 200, "validation": 0.2}

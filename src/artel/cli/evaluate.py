@@ -45,7 +45,7 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(min=1, help="Examples of each task at most.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate models by their objective's figures: on their run's validation part, or on any source or corpus.
+    """Evaluate models by their objective's metrics: on the validation split of their run, or on any source or corpus.
 
     Example: artel evaluate runs/tolstoy runs/tolstoy-finetune --data novel.txt
     """

@@ -87,7 +87,9 @@ def generate(
     from artel.errors import InputError
 
     if overrides and not untrained:
-        raise InputError.at("override", f"{overrides[0]} has no meaning here", "it goes with --untrained")
+        raise InputError.at(
+            "override", f"{overrides[0]} only applies with --untrained", "leave it out, or add --untrained"
+        )
     _check_best_of(best_of, reward, temperature)
     if beams is not None and temperature:
         raise InputError.at("--beams", "searches for the likeliest text, and a temperature samples", "leave one out")

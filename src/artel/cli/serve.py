@@ -44,7 +44,7 @@ def serve(
         list[str] | None, typer.Option(metavar="ORIGIN", help="Pages of this origin may call; may be repeated.")
     ] = None,
 ) -> None:
-    """Serve a model: OpenAI's API at /v1, a page to chat at /, Prometheus's figures at /metrics.
+    """Serve a model: OpenAI's API at /v1, a chat page at /, Prometheus metrics at /metrics.
 
     Requests are computed together, and new ones join at each token. Ctrl-C or SIGTERM ends it when running answers are
     finished.

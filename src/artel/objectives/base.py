@@ -186,7 +186,7 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
     def _packing_problems(cls, config: RunConfig) -> list[Problem]:
         """Return what does not fit separate samples."""
         data, problems = config.data, []
-        alone = "has no meaning here: each sample has a row of its own"
+        alone = "does not apply: each sample has its own row"
         if data.packing == "best_fit" and not cls.packs_samples:
             problems.append(Problem("data.packing", f"best_fit {alone}", "leave it out"))
         if data.document_mask and not cls.packs_samples:

@@ -54,7 +54,7 @@ class Hardware:
     host_memory_bytes: int | None
     """Memory of each node; None if unknown."""
     source: str
-    """Source of the figures."""
+    """Source of the numbers."""
 
     @property
     def world_size(self) -> int:
@@ -72,7 +72,7 @@ class Hardware:
 
 
 class Accelerator(NamedTuple):
-    """Public figures of one kind of accelerator, from the maker's data sheet.
+    """Published numbers of one kind of accelerator, from the maker's data sheet.
 
     Peak FLOP/s are in `models.flops`, by the name that the device reports. Bandwidths are peaks of one accelerator in
     one direction: data sheets give both directions together for NVLink and Infinity Fabric, and some do for PCIe.

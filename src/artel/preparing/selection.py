@@ -353,7 +353,7 @@ class Selection:
             return
         fix = "write a larger data.validation" if self._data.held_out else "give data.validation more of them"
         documents = "document" if count == 1 else "documents"
-        ledger.notes.append(f"validation has {count} {documents}, too few for its figures to say anything: {fix}")
+        ledger.notes.append(f"validation has {count} {documents}, too few for meaningful metrics: {fix}")
 
     def _shard_plans(self, split: str) -> Iterator[ShardPlan]:
         """Divide the documents of a split into store shards of `shard_tokens` or slightly more tokens.

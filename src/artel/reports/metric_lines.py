@@ -75,7 +75,7 @@ def checked(line: object) -> dict[str, Any]:
     numbers = {"loss": line.get("loss", 0.0)}
     for kind in _JUDGED:
         if not isinstance(line.get(kind, {}), dict):
-            raise ValueError(f"{kind} holds no figures")
+            raise ValueError(f"{kind} has no metrics")
         numbers |= line.get(kind, {})
     for name, value in numbers.items():
         if not (value is None or (isinstance(value, int | float) and abs(value) < LARGEST)):

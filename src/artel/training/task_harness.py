@@ -66,7 +66,7 @@ def check_best(config: RunConfig) -> None:
             directions = task_directions(_results(DummyLM(), tasks, folder=None, limit=1, bootstraps=0))
     except Exception as error:  # tasks that the dummy model cannot answer
         fix = "write a figure of another task, or one of the objective's"
-        raise InputError.at(_BEST, f"the figures of validate.tasks are unknown: {_reason(error)}", fix) from None
+        raise InputError.at(_BEST, f"the metrics of validate.tasks are unknown: {_reason(error)}", fix) from None
     if best not in directions:
         near = get_close_matches(best, directions, 3, cutoff=0.5) or list(directions)[:10]
         raise InputError.at(_BEST, f"{best!r} is no figure of validate.tasks", f"write one of: {', '.join(near)}")

@@ -192,7 +192,7 @@ class ValidateConfig(Section):
     new_tokens: Length = free(60, "Tokens written for each prompt.", ge=1)
     tasks: list[Name] = free(
         [],
-        "Tasks of lm-evaluation-harness (piqa), or YAML files of your own (counting.yaml), whose figures join the "
+        "Tasks of lm-evaluation-harness (piqa), or YAML files of your own (counting.yaml), whose metrics join the "
         "curves. Needs artel-lm[tasks].",
     )
     tasks_every: Interval = free(
@@ -352,10 +352,10 @@ class RunConfig(NamingSection):
     checkpoint: CheckpointConfig = Field(
         default=CheckpointConfig(), description="When the run is saved and what is kept."
     )
-    log: LogConfig = Field(default=LogConfig(), description="How often figures are written down.")
+    log: LogConfig = Field(default=LogConfig(), description="How often metrics are logged.")
     callbacks: list[CallbackName] = free([], "Callbacks of your plugins, by name: called after every step.")
     profile: bool = free(False, "Write where the time of a few steps goes: RUN/profile, a table and a Chrome trace.")
-    track: list[TrackerName] = free(["console", "jsonl"], "Where figures go; all but the first two are extras.")
+    track: list[TrackerName] = free(["console", "jsonl"], "Where metrics go; all but the first two are extras.")
 
     @field_validator("run")
     @classmethod

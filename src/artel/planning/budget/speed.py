@@ -1,4 +1,4 @@
-"""Time of a step for each size: measured here on two small models, or planned from the figures of hardware."""
+"""Time of a step for each size: measured here on two small models, or planned from published speeds."""
 
 from __future__ import annotations
 
