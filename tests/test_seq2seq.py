@@ -409,7 +409,7 @@ def test_an_adapter_over_a_pretrained_model(tokenizer, tmp_path):
     [
         ({"parallel.pipeline": 2}, "it has an encoder and a decoder"),
         ({"parallel.context": 2}, "an encoder and a decoder"),
-        ({"data.packing": "best_fit"}, "each sample has a row of its own"),
+        ({"data.packing": "best_fit"}, "each sample has its own row"),
         ({"model.config": {"model_type": "gpt2"}}, "no head for texts written for texts"),
         ({"seq2seq.generate": 0, "checkpoint.best": "chrf"}, "seq2seq.generate is 0"),
         ({"seq2seq.source_language": "ru_RU"}, "marks no languages"),
