@@ -59,8 +59,8 @@ def test_one_bad_line_in_a_hundred_is_borne(tmp_path, bad):
 
 
 def test_of_many_mistakes_ten_are_told_and_where_the_others_are(tmp_path):
-    """Thirteen mistakes, of which one comes twice."""
-    mistakes = [f'{{"text": "a", "{"x" * number}": oops}}\n' for number in range(1, 14)]
+    """Thirteen mistakes, of which one comes twice; mistakes that differ in a number only count as one."""
+    mistakes = [f'{{"{name}": "no text"}}\n' for name in "abcdefghijklm"]
     file = written(tmp_path, "a.jsonl", rows(20) + "".join([*mistakes, mistakes[2]]))
     with pytest.raises(InputError) as stopped:
         prepare(run_of(tmp_path, data={"sources": [{"path": str(file)}]}))
@@ -73,6 +73,12 @@ def test_of_many_mistakes_ten_are_told_and_where_the_others_are(tmp_path):
     with pytest.raises(InputError) as stopped:  # nothing is written: there is no run
         list(read_documents(DataConfig.model_validate({"sources": [{"path": str(file)}], "validation": 0.0}), Ledger()))
     assert stopped.value.problems[-2].lines == ["… and 3 more"]
+    file.write_text(rows(20) + "".join(f'{{"text": "a", "{"x" * number}": oops}}\n' for number in range(1, 14)))
+    with pytest.raises(InputError) as stopped:
+        prepare(run_of(tmp_path, data={"sources": [{"path": str(file)}]}))
+    line, share = stopped.value.problems
+    assert line.where == f"{file}:21"
+    assert line.fix == f"the same in 12 more: {file}:22, {file}:23, {file}:24 …"
 
 
 @pytest.mark.parametrize("tokenizer", [None, {"train": {"vocab": 270}}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 from artel.errors import InputError, Problem, WorkError
 from artel.text.records import Contaminated, Document, Rejected
 
+_NUMBER = re.compile(r"0x[\da-fA-F]+|\d[\d,.]*")
 _MAX_LISTED = 1000
 _MAX_SHOWN, _MAX_ORIGINS = 10, 3  # in the error about too many rejected records
 
@@ -159,15 +161,17 @@ class Ledger:
             self.notes.append(f"{rejected}; {where}")
 
     def _rejected_problems(self) -> Iterator[Problem]:
-        """Yield the first rejected records, grouped by detail; then how many more there are."""
-        origins = defaultdict(list)
+        """Yield the first rejected records, one for details that differ in numbers only; then the count of the rest."""
+        same = defaultdict(list)
         for item in self.listed:
-            origins[item.detail].append(item.origin)
-        groups = [*origins.items()][:_MAX_SHOWN]
-        for detail, (first, *others) in groups:
-            listed = ", ".join(others[:_MAX_ORIGINS]) + (" …" if len(others) > _MAX_ORIGINS else "")
-            yield Problem(first, detail, f"the same in {len(others):,} more: {listed}" if others else "")
-        more = self.rejected - sum(len(same) for _, same in groups)
+            same[_NUMBER.sub("0", item.detail)].append(item)
+        groups = [*same.values()][:_MAX_SHOWN]
+        for first, *others in groups:
+            listed = ", ".join(item.origin for item in others[:_MAX_ORIGINS])
+            ellipsis = " …" if len(others) > _MAX_ORIGINS else ""
+            fix = f"the same in {len(others):,} more: {listed}{ellipsis}" if others else ""
+            yield Problem(first.origin, first.detail, fix)
+        more = self.rejected - sum(map(len, groups))
         if more:
             where = f": {self.rejected_file}" if self.rejected_file else ""
             yield Problem("", f"… and {more:,} more{where}")
