@@ -321,7 +321,11 @@ def test_a_hub_id_is_not_shortened_to_a_folder_near_the_adapter(base, tokenizer,
     save_model(built.model, tokenizer, tmp_path / "adapter")
     file = tmp_path / "adapter" / "adapter_config.json"
     file.write_text(file.read_text().replace(str(base.resolve()), "someone/base"))
-    assert read_adapter(str(tmp_path / "adapter")).base == "someone/base"
+    adapter = read_adapter(str(tmp_path / "adapter"))
+    assert adapter.base == "someone/base"
+    (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(InputError, match=r"adapter_model.safetensors: cannot be read"):
+        assert not adapter.full_modules
 
 
 @pytest.mark.long

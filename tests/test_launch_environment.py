@@ -1,7 +1,6 @@
 """Which hosts and processes a run has, as flags and the variables of srun, an MPI, torchrun or deepspeed say it."""
 
 import os
-import signal
 import subprocess
 import sys
 from unittest.mock import patch
@@ -272,7 +271,9 @@ def test_a_host_that_waits_says_for_what(tmp_path, environment, options, told):
         try:
             assert process.stderr is not None
             said = next((line for line in process.stderr if "waits for" in line), "nothing")
+            process.terminate()
+            assert process.wait(60) == 130
         finally:
-            process.send_signal(signal.SIGKILL)
+            process.kill()
     assert told in said
     assert "(10 s)" in said

@@ -8,8 +8,10 @@ import pytest
 from artel.config import TokenizerTraining
 from artel.errors import InputError
 from artel.models.loading.model_folder import read_config
+from artel.preparing.run_mark import check_own_checkpoints, claim
 from artel.storage import lock
 from artel.tokens import TokenStore, load_tokenizer, train_tokenizer
+from artel.training.checkpoint.format import read_progress
 
 
 def to_a_device(path):
@@ -48,13 +50,27 @@ def test_in_a_store_and_as_a_lock(tmp_path, special):
             read(tmp_path / name)
 
 
+def test_in_a_checkpoint(tmp_path, special):
+    make, kind = special
+    claim(tmp_path)
+    step = tmp_path / "checkpoints" / "step-000000001"
+    step.mkdir(parents=True)
+    make(step / "state.json")
+    with pytest.raises(InputError, match=f"state.json: is {kind}, not a regular file"):
+        read_progress(step)
+    check_own_checkpoints(tmp_path, [step])  # it names no other run
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [(lambda tree: tree["model"].update(vocab={}, merges=[]), "makes 0 tokens"),
      (lambda tree: tree.update(normalizer={"type": "Replace", "pattern": {"String": "o"}, "content": "xyz" * 9999}),
-      r"makes \d+,\d+ tokens")],
+      r"makes \d+,\d+ tokens"),
+     (lambda tree: tree.update(post_processor={
+         "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<none>", "type_id": 0}}], "pair": [],
+         "special_tokens": {}}), "cannot encode any text: no entry found for key")],
 )  # fmt: skip
-def test_a_tokenizer_that_makes_nothing_of_a_text_or_a_book(tmp_path, change, says):
+def test_a_tokenizer_that_makes_nothing_of_a_text_or_a_book_or_fails(tmp_path, change, says):
     tokenizer = train_tokenizer(iter(["some words of a text"] * 50), TokenizerTraining(vocab=270))
     tokenizer.save(tmp_path)
     file = tmp_path / "tokenizer.json"

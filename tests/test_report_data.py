@@ -118,9 +118,10 @@ def test_a_file_without_a_line_of_a_run_is_said_in_one_message(metrics, lines):
     (problem,) = error.value.problems
     assert problem.where == str(metrics)
     assert problem.what.startswith(f"is no metrics.jsonl of a run: {lines:,} lines cannot be read, the first: ")
-    metrics.write_text("x\n")
-    with pytest.raises(InputError, match=r"metrics.jsonl:1: is no line of a run"):
-        read_run(metrics.parent)
+    for line in ("x", "[1, 2]", "7", "null"):
+        metrics.write_text(f"{line}\n")
+        with pytest.raises(InputError, match=r"metrics.jsonl:1: is no line of a run"):
+            read_run(metrics.parent)
     metrics.write_text("x\n" * 3 + training(1))
     with pytest.raises(InputError, match=r"metrics.jsonl:3: is no line of a run"):
         read_run(metrics.parent)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from artel.config import Overrides, RunConfig, RunFile, load_run
 from artel.errors import InputError
-from artel.interrupts import explained, in_main_thread
+from artel.interrupts import ended_at_once, explained, in_main_thread
 from artel.launching.hosts import Hosts, choose_interface_of_process
 from artel.launching.launcher_environment import (
     accelerate_settings,
@@ -374,13 +374,15 @@ def _train_in_this_process(config: RunConfig, callbacks: Sequence[Callback], ann
     from artel.training.same_run import with_earlier_choice, with_earlier_packing
 
     choose_interface_of_process()
-    processes_lock = lock(RunFolder(Path(config.run)).processes_lock, wait=False, shared=True)
+    folder = RunFolder(Path(config.run))
+    processes_lock = lock(folder.processes_lock, wait=False, shared=True)
     rank, size = (os.environ.get(name, "1") for name in ("RANK", "WORLD_SIZE"))
     where = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
     others = f"process {rank} waits for the other processes of {size}, which meet at {where}"
     says = size != "1" and os.environ.get("LOCAL_RANK", "0") == "0"
     with ExitStack() as stack:
-        with reporting(announce, lambda: others) if says else nullcontext():
+        stopped = ended_at_once(lambda: _stopped(folder))  # PyTorch waits in C++, and no signal handler runs
+        with stopped, reporting(announce, lambda: others) if says else nullcontext():
             world = stack.enter_context(join_world(config.train.threads))
         stack.enter_context(raising_lost_others())
         stack.enter_context(processes_lock)
@@ -393,6 +395,13 @@ def _train_in_this_process(config: RunConfig, callbacks: Sequence[Callback], ann
         every = [*callbacks, *own]
         prepared = prepare(as_begun(config), announce)
         return train(prepared.config, prepared, world, announce, every, make_report=partial(_report, config.run))
+
+
+def _stopped(folder: RunFolder) -> str:
+    """Mark the start as stopped, and return the line that ends the process."""
+    if os.environ.get("RANK", "0") == "0":
+        mark_start(folder, "stopped")
+    return f"stopped\n    {folder.how_to_continue}"
 
 
 def _report(folder: str) -> str | None:

@@ -188,7 +188,8 @@ def _digest(file: Path) -> str:
 
 def _id_of(checkpoint: Path) -> str:
     """Return the id of the run that wrote a checkpoint; empty if it is damaged."""
-    with suppress(OSError, ValueError, AttributeError):
+    with suppress(OSError, ValueError, AttributeError, InputError):
+        check_regular(checkpoint / "state.json")
         return str(orjson.loads((checkpoint / "state.json").read_bytes()).get("run", ""))
     return ""
 

@@ -128,7 +128,7 @@ def _read_piece(piece: bytes, parts: int | None) -> Lines:
     lines = piece.count(b"\n")
     try:
         tables = list(_tables(piece, lines))
-    except (ValueError, KeyError, TypeError, OverflowError):  # some line is unusual
+    except (ValueError, KeyError, TypeError, OverflowError, AttributeError):  # some line is unusual, or no dictionary
         return _read_line_by_line(piece, lines, parts)
     return _kept(lines, tables, parts)
 

@@ -36,7 +36,7 @@ def change_length(file: Path, before: RunConfig, now: RunConfig, prepared: Prepa
         raise _refused(file, before, now, old.steps or 0, new, "its checkpoints are gone", model)
     try:
         progress = read_progress(checkpoints[-1])
-    except (OSError, ValueError, TypeError):  # damaged: loading it says so, and takes the one before it
+    except (OSError, ValueError, TypeError, InputError):  # damaged: loading it says so, and takes the one before it
         progress = Progress(step=int(checkpoints[-1].name.removeprefix("step-")))
     reason = _reason_to_refuse(before, now, old, new, progress)
     if reason is not None:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
@@ -55,13 +55,18 @@ class AdapterFolder:
         """Modules whose full weights are in the adapter, with their number of rows (0: unknown).
 
         These are `modules_to_save`, and embeddings: peft saves them too if the vocabulary grew before training.
+        Raise InputError if the weights cannot be read.
         """
         found = dict.fromkeys(self.config.modules_to_save or (), 0)
-        with safe_open(self.folder / WEIGHTS, "pt") as file:
-            for name in file.keys():  # noqa: SIM118 (not a dictionary)
-                shape = file.get_slice(name).get_shape()
-                if name.endswith(".weight") and ".lora_" not in name and len(shape) == 2:
-                    found[_WRAPPERS.sub("", name.removeprefix(PREFIX).removesuffix(".weight"))] = shape[0]
+        try:
+            with safe_open(self.folder / WEIGHTS, "pt") as file:
+                shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 (no dictionary)
+        except (OSError, SafetensorError) as error:
+            what, fix = f"cannot be read: {error}", "give the folder with all of its files, copied whole"
+            raise InputError.at(str(self.folder / WEIGHTS), what, fix) from None
+        for name, shape in shapes.items():
+            if name.endswith(".weight") and ".lora_" not in name and len(shape) == 2:
+                found[_WRAPPERS.sub("", name.removeprefix(PREFIX).removesuffix(".weight"))] = shape[0]
         return found
 
 

@@ -189,6 +189,7 @@ class Turns:
         is_answer = last.role == "assistant" and not last.tool_calls
         after_prompt = is_answer and (last.content not in text or last.thought not in text)
         if after_prompt:
+            self._check_history(marked, fields, tools)
             text = self._text(marked, after_prompt, tools)
         slots, after = slots_of(text)
         _check_order(slots, marked)
@@ -228,6 +229,19 @@ class Turns:
         if answers and not frame.closed[answers[-1]] and not after_prompt:
             open_end = self._open_end(fields, tools)
         return replace(frame, open_end=open_end, difference=differences[0] if differences else None)
+
+    def _check_history(self, marked: Sequence[Message], fields: list[dict[str, Any]], tools: Tools) -> None:
+        """Raise Unfit if the last answer is also missing from the prompt of the next one: no answer is ever read.
+
+        A template that takes one question only may refuse the next.
+        """
+        question = {"role": "user", "content": mark_for(len(marked), "c")}
+        try:
+            prompt = self._render([*fields, question], tools, add_generation_prompt=True)
+        except Unfit:
+            return
+        if marked[-1].content not in prompt:
+            raise Unfit("the chat template leaves out what the assistant says")
 
     def _is_end(self, closing: str) -> bool:
         """True if a closing text ends the turn, and not only a call or the content before one."""

@@ -65,14 +65,15 @@ def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool 
         what = f"{name} has a token with the id {tokenizer.vocabulary - 1:,}; a model needs a row for each id below"
         raise InputError.at(where, what, f"write ids below {_MAX_IDS:,} into its tokenizer.json")
     try:
-        ids = tokenizer.exact_ids([_TEST_TEXT])[0]
-        tokenizer.decode(ids)
+        with hide_panics():
+            ids = tokenizer.exact_ids([_TEST_TEXT])[0]
+            tokenizer.decode(ids)
+            frame = tokenizer.frame(needed=False)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        fix = "check that its vocabulary has the unknown token that it names"
+        fix = "check that its vocabulary has the unknown token that it names, and the tokens of its post_processor"
         raise InputError.at(where, f"{name} cannot encode any text: {first_line(error)}", fix) from None
-    frame = tokenizer.frame(needed=False)
     beyond = [token for token in (*frame.before, *frame.after) if token >= tokenizer.vocabulary]
     if beyond:
         what = f"{name} puts the id {beyond[0]:,} around each text, and its largest id is {tokenizer.vocabulary - 1:,}"

@@ -39,7 +39,7 @@ import artel
 from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.models.flops import tokens_a_second
 from artel.parallel import OptimizerProtocol
-from artel.storage import check_regular_in, checksum, new_folder, remove_leftovers
+from artel.storage import check_regular, check_regular_in, checksum, new_folder, remove_leftovers
 from artel.training.checkpoint.items import CALLBACKS, MODEL, OPTIMIZER, CheckpointItems, Tensors, is_of_callback
 from artel.training.checkpoint.sharded_files import broadcast_from_first, read_shards, stored_shapes, write_shards
 from artel.training.optim.local_shards import trained_tensors
@@ -200,7 +200,8 @@ def load_checkpoint(folder: Path, items: CheckpointItems, tell: Callable[[str], 
 
 
 def read_progress(path: Path) -> Progress:
-    """Return the progress saved in a checkpoint. Raise ValueError or TypeError if it cannot be read."""
+    """Return the progress saved in a checkpoint. Raise InputError, ValueError or TypeError if it cannot be read."""
+    check_regular(path / _STATE)
     progress, default = Progress(**orjson.loads((path / _STATE).read_bytes())), Progress()
     for each in fields(Progress):
         value, like = getattr(progress, each.name), getattr(default, each.name)
