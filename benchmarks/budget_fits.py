@@ -121,7 +121,7 @@ def train(trial: Trial, data: Path, world: World) -> list[dict[str, Any]]:
         batches = [objective.batch(part) for part in parts]
         torch.manual_seed(number)
         strategy.run(batches, float(sum(batch.targets for batch in batches)), optimizer.loss_factor)
-        optimizer.clip_and_step(multiplier, strategy.norm())
+        optimizer.clip_and_step(multiplier, strategy.gradient_norm())
 
     per_step = trial.batch * trial.block
     points, seconds, done = [], 0.0, 0

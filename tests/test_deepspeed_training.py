@@ -163,7 +163,7 @@ def both_ranks_further(rank, world):
         results[f"read {name}"] = _apart({key: read[key] for key in weights}, weights)
         if name != "0":
             layout.run([batch_of_step(0, 0), batch_of_step(0, 1)], float("nan"))
-            norm, right = optimizer.clip_and_step(1.0, layout.norm())
+            norm, right = optimizer.clip_and_step(1.0, layout.gradient_norm())
             results[f"nan {name}"] = [float(norm), bool(right), _apart(_everywhere(optimizer.weights()), weights)]
     torch.distributed.barrier()
     shutil.rmtree(folder, ignore_errors=True)

@@ -144,9 +144,26 @@ def test_a_tracker(trained):
     assert rows == [(line["step"], line["loss"]) for line in metrics(trained) if "loss" in line]
 
 
+def norms(run: Path) -> dict[int, float]:
+    lines = (run / "norms.txt").read_text().splitlines()
+    return {int(step): float(norm) for step, norm in (line.split() for line in lines)}
+
+
 @of("A callback")
 def test_a_callback(trained):
-    assert [line.split()[0] for line in (trained / "diary.txt").read_text().splitlines()] == ["2", "4", "6"]
+    weights = load_file(trained / "model/model.safetensors").values()
+    assert list(norms(trained)) == [2, 4, 6]
+    assert norms(trained)[6] == pytest.approx(math.sqrt(sum(float(each.double().square().sum()) for each in weights)))
+
+
+@pytest.mark.ci
+@pytest.mark.processes
+@of("A callback")
+def test_a_callback_on_two_processes(trained):
+    for name in ("ddp", "fsdp"):
+        done = artel("train", "mine.yaml", f"run={name}", f"parallel.data={name}", "--nproc", "2")
+        assert done.returncode == 0, done.stderr
+        assert norms(Path(name)) == pytest.approx(norms(trained), rel=1e-5)
 
 
 @pytest.mark.slow

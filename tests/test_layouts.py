@@ -34,6 +34,8 @@ RUN = {
     "train": {"steps": 6, "batch": 16, "micro_batch": 4},
     "checkpoint": {"every": 3, "keep": 9},
 }
+EXPERTS = {"model_type": "mixtral", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+           "num_key_value_heads": 2, "num_local_experts": 4, "intermediate_size": 40}  # fmt: skip
 MUON = {"train": {"steps": 4, "batch": 16, "micro_batch": 4, "optimizer": "muon"}}  # whole matrices, by all together
 
 
@@ -100,6 +102,33 @@ def test_four_processes_hold_a_quarter_each(tmp_path):
         assert result["parameters"] > 800_000
         assert 0.99 * quarter <= result["own"] <= 1.01 * quarter, result
         assert result["other"] <= 4 * result["layer"], result
+
+
+@pytest.mark.ci
+@pytest.mark.processes
+def test_the_norm_of_the_weights_is_that_of_one_process_under_every_layout(tmp_path):
+    layouts = {
+        "ddp": {},
+        "zero2": {"data": "zero2"},
+        "fsdp": {"data": "fsdp"},
+        "hsdp": {"data": "hsdp", "shard": 1},
+        "tensor": {"tensor": 2},
+        "pipeline": {"pipeline": 2},
+        "expert": {"data": "fsdp", "expert": 2},
+    }
+    files = {}
+    for name, parallel in layouts.items():
+        model = {"model": {"config": EXPERTS}} if name == "expert" else {}
+        files[name] = write_run(tmp_path / f"{name}.yaml", parallel=parallel, **model)
+        files[f"{name}, alone"] = write_run(tmp_path / f"{name}-alone.yaml", **model)
+    norms = {}
+    for world, names in ((1, [f"{name}, alone" for name in layouts]), (2, [*layouts])):
+        cases = os.pathsep.join(str(files[name]) for name in names)
+        for rank in run_ranks(world, CASES, "weight_norms", 400, CASES=cases):
+            for name, norm in zip(names, rank, strict=True):
+                assert norms.setdefault(name, norm) == norm  # the same on all ranks
+    for name in layouts:
+        assert norms[name] == pytest.approx(norms[f"{name}, alone"], rel=1e-5), name
 
 
 def halfway(run: Path, copy: Path) -> None:

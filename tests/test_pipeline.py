@@ -177,7 +177,7 @@ def difference(layout, reference, batches, judged, whole=None):
             one = gradients[name]
             off = (full(parameter.grad) - one).abs().max() / one.abs().max().clamp(min=1e-3 * largest)
             differences["gradient"] = max(differences["gradient"], float(off))
-    differences["norm"] = float((layout.norm() - reference.norm()).abs() / reference.norm())
+    differences["norm"] = float((layout.gradient_norm() - reference.gradient_norm()).abs() / reference.gradient_norm())
     if judged:
         rows = [np.arange(len(batch.tensors.get("present", batch.tensors["input_ids"]))) for batch in batches]
         indexed = [(batch, 3 * number + rows[number]) for number, batch in enumerate(batches)]

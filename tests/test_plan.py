@@ -89,7 +89,7 @@ def real_peaks(run, data, outline):
             begin = len(live.events)
             strategy.run([data.batch(4)] * 2, 100.0, None)
             middle = len(live.events)
-            optimizer.clip_and_step(1.0, strategy.norm())
+            optimizer.clip_and_step(1.0, strategy.gradient_norm())
             real += [(begin, middle), (middle, len(live.events))]
     return [sum(bytes_by_kind(live.events, *phase).values()) for phase in real]
 

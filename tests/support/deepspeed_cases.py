@@ -102,7 +102,7 @@ def train_steps(layout, optimizer, first, last, rank, world):
         targets = float(sum(batch.targets for batch in batches))
         share = len(batches) // world
         sums = layout.run(batches[rank * share : (rank + 1) * share], targets)
-        norm, right = optimizer.clip_and_step(1 / (step + 1), layout.norm())
+        norm, right = optimizer.clip_and_step(1 / (step + 1), layout.gradient_norm())
         assert bool(right)
         results.append((layout.all_reduce_sum([float(sums[0])])[0] / targets, float(norm)))
     return results

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -141,8 +141,12 @@ class Strategy:
     def skip_collectives(self) -> None:
         pass
 
-    def norm(self) -> torch.Tensor:
-        return local_norm([parameter.grad for parameter in self.model.parameters() if parameter.grad is not None])
+    def norm_of(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return local_norm([*tensors.values()])
+
+    def gradient_norm(self) -> torch.Tensor:
+        named = self.model.named_parameters()
+        return self.norm_of({name: parameter.grad for name, parameter in named if parameter.grad is not None})
 
     def evaluate(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
         names = self._objective.sums
@@ -316,41 +320,42 @@ class Strategy:
         return dict(zip(self._objective.sums, self.all_reduce_sum(totals.tolist()), strict=True)), outputs.numpy()
 
 
-def local_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Return the norm of gradients that this process holds in full: a float32 scalar on their device."""
+@torch.no_grad()
+def local_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Return the norm of tensors that this process holds in full: a float32 scalar on their device."""
     # Sum in float32, since gradients of bf16 weights are bf16.
-    if gradients[0].device.type == "cpu":
-        rows = [each.reshape(1 if each.numel() % _ROWS else _ROWS, -1) for each in gradients]
+    if tensors[0].device.type == "cpu":
+        rows = [each.reshape(1 if each.numel() % _ROWS else _ROWS, -1) for each in tensors]
         norms = torch.cat([torch.linalg.vector_norm(each, dim=1, dtype=torch.float32) for each in rows])
     else:
-        norms = torch.stack(torch._foreach_norm(gradients, 2, torch.float32))
+        norms = torch.stack(torch._foreach_norm(tensors, 2, torch.float32))
     return torch.linalg.vector_norm(norms)
 
 
-def sharded_norm(
-    parameters: Iterable[torch.Tensor], owners: int, device: torch.device, excluded: Iterable[torch.Tensor] = ()
-) -> torch.Tensor:
-    """Return the norm of the gradients of all processes: a float32 scalar on `device`. Parameters may be DTensors.
+@torch.no_grad()
+def sharded_norm(shards: Iterable[tuple[torch.Tensor, int]], device: torch.device) -> torch.Tensor:
+    """Return the norm of tensors sharded over all processes: a float32 scalar on `device`.
 
-    `owners`: number of processes that hold the same parameters, in full or in shards: all, or one pipeline stage's. A
-    shard that r of them replicate counts 1/r on each. So one sum over all processes is right for any mixture of meshes,
-    which clip_grad_norm_ refuses. `excluded`: parameters that another stage counts.
+    `shards`: this process's, each with the number of processes that hold the same one, which count 1/number of it each.
+    So one sum over all processes is right for any mixture of meshes, which clip_grad_norm_ refuses.
     """
-    excluded_ids = {id(parameter) for parameter in excluded}
     by_replicas: dict[int, list[torch.Tensor]] = {}
-    for parameter in parameters:
-        gradient = parameter.grad
-        if gradient is None or id(parameter) in excluded_ids:
-            continue
-        shards = 1
-        if isinstance(gradient, DTensor):
-            sizes = zip(gradient.placements, gradient.device_mesh.shape, strict=True)
-            shards = math.prod(size for placement, size in sizes if not placement.is_replicate())
-            gradient = gradient.to_local()
-        if gradient.numel():
-            by_replicas.setdefault(owners // shards, []).append(gradient)
+    for shard, replicas in shards:
+        if shard.numel():
+            by_replicas.setdefault(replicas, []).append(shard)
     total = torch.zeros((), device=device)
-    for replicas, gradients in by_replicas.items():
-        total += torch.stack(torch._foreach_norm(gradients, 2, torch.float32)).square().sum().to(device) / replicas
+    for replicas, members in by_replicas.items():
+        total += torch.stack(torch._foreach_norm(members, 2, torch.float32)).square().sum().to(device) / replicas
     dist.all_reduce(total)
     return total.sqrt()
+
+
+def local_shard(tensor: torch.Tensor, owners: int) -> tuple[torch.Tensor, int]:
+    """Return this process's shard of a tensor, which may be a DTensor, and the number of processes that hold the same.
+
+    `owners`: number of processes that hold the tensor, in full or in shards: all, or those of a pipeline stage.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor, owners
+    sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
+    return tensor.to_local(), owners // math.prod(size for placement, size in sizes if not placement.is_replicate())

@@ -24,7 +24,7 @@ from artel.models.compile import repeated_layers
 from artel.models.quantization import make_shardable
 from artel.models.router_aux_loss import router_aux_loss_of
 from artel.objectives import Batch, Objective
-from artel.parallel.base import Strategy, sharded_norm
+from artel.parallel.base import Strategy, local_shard, sharded_norm
 from artel.parallel.context_parallel import check_context, exchanging, is_causal, split_batch
 from artel.parallel.mesh import ParallelDims
 from artel.parallel.process_group import World
@@ -163,8 +163,8 @@ class FullyShardedDataParallel(Strategy):
         with self._exchanging():
             super().probe_memory(batch)
 
-    def norm(self) -> torch.Tensor:
-        return sharded_norm(self.model.parameters(), self._world.size, self._world.device)
+    def norm_of(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return sharded_norm((local_shard(each, self._world.size) for each in tensors.values()), self._world.device)
 
     def evaluate(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
         with self._gathered(), self._exchanging():

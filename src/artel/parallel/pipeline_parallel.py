@@ -12,7 +12,7 @@ whose loss computes all its gradients at once, and in layers that are compiled o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -37,7 +37,7 @@ from artel.models.forward_pass import forget_failed_pass, profiler_range
 from artel.models.half_base import hidden_dtype
 from artel.models.router_aux_loss import attach_loss, router_aux_loss_of
 from artel.objectives import Batch, Objective
-from artel.parallel.base import Strategy, sharded_norm
+from artel.parallel.base import Strategy, local_shard, sharded_norm
 from artel.parallel.mesh import ParallelDims
 from artel.parallel.pipeline_stages import Stage, Task, stage_count
 from artel.parallel.process_group import World
@@ -135,15 +135,16 @@ class PipelineParallel(Strategy):
         for stage in self._stages:
             stage.zero_grad(set_to_none=True)
 
-    def norm(self) -> torch.Tensor:
-        excluded = [
-            parameter
+    def norm_of(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        counted = {
+            name
             for stage in self._stages
-            for name, parameter in stage.model.named_parameters()
-            if name in stage.counted_elsewhere
-        ]
+            for name, _ in stage.model.named_parameters()
+            if name not in stage.counted_elsewhere
+        }
         owners = self._world.size // self.dims.pipeline
-        return sharded_norm(self.model.parameters(), owners, self._world.device, excluded)
+        shards = (local_shard(tensor, owners) for name, tensor in tensors.items() if name in counted)
+        return sharded_norm(shards, self._world.device)
 
     def evaluate(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
         totals = torch.zeros(len(self._objective.sums), dtype=torch.float64)

@@ -6,7 +6,7 @@ step is that of the mean loss over all target tokens of the global batch (princi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
@@ -138,8 +138,15 @@ class ParallelStrategy(Protocol):
         """Return local values in place of collectives. For tracing a step on one rank."""
         ...
 
-    def norm(self) -> torch.Tensor:
-        """Return the norm of the current gradients, a scalar on the device."""
+    def norm_of(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the norm of the full tensors, a scalar on the device. Collective: all ranks must call it.
+
+        `tensors`: this rank's, by parameter name: parameters, their gradients, or others that are split like them.
+        """
+        ...
+
+    def gradient_norm(self) -> torch.Tensor:
+        """Return the norm of the current gradients, a scalar on the device. Collective."""
         ...
 
     def evaluate(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:

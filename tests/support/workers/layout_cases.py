@@ -40,6 +40,21 @@ def run_files(rank: int, world: int) -> list[str | None]:
     return messages
 
 
+def weight_norms(rank: int, world: int) -> list[float]:
+    """The norm of all weights after the first step of each run, on this rank."""
+    processes = World(rank, world, rank, torch.device("cpu"), on_host=world)
+    norms = []
+
+    def record(state) -> None:
+        if state.step == 1:
+            norms.append(float(state.strategy.norm_of(dict(state.strategy.model.named_parameters()))))
+
+    for file in os.environ["CASES"].split(os.pathsep):
+        run = load_run(file, {})
+        train(run, prepare(run, lambda _: None), processes, lambda _: None, callbacks=[record])
+    return norms
+
+
 def held_at_the_step(rank: int, world: int) -> dict[str, int]:
     """Bytes that a process holds when the optimizer is about to step for the third time."""
     processes = World(rank, world, rank, torch.device("cpu"), on_host=world)
@@ -49,7 +64,7 @@ def held_at_the_step(rank: int, world: int) -> dict[str, int]:
     def look(state) -> None:
         if state.step != 2:
             return
-        model, norm = state.strategy.model, state.strategy.norm
+        model, norm = state.strategy.model, state.strategy.gradient_norm
 
         def looked_at():
             parameters = list(model.parameters())
@@ -65,7 +80,7 @@ def held_at_the_step(rank: int, world: int) -> dict[str, int]:
             results["other"] = sum(size for place, size in alive.items() if place not in own)
             return norm()
 
-        state.strategy.norm = looked_at
+        state.strategy.gradient_norm = looked_at
         layers = repeated_layers(model)
         results["parameters"] = sum(parameter.numel() for parameter in model.parameters())
         results["layer"] = max(sum(each.numel() for each in layer.parameters()) for layer in layers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +25,7 @@ from artel.models.loading.materialize import WeightLoader
 from artel.models.output_head import output_head
 from artel.models.quantization import make_shardable
 from artel.objectives import Objective
-from artel.parallel.base import InForward, Strategy
+from artel.parallel.base import InForward, Strategy, sharded_norm
 from artel.parallel.deepspeed.config import ResolvedConfig, read_deepspeed
 from artel.parallel.deepspeed.state import full_state, full_weights, load_state, load_weights
 from artel.parallel.mesh import ParallelDims
@@ -198,10 +198,22 @@ class DeepSpeedStrategy(Strategy):
         self.engine.set_gradient_accumulation_boundary(last)
         return nullcontext()
 
-    def norm(self) -> torch.Tensor:
+    def norm_of(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        if self._resolved.stage < 3:
+            return super().norm_of(tensors)
+        return sharded_norm(map(self._stage_3_shard, tensors.values()), self._world.device)
+
+    def _stage_3_shard(self, tensor: Any) -> tuple[torch.Tensor, int]:
+        """Return this process's shard of a parameter without its padding; other tensors are full on all processes."""
+        if not hasattr(tensor, "ds_tensor"):
+            return tensor, self._world.size
+        shard: torch.Tensor = tensor.ds_tensor.flatten()
+        return shard[: max(0, tensor.ds_numel - shard.numel() * self._world.rank)], 1
+
+    def gradient_norm(self) -> torch.Tensor:
         """Return the norm, or NaN under ZeRO: there the engine computes it, and `clip_and_step` returns it."""
         if self._resolved.stage == 0:
-            return super().norm()
+            return super().gradient_norm()
         return torch.full((), torch.nan, device=self._world.device)
 
     @contextmanager

@@ -174,7 +174,7 @@ def _steps(strategy: DataParallel, optimizer: Optimizer, batch: Batch) -> Iterat
         started = time.perf_counter(), time.thread_time()
         strategy.run([batch], float(batch.targets), optimizer.loss_factor)
         passed = time.perf_counter(), time.thread_time()
-        optimizer.clip_and_step(0.01, strategy.norm())
+        optimizer.clip_and_step(0.01, strategy.gradient_norm())
         ended = time.perf_counter(), time.thread_time()
         yield (passed[0] - started[0], passed[1] - started[1]), (ended[0] - passed[0], ended[1] - passed[1])
 

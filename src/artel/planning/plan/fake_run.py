@@ -136,7 +136,7 @@ def _step(
     strategy.run(batches, targets, optimizer.loss_factor)
     live.name((parameter.grad for parameter in strategy.model.parameters()), GRADIENTS)
     middle = len(live.events)
-    optimizer.clip_and_step(1.0, strategy.norm())
+    optimizer.clip_and_step(1.0, strategy.gradient_norm())
     state = [tensor for tensor in optimizer.state().values() if tensor.ndim]
     live.name(state, OPTIMIZER)
     live.keep_only(state, OPTIMIZER)
@@ -158,7 +158,7 @@ def _record_operations(
     with OperationRecorder(strategy.model, compiled=compiled, on_gpu=on_gpu) as passes:
         strategy.run(batches, targets, optimizer.loss_factor)
     with OperationRecorder(strategy.model, on_gpu=on_gpu) as stepping:
-        optimizer.clip_and_step(1.0, strategy.norm())
+        optimizer.clip_and_step(1.0, strategy.gradient_norm())
     trace.passes, trace.stepping = passes.operations, stepping.operations
     del trace.live.events[end:]
 

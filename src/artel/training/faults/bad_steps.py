@@ -86,7 +86,7 @@ class Guard:
         spike = None if loss is None else self._spike(run, loss)
         norm, good = run.optimizer.clip_and_step(
             run.lr_multiplier(run.step),
-            run.strategy.norm(),
+            run.strategy.gradient_norm(),
             guarded=self._train.on_bad_step != "stop",
             spike=spike is not None,
         )
