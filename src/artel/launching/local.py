@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
 from artel.elapsed import paused
 from artel.errors import ArtelError, InputError, Interrupted, OutOfMemory, Problem, WorkError
 from artel.interpreter import python_of
-from artel.interrupts import answered_by
+from artel.interrupts import answered_by, ended_at_once
 from artel.launching.rendezvous import SECRET_VARIABLE, Rendezvous
 from artel.preparing.progress import reporting
 from artel.storage.unexpected_errors import FAULT, fault_of_process
+from artel.training.rank_file import mark_start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
@@ -64,9 +65,9 @@ def launch(
         )
         count = f"{hosts.least} to {hosts.count}" if hosts.elastic else f"{hosts.count}"
         others = f"this host waits for the others of {count}, which meet at {hosts.where}"
-        waiting = partial(reporting, announce, lambda: others) if hosts.count > 1 else nullcontext
+        waits = partial(waiting, folder, announce, others, leads=rendezvous.leads)
         with answered_by(None), paused():  # the first process answers for all, and shows how far they are
-            result = Agent(spec, hosts, on_restart, waiting).run()
+            result = Agent(spec, hosts, on_restart, waits if hosts.count > 1 else nullcontext).run()
         if result is None:  # the other hosts were enough, to the end
             return
         # Hosts that may join and leave do not stop when this one fails.
@@ -81,6 +82,22 @@ def launch(
         raise _rendezvous_error(rendezvous, error) from None
     if result.is_failed():
         raise _why(result.failures, folder)
+
+
+@contextmanager
+def waiting(folder: RunFolder, announce: Callable[[str], None] | None, what: str, *, leads: bool) -> Iterator[None]:
+    """Announce every few seconds that `what` is waited for inside the block, and end the process on a stop signal.
+
+    PyTorch waits in C++, where no signal handler of Python runs. The process that `leads` records the stop.
+    """
+
+    def last_line() -> str:
+        if leads:
+            mark_start(folder, "stopped")
+        return f"stopped\n    {folder.how_to_continue}"
+
+    with ended_at_once(last_line), reporting(announce, lambda: what) if announce else nullcontext():
+        yield
 
 
 def _why(failures: Mapping[int, ProcessFailure], folder: RunFolder) -> ArtelError:

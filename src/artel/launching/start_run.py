@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from artel.config import Overrides, RunConfig, RunFile, load_run
 from artel.errors import InputError
-from artel.interrupts import ended_at_once, explained, in_main_thread
+from artel.interrupts import explained, in_main_thread
 from artel.launching.hosts import Hosts, choose_interface_of_process
 from artel.launching.launcher_environment import (
     accelerate_settings,
@@ -30,14 +30,13 @@ from artel.launching.launcher_environment import (
     is_pod,
     read_launcher,
 )
-from artel.launching.local import launch
+from artel.launching.local import launch, waiting
 from artel.launching.plan_run import begin_with_plan
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.launching.read_run import SECRETS_NOTE, checked_run, has_secrets
 from artel.launching.rendezvous import Rendezvous
 from artel.launching.worker import end_with_launcher, is_worker, raising_lost_others
 from artel.preparing import as_begun, prepare
-from artel.preparing.progress import reporting
 from artel.storage import check_cache, lock, write_file
 from artel.storage.locks import holders
 from artel.training.rank_file import mark_start, start_status
@@ -381,8 +380,8 @@ def _train_in_this_process(config: RunConfig, callbacks: Sequence[Callback], ann
     others = f"process {rank} waits for the other processes of {size}, which meet at {where}"
     says = size != "1" and os.environ.get("LOCAL_RANK", "0") == "0"
     with ExitStack() as stack:
-        stopped = ended_at_once(lambda: _stopped(folder))  # PyTorch waits in C++, and no signal handler runs
-        with stopped, reporting(announce, lambda: others) if says else nullcontext():
+        leads = os.environ.get("RANK", "0") == "0"
+        with waiting(folder, announce if says else None, others, leads=leads):
             world = stack.enter_context(join_world(config.train.threads))
         stack.enter_context(raising_lost_others())
         stack.enter_context(processes_lock)
@@ -395,13 +394,6 @@ def _train_in_this_process(config: RunConfig, callbacks: Sequence[Callback], ann
         every = [*callbacks, *own]
         prepared = prepare(as_begun(config), announce)
         return train(prepared.config, prepared, world, announce, every, make_report=partial(_report, config.run))
-
-
-def _stopped(folder: RunFolder) -> str:
-    """Mark the start as stopped, and return the line that ends the process."""
-    if os.environ.get("RANK", "0") == "0":
-        mark_start(folder, "stopped")
-    return f"stopped\n    {folder.how_to_continue}"
 
 
 def _report(folder: str) -> str | None:
