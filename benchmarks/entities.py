@@ -144,7 +144,7 @@ def one(options: argparse.Namespace) -> dict[str, Any]:
     judged = artel.open(model).evaluate(
         folder / "validation.jsonl", {"data.block": _BLOCK, "data.sources.0.format": "entities"}, tell=lambda *_: None
     )
-    return {"figures": judged.figures, "speed": clock.rate(BEGINNINGS[options.beginning]["batch"])}
+    return {"metrics": judged.metrics, "speed": clock.rate(BEGINNINGS[options.beginning]["batch"])}
 
 
 # Baselines ---------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def main() -> None:
             lines.append(row("", baseline, [figures], []))
         for beginning, settings in BEGINNINGS.items():
             tried = {
-                rate: started(options, Path(name) / "choice", CONTESTANTS[1], beginning, 0, rate)["figures"]["f1"]
+                rate: started(options, Path(name) / "choice", CONTESTANTS[1], beginning, 0, rate)["metrics"]["f1"]
                 for rate in settings["rates"]
             }
             rate = max(tried, key=lambda each: tried[each])
@@ -312,7 +312,7 @@ def main() -> None:
             for contestant, runs in results.items():
                 own = results[CONTESTANTS[0]]
                 ratios = [ours["speed"] / run["speed"] for ours, run in zip(own, runs, strict=False)]
-                lines.append(row(beginning, contestant, [run["figures"] for run in runs], ratios, runs))
+                lines.append(row(beginning, contestant, [run["metrics"] for run in runs], ratios, runs))
     command = "benchmarks/entities.py ../shared/data/encoders/factrueval_dev.jsonl all-MiniLM-L6-v2"
     title = "Names in Russian news, beside the Trainer and plain baselines"
     write_page(Path(__file__).with_suffix(".md"), title, command, options.results, lines + chosen)

@@ -178,7 +178,7 @@ def rows_of(results: dict[tuple[str, bool], list[dict[str, Any]]]) -> list[str]:
             speed += f"; artel {as_it_comes / rates[name, fp32]:.2f} ×, in the same precision "
             speed += f"{alike / rates[name, fp32]:.2f} ×"
         precision = "float32" if fp32 else "bf16"
-        rows.append(row_of(f"{name}, {precision}", [tuple(run["figures"]) for run in runs], speed))
+        rows.append(row_of(f"{name}, {precision}", [tuple(run["metrics"]) for run in runs], speed))
     return rows
 
 
@@ -197,7 +197,7 @@ def main() -> None:
     if options.contestant:
         clock = StepClock()
         reached = CONTESTANTS[options.contestant](options, clock, fp32=options.fp32)
-        print(json.dumps({"figures": reached, "rate": clock.rate(BATCH * (1 + NEGATIVES))}))
+        print(json.dumps({"metrics": reached, "rate": clock.rate(BATCH * (1 + NEGATIVES))}))
         return
     encoder = str(Path(options.encoder).resolve())
     results: dict[tuple[str, bool], list[dict[str, Any]]] = {}

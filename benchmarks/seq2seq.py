@@ -114,7 +114,7 @@ def figures(folder: Path, work: Path, clock: Clock) -> dict[str, float]:
     import artel
 
     overrides = {"data.block": BLOCK, "seq2seq.generate": 0, "data.store": str(work / "stores")}
-    found = artel.open(folder).evaluate(work / "heldout.jsonl", overrides, tell=lambda text: None).figures
+    found = artel.open(folder).evaluate(work / "heldout.jsonl", overrides, tell=lambda text: None).metrics
     return {"loss": found["loss"], "accuracy": found["accuracy"], "speed": clock.examples_per_second}
 
 

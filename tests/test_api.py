@@ -220,11 +220,11 @@ def test_a_model_writes_as_the_command_does_and_streams_the_same(trained):
 def test_a_model_is_evaluated_on_its_run_and_on_a_file(trained):
     model = artel.open(trained.folder)
     own = model.evaluate(tell=silent)
-    assert own.figures["loss"] == pytest.approx(trained.result["validation"]["loss"], abs=1e-4)
+    assert own.metrics["loss"] == pytest.approx(trained.result["validation"]["loss"], abs=1e-4)
     assert f"{own.documents} documents" in own._repr_html_()
     Path("other.txt").write_text("The ship waits in the harbour. " * 20)
     other = model.evaluate(Path("other.txt"), {"data.block": 16}, tell=silent)
-    assert (other.documents, other.figures["loss"] > 0) == (1, True)
+    assert (other.documents, other.metrics["loss"] > 0) == (1, True)
     text = model.generate("The", max_new_tokens=5)
     assert model.generate("The", max_new_tokens=5) == text
 
@@ -289,7 +289,7 @@ def test_each_objective_says_what_it_cannot(name):
         elif what == "answer":
             assert result.text == ("Anna is in the forest . " * 30)[result.start : result.end]
             assert sum(result.classes.values()) == pytest.approx(1)
-    assert model.evaluate(tell=silent).figures
+    assert model.evaluate(tell=silent).metrics
     if name == "masked":
         with pytest.raises(artel.InputError, match=r"^prompt: holds no ") as error:
             model.fill("no mask")

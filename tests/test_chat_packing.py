@@ -199,7 +199,7 @@ def test_what_auto_chooses_is_said_kept_and_resumed(tmp_path):
     apart = artel("evaluate", tmp_path / "run", "data.packing=concatenate", "--json")
     one, other = (json.loads(each.stdout)["models"][0] for each in (shorter, apart))
     assert one["samples"] == other["samples"]
-    assert one["figures"]["loss"] == pytest.approx(other["figures"]["loss"], rel=1e-5)
+    assert one["metrics"]["loss"] == pytest.approx(other["metrics"]["loss"], rel=1e-5)
     longer = artel("train", file, "train.steps=64")
     assert (
         "the length cannot change to 64 steps: the learning rate has already followed" in longer.stderr

@@ -238,7 +238,7 @@ def test_calls_are_those_of_the_record_or_wrong(calling, tmp_path, monkeypatch, 
     rows = [TALK, [QUESTION, TO_TOMSK], spoken, not_learned, {"messages": spoken}]
     result, told = evaluated(calling, rows, **{"data.packing": packing})
     assert any("writes calls in 5 turns" in line for line in told)
-    figures = result.figures
+    figures = result.metrics
     assert (figures["calls"], figures["calls_named"], figures["calls_expected"]) == (3 / 5, 4 / 5, 1 / 2)
     shown = [(row["record"], row["model"]) for row in result.details["tables"]["Wrong calls"]]
     omsk, tomsk = (ToolCall("weather", {"city": city}).written() for city in ("Omsk", "Tomsk"))
@@ -249,21 +249,21 @@ def test_by_heart_all_calls_are_right_and_untrained_none(calling, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     result, told = evaluated(calling, [TALK, TALK], **{"chat.generate": 3})
     assert any("the first 3 turns" in line for line in told)
-    assert {name: figure for name, figure in result.figures.items() if name.startswith("calls")} == {
+    assert {name: figure for name, figure in result.metrics.items() if name.startswith("calls")} == {
         "calls": 1.0, "calls_named": 1.0, "calls_expected": 1.0
     }  # fmt: skip
     assert not result.details
     tokenizer = trained_tokenizer(MARKS)
     untrained = saved(tmp_path / "untrained", llama(tokenizer, max_position_embeddings=1024), tokenizer)
     result, _ = evaluated(untrained, [TALK[:2]])
-    assert {result.figures[name] for name in ("calls", "calls_named", "calls_expected")} == {0.0}
+    assert {result.metrics[name] for name in ("calls", "calls_named", "calls_expected")} == {0.0}
 
 
 @pytest.mark.parametrize(("row", "generate"), [({"messages": TALK[::3]}, 200), (TALK, 0)], ids=["no tools", "0 turns"])
 def test_without_tools_nothing_is_written(calling, tmp_path, monkeypatch, row, generate):
     monkeypatch.chdir(tmp_path)
     result, told = evaluated(calling, [row], **{"chat.generate": generate})
-    assert result.figures.keys() == {"loss", "perplexity", "accuracy"}
+    assert result.metrics.keys() == {"loss", "perplexity", "accuracy"}
     assert not any("writes" in line for line in told)
 
 
@@ -281,7 +281,7 @@ def test_a_folder_is_judged_on_a_chat_runs_own_part_and_on_no_preferences(callin
     result = evaluate(opened, "chat.yaml", {}, alone, told.append)
     assert 0 < result.documents < 6
     assert any(f"writes calls in {2 * result.documents} turns" in line for line in told)
-    assert {"calls", "calls_named", "calls_expected"} <= result.figures.keys()
+    assert {"calls", "calls_named", "calls_expected"} <= result.metrics.keys()
     with pytest.raises(InputError, match="is for preference"):
         evaluate(opened, "preference.yaml", {}, alone, print)
 

@@ -96,7 +96,7 @@ def test_whole_numbers_are_labels_in_their_order(tmp_path):
     [([{"text": f"a {number}", "label": "x"} for number in range(9)], {}, "all 9 texts have the label 'x'"),
      ([{"text": f"a {number}", "label": f"id-{number}"} for number in range(99)], {},
       "99 different labels: id-0, id-1"),
-     (one_label(40), {"checkpoint": {"best": "rmse"}}, "'rmse' is no figure of what these texts have"),
+     (one_label(40), {"checkpoint": {"best": "rmse"}}, "'rmse' is not a metric of what these texts have"),
      (ROWS["number"](40), {"classification": {"balanced_sampling": True}}, "these texts have a number each"),
      (one_label(40), {"classification": {"kind": "number", "loss": "focal"}}, "kind: number has none"),
      (one_label(40), {"classification": {"loss": "focal", "smoothing": 0.1}}, "leave one out"),
@@ -282,7 +282,7 @@ def test_the_figures_of_a_run_are_those_of_evaluate_and_of_transformers(name):
     folder = trained(name, train={"steps": 40}).folder
     expected = json.loads((folder / "result.json").read_text())["validation"]
     evaluated = artel.open(folder).evaluate(tell=lambda _: None)
-    assert evaluated.figures == pytest.approx(expected, abs=1e-5)
+    assert evaluated.metrics == pytest.approx(expected, abs=1e-5)
     rows = ROWS[name]()
     store = prepare(load_run(str(folder / "config.yaml"))).open()
     held = [rows[int(origin.rpartition(":")[2]) - 1] for origin, _ in store.validation.each_sample()]
@@ -332,7 +332,7 @@ def test_thresholds_decide_which_labels_a_text_has():
     rows = write_rows(Path("rows.jsonl"), several_labels(40))
     result = artel.open(folder / "model").evaluate(str(rows), tell=said.append)
     assert any("no thresholds (thresholds.json)" in line for line in said)
-    assert "tuned_macro_f1" not in result.figures  # thresholds are never chosen on what is judged
+    assert "tuned_macro_f1" not in result.metrics  # thresholds are never chosen on what is judged
     assert list(result.details["tables"]) == ["labels, at 0.5"]
 
 
@@ -344,7 +344,7 @@ def test_the_model_of_an_early_stop_has_the_thresholds_of_its_own_validation():
     folder = artel.train(run, tell=lambda _: None).folder
     result = json.loads((folder / "result.json").read_text())
     assert result["model_step"] < result["steps"] < 200
-    figures = artel.open(folder).evaluate(tell=lambda _: None).figures
+    figures = artel.open(folder).evaluate(tell=lambda _: None).metrics
     best = max(line["validation"]["tuned_macro_f1"] for line in metric_lines(folder) if "validation" in line)
     assert figures["tuned_macro_f1"] == pytest.approx(best)
 

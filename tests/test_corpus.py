@@ -89,7 +89,7 @@ def test_figures_on_a_folder_of_beir_are_mtebs(models, tmp_path):
     (scores,) = theirs["splits"]["test"]
     assert 0 < theirs["ndcg_at_10"] == scores["ndcg_at_10"] < 1
     for figure in ("recall_at_1", "recall_at_5", "recall_at_10", "mrr_at_10", "ndcg_at_10"):
-        assert found.figures[figure] == pytest.approx(scores[figure], abs=2e-5), figure
+        assert found.metrics[figure] == pytest.approx(scores[figure], abs=2e-5), figure
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_the_command_finds_documents_among_the_texts_of_a_file(models, tmp_path)
     asked = InformationRetrievalEvaluator(queries, documents, relevant, precision_recall_at_k=[1, 5, 10], name="x")
     theirs = asked(SentenceTransformer(str(models["embedding"] / "model"), device="cpu"))
     for mine, name in (("recall_at_5", "recall@5"), ("mrr_at_10", "mrr@10"), ("ndcg_at_10", "ndcg@10")):
-        assert result["figures"][mine] == pytest.approx(theirs[f"x_cosine_{name}"], abs=1e-5)
+        assert result["metrics"][mine] == pytest.approx(theirs[f"x_cosine_{name}"], abs=1e-5)
 
 
 def test_documents_that_are_judged_and_missing_are_never_found_and_told(tmp_path):

@@ -263,12 +263,12 @@ def test_a_damaged_shard_is_computed_again_and_the_teacher_may_be_gone(tmp_path)
     shutil.move(tmp_path / "teacher", tmp_path / "gone")
     evaluated = artel("evaluate", run.with_suffix(""), "--json")
     assert evaluated.returncode == 0, evaluated.stderr
-    assert json.loads(evaluated.stdout)["models"][0]["figures"] == pytest.approx(last, rel=1e-6)
+    assert json.loads(evaluated.stdout)["models"][0]["metrics"] == pytest.approx(last, rel=1e-6)
     shutil.rmtree(shard.parent.parent)
     evaluated = artel("evaluate", run.with_suffix(""), "--json")
     assert evaluated.returncode == 0, evaluated.stderr
     assert "no metrics of the teacher: " in evaluated.stderr
-    figures = json.loads(evaluated.stdout)["models"][0]["figures"]
+    figures = json.loads(evaluated.stdout)["models"][0]["metrics"]
     assert "loss" not in figures
     assert figures["cross_entropy"] == pytest.approx(last["cross_entropy"], rel=1e-6)
 

@@ -303,7 +303,7 @@ def test_the_commands_know_it(trained):
     (result,) = json.loads(done.stdout)["models"]
     (shorter,) = result["details"]["tables"]["Shorter vectors"]
     assert (shorter["dimensions"], shorter["ndcg_at_10"] > 0) == ("16", True)
-    assert 0 < result["figures"]["ndcg_at_10"] <= 1
+    assert 0 < result["metrics"]["ndcg_at_10"] <= 1
 
 
 @pytest.mark.parametrize(

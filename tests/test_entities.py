@@ -185,11 +185,11 @@ def test_the_figures_are_seqevals_on_what_transformers_alone_finds(trained):
             tags[inside[0] : inside[-1] + 1] = [f"B-{label}", *[f"I-{label}"] * (len(inside) - 1)]
         gold.append(tags)
         guessed.append([tag for *_, tag in words])
-    assert figures.figures["f1"] == pytest.approx(f1_score(gold, guessed))
-    assert figures.figures["f1"] > 0.6
+    assert figures.metrics["f1"] == pytest.approx(f1_score(gold, guessed))
+    assert figures.metrics["f1"] > 0.6
     right = sum(a == b for one, other in zip(gold, guessed, strict=True) for a, b in zip(one, other, strict=True))
-    assert figures.figures["accuracy"] == pytest.approx(right / sum(map(len, gold)))
-    assert metrics(trained)[-1]["validation"]["f1"] == pytest.approx(figures.figures["f1"])
+    assert figures.metrics["accuracy"] == pytest.approx(right / sum(map(len, gold)))
+    assert metrics(trained)[-1]["validation"]["f1"] == pytest.approx(figures.metrics["f1"])
     rows = {row["label"]: row for row in figures.details["tables"]["labels"]}
     assert rows.keys() == {"LOC", "ORG", "PER"}
     assert sum(row["support"] for row in rows.values()) == sum(len(spans) for _, spans in validation(trained))
@@ -282,7 +282,7 @@ def test_bilou(tmp_path):
     run = write_run(tmp_path / "bilou.yaml", NAMES, tokens={"scheme": "bilou"},
                     train={"steps": 120, "batch": 16, "learning_rate": 3e-3})  # fmt: skip
     trained = artel.train(run, tell=silent)
-    assert artel.open(trained.folder).evaluate(tell=silent).figures["f1"] > 0.5
+    assert artel.open(trained.folder).evaluate(tell=silent).metrics["f1"] > 0.5
 
 
 @pytest.mark.slow
@@ -300,7 +300,7 @@ def test_parts_of_speech(tmp_path):
     trained = artel.train(run, tell=silent)
     model = artel.open(trained.folder)
     result = model.evaluate(tell=silent)
-    assert result.figures["accuracy"] > 0.9
+    assert result.metrics["accuracy"] > 0.9
     assert {row["label"]: row["support"] for row in result.details["tables"]["labels"]}.keys() == {*rows[0]["upos"]}
     found = model.entities("The miller sees well-known six .")
     assert [str(each) for each in found] == [

@@ -83,7 +83,7 @@ def test_a_run_file_is_evaluated_by_the_labels_of_the_model_in_their_order(tmp_p
             f"data: {{sources: [{{path: {rows}, format: entities}}], validation: {rows}, block: 512, "
             "dedup: {exact: false}}\n"
         )
-        assert artel.open(folder).evaluate(str(run), tell=silent).figures == pytest.approx(of_file.figures)
+        assert artel.open(folder).evaluate(str(run), tell=silent).metrics == pytest.approx(of_file.metrics)
 
 
 def test_a_model_with_other_tags_than_the_run_is_refused(tmp_path):

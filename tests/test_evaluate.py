@@ -30,8 +30,8 @@ def test_two_runs_side_by_side_on_their_validation_parts(trained):
     short, long = json.loads(done.stdout)["models"]
     for judged, folder in ((short, trained[0]), (long, trained[1])):
         assert judged["model"] == str(folder)
-        assert judged["figures"] == pytest.approx(metrics(folder)[-1]["validation"], rel=1e-6)
-    assert long["figures"]["loss"] < short["figures"]["loss"]
+        assert judged["metrics"] == pytest.approx(metrics(folder)[-1]["validation"], rel=1e-6)
+    assert long["metrics"]["loss"] < short["metrics"]["loss"]
     table = done.stderr.splitlines()
     assert any("model" in line and "bits per byte" in line for line in table)
     assert any(str(trained[1]) in line and f"{long['figures']['loss']:.4f}" in line for line in table)
@@ -57,7 +57,7 @@ def test_figures_on_a_file_are_those_computed_with_transformers_alone(trained, t
     accuracy = (logits.argmax(-1) == blocks[:, 1:]).float().mean().item()
     size = sum(len(line.encode()) for line in TEXT.splitlines())
     assert judged["samples"] == len(blocks)
-    assert judged["figures"] == pytest.approx(
+    assert judged["metrics"] == pytest.approx(
         {"loss": loss, "perplexity": math.exp(loss), "accuracy": accuracy,
          "bits_per_byte": loss * len(ids) / size / math.log(2)}, rel=1e-5,
     )  # fmt: skip

@@ -62,7 +62,7 @@ WRONG = {
                            ("config check",)),
     "a store below a file": (sections(data={"store": "run.yaml/s"}), ["data.store: run.yaml/s cannot be a folder"]),
     "no such text": (sections(data={"sources": [{"path": "nowhere.txt"}]}), ["there is no file nowhere.txt"]),
-    "a figure nobody makes": (sections(checkpoint={"best": "bleu"}), ["checkpoint.best: 'bleu' is no figure"]),
+    "a figure nobody makes": (sections(checkpoint={"best": "bleu"}), ["checkpoint.best: 'bleu' is not a metric"]),
     "a tokenizer for no model": (sections(model={"config": None, "from": "no/such"}),
                                  ["tokenizer.train: a tokenizer", "model.from: there is no folder no/such here"],
                                  ("config check", "train")),

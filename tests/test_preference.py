@@ -262,7 +262,7 @@ def test_dpo_on_real_preferences_raises_the_margin(shared_data, tmp_path):
     assert trained[-1] < 0.6
     judged = artel("evaluate", tmp_path / "dpo", "--data", source["path"], "--json")
     assert judged.returncode == 0, judged.stderr
-    figures = json.loads(judged.stdout)["models"][0]["figures"]
+    figures = json.loads(judged.stdout)["models"][0]["metrics"]
     assert figures["margin"] > 0.1
     assert figures["accuracy"] > 0.6
 

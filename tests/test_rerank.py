@@ -260,7 +260,7 @@ def test_the_folder_gives_other_libraries_the_same_scores():
         assert answer["results"][0]["relevance_score"] == pytest.approx(ranked[0].score, abs=1e-6)
         scores = client.post("/v1/score", json={"text_1": QUERY, "text_2": DOCUMENTS}).json()["data"]
         assert [one["score"] for one in scores] == pytest.approx(expected, abs=1e-5)
-    evaluated = model.evaluate(tell=lambda _: None).figures
+    evaluated = model.evaluate(tell=lambda _: None).metrics
     assert {"loss", "mrr", "ndcg", "accuracy"} == evaluated.keys()
 
 

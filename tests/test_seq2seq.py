@@ -359,7 +359,7 @@ def test_the_run_writes_what_transformers_writes(capsys):
         assert "it writes a text for a text" in talk["error"]["message"]
         assert talk["error"]["message"].endswith("ask it at /v1/completions")
     result = model.evaluate(tell=lambda _: None)
-    assert {"loss", "perplexity", "accuracy", "exact_match", "chrf"} == result.figures.keys()
+    assert {"loss", "perplexity", "accuracy", "exact_match", "chrf"} == result.metrics.keys()
     (table,) = result.details["tables"].values()
     assert len(table) == 4
     assert all(model.generate(row["input"]).startswith(row["written"].rstrip("…")) for row in table)

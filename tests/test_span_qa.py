@@ -212,7 +212,7 @@ def test_evaluate_repeats_the_validation_and_writes_official_predictions(trained
     done = artel("evaluate", trained, "--predictions", file, "--json")
     assert done.returncode == 0, done.stderr
     (judged,) = json.loads(done.stdout)["models"]
-    assert judged["figures"] == pytest.approx(metrics(trained)[-1]["validation"], rel=1e-5)
+    assert judged["metrics"] == pytest.approx(metrics(trained)[-1]["validation"], rel=1e-5)
     answers = json.loads(file.read_text())
     assert len(answers) == judged["documents"]
     assert all(name.startswith("dummy-") for name in answers)
@@ -303,7 +303,7 @@ def test_early_stopping_keeps_the_best_model(tmp_path):
     assert result["steps"] == best + 4 < 60
     assert result["model_step"] == best
     assert result["validation"] == judged[best]
-    figures = json.loads(artel("evaluate", run.with_suffix(""), "--json").stdout)["models"][0]["figures"]
+    figures = json.loads(artel("evaluate", run.with_suffix(""), "--json").stdout)["models"][0]["metrics"]
     assert figures["exact_match"] == pytest.approx(judged[best]["exact_match"])
     again = artel("train", run, f"model.config={json.dumps(BERT)}")
     assert "is complete" in again.stderr

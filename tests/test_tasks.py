@@ -84,8 +84,8 @@ def test_a_task_that_fails_is_said_and_the_run_goes_on(tmp_path):
     [
         ({"validate": {"tasks": ["nothing.yaml"]}}, "validate.tasks", "there is no file nothing.yaml"),
         ({"objective": "masked", "model": {"config": {"model_type": "bert"}}}, "validate.tasks", "writes text"),
-        ({"checkpoint": {"best": "counting/acc_nrm"}}, "checkpoint.best", "'counting/acc_nrm' is no figure of"),
-        ({"checkpoint": {"best": "count/acc"}}, "checkpoint.best", "'count/acc' is no figure of"),
+        ({"checkpoint": {"best": "counting/acc_nrm"}}, "checkpoint.best", "'counting/acc_nrm' is not a metric of"),
+        ({"checkpoint": {"best": "count/acc"}}, "checkpoint.best", "'count/acc' is not a metric of"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_before_the_texts(tmp_path, changes, where, what):

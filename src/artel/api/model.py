@@ -369,7 +369,7 @@ class Model:
             tell: called with each message, a line of text.
 
         Returns:
-            `figures` by name (`loss` in nats per target token, `bits_per_byte`, `accuracy` 0 to 1 …), `documents`,
+            `metrics` by name (`loss` in nats per target token, `bits_per_byte`, `accuracy` 0 to 1 …), `documents`,
             `samples` (for a corpus, its queries), `tokens` (for a corpus, None), `seconds`.
 
         Raises InputError if there is nothing to evaluate on, or if the data does not fit the objective.

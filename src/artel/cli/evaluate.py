@@ -126,10 +126,10 @@ def _write_predictions(result: EvaluationResult, file: Path) -> None:
 
 def _table(results: list[EvaluationResult]) -> list[str]:
     """Return a row for each model, a column for each metric, and below them the amount of data."""
-    columns = list(dict.fromkeys(name for result in results for name in result.figures))
+    columns = list(dict.fromkeys(name for result in results for name in result.metrics))
     rows = [["model", *(name.replace("_", " ") for name in columns)]]
     rows += [
-        [result.model, *(f"{result.figures[name]:,.4f}" if name in result.figures else "-" for name in columns)]
+        [result.model, *(f"{result.metrics[name]:,.4f}" if name in result.metrics else "-" for name in columns)]
         for result in results
     ]
     widths = [max(len(row[at]) for row in rows) for at in range(len(columns) + 1)]

@@ -41,7 +41,7 @@ class EvaluationResult:
 
     model: str
     objective: str
-    figures: dict[str, float]
+    metrics: dict[str, float]
     samples: int
     documents: int
     tokens: int | None
@@ -60,11 +60,11 @@ class EvaluationResult:
         return f"{self.documents:,} documents, {self.samples:,} samples, {self.tokens:,} tokens"
 
     def to_json(self) -> dict[str, Any]:
-        names = ("model", "objective", "figures", "samples", "documents", "tokens", "seconds")
+        names = ("model", "objective", "metrics", "samples", "documents", "tokens", "seconds")
         return {name: getattr(self, name) for name in names} | ({"details": self.details} if self.details else {})
 
     def _repr_html_(self) -> str:
-        rows = [(name.replace("_", " "), f"{value:,.4f}") for name, value in self.figures.items()]
+        rows = [(name.replace("_", " "), f"{value:,.4f}") for name, value in self.metrics.items()]
         return html_table(rows, caption=f"{self.model}: {self.size}")
 
 
@@ -109,16 +109,16 @@ def evaluate(
         with_teacher(objective, run, store, world, tell)
     started = time.monotonic()
     size, news = micro_batch_size(run, world), ProgressMessages(tell, f"evaluating {opened.name}:")
-    figures, outputs = validation.evaluate(strategy, size, run.validate_.blocks, news)
+    metrics, outputs = validation.evaluate(strategy, size, run.validate_.blocks, news)
     split = store.validation
     details = objective.details(outputs, split)
     if writing := objective.generation_eval(opened.model, split):
-        text_figures, text_details = _evaluate_texts(opened, writing, world, tell)
-        figures, details = figures | text_figures, details | text_details
+        text_metrics, text_details = _evaluate_texts(opened, writing, world, tell)
+        metrics, details = metrics | text_metrics, details | text_details
     return EvaluationResult(
         opened.name,
         run.objective,
-        figures,
+        metrics,
         validation.stored_samples(validation.count(run.validate_.blocks)),
         split.documents,
         split.tokens,

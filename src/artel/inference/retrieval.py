@@ -260,10 +260,10 @@ def evaluate_on_corpus(opened: OpenedModel, corpus: str, data: str | None, tell:
     started = time.monotonic()
     documents = unit_vectors(opened, read.documents, "document", tell)
     queries = unit_vectors(opened, read.queries, "query", tell)
-    figures = retrieval_metrics(queries, documents, read.judged, read.own)
+    metrics = retrieval_metrics(queries, documents, read.judged, read.own)
     seconds = time.monotonic() - started
     objective = opened.objective.config.objective
-    return EvaluationResult(opened.name, objective, figures, len(read.queries), len(read.documents), None, seconds)
+    return EvaluationResult(opened.name, objective, metrics, len(read.queries), len(read.documents), None, seconds)
 
 
 def _corpus_of_matches(corpus: str, data: str | None, tell: Tell) -> Corpus:

@@ -177,9 +177,11 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
         best, problems = config.checkpoint.best, []
         if best is not None and best not in cls.better and not ("/" in best and config.validate_.tasks):
             fix = f"write one of: {', '.join(cls.better)}; TASK/METRIC of a task in validate.tasks; or null"
-            problems.append(Problem("checkpoint.best", f"{best!r} is no figure of this objective", fix))
+            problems.append(Problem("checkpoint.best", f"{best!r} is not a metric of this objective", fix))
         if best is None and config.validate_.patience is not None:
-            problems.append(Problem("validate.patience", "needs a figure to go by", "write checkpoint: {best: loss}"))
+            problems.append(
+                Problem("validate.patience", "needs a metric to judge by", "write checkpoint: {best: loss}")
+            )
         return problems if cls.packs_text else [*problems, *cls._packing_problems(config)]
 
     @classmethod

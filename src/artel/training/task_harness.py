@@ -65,14 +65,14 @@ def check_best(config: RunConfig) -> None:
         with _preserved_random_state(torch.device("cpu")), _quiet():
             directions = task_directions(_results(DummyLM(), tasks, folder=None, limit=1, bootstraps=0))
     except Exception as error:  # tasks that the dummy model cannot answer
-        fix = "write a figure of another task, or one of the objective's"
+        fix = "write a metric of another task, or one of the objective's"
         raise InputError.at(_BEST, f"the metrics of validate.tasks are unknown: {_reason(error)}", fix) from None
     if best not in directions:
         near = get_close_matches(best, directions, 3, cutoff=0.5) or list(directions)[:10]
-        raise InputError.at(_BEST, f"{best!r} is no figure of validate.tasks", f"write one of: {', '.join(near)}")
+        raise InputError.at(_BEST, f"{best!r} is not a metric of validate.tasks", f"write one of: {', '.join(near)}")
     if directions[best] is None:
         what = f"the harness does not say whether a higher {best} is better"
-        raise InputError.at(_BEST, what, "write a figure of one of its tasks")
+        raise InputError.at(_BEST, what, "write a metric of one of its tasks")
 
 
 def check_known(tasks: Sequence[str], key: str, folder: str | None = None) -> None:

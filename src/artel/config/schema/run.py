@@ -267,7 +267,7 @@ class CheckpointConfig(Section):
     )
     asynchronous: bool = free(True, "Written during training, from a copy in host memory where there is room.")
     best: str | None = free(
-        "loss", "The figure that `best` goes by: any of the objective's, or TASK/METRIC of validate.tasks; null: none."
+        "loss", "The metric that chooses `best`: any of the objective's, or TASK/METRIC of validate.tasks; null: none."
     )
 
     @field_validator("copy_to")

@@ -67,7 +67,7 @@ class Classification(Objective):
         best = config.checkpoint.best
         if best is not None and best not in self._kind.better and not self.undecided(config):
             fix = f"write one of: {', '.join(self._kind.better)}; or null"
-            raise InputError.at("checkpoint.best", f"{best!r} is no figure of what these texts have", fix)
+            raise InputError.at("checkpoint.best", f"{best!r} is not a metric of what these texts have", fix)
 
     @classmethod
     def undecided(cls, config: RunConfig) -> list[str]:

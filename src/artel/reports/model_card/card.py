@@ -31,10 +31,10 @@ Rows = list[list[str]]
 def model_card(run: RunData, published: Published) -> str:
     """Return the text of README.md, readable by `huggingface_hub.ModelCard`."""
     words = Language("en")
-    figures = _validation(run, published.step)
+    metrics = _validation(run, published.step)
     name, sources = published.repo.split("/")[-1], _sources(run)
     text = _template().render(
-        metadata=in_yaml(metadata(run, published, figures)),
+        metadata=in_yaml(metadata(run, published, metrics)),
         name=name,
         published=published,
         main=MAIN,
@@ -45,7 +45,7 @@ def model_card(run: RunData, published: Published) -> str:
         has_licences=any(licence for *_, licence in sources),
         ledger=_ledger(run, words),
         training=table(["", ""], list(_training(run, published, words))),
-        metrics=_metrics(run, figures, published.step, words),
+        metrics=_metrics(run, metrics, published.step, words),
         plan=_plan(run, words),
         samples=_samples(run, published.step),
         run_file=block(_run_file(run), "yaml"),
@@ -198,12 +198,12 @@ def _pruned(value: Any, key: str, wanted: set[str]) -> Any:
 
 def _validation(run: RunData, step: int | None) -> dict[str, float]:
     """Return the validation metrics at a step, or the newest before it."""
-    figures = {}
+    metrics = {}
     for name in run.curves.validation:
         value = _at_step(run, name, step, validation=True)
         if value is not None:
-            figures[name] = value
-    return figures
+            metrics[name] = value
+    return metrics
 
 
 def _at_step(run: RunData, name: str, step: int | None, *, validation: bool = False) -> float | None:
@@ -221,13 +221,13 @@ def _at_step(run: RunData, name: str, step: int | None, *, validation: bool = Fa
     return value if math.isfinite(value) else None
 
 
-def _metrics(run: RunData, figures: dict[str, float], step: int | None, words: Language) -> str:
+def _metrics(run: RunData, metrics: dict[str, float], step: int | None, words: Language) -> str:
     """Return a table of training loss and metrics of validation and best checkpoint; empty if nothing was logged."""
     best = next((checkpoint.step for checkpoint in run.checkpoints if checkpoint.is_best), None)
     at_best = {} if best is None else _validation(run, best)
     training = _at_step(run, "loss", step)
     rows = [] if training is None else [["loss", words.number(training), "", ""]]
-    for name, value in figures.items():
+    for name, value in metrics.items():
         label = words.label(name)
         row = ["", words.number(value), words.number(at_best[name]) if name in at_best else ""]
         if rows and rows[0][0] == label:
