@@ -34,7 +34,7 @@ from support.runs import write_run
 
 GIB = 2**30
 PLACE = {(): "run.yaml"}
-NOVEL = Text(480_000, 32_000, 4096, "its token store")
+NOVEL = Text(480_000, 32_000, 4096, "counted in the prepared text")
 
 
 def speed(flops_per_second: float = 1e11) -> Speed:

@@ -138,7 +138,7 @@ def test_no_target_is_of_another_conversation(chat, part):
     ("mean", "count", "more", "packing", "why"),
     [
         (20, 10_000, {}, "best_fit", "share blocks"),
-        (100, 10_000, {}, "concatenate", "nearly fill blocks"),
+        (100, 10_000, {}, "concatenate", "little of a block"),
         (20, 1_000, {}, "concatenate", "steps of 32 blocks"),
         (20, 1_000, {"train": {"batch": 32, "epochs": 12}}, "best_fit", "share blocks"),
         (20, 10_000, {"train": {"batch": 32, "steps": 49}}, "concatenate", "49 steps"),

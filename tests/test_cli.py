@@ -64,7 +64,7 @@ def test_commands_import_only_what_they_need(tmp_path):
         assert not HEAVY & set(imports_of(*command))
 
     checked = imports_of("config", "check", run)
-    (verdict,) = [at for at, line in enumerate(checked) if "its keys are right; checking the model" in line]
+    (verdict,) = [at for at, line in enumerate(checked) if "the keys are valid; now checking the model" in line]
     assert not HEAVY & set(checked[:verdict])
 
 

@@ -119,9 +119,9 @@ def test_problems_come_in_the_order_of_the_file_with_what_to_write(tmp_path):
         (1, "did you mean data.block?"),
         (2, "did you mean gptj or gpt2 or gpt-sw3?"),
         (3, "did you mean causal?"),
-        (5, "write it like 512 or 30k"),
+        (5, "write, for example, 512 or 30k"),
         (6, "write 1 or more"),
-        (7, "write it like 5e-5"),
+        (7, "write, for example, 5e-5"),
         (8, "did you mean validate.every?"),
     ]
 

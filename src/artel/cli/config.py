@@ -45,7 +45,7 @@ def check(
     file, values = read_run_file(name), Overrides.parse(overrides)
     try:
         file.run(values)
-        tell(f"{name}: its keys are right; checking the model, the tokenizer and the texts")
+        tell(f"{name}: the keys are valid; now checking the model, the tokenizer and the texts")
     except WrongRunFile:
         tell(f"{name}: some keys are wrong; checking the model and the texts, too")
     config = checked_run(file, values)

@@ -49,7 +49,7 @@ def choose_by_lengths(config: RunConfig, tokens: np.ndarray, share: float = 1.0)
     blocks = best_fit(np.minimum(sample_sizes(tokens, 1), block), block)[1]
     mean = f"{tokens.mean():,.0f} tokens on average"
     if len(tokens) < _SHARE * blocks:
-        return Choice(ALONE, f"samples of {mean} nearly fill blocks of {block:,}")
+        return Choice(ALONE, f"samples of {mean} leave little of a block of {block:,} empty")
     all_blocks = max(1, round(blocks / share))
     length = Length.of(config.train, all_blocks, float(tokens.sum()) / blocks)
     steps = all_blocks // config.train.batch if length.steps is None else length.steps

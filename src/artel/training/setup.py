@@ -207,7 +207,7 @@ def _check_blocks(samples: Samples, part: StoreSplit, validation: Validation, co
         fix = "write a larger data.validation, a smaller data.block, or data.validation: 0"
         problems.append(Problem("data.validation", what, fix))
     if config.validate_.patience is not None and not validation.part.samples:
-        problems.append(Problem("validate.patience", "there is no validation part to go by", "give data.validation"))
+        problems.append(Problem("validate.patience", "needs a validation split", "write data.validation"))
     if problems:
         raise InputError(problems)
 

@@ -70,7 +70,7 @@ def from_masked_lm_json(tree: dict[str, Any], place: str) -> dict[str, Any]:
                 problems.append(Problem(f"{place}: {key}", "is missing", f'write "{key}": {example}'))
         except ValueError as error:
             what, _, fix = str(error).partition("; ")
-            problems.append(Problem(f"{place}: {key}", what, fix or f"write it like {example}"))
+            problems.append(Problem(f"{place}: {key}", what, fix or f"write, for example, {example}"))
     if problems:
         raise InputError(problems)
     source = {"path": values["inputs_path"], "format": "pairs"}

@@ -35,7 +35,7 @@ def _split(value: object, example: str) -> tuple[float, str]:
         return read_number(value), ""
     match = re.fullmatch(rf"({_NUMBER})\s*([a-zA-Z]*)", str(value).strip())
     if match is None:
-        raise ValueError(f"{value!r} is not a number; write it like {example}")
+        raise ValueError(f"{value!r} is not a number; write, for example, {example}")
     return _finite(float(match[1].replace("_", "")), value), match[2]
 
 
@@ -43,19 +43,19 @@ def _finite(number: float, value: object) -> float:
     """The number, read from `value`. Raises ValueError where a float cannot hold it."""
     if not math.isfinite(number):
         shown = "the number" if isinstance(value, int) else repr(value)  # of a whole one all digits would be shown
-        raise ValueError(f"{shown} is too large, or no number; write it like 5e-5")
+        raise ValueError(f"{shown} is too large or not a number; write, for example, 5e-5")
     return number
 
 
 def read_number(value: object, example: str = "5e-5") -> float:
     """A real number: 5e-5, 0.1, 1_000. Raises ValueError, with an `example` of what may be written."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(f"{value!r} is not a number; write it like {example}")
+        raise ValueError(f"{value!r} is not a number; write, for example, {example}")
     if isinstance(value, int | float):
         return _finite(float(value) if abs(value) < _LARGEST else math.inf, value)
     number, unit = _split(value, example)
     if unit.lower() not in _SCALES:
-        raise ValueError(f"{value!r} is not a number; write it like {example}")
+        raise ValueError(f"{value!r} is not a number; write, for example, {example}")
     return _finite(number * _SCALES[unit.lower()], value)
 
 
@@ -67,28 +67,28 @@ def read_count(value: object) -> int:
     if isinstance(value, int):
         return value  # a float has 53 bits
     if not number.is_integer():
-        raise ValueError(f"{value!r} is not a whole number; write it like 512 or 30k")
+        raise ValueError(f"{value!r} is not a whole number; write, for example, 512 or 30k")
     return int(number)
 
 
 def read_bytes(value: object) -> int:
     """A size in bytes: 100M, 2G, 512Ki, 2GB."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(f"{value!r} is not a size; write it like 100M or 2G")
+        raise ValueError(f"{value!r} is not a size; write, for example, 100M or 2G")
     number, unit = _split(value, "100M or 2G")
     unit = unit.lower().removesuffix("b")
     if unit not in _BYTE_SCALES:
-        raise ValueError(f"{value!r} is not a size; write it like 100M or 2G")
+        raise ValueError(f"{value!r} is not a size; write, for example, 100M or 2G")
     return int(_finite(number * _BYTE_SCALES[unit], value))
 
 
 def read_seconds(value: object) -> float:
     """A time in seconds: 90, 90s, 30min, 2h."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(f"{value!r} is not a time; write it like 30min or 2h")
+        raise ValueError(f"{value!r} is not a time; write, for example, 30min or 2h")
     number, unit = _split(value, "30min or 2h")
     if number <= 0 or (unit and unit.lower() not in _SECONDS):
-        raise ValueError(f"{value!r} is not a time; write it like 30min or 2h")
+        raise ValueError(f"{value!r} is not a time; write, for example, 30min or 2h")
     return _finite(number * _SECONDS[unit.lower() or "s"], value)
 
 

@@ -181,14 +181,16 @@ def text_of(config: RunConfig) -> Text:
     if data.store is not None:
         vocabulary = data.tokenizer.vocabulary
         letters = _bytes_per_character(prepare(config).ledger()["parts"])
-        return Text(data.store.train.tokens, data.store.validation.tokens, vocabulary, "its token store", letters)
+        return Text(
+            data.store.train.tokens, data.store.validation.tokens, vocabulary, "counted in the prepared text", letters
+        )
     length = planned_length(config, data)
     if length is None or length.epoch_tokens is None:
         raise InputError.at("data.sources", "no sample tells how much text there is", "run artel prepare first")
     texts = [document.record.text for document in islice(read_documents(config.data, Ledger()), _DOCUMENTS)]
     counts = {"bytes": sum(len(text.encode()) for text in texts), "characters": sum(map(len, texts))}
     letters = _bytes_per_character({"train": counts})
-    return Text(round(length.epoch_tokens), None, data.tokenizer.vocabulary, f"a sample: {length.note}", letters)
+    return Text(round(length.epoch_tokens), None, data.tokenizer.vocabulary, length.note, letters)
 
 
 def _bytes_per_character(parts: dict[str, Any]) -> float | None:
@@ -310,14 +312,14 @@ def _reasons(
     size, train = best.size, _chosen(config, text, best, fits).train
     rates = ", ".join(f"{key} {getattr(train, key):g}" for key in fits.rates.get(train.optimizer, ()))
     yield (
-        f"model.auto: {_count(size.parameters(text.vocabulary))} parameters, {size.layers} layers of {size.width}; "
+        f"model.auto: {_count(size.parameters(text.vocabulary))} parameters in {size.layers} layers of {size.width}; "
         f"batches of {best.batch} × {config.data.block} tokens, {train.optimizer} ({rates}), "
         f"weight_decay {train.weight_decay:g}"
     )
     yield (
-        f"{duration(expected.seconds)} are about {_count(best.tokens)} tokens ({expected.tokens_per_second:,.0f} "
-        f"tokens/s {expected.source}): {best.tokens / text.tokens:,.1f} passes over the {_count(text.tokens)} tokens "
-        f"of the text, by {text.note}"
+        f"{duration(expected.seconds)} at {expected.tokens_per_second:,.0f} tokens/s ({expected.source}) is about "
+        f"{_count(best.tokens)} tokens = {best.tokens / text.tokens:,.1f} passes over the text, which has "
+        f"{_count(text.tokens)} ({text.note})"
     )
     if expected.bits_per_byte is not None:
         low, high = expected_range(expected.bits_per_byte)
@@ -328,15 +330,15 @@ def _reasons(
     depths = sorted(others)
     place = depths.index(size.depth)
     beside = [
-        f"a model of {_count(Size(depth).parameters(text.vocabulary))} would end "
-        f"{100 * (min(others[depth]) / best.loss - 1):.1f} % worse"
+        f"{100 * (min(others[depth]) / best.loss - 1):.1f} % with "
+        f"{_count(Size(depth).parameters(text.vocabulary))} parameters"
         for depth in depths[max(0, place - 1) : place + 2]
         if depth != size.depth
     ]
     if beside:
-        yield f"estimated from small runs: {' and '.join(beside)}"
+        yield f"other sizes would end with more bits per byte (estimated from small runs): {', '.join(beside)}"
     beyond = [
-        f"{_count(value)} {key.replace('_', ' ')} (up to {_count(fits.largest[key])} were measured)"
+        f"{_count(value)} {key.replace('_', ' ')}, measured up to {_count(fits.largest[key])}"
         for key, value in (
             ("layer_parameters", size.layer_parameters),
             ("tokens", best.tokens),
@@ -347,7 +349,7 @@ def _reasons(
     if fits.assumed:
         yield f"assumed, not measured: {'; '.join(fits.assumed)}"
     if beyond:
-        yield f"this is beyond what the fits were made of: {'; '.join(beyond)}"
+        yield f"the estimate extrapolates: {'; '.join(beyond)}"
 
 
 def _count(number: float) -> str:

@@ -101,7 +101,7 @@ def read_time(answer: str) -> str:
     try:
         read_seconds(answer)
     except ValueError as error:
-        raise InputError.at("--time", str(error).partition(";")[0], "write it like 30min or 2h") from None
+        raise InputError.at("--time", str(error).partition(";")[0], "write, for example, 30min or 2h") from None
     return answer
 
 
