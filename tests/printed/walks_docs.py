@@ -229,23 +229,6 @@ DOCS = (
         needs=(inputs.run_yaml(),),
     ),
     Walk(
-        "docs/new.md",
-        (
-            Step(
-                "python benchmarks/budget_fits.py --data ../shared/data --runs runs/fits --minutes 60",
-                instead="python {clone}/benchmarks/budget_fits.py --help",
-                why="it trains small models for hours",
-                says="--minutes",
-            ),
-            Step(
-                "python benchmarks/budget_fits.py --data ../shared/data --runs runs/fits --fit",
-                instead="python {clone}/benchmarks/budget_fits.py --help",
-                why="it writes the page anew, from runs that take hours",
-                says="--fit",
-            ),
-        ),
-    ),
-    Walk(
         "docs/plan.md",
         (
             Step("artel plan run.yaml --hardware h100-80gb:8 --nodes 4 parallel.data=fsdp", says="32 × h100-80gb"),

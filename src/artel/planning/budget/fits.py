@@ -1,4 +1,4 @@
-"""Scaling laws fitted to small runs. The constants are in fits.json, written by benchmarks/budget_fits.py.
+"""Scaling laws fitted to small runs. The constants are in fits.json; the runs are in benchmarks/budget_fits.md.
 
 The loss of a model with N parameters in its layers that has seen D tokens is E + A / N^a + B / D^b (Hoffmann et al.
 2022, "Chinchilla"), plus a term for overfitting. Two effects make D smaller than the number of tokens seen:
