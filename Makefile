@@ -1,6 +1,6 @@
 # Two commands do everything on a fresh machine with Python >= 3.11 and make:
 #   make demo    makes a model of a novel that comes with artel, lets it write, and draws a report; LANGUAGE=ru: a Russian one
-#   make test    lint, types, the import rule, and the quick tests of one process: five minutes on two cores
+#   make test    lint, types, the import rule, checks of text, and the quick tests of one process: five minutes on two cores
 # More tests:
 #   make test-ci     what CI runs after `make test`: the slow tests of one process; of several: parity, resuming, launchers, kills
 #   make test-gpu    on one GPU: kernels beside references, every objective beside a CPU, precisions, stops, serving
@@ -45,6 +45,8 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	PYTHONPATH=tests $(BIN)/python scripts/check_text.py
+	$(BIN)/python scripts/walk_a_batch.py --check
 
 PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 

@@ -1,6 +1,7 @@
 """Prints the files that a batch passes from training/loop.py to the loss, in order.
 
     python scripts/walk_a_batch.py
+    python scripts/walk_a_batch.py --check    exits with 1 if docs/architecture.md prints something else
 
 Trains a small GPT-2 in a temporary folder and follows its third step with a profile hook, until models/loss.py is
 reached, which calls the model and computes its loss. A file is on the way when a function of it takes or returns the
@@ -30,6 +31,7 @@ from artel.tokens import Rows, Sample
 from artel.training.loop import train
 
 PACKAGE = Path(artel.__file__).parent
+PAGE = Path(__file__).resolve().parents[1] / "docs/architecture.md"
 STEP = 2  # the third: by then everything is imported and every cache is filled
 LOSS = "models/loss.py"
 PROPERTIES = {each.fget.__code__ for each in vars(Batch).values() if isinstance(each, property)}
@@ -136,6 +138,17 @@ def quiet(message: str) -> None:
     pass
 
 
+def main() -> int:
+    way = "".join(f"{number:2}  {file}\n" for number, file in enumerate(walk(), 1))
+    if sys.argv[1:] != ["--check"]:
+        print(way, end="")
+        return 0
+    page = PAGE.read_text(encoding="utf-8")
+    if f"<!-- python scripts/walk_a_batch.py -->\n```text\n{way}```" in page:
+        return 0
+    print(f"docs/architecture.md: a batch goes another way now; write it there:\n{way}", end="")
+    return 1
+
+
 if __name__ == "__main__":
-    for number, file in enumerate(walk(), 1):
-        print(f"{number:2}  {file}")
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The tables of printed/, by which every printed command is run (that each has its place there: test_docs.py)."""
+"""The tables of printed/, by which every printed command is run; scripts/check_text.py finds those without a place."""
 
 import re
 import subprocess
