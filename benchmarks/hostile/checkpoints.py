@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,8 +15,10 @@ import xxhash
 from mutations import change_bytes, change_json, change_safetensors
 from safetensors.numpy import load_file
 
-from hostile.case import Place, Steps, add, case, check, ends, fails, refused, works
+from hostile.case import Family, Place, Steps, check, ends, fails, refused, works
 from hostile.results import has_whole_model
+
+family = Family("checkpoints")
 
 AGAIN = ("train", "run.yaml")
 """Goes on from step 3 of 4."""
@@ -117,7 +118,7 @@ _CHANGES: dict[str, Callable[[Place, Path], object]] = {
     "leftover-of-a-kill": lambda place, step: shutil.copytree(step, step.parent / ".step-000000004.partial-1"),
 }  # fmt: skip
 for _name, _change in _CHANGES.items():
-    add("checkpoints", _name, partial(goes_on, _change, {0, 1, 2}))
+    family.add(_name, goes_on, _change, {0, 1, 2})
 
 
 def changed(name: str, change: Callable[[bytes, Random], bytes], summed: bool, seed: int, place: Place) -> Steps:
@@ -131,11 +132,11 @@ def changed(name: str, change: Callable[[bytes, Random], bytes], summed: bool, s
 for _seed in range(2):
     for _file, _way in (("state.json", change_json), ("optimizer.safetensors", change_safetensors),
                         ("model.safetensors", change_safetensors)):  # fmt: skip
-        add("checkpoints", f"changed-{_file.split('.')[0]}-{_seed}", partial(changed, _file, _way, True, _seed))
-    add("checkpoints", f"bytes-changed-{_seed}", partial(changed, "model.safetensors", change_bytes, False, _seed))
+        family.add(f"changed-{_file.split('.')[0]}-{_seed}", changed, _file, _way, True, _seed)
+    family.add(f"bytes-changed-{_seed}", changed, "model.safetensors", change_bytes, False, _seed)
 
 
-@case("checkpoints")
+@family.case
 def weights_of_nan_are_not_gone_on_with(place: Place) -> Steps:
     step = checkpoints(place)
     whole = (step / "model.safetensors").read_bytes()
@@ -145,7 +146,7 @@ def weights_of_nan_are_not_gone_on_with(place: Place) -> Steps:
     yield ends({1, 2}, *AGAIN)
 
 
-@case("checkpoints")
+@family.case
 def none_is_whole(place: Place) -> Steps:
     checkpoints(place)
     for step in (place / "run/checkpoints").glob("step-*"):
@@ -153,7 +154,7 @@ def none_is_whole(place: Place) -> Steps:
     yield ends({1, 2}, *AGAIN)
 
 
-@case("checkpoints")
+@family.case
 def folder_is_a_file(place: Place) -> Steps:
     checkpoints(place)
     shutil.rmtree(place / "run/checkpoints")
@@ -161,26 +162,26 @@ def folder_is_a_file(place: Place) -> Steps:
     yield ends({1, 2}, *AGAIN)
 
 
-@case("checkpoints")
+@family.case
 def of_another_model(place: Place) -> Steps:
     checkpoints(place)
     yield refused(*AGAIN, "model.config.n_embd=32")
 
 
-@case("checkpoints")
+@family.case
 def of_another_text(place: Place) -> Steps:
     checkpoints(place)
     yield refused(*AGAIN, "data.sources.0.documents=90")
 
 
-@case("checkpoints")
+@family.case
 def goes_on_as_it_was(place: Place) -> Steps:
     checkpoints(place)
     yield works(*AGAIN)
     check(has_whole_model(place), "no model was left")
 
 
-@case("checkpoints")
+@family.case
 def of_deepspeed_that_is_none(place: Place) -> Steps:
     place.write("ds/latest", "global_step5")
     place.write("ds/global_step5/mp_rank_00_model_states.pt", b"cos\nsystem\n(S'touch ../executed'\ntR.")
@@ -190,7 +191,7 @@ def of_deepspeed_that_is_none(place: Place) -> Steps:
     yield refused("train", place.run(), "--from-deepspeed", "ds")
 
 
-@case("checkpoints")
+@family.case
 def disk_without_room_for_one(place: Place) -> Steps:
     from hostile.limits import small_disk
 
@@ -199,7 +200,7 @@ def disk_without_room_for_one(place: Place) -> Steps:
     check(not list((place / "disk").rglob("model/config.json")), "half a model was left")
 
 
-@case("checkpoints", quick=False)
+@family.slow
 def that_cannot_be_written_later(place: Place) -> Steps:
     from hostile.limits import small_disk
 

@@ -7,12 +7,13 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hostile.case import Place, Skip, Steps, add, as_another_user, case, check, ends, refused, works
+from hostile.case import Family, Place, Skip, Steps, as_another_user, check, ends, refused, works
 from hostile.results import has_whole_model, ledger, logged_losses
+
+family = Family("limits")
 
 MB = 1 << 20
 
@@ -54,34 +55,22 @@ def limited(limits: dict[str, int], verb: str, right: set[int], place: Place) ->
 
 
 for _size in (4096, 20_000):
-    add("limits", f"files-of-{_size}-prepare", partial(limited, {"FSIZE": _size}, "prepare", {0, 1, 2}))
-    add("limits", f"files-of-{_size}-train", partial(limited, {"FSIZE": _size}, "train", {0, 1, 2}), quick=False)
+    family.add(f"files-of-{_size}-prepare", limited, {"FSIZE": _size}, "prepare", {0, 1, 2})
+    family.add(f"files-of-{_size}-train", limited, {"FSIZE": _size}, "train", {0, 1, 2}, quick=False)
 for _size in (400, 2500):
-    add(
-        "limits",
-        f"address-space-of-{_size}-mb-train",
-        partial(limited, {"AS": _size * MB}, "train", {0, 1, 2}),
-        quick=False,
-    )
+    family.add(f"address-space-of-{_size}-mb-train", limited, {"AS": _size * MB}, "train", {0, 1, 2}, quick=False)
 for _size in (150,):
-    add("limits", f"address-space-of-{_size}-mb-prepare", partial(limited, {"AS": _size * MB}, "prepare", {0, 1, 2}))
-add(
-    "limits",
-    "address-space-of-1500-mb-generate",
-    partial(limited, {"AS": 1500 * MB}, "generate", {0, 1, 2}),
-    quick=False,
-)
+    family.add(f"address-space-of-{_size}-mb-prepare", limited, {"AS": _size * MB}, "prepare", {0, 1, 2})
+family.add("address-space-of-1500-mb-generate", limited, {"AS": 1500 * MB}, "generate", {0, 1, 2}, quick=False)
 for _number in (12, 40):
-    add("limits", f"descriptors-{_number}-prepare", partial(limited, {"NOFILE": _number}, "prepare", {0, 1, 2}))
-    add(
-        "limits", f"descriptors-{_number}-train", partial(limited, {"NOFILE": _number}, "train", {0, 1, 2}), quick=False
-    )
-add("limits", "a-second-of-a-processor", partial(limited, {"CPU": 1}, "train", {-9, -24, 0, 1}))
-add("limits", "locked-memory-of-nothing", partial(limited, {"MEMLOCK": 0}, "train", {0}), quick=False)
-add("limits", "stack-of-256-kb", partial(limited, {"STACK": 256 << 10}, "prepare", {0, 1, 2}))
+    family.add(f"descriptors-{_number}-prepare", limited, {"NOFILE": _number}, "prepare", {0, 1, 2})
+    family.add(f"descriptors-{_number}-train", limited, {"NOFILE": _number}, "train", {0, 1, 2}, quick=False)
+family.add("a-second-of-a-processor", limited, {"CPU": 1}, "train", {-9, -24, 0, 1})
+family.add("locked-memory-of-nothing", limited, {"MEMLOCK": 0}, "train", {0}, quick=False)
+family.add("stack-of-256-kb", limited, {"STACK": 256 << 10}, "prepare", {0, 1, 2})
 
 
-@case("limits", quick=False)
+@family.slow
 def no_more_processes(place: Place) -> Steps:
     """RLIMIT_NPROC does not bind root: as another user."""
     prefix = as_another_user(place, "prlimit", "--nproc=3")
@@ -101,12 +90,8 @@ def full(size: str, keys: dict[str, Any], verb: str, right: set[int], place: Pla
 
 
 for _size in ("4k", "100k"):
-    add(
-        "limits",
-        f"disk-of-{_size}-for-stores",
-        partial(full, _size, {"data": {"store": "disk/stores"}}, "prepare", {0, 1, 2}),
-    )
-    add("limits", f"disk-of-{_size}-for-a-run", partial(full, _size, {"run": "disk/run"}, "train", {1, 2}), quick=False)
+    family.add(f"disk-of-{_size}-for-stores", full, _size, {"data": {"store": "disk/stores"}}, "prepare", {0, 1, 2})
+    family.add(f"disk-of-{_size}-for-a-run", full, _size, {"run": "disk/run"}, "train", {1, 2}, quick=False)
 
 
 def in_a_folder(
@@ -133,11 +118,9 @@ _FOLDERS: dict[str, Callable[[Place], dict[str, str | None]]] = {
     "home-is-dev-null": lambda place: {**_OWN_CACHE, "HOME": "/dev/null"},
 }
 for _name, _environment in _FOLDERS.items():
-    add("limits", _name, partial(in_a_folder, _environment, "prepare", {2}))
-add(
-    "limits",
-    "cache-full",
-    partial(in_a_folder, lambda place: {"ARTEL_CACHE": str(small_disk(place, "disk", "4k"))}, "prepare", {1}),
+    family.add(_name, in_a_folder, _environment, "prepare", {2})
+family.add(
+    "cache-full", in_a_folder, lambda place: {"ARTEL_CACHE": str(small_disk(place, "disk", "4k"))}, "prepare", {1}
 )
 _WORKS: dict[str, Callable[[Place], dict[str, str | None]]] = {
     "no-home": lambda place: {"HOME": None},
@@ -148,7 +131,7 @@ _WORKS: dict[str, Callable[[Place], dict[str, str | None]]] = {
     "time-zone-of-none": lambda place: {"TZ": "Nowhere/\x1b[2J"},
 }
 for _name, _environment in _WORKS.items():
-    add("limits", _name, partial(in_a_folder, _environment, "prepare", {0}))
+    family.add(_name, in_a_folder, _environment, "prepare", {0})
 
 
 def ranks(environment: dict[str, str | None], place: Place) -> Steps:
@@ -169,10 +152,10 @@ for _name, _variables in {
     "address-that-forges": {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "\nFORGED\x1b[2J",
                             "MASTER_PORT": "29500"},
 }.items():  # fmt: skip
-    add("limits", f"launched-with-{_name}", partial(ranks, _variables), quick=False)
+    family.add(f"launched-with-{_name}", ranks, _variables, quick=False)
 
 
-@case("limits")
+@family.case
 def folder_read_only(place: Place) -> Steps:
     read_only(place, "disk")
     yield refused("prepare", place.run({"data": {"store": "disk/stores"}}))
@@ -198,7 +181,7 @@ for _name, _arguments in {
     "generate": ("generate", "run", "--prompt", "a", "--max-new-tokens", "5"),
     "evaluate": ("evaluate", "run", "--json"), "show": ("data", "show", "run"),
 }.items():  # fmt: skip
-    add("limits", f"full-disk-behind-{_name}", partial(output, "/dev/full", _arguments, {1}))
+    family.add(f"full-disk-behind-{_name}", output, "/dev/full", _arguments, {1})
 
 
 def closed(redirection: str, verb: tuple[str, ...], right: set[int], place: Place) -> Steps:
@@ -211,19 +194,19 @@ def closed(redirection: str, verb: tuple[str, ...], right: set[int], place: Plac
 
 
 for _name, _redirection in {"input": "<&-", "output": ">&-", "error": "2>&-", "all": "<&- >&- 2>&-"}.items():
-    add("limits", f"closed-{_name}-prepare", partial(closed, _redirection, ("prepare", "run.yaml"), {0}))
-add("limits", "closed-output-json", partial(closed, ">&-", ("prepare", "run.yaml", "--json"), {0, 1}))
-add("limits", "closed-error-refused", partial(closed, "2>/dev/full", ("prepare", "nowhere.yaml"), {2}))
+    family.add(f"closed-{_name}-prepare", closed, _redirection, ("prepare", "run.yaml"), {0})
+family.add("closed-output-json", closed, ">&-", ("prepare", "run.yaml", "--json"), {0, 1})
+family.add("closed-error-refused", closed, "2>/dev/full", ("prepare", "nowhere.yaml"), {2})
 
 
-@case("limits")
+@family.case
 def folder_that_is_gone(place: Place) -> Steps:
     yield ends(
         {1, 2}, "prepare", "run.yaml", prefix=("sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "-")
     )
 
 
-@case("limits")
+@family.case
 def no_network_at_all(place: Place) -> Steps:
     if subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode:
         raise Skip("a network namespace needs root")
@@ -232,7 +215,7 @@ def no_network_at_all(place: Place) -> Steps:
     check(len(logged_losses(place)) == 3, logged_losses(place))
 
 
-@case("limits")
+@family.case
 def clock_of_1970(place: Place) -> Steps:
     """What lies in the folder is of another age than now."""
     run = place.run()
@@ -244,7 +227,7 @@ def clock_of_1970(place: Place) -> Steps:
     check(ledger(place)["kept"] == 1, ledger(place))
 
 
-@case("limits")
+@family.case
 def mask_that_lets_nobody_read(place: Place) -> Steps:
     right = {0} if os.getuid() == 0 else {1, 2}
     yield ends(right, "prepare", place.run(), prefix=("sh", "-c", 'umask 0777; exec "$@"', "-"))
@@ -264,10 +247,10 @@ for _name, _environment in {
     "pod-of-two-by-its-rank": ({"RANK": "0", "WORLD_SIZE": "2"}, "waits for the other"),
     "pod-of-two-of-kubeflow": ({"PET_NNODES": "2", "PET_NODE_RANK": "1"}, "waits for the first one"),
 }.items():
-    add("limits", _name, partial(host_of_two, *_environment), quick=False)
+    family.add(_name, host_of_two, *_environment, quick=False)
 
 
-@case("limits")
+@family.case
 def pod_of_two_with_nproc(place: Place) -> Steps:
     pod = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
     yield refused("train", place.run(), "--nproc", "2", environment=pod, says=("leave --nproc out",))
