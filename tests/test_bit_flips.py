@@ -16,7 +16,7 @@ from artel.parallel import join_world
 from artel.preparing import prepare
 from artel.preparing.stores import damage
 from artel.training.checkpoint.format import full_weights, load_checkpoint
-from artel.training.checkpoint.items import CheckpointItems
+from artel.training.checkpoint.items import checkpoint_items
 from artel.training.loop import train
 from artel.training.optim.optimizer import Optimizer
 from support import WORKERS
@@ -79,7 +79,7 @@ def test_of_a_damaged_checkpoint_the_one_before_is_taken(which, flips, request):
         name = names[number % len(names)]
         before = flip(newest / name, chance)
         said = []
-        progress = load_checkpoint(folder, CheckpointItems(optimizer), said.append)
+        progress = load_checkpoint(folder, checkpoint_items(optimizer), said.append)
         assert progress.step == 4, name
         (told,) = said
         assert told.startswith(f"{newest} is damaged"), name
@@ -88,7 +88,7 @@ def test_of_a_damaged_checkpoint_the_one_before_is_taken(which, flips, request):
         assert all(torch.equal(tensor, earlier[key]) for key, tensor in optimizer.weights().items())
         (newest / name).write_bytes(before)
     said = []
-    assert load_checkpoint(folder, CheckpointItems(optimizer), said.append).step == 6
+    assert load_checkpoint(folder, checkpoint_items(optimizer), said.append).step == 6
     assert not said
 
 

@@ -44,7 +44,7 @@ from artel.storage import disk_errors
 from artel.tokens import Tokenizer, load_tokenizer
 from artel.training import RunFolder
 from artel.training.checkpoint.format import Content, Progress, checkpoint_path, read_progress, write_full
-from artel.training.checkpoint.items import MODEL, OPTIMIZER
+from artel.training.checkpoint.items import OptimizerState, Weights
 from artel.training.checkpoint.sharded_files import read_shards, stored_shapes
 from artel.training.optim.local_shards import trained_tensors
 from artel.training.schedule import rate, rate_by_time, run_length
@@ -118,7 +118,7 @@ def begin_run(run: RunConfig, prepared: Prepared, folder: Path, tell: Callable[[
     run_folder = RunFolder(Path(run.run))
     checkpoints, progress = run_folder.checkpoints, Progress(step, run=run_folder.identity(), store=store.digest)
     checkpoints.mkdir(parents=True, exist_ok=True)
-    content = Content({MODEL: weights, OPTIMIZER: state}, progress, dump_run(run))
+    content = Content({Weights.file: weights, OptimizerState.file: state}, progress, dump_run(run))
     write_full(checkpoint_path(checkpoints, step), content)
     tell(f"step {step:,} of {folder} is this run's: weights, averages, count of steps; the order of samples is its own")
 

@@ -28,7 +28,7 @@ from artel.tokens import PackedSamples, Samples, StoreSplit
 from artel.training.budget import Budget
 from artel.training.checkpoint.async_saver import Saver
 from artel.training.checkpoint.format import Progress, list_checkpoints, load_checkpoint
-from artel.training.checkpoint.items import CheckpointItems
+from artel.training.checkpoint.items import checkpoint_items
 from artel.training.checkpoint.retention import check_space, checkpoint_bytes, commit
 from artel.training.checkpoint.s3_mirror import fetch_newest
 from artel.training.evaluation import Validation, set_reference
@@ -107,7 +107,7 @@ def _open_run(
     tell("loading the model")
     model = set_up_model(config, tokenizer, objective, samples, world, length.steps, tell)
     strategy, optimizer = model.strategy, model.optimizer
-    items = CheckpointItems(optimizer, callbacks)
+    items = checkpoint_items(optimizer, callbacks)
     set_reference(objective, store, strategy, world, model.batch_plan.size, folder.before, resumes, tell)
     progress = load_checkpoint(folder.checkpoints, items, tell) or Progress(store=store.digest)
     if progress.step and progress.store != store.digest:
@@ -158,6 +158,7 @@ def _open_run(
             config.checkpoint,
             dump_run(config),
             sharded=not (strategy.holds_full_model or optimizer.saves_collectively),
+            gathers=optimizer.saves_collectively,
             tell=tell,
         ),
         trackers=Trackers(
