@@ -16,7 +16,8 @@ Writing: the universal format, from which an engine of any stage and number of p
 
 DeepSpeed's ds_to_universal.py makes the same files (Lian et al. 2024, "Universal Checkpointing"), which DeepSpeed reads
 with `"checkpoint": {"load_universal": true}` in its configuration. Betas, epsilon and weight decay are those of the
-continued run; the learning rate is the run's next one until the first step of its schedule.
+continued run; the learning rate is the run's next one until the first step of its schedule. With `train.ema` fp32.pt
+is the weight, and the model beside `latest_universal` has its average, which DeepSpeed would not update.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # objectives prepare text too, and these take seconds to impo
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from artel.models.generate import Sampling
+    from artel.models.loading.heads import Head
     from artel.models.loading.request import ModelRequest
     from artel.tokens.tokenizer.chat_template import TurnEnd
 
@@ -209,8 +210,12 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
         return ""
 
     @property
-    def heads(self) -> dict[str, int]:
-        """Extra linear heads on the first token: name → number of outputs."""
+    def heads(self) -> Mapping[str, Head]:
+        """Modules trained beside the model's own: name → outputs of a linear layer, or a function that builds it.
+
+        Each is an attribute of the model, and is sharded, saved and loaded with it. The function takes the transformers
+        configuration.
+        """
         return {}
 
     @property

@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.config import ModelConfig
 from artel.errors import InputError
-from artel.models.loading.heads import check_direction, check_head, model_class, own_classes
+from artel.models.loading.heads import Head, check_direction, check_head, model_class, own_classes
 from artel.models.loading.language_part import find_language_part, is_multimodal, set_multimodal
 from artel.models.loading.model_config import change_context, configuration
 from artel.models.loading.model_folder import cannot_load, check_folder, read_config
@@ -106,7 +106,7 @@ def outline(config: ModelConfig, auto_class: str) -> PreTrainedModel | None:
 
 
 def without_weights(
-    config: PreTrainedConfig, auto_class: str, heads: Mapping[str, int], runs_code: bool = False
+    config: PreTrainedConfig, auto_class: str, heads: Mapping[str, Head], runs_code: bool = False
 ) -> PreTrainedModel:
     """Build the model of a configuration on the meta device. `config` is copied, not changed.
 
