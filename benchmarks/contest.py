@@ -121,7 +121,7 @@ class Contest:
     metrics: dict[str, str]
     """Columns of the table: title by metric."""
     unit: str
-    """What a step has `batch` of."""
+    """What a step has `batch` of; "" where speed is not compared."""
     contestants: dict[str, Callable[[Training], Metrics]]
     """Return metrics, with `speed`. artel is the first."""
     prepare: Callable[[argparse.Namespace, Path], str]
@@ -173,9 +173,9 @@ class Session:
                 if seed == self.options.seeds[0] or contestant not in contest.first_seed_only:
                     runs.setdefault(contestant, []).append(self.train(contestant, name, case, seed))
         baselines = contest.baselines(self.options, self.data, case)
-        rows = [self._row(name, baseline, [metrics], "") for baseline, metrics in baselines.items()]
-        if "speed" not in next(iter(runs.values()))[0]:
-            return rows + [self._row(name, contestant, found, "") for contestant, found in runs.items()]
+        rows = [self._row(name, baseline, [metrics]) for baseline, metrics in baselines.items()]
+        if not contest.unit:
+            return rows + [self._row(name, contestant, found) for contestant, found in runs.items()]
         speeds = {contestant: statistics.mean(run["speed"] for run in found) for contestant, found in runs.items()}
         own = next(iter(speeds))
         for contestant, speed in speeds.items():
@@ -187,13 +187,14 @@ class Session:
             rows.append(self._row(name, contestant, runs[contestant], shown))
         return rows
 
-    def _row(self, name: str, contestant: str, runs: list[Metrics], speed: str) -> str:
+    def _row(self, name: str, contestant: str, runs: list[Metrics], speed: str = "") -> str:
         cells = []
         for metric in self.contest.metrics:
             values = [run[metric] for run in runs if metric in run]
             spread = f" ({min(values):.4f} to {max(values):.4f})" if len(values) > 1 else ""
             cells.append(f"{statistics.mean(values):.4f}{spread}" if values else "")
-        return f"| {name} | {contestant} | {' | '.join(cells)} | {len(runs)} | {speed} |"
+        cells += [str(len(runs)), speed] if self.contest.unit else [str(len(runs))]
+        return f"| {name} | {contestant} | {' | '.join(cells)} |"
 
     def write_page(self, about: str, lines: list[str]) -> None:
         """Write the page: how it was made, `about`, then `lines`. What is below its heading "Notes" stays."""
@@ -236,7 +237,8 @@ def hold(contest: Contest) -> None:
         session = Session(contest, options, Path(folder))
         os.environ["ARTEL_CACHE"] = f"{folder}/cache"
         about = contest.prepare(options, Path(folder))
-        titles = ["", "", *contest.metrics.values(), "seeds", f"{contest.unit}/s of the processor"]
+        titles = ["", "", *contest.metrics.values(), "seeds"]
+        titles += [f"{contest.unit}/s of the processor"] if contest.unit else []
         lines = ["", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
         for case_name, case in contest.cases(session).items():
             lines += session.rows(case_name, case)

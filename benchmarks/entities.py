@@ -187,22 +187,10 @@ def scored(texts: list[Any], tag: Any) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    hold(
-        Contest(
-            __file__,
-            "Names in Russian news, beside the Trainer and plain baselines",
-            __doc__,
-            {"precision": "precision", "recall": "recall", "f1": "f1", "macro_f1": "macro f1"},
-            "windows",
-            {
-                "artel": train_artel,
-                "Trainer": partial(train_trainer, bf16=False),
-                "Trainer, bf16": partial(train_trainer, bf16=True),
-            },
-            split,
-            cases,
-            baselines,
-            first_seed_only=("Trainer, bf16",),
-            arguments=arguments,
-        )
-    )
+    hold(Contest(
+        __file__, "Names in Russian news, beside the Trainer and plain baselines", __doc__,
+        {"precision": "precision", "recall": "recall", "f1": "f1", "macro_f1": "macro f1"}, "windows",
+        {"artel": train_artel, "Trainer": partial(train_trainer, bf16=False),
+         "Trainer, bf16": partial(train_trainer, bf16=True)},
+        split, cases, baselines, first_seed_only=("Trainer, bf16",), arguments=arguments,
+    ))  # fmt: skip

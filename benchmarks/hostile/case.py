@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -232,6 +233,23 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 def source(path: str, **more: Any) -> dict[str, Any]:
     return {"data": {"sources": [{"path": path, **more}]}}
+
+
+def small(path: str, **more: Any) -> dict[str, Any]:
+    """Changes of a run file that reads one of the smallest texts."""
+    return merged(SMALL, source(path, **more))
+
+
+def special(path: Path, make: Callable[[Path], object]) -> None:
+    """Put something else in a file's place: a named pipe, a link, a folder."""
+    path.unlink(missing_ok=True)
+    make(path)
+
+
+def edit_json(path: Path, **values: Any) -> None:
+    """Change keys of a JSON file; ... takes a key away."""
+    tree = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({key: value for key, value in tree.items() if value is not ...}))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import xxhash
 from mutations import change_bytes, change_json, change_safetensors
 from safetensors.numpy import load_file
 
-from hostile.case import Family, Place, Steps, check, ends, fails, refused, works
+from hostile.case import Family, Place, Steps, check, ends, fails, given, refused, special, works
 from hostile.results import has_whole_model
 
 family = Family("checkpoints")
@@ -89,11 +89,7 @@ def _moved_out(place: Place, step: Path) -> None:
 
 
 def _special(name: str, make: Callable[[Path], object]) -> Callable[[Place, Path], object]:
-    def change(place: Place, step: Path) -> None:
-        (step / name).unlink()
-        make(step / name)
-
-    return change
+    return lambda place, step: special(step / name, make)
 
 
 _CHANGES: dict[str, Callable[[Place, Path], object]] = {
@@ -136,49 +132,38 @@ for _seed in range(2):
     family.add(f"bytes-changed-{_seed}", changed, "model.safetensors", change_bytes, False, _seed)
 
 
-@family.case
-def weights_of_nan_are_not_gone_on_with(place: Place) -> Steps:
+def _not_a_number(place: Place) -> None:
     step = checkpoints(place)
     whole = (step / "model.safetensors").read_bytes()
     size = int.from_bytes(whole[:8], "little") + 8
     nan = np.full((len(whole) - size) // 4, np.nan, "<f4").tobytes()
     _summed(step, "model.safetensors", whole[:size] + nan)
-    yield ends({1, 2}, *AGAIN)
 
 
-@family.case
-def none_is_whole(place: Place) -> Steps:
+def _none_whole(place: Place) -> None:
     checkpoints(place)
     for step in (place / "run/checkpoints").glob("step-*"):
         (step / "model.safetensors").write_bytes(b"")
-    yield ends({1, 2}, *AGAIN)
 
 
-@family.case
-def folder_is_a_file(place: Place) -> Steps:
+def _folder_is_a_file(place: Place) -> None:
     checkpoints(place)
     shutil.rmtree(place / "run/checkpoints")
     place.write("run/checkpoints", "mine")
-    yield ends({1, 2}, *AGAIN)
 
 
-@family.case
-def of_another_model(place: Place) -> Steps:
-    checkpoints(place)
-    yield refused(*AGAIN, "model.config.n_embd=32")
-
-
-@family.case
-def of_another_text(place: Place) -> Steps:
-    checkpoints(place)
-    yield refused(*AGAIN, "data.sources.0.documents=90")
-
-
-@family.case
-def goes_on_as_it_was(place: Place) -> Steps:
-    checkpoints(place)
-    yield works(*AGAIN)
-    check(has_whole_model(place), "no model was left")
+_WORDS = ends({1, 2}, *AGAIN)
+family.table(
+    weights_of_nan_are_not_gone_on_with=given(_WORDS, make=_not_a_number, run=None),
+    none_is_whole=given(_WORDS, make=_none_whole, run=None),
+    folder_is_a_file=given(_WORDS, make=_folder_is_a_file, run=None),
+    of_another_model=given(refused(*AGAIN, "model.config.n_embd=32"), make=checkpoints, run=None),
+    of_another_text=given(refused(*AGAIN, "data.sources.0.documents=90"), make=checkpoints, run=None),
+    goes_on_as_it_was=given(
+        works(*AGAIN), make=checkpoints, run=None,
+        then=lambda place: check(has_whole_model(place), "no model was left"),
+    ),
+)  # fmt: skip
 
 
 @family.case

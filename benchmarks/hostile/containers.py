@@ -17,7 +17,7 @@ import pyarrow.parquet
 import zstandard
 from mutations import change_bytes
 
-from hostile.case import GB, SMALL, Family, Place, Steps, check, ends, merged, refused, source, works
+from hostile.case import GB, Family, Place, Steps, check, ends, refused, small, works
 from hostile.made import json_lines
 from hostile.results import ledger, prepared_texts, rejected
 
@@ -27,10 +27,6 @@ LINES = json_lines([{"text": f"words of document {number}"} for number in range(
 PACKS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress, "zst": zstandard.compress, "xz": lzma.compress, "bz2": bz2.compress,
 }  # fmt: skip
-
-
-def small(path: str, **more: Any) -> dict[str, Any]:
-    return merged(SMALL, source(path, **more))
 
 
 def prepared(files: dict[str, bytes], changes: dict[str, Any], kept: int | None, place: Place) -> Steps:

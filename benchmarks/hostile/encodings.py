@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from hostile.case import SMALL, Family, Place, Steps, check, ends, merged, refused, source, works
+from hostile.case import Family, Place, Steps, check, ends, given, refused, small, works
 from hostile.results import ledger, prepared_texts, rejected
 
 family = Family("encodings")
 
 RUSSIAN = "Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему"
 FRENCH = "Longtemps, je me suis couché de bonne heure, à peine ma bougie éteinte"
-
-
-def small(path: str, **more: Any) -> dict[str, Any]:
-    return merged(SMALL, source(path, **more))
 
 
 def lines(text: str, number: int) -> list[str]:
@@ -87,20 +83,24 @@ def two_thirds_of_utf_8(place: Place) -> Steps:
         check(len(rejected(place)) == 100, len(rejected(place)))
 
 
-@family.case
-def one_line_of_another(place: Place) -> Steps:
-    parts = [*(each.encode() for each in lines(RUSSIAN, 200)), FRENCH.encode("cp1252")]
-    place.write("a.txt", b"\n".join(parts))
-    yield works("prepare", place.run(small("a.txt", document="line")))
+def _one_rejected(place: Place) -> None:
     check(len(rejected(place)) == 1, rejected(place))
 
 
-@family.case
-def table_of_cp1251_with_a_byte_of_none(place: Place) -> Steps:
-    place.write("a.csv", b"id,text\n" + b"\n".join(f'{at},"{RUSSIAN}"'.encode("cp1251") for at in range(99)))
-    yield works("prepare", place.run(small("a.csv", format="csv")))
-    check(ledger(place)["kept"] == 1, ledger(place))
+def _only_russian(place: Place) -> None:
     check(prepared_texts(place) == [RUSSIAN], prepared_texts(place))
+
+
+family.table(
+    one_line_of_another=given(
+        works("prepare", "run.yaml"), run=[small("a.txt", document="line")], then=_one_rejected,
+        files={"a.txt": b"\n".join([*(each.encode() for each in lines(RUSSIAN, 200)), FRENCH.encode("cp1252")])},
+    ),
+    table_of_cp1251_with_a_byte_of_none=given(
+        works("prepare", "run.yaml"), run=[small("a.csv", format="csv")], kept=1, then=_only_russian,
+        files={"a.csv": b"id,text\n" + b"\n".join(f'{at},"{RUSSIAN}"'.encode("cp1251") for at in range(99))},
+    ),
+)  # fmt: skip
 
 
 def in_locale(environment: dict[str, str | None], place: Place) -> Steps:
@@ -133,12 +133,12 @@ for _name, _data in {"half-a-letter": b"\xd0", "a-surrogate": b"\xed\xa0\x80", "
     family.add(f"prompt-of-{_name}", half_letter, "--prompt", _data)
 
 
-@family.case
-def standard_input_that_is_no_text(place: Place) -> Steps:
-    place.take("model")
-    yield ends({0, 2}, "generate", "model", "--prompt", "-", "--max-new-tokens", 3, stdin=bytes(range(256)))
-
-
+family.table(
+    standard_input_that_is_no_text=given(
+        ends({0, 2}, "generate", "model", "--prompt", "-", "--max-new-tokens", 3, stdin=bytes(range(256))),
+        make=lambda place: place.take("model"), run=None,
+    )
+)  # fmt: skip
 for _encoding in ("cp1251", "koi8-r"):
     late = [f"{'a line of the log, ' * 25}{at}" for at in range(2500)]
     _add(f"lines-of-{_encoding}-after-a-megabyte-of-ascii", "\n".join([*late, *_LINES]).encode(_encoding),

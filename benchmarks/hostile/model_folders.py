@@ -17,7 +17,7 @@ import numpy as np
 from mutations import change_json, change_safetensors
 from safetensors.numpy import load_file, save_file
 
-from hostile.case import Family, Place, Steps, check, ends, given, refused, source, works
+from hostile.case import Family, Place, Steps, check, edit_json, ends, given, refused, source, special, works
 from hostile.made import ENCODER, json_lines
 from hostile.results import has_whole_model, logged_losses
 
@@ -34,9 +34,7 @@ def weights(place: Place, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def config(place: Place, **values: Any) -> None:
-    """Change the configuration of `model`; ... takes a key away."""
-    tree = json.loads((place / "model/config.json").read_text()) | values
-    place.write("model/config.json", json.dumps({key: value for key, value in tree.items() if value is not ...}))
+    edit_json(place / "model/config.json", **values)
 
 
 def _drop(pattern: str) -> Callable[[Place], None]:
@@ -116,11 +114,7 @@ def _replace(name: str, content: bytes | str) -> Callable[[Place], object]:
 
 
 def _special(name: str, make: Callable[[Path], object]) -> Callable[[Place], object]:
-    def change(place: Place) -> None:
-        (place / "model" / name).unlink(missing_ok=True)
-        make(place / "model" / name)
-
-    return change
+    return lambda place: special(place / "model" / name, make)
 
 
 def _header(size: int, header: bytes = b"") -> bytes:
@@ -211,11 +205,7 @@ def adapter(change: Callable[[Place], object], place: Place) -> Steps:
 
 
 def _adapter_config(**values: Any) -> Callable[[Place], object]:
-    def change(place: Place) -> None:
-        path = place / "adapter/run/model/adapter_config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-    return change
+    return lambda place: edit_json(place / "adapter/run/model/adapter_config.json", **values)
 
 
 def _only_a_bin(place: Place) -> None:

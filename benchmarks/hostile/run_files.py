@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from mutations import bomb, change_yaml
 
-from hostile.case import TINY, Family, Place, Steps, check, ends, fails, refused, source, works
+from hostile.case import TINY, Family, Place, Steps, check, ends, fails, given, refused, source, works
 from hostile.made import CHATS, json_lines
 
 family = Family("run files")
@@ -83,13 +83,6 @@ _BOTH = ("batch-1e18", "vocab-1e12", "layers-by-a-wrong-name", "heads-that-do-no
          "model-of-a-tetrabyte", "tokenizer-that-is-not-there", "three-of-a-kind", "store-of-300")  # fmt: skip
 for _name, (_changes, _says) in _WRONG.items():
     family.add(_name, wrong, _changes, _says, _name in _BOTH)
-
-
-@family.case
-def template_that_is_not_there(place: Place) -> Steps:
-    place.write("chat.jsonl", json_lines(CHATS))
-    keys = source("chat.jsonl", format="chat") | {"objective": "chat", "chat": {"template": "nowhere.jinja"}}
-    yield refused("config", "check", place.run(keys), says=("nowhere.jinja",))
 
 
 def text_of_a_run(content: bytes | str, verb: tuple[str, ...], place: Place) -> Steps:
@@ -194,17 +187,20 @@ def deepspeed_file_that_is_hostile(place: Place) -> Steps:
     yield refused("train", place.run({"parallel": {"deepspeed": "ds.json"}}))
 
 
-@family.case
-def recipe_copied_over_a_file(place: Place) -> Steps:
-    place.write("run.yaml", "mine\n")
-    yield refused("recipes", "cp", "demo", "run.yaml")
-
-
-@family.case
-def converter_that_is_a_module_of_the_system(place: Place) -> Steps:
-    place.write("a.jsonl", '{"a": 1}\n')
-    keys = {"objective": "chat", **source("a.jsonl", format="chat", converter="os:system")}
-    yield refused("prepare", place.run(keys))
+_CHAT = source("chat.jsonl", format="chat") | {"objective": "chat", "chat": {"template": "nowhere.jinja"}}
+family.table(
+    template_that_is_not_there=given(
+        refused("config", "check", "run.yaml", says=("nowhere.jinja",)), files={"chat.jsonl": json_lines(CHATS)},
+        run=[_CHAT],
+    ),
+    recipe_copied_over_a_file=given(
+        refused("recipes", "cp", "demo", "run.yaml"), files={"run.yaml": "mine\n"}, run=None
+    ),
+    converter_that_is_a_module_of_the_system=given(
+        refused("prepare", "run.yaml"), files={"a.jsonl": '{"a": 1}\n'},
+        run=[{"objective": "chat", **source("a.jsonl", format="chat", converter="os:system")}],
+    ),
+)  # fmt: skip
 
 
 @family.case

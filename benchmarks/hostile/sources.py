@@ -8,20 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hostile.case import (
-    SMALL,
-    Family,
-    Place,
-    Steps,
-    as_another_user,
-    check,
-    ends,
-    given,
-    merged,
-    refused,
-    source,
-    works,
-)
+from hostile.case import SMALL, Family, Place, Steps, as_another_user, check, ends, given, merged, refused, small, works
 from hostile.made import json_lines
 from hostile.results import ledger, prepared_texts, rejected
 
@@ -29,10 +16,6 @@ family = Family("sources")
 
 TEXT = "".join(f"a line of words, number {number}\n" for number in range(400))
 ESCAPES = "\x1b[2J\x1b]0;title\x07"
-
-
-def small(path: str, **more: Any) -> dict[str, Any]:
-    return merged(SMALL, source(path, **more))
 
 
 def is_refused(make: Callable[[Place], object], changes: dict[str, Any], place: Place) -> Steps:

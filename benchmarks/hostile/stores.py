@@ -16,7 +16,7 @@ import xxhash
 import yaml
 from mutations import change_bytes, change_json
 
-from hostile.case import TINY, Family, Place, Steps, check, ends, refused, works
+from hostile.case import TINY, Family, Place, Steps, check, ends, given, refused, special, works
 from hostile.results import has_whole_model, logged_losses, store_of
 
 family = Family("stores")
@@ -56,11 +56,7 @@ def used(change: Callable[[Path], object], right: set[int], place: Place) -> Ste
 
 
 def _special(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
-    def change(store: Path) -> None:
-        (store / name).unlink()
-        make(store / name)
-
-    return change
+    return lambda store: special(store / name, make)
 
 
 def _tokens(value: int) -> Callable[[Path], object]:
@@ -174,55 +170,44 @@ def in_the_cache_damaged_later(place: Place) -> Steps:
     yield works("data", "verify", store_of(place).relative_to(place.work))
 
 
-@family.case
-def lock_that_is_a_folder(place: Place) -> Steps:
+def prepared_again(change: Callable[[Place], object], place: Place) -> Steps:
     run = place.run()
     yield works("prepare", run)
+    change(place)
+    yield ends({0, 2}, "prepare", run)
+
+
+def _lock_is_a_folder(place: Place) -> None:
     (lock,) = (place / "stores").glob("*.lock")
     lock.unlink()
     (lock / "mine").mkdir(parents=True)
-    yield ends({0, 2}, "prepare", run)
 
 
-@family.case
-def name_that_another_file_has(place: Place) -> Steps:
-    run = place.run()
-    yield works("prepare", run)
-    store = store_of(place)
-    name = str(store.relative_to(place.work))
-    shutil.rmtree(store)
-    place.write(name, "mine")
-    yield ends({0, 2}, "prepare", run)
+def _named(below: str) -> Callable[[Place], object]:
+    def change(place: Place) -> None:
+        store = store_of(place)
+        shutil.rmtree(store)
+        place.write(f"{store.relative_to(place.work)}{below}", "mine")
+
+    return change
 
 
-@family.case
-def name_that_a_foreign_folder_has(place: Place) -> Steps:
-    run = place.run()
-    yield works("prepare", run)
-    store = store_of(place)
-    shutil.rmtree(store)
-    place.write(f"{store.relative_to(place.work)}/mine.txt", "mine")
-    yield ends({0, 2}, "prepare", run)
+family.add("lock-that-is-a-folder", prepared_again, _lock_is_a_folder)
+family.add("name-that-another-file-has", prepared_again, _named(""))
+family.add("name-that-a-foreign-folder-has", prepared_again, _named("/mine.txt"))
+family.table(folder_is_a_file=given(refused("prepare", "run.yaml"), files={"stores": "mine"}))
 
 
-@family.case
-def folder_is_a_file(place: Place) -> Steps:
-    place.write("stores", "mine")
-    yield refused("prepare", place.run())
-
-
-@family.case
-def removed_while_training(place: Place) -> Steps:
-    away = (lambda err: "steps of" in err, lambda pid: shutil.rmtree(place / "stores", ignore_errors=True))
-    yield ends({0, 1, 2}, "train", place.run({"train": {"steps": 200}}), actions=(away,))
-
-
-@family.case
-def cut_while_training(place: Place) -> Steps:
+def while_training(change: Callable[[Place], object], place: Place) -> Steps:
     """A file that is mapped into memory and becomes shorter ends a process by SIGBUS: words would be better."""
-    cut = (lambda err: "steps of" in err, lambda pid: os.truncate(store_of(place) / "train/00000.tokens", 0))
-    yield ends({0, 1, 2}, "train", place.run({"train": {"steps": 200}}), actions=(cut,))
+    actions = ((lambda err: "steps of" in err, lambda pid: change(place)),)
+    yield ends({0, 1, 2}, "train", place.run({"train": {"steps": 200}}), actions=actions)
 
+
+family.each("{}-while-training", while_training, {
+    "removed": lambda place: shutil.rmtree(place / "stores", ignore_errors=True),
+    "cut": lambda place: os.truncate(store_of(place) / "train/00000.tokens", 0),
+})  # fmt: skip
 
 # Imported tokens
 
@@ -251,20 +236,14 @@ for _name, _files in {
     family.add(f"import-{_name}", imported, _files, "a.bin")
 
 
-@family.case
-def import_of_a_fifo(place: Place) -> Steps:
-    place.take_foreign("model")
-    os.mkfifo(place / "a.bin")
-    yield refused("data", "import", "a.bin", "made", "--tokenizer", "model")
-
-
-@family.case
-def import_over_a_folder(place: Place) -> Steps:
-    place.take_foreign("model")
-    place.write("a.bin", _NPY.tobytes())
-    place.write("made/mine.txt", "mine")
-    yield refused("data", "import", "a.bin", "made", "--tokenizer", "model")
-    yield refused("data", "import", "a.bin", "model", "--tokenizer", "model")
+_IMPORT = refused("data", "import", "a.bin", "made", "--tokenizer", "model")
+family.table(
+    import_of_a_fifo=given(_IMPORT, foreign=["model"], make=lambda place: os.mkfifo(place / "a.bin"), run=None),
+    import_over_a_folder=given(
+        _IMPORT, refused("data", "import", "a.bin", "model", "--tokenizer", "model"), foreign=["model"],
+        files={"a.bin": _NPY.tobytes(), "made/mine.txt": "mine"}, run=None,
+    ),
+)  # fmt: skip
 
 
 def no_store(make: Callable[[Place], object], name: str, place: Place) -> Steps:

@@ -12,7 +12,7 @@ from typing import Any
 from mutations import change_json
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from hostile.case import Command, Family, Place, Steps, check, ends, refused, works
+from hostile.case import Command, Family, Place, Steps, check, ends, given, refused, special, works
 from hostile.results import ledger, prepared_texts
 
 family = Family("tokenizers")
@@ -56,12 +56,7 @@ def _files(content: bytes | str) -> Callable[[Place], object]:
 
 
 def _special(make: Callable[[Path], object]) -> Callable[[Place], object]:
-    def change(place: Place) -> None:
-        for folder in ("tokenizer", "model"):
-            (place / folder / "tokenizer.json").unlink()
-            make(place / folder / "tokenizer.json")
-
-    return change
+    return lambda place: [special(place / folder / "tokenizer.json", make) for folder in ("tokenizer", "model")]
 
 
 def _split(pattern: str) -> dict[str, Any]:
@@ -166,10 +161,7 @@ for _seed in range(6):
     family.add(f"changed-{_seed:02}", changed, _seed)
 
 
-@family.case
-def is_a_file(place: Place) -> Steps:
-    place.write("tokenizer", "{}")
-    yield refused("prepare", place.run(FROM))
+family.table(is_a_file=given(refused("prepare", "run.yaml"), files={"tokenizer": "{}"}, run=[FROM]))
 
 
 @family.case
