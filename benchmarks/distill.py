@@ -96,7 +96,8 @@ if __name__ == "__main__":
     hold(Contest(
         __file__, "Distillation: a student of a quarter of its teacher's size", __doc__,
         {"last": "validation cross-entropy, nats per token", "best": "at its best",
-         "agreement": "agrees with the teacher", "seconds": "seconds", "mebibytes": "teacher's outputs, MiB", "teacher_seconds": "seconds they took"}, "",
+         "agreement": "agrees with the teacher", "seconds": "seconds",
+         "mebibytes": "teacher's outputs, MiB", "teacher_seconds": "seconds they took"}, "",
         {"student alone": partial(train, distilled=False), "student distilled": partial(train, distilled=True)},
         lambda options, folder: ABOUT, cases, arguments=arguments, seeds=(1, 2, 3),
     ))  # fmt: skip
