@@ -94,14 +94,10 @@ for _size in ("4k", "100k"):
     family.add(f"disk-of-{_size}-for-a-run", full, _size, {"run": "disk/run"}, "train", {1, 2}, quick=False)
 
 
-def in_a_folder(
-    environment: Callable[[Place], dict[str, str | None]], verb: str, right: set[int], place: Place
-) -> Steps:
+def in_a_folder(environment: Callable[[Place], dict[str, str | None]], right: set[int], place: Place) -> Steps:
     """The cache, the home or the temporary folder is none."""
-    keys: dict[str, Any] = {"data": {"store": ""}}
-    done = yield ends(right, verb, place.run(keys), environment=environment(place), fresh=True, seconds=60)
-    if done.status == 0 and verb == "train":
-        check(has_whole_model(place), "no model was left")
+    run = place.run({"data": {"store": ""}})
+    yield ends(right, "prepare", run, environment=environment(place), fresh=True, seconds=60)
 
 
 def _file(place: Place) -> str:
@@ -117,11 +113,8 @@ _FOLDERS: dict[str, Callable[[Place], dict[str, str | None]]] = {
     "home-read-only": lambda place: {**_OWN_CACHE, "HOME": str(read_only(place, "disk"))},
     "home-is-dev-null": lambda place: {**_OWN_CACHE, "HOME": "/dev/null"},
 }
-for _name, _environment in _FOLDERS.items():
-    family.add(_name, in_a_folder, _environment, "prepare", {2})
-family.add(
-    "cache-full", in_a_folder, lambda place: {"ARTEL_CACHE": str(small_disk(place, "disk", "4k"))}, "prepare", {1}
-)
+family.each("{}", in_a_folder, _FOLDERS, {2})
+family.add("cache-full", in_a_folder, lambda place: {"ARTEL_CACHE": str(small_disk(place, "disk", "4k"))}, {1})
 _WORKS: dict[str, Callable[[Place], dict[str, str | None]]] = {
     "no-home": lambda place: {"HOME": None},
     "temporary-folder-read-only": lambda place: {"TMPDIR": str(read_only(place, "disk"))},
@@ -130,8 +123,7 @@ _WORKS: dict[str, Callable[[Place], dict[str, str | None]]] = {
     "proxies-of-nonsense": lambda place: {"http_proxy": "nonsense", "https_proxy": "http://0.0.0.0:0"},
     "time-zone-of-none": lambda place: {"TZ": "Nowhere/\x1b[2J"},
 }
-for _name, _environment in _WORKS.items():
-    family.add(_name, in_a_folder, _environment, "prepare", {0})
+family.each("{}", in_a_folder, _WORKS, {0})
 
 
 def ranks(environment: dict[str, str | None], place: Place) -> Steps:
@@ -139,20 +131,16 @@ def ranks(environment: dict[str, str | None], place: Place) -> Steps:
     yield ends({1, 2}, "train", place.run(), environment=environment, fresh=True, seconds=60)
 
 
-for _name, _variables in {
+_RANK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+family.each("launched-with-{}", ranks, {
     "rank-in-letters": {"RANK": "x", "WORLD_SIZE": "2"},
-    "rank-beyond-the-world": {"RANK": "5", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-                              "MASTER_PORT": "1"},
-    "world-below-nothing": {"RANK": "0", "WORLD_SIZE": "-2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-                            "MASTER_PORT": "1"},
-    "port-in-letters": {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-                        "MASTER_PORT": "http"},
-    "port-beyond-16-bits": {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-                            "MASTER_PORT": "99999"},
-    "address-that-forges": {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "\nFORGED\x1b[2J",
-                            "MASTER_PORT": "29500"},
-}.items():  # fmt: skip
-    family.add(f"launched-with-{_name}", ranks, _variables, quick=False)
+    "rank-beyond-the-world": _RANK | {"RANK": "5"},
+    "world-below-nothing": _RANK | {"WORLD_SIZE": "-2"},
+    "port-in-letters": _RANK | {"MASTER_PORT": "http"},
+    "port-beyond-16-bits": _RANK | {"MASTER_PORT": "99999"},
+    "address-that-forges": _RANK | {"RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "\nFORGED\x1b[2J",
+                                    "MASTER_PORT": "29500"},
+}, quick=False)  # fmt: skip
 
 
 @family.case
@@ -166,22 +154,21 @@ def folder_read_only(place: Place) -> Steps:
 # Standard input, output and error
 
 
-def output(target: str, arguments: tuple[str, ...], right: set[int], place: Place) -> Steps:
+def output(arguments: tuple[str, ...], place: Place) -> Steps:
+    """Standard output goes to a full disk."""
     if "run" in arguments:
         place.take("trained", ".")
     else:
         place.run()
-    yield ends(right, *arguments, stdout=target)
+    yield ends({1}, *arguments, stdout="/dev/full")
 
 
-for _name, _arguments in {
-    "prepare": ("prepare", "run.yaml", "--json"), "help": ("--help",),
-    "config": ("config", "check", "run.yaml", "--all"),
-    "report": ("report", "run", "--json"),
-    "generate": ("generate", "run", "--prompt", "a", "--max-new-tokens", "5"),
-    "evaluate": ("evaluate", "run", "--json"), "show": ("data", "show", "run"),
-}.items():  # fmt: skip
-    family.add(f"full-disk-behind-{_name}", output, "/dev/full", _arguments, {1})
+family.each("full-disk-behind-{}", output, {
+    "prepare": (("prepare", "run.yaml", "--json"),), "help": (("--help",),),
+    "config": (("config", "check", "run.yaml", "--all"),), "report": (("report", "run", "--json"),),
+    "generate": (("generate", "run", "--prompt", "a", "--max-new-tokens", "5"),),
+    "evaluate": (("evaluate", "run", "--json"),), "show": (("data", "show", "run"),),
+})  # fmt: skip
 
 
 def closed(redirection: str, verb: tuple[str, ...], right: set[int], place: Place) -> Steps:
@@ -243,11 +230,10 @@ def host_of_two(environment: dict[str, str], word: str, place: Place) -> Steps:
     check(done.silence < 15, f"{done.silence:.0f} s without a word")
 
 
-for _name, _environment in {
-    "pod-of-two-by-its-rank": ({"RANK": "0", "WORLD_SIZE": "2"}, "waits for the other"),
-    "pod-of-two-of-kubeflow": ({"PET_NNODES": "2", "PET_NODE_RANK": "1"}, "waits for the first one"),
-}.items():
-    family.add(_name, host_of_two, *_environment, quick=False)
+family.each("pod-of-two-{}", host_of_two, {
+    "by-its-rank": ({"RANK": "0", "WORLD_SIZE": "2"}, "waits for the other"),
+    "of-kubeflow": ({"PET_NNODES": "2", "PET_NODE_RANK": "1"}, "waits for the first one"),
+}, quick=False)  # fmt: skip
 
 
 @family.case
