@@ -14,7 +14,7 @@ from artel.preparing import prepare
 from artel.preparing.progress import Progress, reporting
 from artel.text import input_shards
 from artel.text.reading.files import unchanged
-from artel.text.sources.read import read_shard
+from artel.text.sources.inputs import read_shard
 from support.reading import parquet, warc, written
 from support.stores import run_of, stored
 

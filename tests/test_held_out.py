@@ -9,7 +9,7 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
 from artel.preparing import prepare, workspace
 from artel.text import all_inputs, input_shards
-from artel.text.sources.read import read_shard
+from artel.text.sources.inputs import read_shard
 from artel.text.split import is_held_out, split_hash
 from support.reading import message, rows_of, written
 from support.runs import TEXT_ALONE, artel, write_run

@@ -37,10 +37,7 @@ _MOST_SUFFIXES = 10  # in a message
 
 
 def all_sources(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
-    """Yield (key in the run file, source). Validation texts given by a path come first, with the settings of source 0.
-
-    Only `rows` and `outputs` of source 0 do not apply to them.
-    """
+    """Yield (key in the run file, source). Validation texts with a path come first, with settings of source 0."""
     if isinstance(data.validation, str):
         has_files = bool(data.sources) and FORMATS[data.sources[0].format].has_files
         source = data.sources[0] if has_files else SourceConfig(path=["-"])
@@ -126,19 +123,15 @@ def _check_names(files: list[Path], key: str) -> list[Problem]:
 
 
 def local_path(path: str, key: str) -> Path:
-    """Return a path of a run file as a local file, folder or glob. Raises InputError."""
-    for name, folder in _known_folders().items():
-        path = path.replace(f"{{{name}}}", folder)
-    return user_path(path, key)
-
-
-def _known_folders() -> dict[str, str]:
-    """Return the folders that paths may name in braces. Every machine with artel has them."""
-    return {
+    """Return a path of a run file as a local file, folder or glob. Every machine has the folders in braces."""
+    known = {
         "stdlib": sysconfig.get_path("stdlib"),
         "books": str(package_files("artel") / "books"),
         "rows": str(rows_folder()),
     }
+    for name, folder in known.items():
+        path = path.replace(f"{{{name}}}", folder)
+    return user_path(path, key)
 
 
 def _find_local(source: SourceConfig, path: str, key: str) -> list[Path]:
@@ -174,10 +167,7 @@ def _suffixes(source: SourceConfig) -> tuple[str, ...]:
 
 
 def unread_files(data: DataConfig) -> Iterator[tuple[str, SourceConfig, str, list[Path]]]:
-    """Yield (key, source, folder, unread files in it) for each folder with unread files.
-
-    Hidden files, and files that systems and repositories add (Thumbs.db, LICENSE), do not count.
-    """
+    """Yield (key, source, folder, unread files in it) for each folder with unread files, except hidden ones."""
     for key, source in all_sources(data):
         for path in source.path if FORMATS[source.format].has_files else []:
             if not is_remote(path) and not is_url(path):
