@@ -149,8 +149,5 @@ def _check_splits(config: RunConfig, manifest: dict[str, Any], ledger: dict[str,
         fix = f"write data.validation: 0, or the path of validation texts; or {more_documents(config.data)}"
         raise InputError.at("data.validation", what, fix)
     if config.data.held_out != 1.0 and splits["train"]["samples"] == 0:
-        raise InputError.at(
-            "data.sources",
-            "no training sample could be made of them",
-            "see what was dropped, and raise data.max_bad or fix it",
-        )
+        fix = "see what was dropped, and raise data.max_bad or fix it"
+        raise InputError.at("data.sources", "no training sample could be made of them", fix)

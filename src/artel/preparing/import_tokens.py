@@ -188,8 +188,7 @@ def _hash(pieces: list[np.ndarray]) -> int:
 def text_size(tokenizer: Tokenizer) -> Callable[[np.ndarray], tuple[int, int]]:
     """Return a function from ids (tokens,) to (characters, UTF-8 bytes) of their text, without end tokens.
 
-    For byte-level vocabularies it sums a table of sizes, which is exact even if a character is cut; for others
-    (SentencePiece, WordPiece) it decodes the ids.
+    Byte-level vocabularies have a table of sizes, exact even if a character is cut. Others decode the ids.
     """
     backend = tokenizer.hf.backend_tokenizer
     decoder = orjson.loads(backend.to_str())["decoder"] or {}
@@ -273,10 +272,7 @@ class TokenFile:
 
 
 def open_token_files(path: str, vocabulary: int, option: str) -> list[TokenFile]:
-    """Open the files that a name, a prefix of Megatron's or a glob given at `option` matches, sorted by name.
-
-    Raises InputError with the problems of all files.
-    """
+    """Open the files that a name, a prefix of Megatron's or a glob given at `option` matches, sorted by name."""
     opened: list[TokenFile] = []
     problems: list[Problem] = []
     for file in _find(path, option):

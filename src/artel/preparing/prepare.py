@@ -113,7 +113,7 @@ def prepare(
     verify: bool = False,
     while_making: Callable[[], AbstractContextManager[Check]] = lambda: nullcontext(lambda **_: None),
 ) -> Prepared:
-    """Find the token store of a run, or build it from the sources.
+    """Find the token store of a run, or build it from the sources. Raises InputError, WorkError.
 
     If the texts are gone, the store that the run began with is used. RUN/rejected.jsonl lists the records that could
     not be used, even if there are too many.
@@ -122,8 +122,6 @@ def prepare(
         verify: read an existing store in full. A damaged one is reported, set aside and built again, byte for byte.
         while_making: a context manager around building a store. It yields a check that is called from time to time, and
             with `wait=True` before the store is written; an error that it raises ends the work.
-
-    Raises InputError, WorkError.
     """
     refuse_overlaps(config)
     if config.run:

@@ -135,10 +135,7 @@ def render(
     add_generation_prompt: bool,
     tools: list[dict[str, Any]] | None = None,
 ) -> str:
-    """Render messages to one text, optionally with a generation prompt. Raise TemplateRefuses or InputError.
-
-    `tools`: functions that the model may call, in the format of OpenAI's API.
-    """
+    """Render messages to one text, with functions that the model may call. Raise TemplateRefuses or InputError."""
     try:
         return run_with_deadline(
             lambda: tokenizer.hf.apply_chat_template(

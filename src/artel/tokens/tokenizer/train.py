@@ -100,10 +100,8 @@ def describe_vocabulary(requested: int | Literal["auto"], reached: int, pattern:
         return f"tokenizer.train.vocab: {reached:,} instead of {requested:,}: this text yields no more"
     if reached > requested:
         other = "" if pattern != "whitespace" else "; tokenizer.train.pattern: gpt4 begins with the 256 bytes instead"
-        return (
-            f"tokenizer.train.vocab: {reached:,} instead of {requested:,}: the text has so many characters, with the "
-            f"special tokens, and none are merged{other}"
-        )
+        what = f"tokenizer.train.vocab: {reached:,} instead of {requested:,}: the text has so many characters"
+        return f"{what}, with the special tokens, and none are merged{other}"
     return ""
 
 
