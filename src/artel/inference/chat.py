@@ -117,10 +117,7 @@ class ChatSession:
             tell(f"{opened.name}: its tokenizer has no chat template; the conversation is written as {name}")
 
     def answer(self, message: str) -> Iterator[str]:
-        """Yield the answer to a message in chunks, which are added to the history as they come.
-
-        Raise InputError, without changing the conversation, if the model cannot take the message.
-        """
+        """Yield the answer to a message in chunks, added to the history. Raise InputError before the first."""
         if self.open_calls:
             names = ", ".join(call.name for call in self.open_calls)
             raise InputError.at("message", f"the model waits for what it called: {names}", "give the results")
@@ -167,10 +164,7 @@ class ChatSession:
         return self._messages(self.exchanges, ToolStyle())
 
     def save(self, path: str) -> None:
-        """Write the conversation as a line of JSON, which `format: chat` reads. Raise InputError or WorkError.
-
-        Only a file that this session wrote is replaced.
-        """
+        """Write the conversation as a line of `format: chat`, over its own file only. Raise InputError or WorkError."""
         if not self.exchanges:
             raise InputError.at("save", "nothing has been said yet", "write a message first")
         file = user_path(path, "save").absolute()
@@ -182,10 +176,7 @@ class ChatSession:
         self._saved.add(file)
 
     def load(self, path: str) -> None:
-        """Replace this conversation, and its system message, by one that `save` wrote. Raise InputError.
-
-        `save` may then replace the file.
-        """
+        """Replace this conversation, with its system message, by a saved one. Raise InputError."""
         file = user_path(path, "load").absolute()
         fields = read_conversation(file, path)
         messages = fields["messages"]

@@ -147,10 +147,7 @@ def _mismatch(opened: OpenedModel, run: RunConfig) -> str:
 
 
 def with_teacher(objective: Objective, run: RunConfig, store: TokenStore, world: World, tell: Tell) -> None:
-    """Give the objective its teacher, or the teacher's saved outputs; without either, omit the teacher's metrics.
-
-    Outputs from training are not recomputed: that can take hours and much disk space.
-    """
+    """Give the objective its teacher, or the teacher's saved outputs, which are not recomputed, or no such metrics."""
     teacher, note = objective.teacher, RunFolder(Path(run.run)).teacher
     if teacher is None:
         return

@@ -43,10 +43,7 @@ def check_embeds(opened: OpenedModel) -> None:
 def _read_matches_and_corpus(
     data: str, corpus: str | None, tell: Callable[[str], None]
 ) -> tuple[dict[str, tuple[list[str], list[str]]], list[str], int]:
-    """Return ({query: (positives, negatives)}, documents, rejected records) of a file or glob of matches.
-
-    The documents are those of the matches, then the texts of `corpus`. Tell what was dropped.
-    """
+    """Return ({query: (positives, negatives)}, their documents and those of `corpus`, number of rejected records)."""
     data_ledger, corpus_ledger = Ledger(), Ledger()
     matches = _merged_matches(data, data_ledger)
     texts = dict.fromkeys(text for positives, negatives in matches.values() for text in [*positives, *negatives])
@@ -117,10 +114,7 @@ def can_search(opened: OpenedModel) -> bool:
 
 
 def search(opened: OpenedModel, query: str, text: str, tell: Callable[[str], None]) -> list[Hit]:
-    """Rank the paragraphs of `text` by how well they match `query`, best first.
-
-    Raise InputError if the query is empty or the text has no words.
-    """
+    """Rank the paragraphs of `text` by how well they match `query`, best first. Raise InputError if either is empty."""
     if not query.strip():
         raise InputError.at("--prompt", "there is no query", 'write --prompt "WHAT TO LOOK FOR"')
     found = list(paragraphs(text))
@@ -247,10 +241,7 @@ class Corpus:
 
 
 def evaluate_on_corpus(opened: OpenedModel, corpus: str, data: str | None, tell: Tell) -> EvaluationResult:
-    """Compute recall, MRR and nDCG of a model of vectors, with the queries of `data` or of a folder in BEIR's format.
-
-    All documents of `corpus` are searched. Raise InputError.
-    """
+    """Return recall, MRR and nDCG with all of `corpus` for queries of `data` or a BEIR folder. May raise InputError."""
     check_embeds(opened)
     is_folder = Path(corpus).is_dir()
     if is_folder and data is not None:
