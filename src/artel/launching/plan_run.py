@@ -105,12 +105,7 @@ def plan_run(
 
 
 def begin_with_plan(
-    config: RunConfig,
-    prepared: Prepared,
-    processes: int,
-    nodes: int,
-    force: bool,
-    announce: Callable[[str], None],
+    config: RunConfig, prepared: Prepared, processes: int, nodes: int, force: bool, announce: Callable[[str], None]
 ) -> None:
     """Plan a run when `artel train` starts, with `processes` on each of `nodes`, and announce the plan in three lines.
 

@@ -23,13 +23,7 @@ from artel.config import Overrides, RunConfig, RunFile, load_run
 from artel.errors import InputError
 from artel.interrupts import explained, in_main_thread
 from artel.launching.hosts import Hosts, choose_interface_of_process
-from artel.launching.launcher_environment import (
-    accelerate_settings,
-    check_counts,
-    check_worker,
-    is_pod,
-    read_launcher,
-)
+from artel.launching.launcher_environment import accelerate_settings, check_counts, check_worker, is_pod, read_launcher
 from artel.launching.local import launch, waiting
 from artel.launching.plan_run import begin_with_plan
 from artel.launching.quiet_libraries import quiet_libraries
@@ -81,11 +75,7 @@ class StartOptions:
 
 
 def start_run(
-    file: RunFile,
-    overrides: Overrides,
-    options: StartOptions,
-    announce: Announce,
-    callbacks: Sequence[Callback] = (),
+    file: RunFile, overrides: Overrides, options: StartOptions, announce: Announce, callbacks: Sequence[Callback] = ()
 ) -> dict[str, Any]:
     """Train or resume the run of a run file and return its result. `callbacks` run before those of the run file.
 

@@ -24,12 +24,7 @@ from artel.config import ModelConfig
 from artel.errors import InputError, Problem
 from artel.models import evaluating
 from artel.models.attention import MASKED_NAME, NAME, block_mask, query_positions
-from artel.models.attention_masks import (
-    allow_block_masks,
-    takes_block_masks,
-    takes_branches,
-    takes_document_numbers,
-)
+from artel.models.attention_masks import allow_block_masks, takes_block_masks, takes_branches, takes_document_numbers
 from artel.models.half_base import hidden_dtype
 from artel.models.hybrid_state import (
     NO_MIXER_LAYERS,

@@ -31,15 +31,7 @@ from artel.parallel.mesh import ParallelDims, read_parallel_dims
 from artel.planning.budget.sizes import auto_problems, smallest
 from artel.planning.limits import check_budget, check_memory
 from artel.planning.outline import is_within_reach, outline_model, tokenizer_here
-from artel.preparing import (
-    check_claim,
-    check_from_store,
-    check_texts,
-    has_store,
-    is_prepared,
-    prepare,
-    tokenizer_place,
-)
+from artel.preparing import check_claim, check_from_store, check_texts, has_store, is_prepared, prepare, tokenizer_place
 from artel.registry import STRATEGIES
 from artel.training.checkpoint.format import list_checkpoints
 from artel.training.lengthening import prepared_length

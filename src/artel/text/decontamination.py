@@ -32,13 +32,7 @@ from numpy.typing import NDArray
 from artel.config import BenchmarkConfig, DataConfig
 from artel.errors import InputError
 from artel.storage import new_folder
-from artel.text.benchmark_rows import (
-    benchmark_files,
-    file_problems,
-    file_rows,
-    task_problems,
-    task_rows,
-)
+from artel.text.benchmark_rows import benchmark_files, file_problems, file_rows, task_problems, task_rows
 from artel.text.dedup.shingles import SHINGLE_VERSION, Shingler
 from artel.text.records import Contaminated, Pair, Preference, Record
 

@@ -272,12 +272,7 @@ class ShardWriter:
         self._ends.write(self.written.to_bytes(8, "little"))
 
     def add_many(
-        self,
-        tokens: NDArray,
-        lengths: NDArray,
-        origins: bytes,
-        flags: NDArray | None,
-        numbers: NDArray | None,
+        self, tokens: NDArray, lengths: NDArray, origins: bytes, flags: NDArray | None, numbers: NDArray | None
     ) -> None:
         """Add samples: tokens and flags (tokens,), lengths (samples,), lines of origins, numbers (samples, columns)."""
         self._tokens.write(np.ascontiguousarray(tokens, dtype=self._dtype).data)

@@ -20,13 +20,7 @@ from artel.config.model_name import check_model_name
 from artel.errors import InputError
 from artel.inference.deepspeed_checkpoints import AssembledModel, assemble, newest_checkpoint, write_universal
 from artel.inference.export import open_exporter
-from artel.inference.open import (
-    OpenedModel,
-    check_was_trained,
-    objective_of_folder,
-    open_checkpoint,
-    open_model,
-)
+from artel.inference.open import OpenedModel, check_was_trained, objective_of_folder, open_checkpoint, open_model
 from artel.models.loading.build import load_model
 from artel.models.loading.check import check_whole
 from artel.models.loading.model_folder import check_folder, is_sharded_checkpoint, read_config

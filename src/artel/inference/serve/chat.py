@@ -12,12 +12,7 @@ from typing import Any
 
 from artel import text
 from artel.errors import InputError
-from artel.inference.serve.completions import (
-    Answering,
-    event,
-    options_of,
-    stop_texts,
-)
+from artel.inference.serve.completions import Answering, event, options_of, stop_texts
 from artel.inference.serve.errors import ApiError
 from artel.inference.serve.grammars import ANY_OBJECT
 from artel.inference.serve.metrics import Metrics
@@ -182,11 +177,7 @@ class ChatCompletions(Answering):
             tokens += delta.tokens
             finish = delta.finish_reason
         calls = merge_deltas(call_deltas)
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": text or (None if calls else ""),
-            "refusal": None,
-        }
+        message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
         if calls:
             message["tool_calls"] = calls
         logprobs = await self._served.work(partial(self._logprobs, tokens))

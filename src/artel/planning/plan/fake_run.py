@@ -125,13 +125,7 @@ def trace_steps(
     return trace
 
 
-def _step(
-    strategy: ParallelStrategy,
-    optimizer: Optimizer,
-    batches: list[Batch],
-    targets: float,
-    trace: Trace,
-) -> None:
+def _step(strategy: ParallelStrategy, optimizer: Optimizer, batches: list[Batch], targets: float, trace: Trace) -> None:
     live, begin = trace.live, len(trace.live.events)
     strategy.run(batches, targets, optimizer.loss_factor)
     live.name((parameter.grad for parameter in strategy.model.parameters()), GRADIENTS)

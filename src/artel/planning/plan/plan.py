@@ -21,14 +21,7 @@ from artel.parallel import World
 from artel.parallel.mesh import read_parallel_dims
 from artel.planning.hardware import Hardware
 from artel.planning.operations import COLLECTIVE, Operation
-from artel.planning.performance import (
-    Forecast,
-    Range,
-    StepTime,
-    forecast,
-    slowest_stage,
-    step_time,
-)
+from artel.planning.performance import Forecast, Range, StepTime, forecast, slowest_stage, step_time
 from artel.planning.plan.batches import PlannedData, UsualStep, planned_data, usual_step
 from artel.planning.plan.length import PlannedLength, disk_bytes, planned_length
 from artel.planning.plan.models import ModelOutline

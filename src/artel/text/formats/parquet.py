@@ -164,9 +164,7 @@ def _batch_rows(path: Path, table: Any, columns: list[str]) -> int:
             size = sum(chunk.total_uncompressed_size for chunk in chunks)
             repeated = sum(_dictionary_size(file, chunk) for chunk in chunks)
             rows = min(
-                rows,
-                max(1, _BATCH_BYTES * group.num_rows // max(size, 1)),
-                max(1, _REPEATED_BYTES // max(repeated, 1)),
+                rows, max(1, _BATCH_BYTES * group.num_rows // max(size, 1)), max(1, _REPEATED_BYTES // max(repeated, 1))
             )
     return rows
 

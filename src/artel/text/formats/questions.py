@@ -287,10 +287,6 @@ class _Positions:
 
 
 NQ = Format(
-    read=read_nq,
-    yields=("questions",),
-    suffixes=with_compressed(".jsonl"),
-    counts_words=True,
-    has_lines=has_lines,
+    read=read_nq, yields=("questions",), suffixes=with_compressed(".jsonl"), counts_words=True, has_lines=has_lines
 )
 SQUAD = Format(read=read_squad, yields=("questions",), suffixes=(".json",))

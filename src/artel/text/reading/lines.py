@@ -23,13 +23,7 @@ from artel.text.reading.encodings import (
     other_encoding_detail,
     with_line_feeds,
 )
-from artel.text.reading.files import (
-    COMPRESSED,
-    DECOMPRESSION_ERRORS,
-    decompression_error,
-    file_name,
-    open_decompressed,
-)
+from artel.text.reading.files import COMPRESSED, DECOMPRESSION_ERRORS, decompression_error, file_name, open_decompressed
 from artel.text.records import BadRecord
 
 # Decompressed bytes buffered ahead of lines. A megabyte would leave the cache of a core before it is read.
