@@ -55,12 +55,12 @@ def entities_of(tags: Sequence[str]) -> list[tuple[int, int, str]]:
     return entities
 
 
-def tagged_record(text: str, spans: Iterable[Span], origin: str, set_name: str, group: str = "") -> Record:
+def tagged_record(text: str, spans: Iterable[Span], origin: str, set_name: str) -> Record:
     """Return the record of a text with its spans, sorted and without white space at their ends. Raises BadRecord."""
     if not text.strip():
         raise BadRecord("empty", "its text is empty; fill it in, or leave it out")
     checked = sorted(dict.fromkeys(_checked(text, span) for span in spans))
-    return Record(text, origin, set_name, Tagged(text, tuple(checked)), group)
+    return Record(text, origin, set_name, Tagged(text, tuple(checked)))
 
 
 def tagged_words(

@@ -48,22 +48,12 @@ def read_bytes(address: str) -> bytes:
         return bytes(files.cat_file(address))
 
 
-def write_bytes(address: str, data: bytes, exclusive: bool = False) -> bool:
-    """Write a small file to S3 atomically; return True if it was written.
-
-    With `exclusive` an existing file is kept and the result is False: of concurrent callers at most one gets True.
-    (None does if the network loses the answer to the first; `read_bytes` then tells whose it is.)
-    """
+def write_bytes(address: str, data: bytes) -> None:
+    """Write a small file to S3 atomically."""
     address = normalized(address)
     _check_writable(address)
     with remote_errors(address, WRITE), open_remote(address) as files:
-        try:
-            files.pipe_file(address, data, mode="create" if exclusive else "overwrite")
-        except OSError as error:
-            if exclusive and _code(error) == "PreconditionFailed":
-                return False
-            raise
-    return True
+        files.pipe_file(address, data)
 
 
 def push_folder(folder: Path, address: str, commit: str = MANIFEST) -> list[str]:
@@ -201,12 +191,6 @@ def _check_writable(address: str) -> None:
     bucket, _, key = address.partition("://")[2].partition("/")
     if scheme(address) != "s3" or not bucket or not key:
         raise InputError.at(address, "is no place to write to", "write s3://BUCKET/PREFIX")
-
-
-def _code(error: Exception) -> str:
-    """S3's code of an error; s3fs keeps it in the cause."""
-    response = getattr(error.__cause__, "response", None) or {}
-    return str(response.get("Error", {}).get("Code", ""))
 
 
 def _damaged(address: str, name: str, what: str) -> WorkError:
