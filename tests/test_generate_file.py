@@ -80,7 +80,7 @@ def test_texts_of_fifty_prompts_are_those_of_each_alone(kind, temperature, reque
     assert len(next(alone.tokenizer.encode([texts[-1]]))) > WINDOW  # whose older half is dropped
     for number, (text, result) in enumerate(zip(texts, together, strict=True)):
         one = Sampling(24, temperature, top_k=50, seed=7 + number)
-        expected = "".join(alone.objective.reply(alone.model, text, "", one).pieces)
+        expected = "".join(alone.decoding.reply(alone.model, text, "", one).pieces)
         assert (result["prompt"], result["text"]) == (text, expected)
     assert len({result["text"] for result in together}) > 25
     assert {result["tokens"] for result in together if result["finish_reason"] == "length"} == {24}

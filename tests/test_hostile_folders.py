@@ -131,7 +131,7 @@ FOLDERS = {
 def uses(folder, out):
     def generate():
         opened = open_model(str(folder))
-        return list(opened.objective.show(opened.model, "words and", Sampling(2)))
+        return list(opened.decoding.reply(opened.model, "words and", "", Sampling(2)).pieces)
 
     def chat():
         return list(ChatSession(open_model(str(folder)), ChatSettings(new_tokens=2), "", print).answer("words"))

@@ -31,7 +31,7 @@ from support.runs import ENVIRONMENT, artel
 from support.saved_models import gpt2
 from support.waiting import Screen
 
-VERBS = {name: OBJECTIVES[name].verb for name in OBJECTIVES.names}
+VERBS = {name: OBJECTIVES[name].presentation.verb for name in OBJECTIVES.names}
 CONVERSATION = [{"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": "A small model."}]
 ANSWERS = [{"text": "the forest", "answer_start": 11}]
 PARAGRAPH = {
@@ -96,7 +96,7 @@ def written(given: Given) -> RunConfig:
     [
         pytest.param(name, marks=pytest.mark.slow if name in ("causal", "masked", "chat") else pytest.mark.long)
         for name in OBJECTIVES.names
-        if OBJECTIVES[name].is_offered
+        if OBJECTIVES[name].presentation.is_offered
     ],
 )
 @pytest.mark.parametrize("start", ["scratch", "pretrained"])

@@ -335,7 +335,7 @@ def test_the_run_writes_what_transformers_writes(capsys):
         assert ["".join(said) for said in parts] == [choice["text"] for choice in whole]
         said: list[str] = []
         asked = {"text": texts[1], "sampling": Sampling(10, temperature=0.0, beams=2), "on_text": said.append}
-        served.opened.objective.answers(served.opened.model, "generate", [asked])
+        served.opened.decoding.answers(served.opened.model, "generate", [asked])
         assert said == []  # no beam is the text before the end
         assert client.get("/v1/models").json()["data"][0]["endpoints"] == ["/v1/completions"]
         neutral = {"presence_penalty": 0, "frequency_penalty": 0.0, "min_p": 0, "stop": [], "logit_bias": {}}

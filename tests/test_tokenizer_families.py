@@ -82,7 +82,7 @@ def test_a_text_has_the_same_ids_in_training_and_in_every_command(tmp_path, name
         for text in PROMPTS:
             expected = tokenizer(text).input_ids
             with rows_read_by(opened.model) as rows:
-                "".join(opened.objective.reply(opened.model, text, "", GREEDY).pieces)  # artel generate, artel.open
+                "".join(opened.decoding.reply(opened.model, text, "", GREEDY).pieces)  # artel generate, artel.open
             assert rows[0] == expected
             with rows_read_by(opened.model) as rows:
                 list(answers(opened, [Prompt("a.jsonl:1", {}, text)], 0, GREEDY, no_news))

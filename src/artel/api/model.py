@@ -177,8 +177,8 @@ class Model:
         """Like `generate`, but yield pieces of text (complete characters) as soon as they are generated."""
         from artel.inference.chat import ChatSettings
 
-        objective = self._opened.objective
-        if not (objective.generates or "generate" in objective.tasks):
+        objective, decoding = self._opened.objective, self._opened.decoding
+        if not (objective.generates or "generate" in decoding.tasks):
             raise self._cannot("writes no text of its own")
         if beams is not None and objective.generates:
             raise InputError.at("beams", f"{self._opened.name} does not search", "leave it out: seq2seq models do")
@@ -186,7 +186,7 @@ class Model:
             raise InputError.at("beams", f"{beams} is out of range", "it goes from 1 to 100")
         if beams is not None and temperature:
             raise InputError.at("beams", "searches for the likeliest text, and a temperature samples", "leave one out")
-        sampling = objective.sampling(
+        sampling = decoding.sampling(
             new_tokens=max_new_tokens,
             temperature=temperature,
             top_k=top_k,
@@ -240,7 +240,7 @@ class Model:
 
         Raises InputError for models that were not trained to answer questions.
         """
-        if "answer" not in self._opened.objective.tasks:
+        if "answer" not in self._opened.decoding.tasks:
             raise self._cannot("finds no answers in texts")
         found = self._reply(question, context, None).to_json or {}
         return Answer(found["answer"], found["start"], found["end"], found["score"], found["class"], found["classes"])
@@ -269,8 +269,7 @@ class Model:
 
         Raises InputError for models that cannot fill in text, and if a masked model is given a text without masks.
         """
-        objective = self._opened.objective
-        if objective.generates or objective.tasks:
+        if self._opened.objective.generates or self._opened.decoding.tasks:
             raise self._cannot("fills nothing in")
         reply = self._reply(text, "", None)
         filled = "".join(reply.pieces)
@@ -397,19 +396,18 @@ class Model:
 
     def _reply(self, prompt: str, context: str, sampling: Any) -> Reply:
         """Return the objective's reply to a prompt, as in `artel generate`."""
-        return self._opened.objective.reply(self._opened.model, prompt, context, sampling)
+        return self._opened.decoding.reply(self._opened.model, prompt, context, sampling)
 
     def _answers(self, task: str, inputs: list[Any], cannot: str) -> list[dict[str, Any]]:
-        """Return the answers to a task (`Objective.tasks`). Raise InputError if the model does not support it."""
-        objective = self._opened.objective
-        if task not in objective.tasks:
+        """Return the answers to a task (`Decoding.tasks`). Raise InputError if the model does not support it."""
+        if task not in self._opened.decoding.tasks:
             raise self._cannot(cannot)
-        return objective.answers(self._opened.model, task, inputs)
+        return self._opened.decoding.answers(self._opened.model, task, inputs)
 
     def _cannot(self, what: str) -> InputError:
         """Return the error for an unsupported task. It names the supported ones."""
-        objective = self._opened.objective
-        able = "generate and chat" if objective.generates else " and ".join(objective.tasks) or "fill"
+        tasks = " and ".join(self._opened.decoding.tasks) or "fill"
+        able = "generate and chat" if self._opened.objective.generates else tasks
         return InputError.at(self._opened.name, f"is a model for {self.objective}, which {what}", f"use {able}")
 
 

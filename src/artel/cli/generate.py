@@ -104,14 +104,14 @@ def generate(
 
     def opened_model() -> OpenedModel:
         opened = open_untrained(load_run(name, Overrides.parse(overrides)), tell) if untrained else open_model(name)
-        if beams is not None and "generate" not in opened.objective.tasks:
+        if beams is not None and "generate" not in opened.decoding.tasks:
             raise InputError.at("--beams", f"{name} does not search", "leave it out: seq2seq models do")
         return opened
 
     def answers_to(prompts: Sequence[Prompt], start: int) -> Generator[dict[str, Any], None, None]:
         tell(f"loading {name}")
         opened = opened_model()
-        sampling = opened.objective.sampling(**given)
+        sampling = opened.decoding.sampling(**given)
         if best_of == 1:
             return answers(opened, prompts, start, sampling, tell)
         tell(f"loading {reward}")
@@ -132,12 +132,12 @@ def generate(
         _show_best(next(answers_to([one], 0)), best_of, as_json)
         return
     opened = opened_model()
-    objective, sampling = opened.objective, opened.objective.sampling(**given)
-    if context and can_search(opened) and (os.path.isfile(context) or not objective.needs_context):  # noqa: PTH113
+    decoding, sampling = opened.decoding, opened.decoding.sampling(**given)
+    if context and can_search(opened) and (os.path.isfile(context) or not decoding.needs_context):  # noqa: PTH113
         _show_hits(text, context, search(opened, text, _read(context), tell), as_json)
         return
-    context_text = _read(context) if objective.needs_context or (context and objective.takes_context) else ""
-    _show(opened, text, objective.reply(opened.model, text, context_text, sampling), as_json)
+    context_text = _read(context) if decoding.needs_context or (context and decoding.takes_context) else ""
+    _show(opened, text, decoding.reply(opened.model, text, context_text, sampling), as_json)
 
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
 
 def _show(opened: OpenedModel, prompt: str, reply: Reply, as_json: bool) -> None:
     written = []
-    if not as_json and opened.objective.continues:
+    if not as_json and opened.decoding.continues:
         show(prompt, end="")
     for piece in reply.pieces:
         written.append(piece)

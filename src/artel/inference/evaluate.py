@@ -112,7 +112,7 @@ def evaluate(
     metrics, outputs = validation.evaluate(strategy, size, run.validate_.blocks, news)
     split = store.validation
     details = objective.details(outputs, split)
-    if writing := objective.generation_eval(opened.model, split):
+    if writing := objective.decoding.generation_eval(opened.model, split):
         text_metrics, text_details = _evaluate_texts(opened, writing, world, tell)
         metrics, details = metrics | text_metrics, details | text_details
     return EvaluationResult(

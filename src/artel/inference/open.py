@@ -23,6 +23,7 @@ from artel.models.loading.structure import position_limit
 from artel.models.lora.adapter_folder import read_adapter
 from artel.models.quantization import set_compute_precision
 from artel.objectives import Objective, objective_of
+from artel.objectives.decoding import Decoding
 from artel.preparing import Prepared, prepare
 from artel.preparing.run_mark import check_own_checkpoints
 from artel.registry import OBJECTIVES
@@ -45,6 +46,11 @@ class OpenedModel:
     """The objective of its run, or the one that fits its head."""
     run: RunConfig | None = None
     """The run that trained it; None if artel did not train it."""
+
+    @property
+    def decoding(self) -> Decoding:
+        """How it answers."""
+        return self.objective.decoding
 
     @property
     def template_setting(self) -> str:

@@ -35,7 +35,7 @@ _TEXTS = 1024
 
 def check_embeds(opened: OpenedModel) -> None:
     """Raise InputError if the model has no vectors for texts."""
-    if "embed" not in opened.objective.tasks:
+    if "embed" not in opened.decoding.tasks:
         what = f"learned {opened.objective.config.objective}, which gives texts no vectors"
         raise InputError.at(opened.name, what, "give a model of objective embedding, or of sentence-transformers")
 
@@ -84,7 +84,7 @@ def unit_vectors(opened: OpenedModel, texts: Sequence[str], kind: str, tell: Cal
     found = []
     for start in range(0, len(texts), _TEXTS):
         inputs = [{"text": text, "input_type": kind} for text in texts[start : start + _TEXTS]]
-        answers = opened.objective.answers(opened.model, "embed", inputs)
+        answers = opened.decoding.answers(opened.model, "embed", inputs)
         found.append(np.array([answer["embedding"] for answer in answers], dtype=np.float32))
         tell(f"{min(start + _TEXTS, len(texts)):,} of {len(texts):,} {kind} texts have their vectors")
     vectors = np.concatenate(found)
@@ -110,7 +110,7 @@ class Hit:
 
 def can_search(opened: OpenedModel) -> bool:
     """True if the model ranks texts by a query."""
-    return not {"embed", "rerank"}.isdisjoint(opened.objective.tasks)
+    return not {"embed", "rerank"}.isdisjoint(opened.decoding.tasks)
 
 
 def search(opened: OpenedModel, query: str, text: str, tell: Callable[[str], None]) -> list[Hit]:
@@ -121,7 +121,7 @@ def search(opened: OpenedModel, query: str, text: str, tell: Callable[[str], Non
     if not found:
         raise InputError.at("--context", "the text to search has no words", "give a text or a file with some")
     texts = [text for _, text in found]
-    if "embed" in opened.objective.tasks:
+    if "embed" in opened.decoding.tasks:
         (vector,) = unit_vectors(opened, [query], "query", lambda line: None)
         scores = (unit_vectors(opened, texts, "document", tell) @ vector).tolist()
     else:
@@ -147,7 +147,7 @@ def _pair_scores(opened: OpenedModel, query: str, texts: list[str], tell: Callab
     news, scores = ProgressMessages(tell, "scoring paragraphs:"), list[float]()
     for start in range(0, len(texts), _PAIRS):
         pairs = [(query, text) for text in texts[start : start + _PAIRS]]
-        scores += [answer["score"] for answer in opened.objective.answers(opened.model, "rerank", pairs)]
+        scores += [answer["score"] for answer in opened.decoding.answers(opened.model, "rerank", pairs)]
         news(len(scores) / len(texts))
     return scores
 

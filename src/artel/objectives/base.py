@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -14,10 +13,11 @@ import numpy as np
 from artel.config import ModelConfig, RunConfig
 from artel.errors import Problem
 from artel.models.text_vectors import pools_texts
+from artel.objectives.decoding import Decoding
 from artel.objectives.hooks import GlobalBatchHooks, TeacherHooks
 from artel.objectives.length_groups import group_count
-from artel.objectives.types import Batch, DocumentSamples, GenerationEval, GenerationPrompt, Reply, TokenView
-from artel.objectives.usage import in_python
+from artel.objectives.presentation import Presentation
+from artel.objectives.types import Batch, DocumentSamples, TokenView
 from artel.text import Document, Dropped, Record, Rejected, frame_notes
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples
 
@@ -25,15 +25,10 @@ if TYPE_CHECKING:  # objectives prepare text too, and these take seconds to impo
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from artel.models.generate import Sampling
     from artel.models.loading.heads import Head
     from artel.models.loading.request import ModelRequest
-    from artel.tokens.tokenizer.chat_template import TurnEnd
 
 Better = Literal["higher", "lower"]
-
-_PROMPT_WORDS, _PROMPT_TOKENS = 4, 100
-"""Length of a prompt taken from the training text, and tokens decoded for it."""
 
 
 class Objective(TeacherHooks, GlobalBatchHooks, ABC):
@@ -43,16 +38,8 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
     """The transformers class with the right head: AutoModelForCausalLM."""
     learns_from: ClassVar[tuple[str, ...]]
     """Kinds of records it takes, as formats declare them: text, pairs, questions, conversations, preferences."""
-    verb: ClassVar[str] = ""
-    """One word for what its models do, offered by `artel new`: write. Defaults to the objective's name."""
-    does: ClassVar[str] = ""
-    """The same as a clause."""
-    is_offered: ClassVar[bool] = True
-    """False if `artel new` does not offer it, because it needs more than texts."""
-    finetuning_rate: ClassVar[float] = 5e-5
-    """Peak learning rate for finetuning all weights; adapters use four times as much."""
-    pipeline_tag: ClassVar[str] = ""
-    """The hub's task for its models: text-generation. Empty if the hub has none."""
+    presentation: ClassVar[Presentation] = Presentation("")
+    """How it is presented: in `artel new`, and on model cards."""
     section: ClassVar[str] = ""
     """Its section of the run file; empty if it has none."""
     decided_by_records: ClassVar[tuple[str, ...]] = ()
@@ -63,12 +50,6 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
     """True if samples contain the date of their preparation (a chat template with `strftime_now`)."""
     is_per_token: ClassVar[bool] = False
     """True if the loss is a sum over tokens, so that ranks can share a sequence (parallel.context)."""
-    needs_context: ClassVar[bool] = False
-    """True if a prompt is a question about a text (`artel generate --context`)."""
-    takes_context: ClassVar[bool] = False
-    """True if a prompt may come with a second text (`artel generate --context`)."""
-    continues: ClassVar[bool] = True
-    """True if the output continues the prompt; False if it answers it."""
     encoder: ClassVar[bool] = False
     """True if special tokens frame the texts; a trained tokenizer then has them."""
     isolated_documents: bool = False
@@ -87,8 +68,6 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
     """Number of samples that have outputs, from the first; None for all."""
     has_many_outputs: ClassVar[bool] = False
     """True if `metrics` gets the outputs in float32, because there are many; otherwise in float64."""
-    tasks: ClassVar[tuple[str, ...]] = ()
-    """Tasks of `answers`: classify, embed, entities, generate, rerank, score. `answer` is done by `reply`."""
     better: ClassVar[dict[str, Better]]
     """Its metrics, and the direction in which each improves."""
 
@@ -228,9 +207,9 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
         from artel.models.loading.request import ModelRequest
 
         request = ModelRequest(model, self.auto_class, self.heads, block, seed, self.head_config)
-        if not (self.generates or "generate" in self.tasks):
+        if not (self.generates or "generate" in self.decoding.tasks):
             return request
-        turn = self.turn_end()
+        turn = self.decoding.turn_end()
         return replace(request, end_ids=turn.ids if turn is not None else frozenset({self.tokenizer.end_id}))
 
     def model_files(self, model: PreTrainedModel) -> dict[str, bytes]:
@@ -254,29 +233,6 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
         """
         return ""
 
-    def command(self, folder: str, samples: Samples | None) -> str:
-        """Return a command that shows what the model of a finished run does.
-
-        `folder`: the run's folder, quoted for a shell. `samples`: its training samples; None if they must not be shown.
-        """
-        return f"artel generate {folder} --prompt {shlex.quote(self.prompt(samples))}"
-
-    def usage(self) -> str:
-        """Return Python for the model card that runs `model` with transformers, `tokenizer` and `torch` only."""
-        return f'inputs = tokenizer({in_python(self.prompt(None))}, return_tensors="pt")\nprint(model(**inputs).logits)'
-
-    def prompt(self, samples: Samples | None) -> str:
-        """Return a text to continue: the first of `validate.prompts`, or the first words of the training text."""
-        if samples is None:
-            return next(filter(None, self.config.validate_.prompts), "Once upon a time")
-        if self.config.validate_.prompts:
-            return self.config.validate_.prompts[0]
-        ids = samples.read(0).ids[:_PROMPT_TOKENS]
-        is_special = np.isin(ids, self.tokenizer.special_ids)
-        parts = np.split(np.arange(len(ids)), np.flatnonzero(is_special))  # of several documents in a block
-        words = " ".join(self.tokenizer.decode(ids[part[~is_special[part]]]) for part in parts).split()
-        return " ".join(words[: min(_PROMPT_WORDS, max(1, len(words) - 1))])  # the last may be cut
-
     @abstractmethod
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         """Yield the samples of each document, or why it has none."""
@@ -288,10 +244,6 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
     def dataset(self, split: StoreSplit) -> Samples:
         """Return a split of the store as this objective reads it: separate samples, or blocks of text."""
         return WholeSamples(split)
-
-    def turn_end(self) -> TurnEnd | None:
-        """Return what ends an assistant's turn; None for other texts than conversations."""
-        return None
 
     def check_store(self, store: TokenStore) -> None:  # most objectives learn of every sample
         """Raise InputError if a run would learn nothing from its store, or not what it must. Called before use."""
@@ -373,32 +325,7 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
         """
         return {}
 
-    def generation_eval(self, model: PreTrainedModel, split: StoreSplit) -> GenerationEval | None:
-        """Return what to generate for a split in an evaluation, and how to score it; None for most objectives."""
-        return None
-
-    def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
-        """Return the model's answer to each input as plain values. `task` is one of `tasks`. Raises InputError."""
-        raise NotImplementedError
-
-    def default_sampling(self) -> Sampling:
-        """Return the default sampling of its models."""
-        from artel.models.generate import Sampling
-
-        return Sampling()
-
-    def sampling(self, **settings: Any) -> Sampling:
-        """Return the default sampling with those `settings` that are not None."""
-        return replace(self.default_sampling(), **{name: each for name, each in settings.items() if each is not None})
-
-    def generation_prompt(self, model: PreTrainedModel, prompt: str) -> GenerationPrompt | None:
-        """Return the ids that a model which `generates` continues; None if only `reply` can answer a prompt."""
-        return None
-
-    @abstractmethod
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        """Yield the model's output for a prompt as it is generated."""
-
-    def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
-        """Return what `artel generate` prints. `context` is empty unless the objective takes one."""
-        return Reply(self.show(model, prompt, sampling))
+    @property
+    def decoding(self) -> Decoding:
+        """How its models answer. Without a decoding of its own, an objective has one that refuses all prompts."""
+        return self if isinstance(self, Decoding) else Decoding(self.config, self.tokenizer)

@@ -31,8 +31,10 @@ from artel.objectives.conversation.calls import call_metrics, call_turns, source
 from artel.objectives.conversation.frame import Difference, Unfit, WrittenOut
 from artel.objectives.conversation.template_check import call_notes, check_targets, difference_notes, end_notes
 from artel.objectives.conversation.writer import ConversationWriter
+from artel.objectives.decoding import Decoding
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
-from artel.objectives.types import Batch, DocumentSamples, GenerationEval, GenerationPrompt, TokenView
+from artel.objectives.presentation import Presentation
+from artel.objectives.types import Batch, DocumentSamples, GenerationEval, GenerationPrompt, Reply, TokenView
 from artel.objectives.usage import generation_usage, in_python
 from artel.storage import user_path
 from artel.text import Conversation, Document, Dropped, Message, Rejected, Tools
@@ -63,12 +65,10 @@ _IDS_VERSION = 2
 prompt that ends in one."""
 
 
-class Chat(Objective):
+class Chat(Objective, Decoding):
     auto_class = "AutoModelForCausalLM"
     learns_from = ("conversations",)
-    verb = "chat"
-    does = "answers as the assistant of conversations"
-    pipeline_tag = "text-generation"
+    presentation = Presentation("answers as the assistant of conversations", "chat", "text-generation")
     section = "chat"
     generates = True
     is_per_token = True
@@ -271,8 +271,11 @@ class Chat(Objective):
         what = f"calls in {first}{len(turns):,} turns with tools{without}"
         return GenerationEval(what, prompts, max(_MIN_NEW_TOKENS, 2 * longest), partial(call_metrics, turns))
 
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        """Yield the answer to a user's message."""
+    def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
+        """Return the answer to a user's message."""
+        return Reply(self._answer(model, prompt, sampling))
+
+    def _answer(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         from artel.models.generate import generate_from_ids
         from artel.models.loading.structure import position_limit
 

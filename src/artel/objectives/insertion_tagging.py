@@ -16,8 +16,10 @@ import numpy as np
 from artel.config import RunConfig
 from artel.models import IGNORED, evaluating
 from artel.objectives.base import Better, Objective
+from artel.objectives.decoding import Decoding
 from artel.objectives.per_token import SUMS, token_metrics
-from artel.objectives.types import Batch, DocumentSamples, TokenView
+from artel.objectives.presentation import Presentation
+from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Pair, Rejected
 from artel.tokens import Encoded, Rows, Sample, Samples, StoreSplit, Tokenizer
@@ -32,13 +34,12 @@ _EXAMPLE = "He said that he would come but he did not"
 _TOKEN, _INSERTED, _RULE = 1, 2, 4  # flags: input token, inserted token, comma by rule after an input token
 
 
-class InsertionTagging(Objective):
+class InsertionTagging(Objective, Decoding):
     """Objective `masked` on pairs."""
 
     auto_class = "AutoModelForMaskedLM"
     learns_from = ("pairs",)
-    does = "puts in what a text lacks, as commas"
-    pipeline_tag = "token-classification"
+    presentation = Presentation("puts in what a text lacks, as commas", pipeline_tag="token-classification")
     is_per_token = True
     continues = False
     encoder = True
@@ -185,8 +186,8 @@ class InsertionTagging(Objective):
             metrics |= _scores("rule_", totals["found_by_rule"], totals["by_rule"], totals["missing"])
         return metrics
 
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        yield self.restore(model, prompt)
+    def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
+        return Reply([self.restore(model, prompt)])
 
     def restore(self, model: PreTrainedModel, text: str) -> str:
         """Return the text with the insertions that the model predicts."""

@@ -7,7 +7,6 @@ in each epoch, the same after a restart.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,7 +18,9 @@ from artel.errors import InputError, Problem
 from artel.models import IGNORED, evaluating
 from artel.objectives.base import Better, Objective
 from artel.objectives.collate import Texts, document_tensors, target_tensors
+from artel.objectives.decoding import Decoding
 from artel.objectives.per_token import SUMS, inputs_of, token_metrics, token_sums
+from artel.objectives.presentation import Presentation
 from artel.objectives.types import Batch, Reply, TokenView
 from artel.objectives.usage import in_python
 from artel.tokens import Rows, Samples, StoreSplit, TokenBlocks, Tokenizer
@@ -32,12 +33,10 @@ if TYPE_CHECKING:
     from artel.models.generate import Sampling
 
 
-class Masked(Texts):
+class Masked(Texts, Decoding):
     auto_class = "AutoModelForMaskedLM"
     learns_from = ("text", "pairs")
-    verb = "fill-in"
-    does = "guesses hidden words, or fills in what is missing"
-    pipeline_tag = "fill-mask"
+    presentation = Presentation("guesses hidden words, or fills in what is missing", "fill-in", "fill-mask")
     section = "masked"
     causal = False
     continues = False
@@ -166,9 +165,6 @@ class Masked(Texts):
             counts = np.bincount(ids[~self._special[ids]])
             self._commonest[split] = float(counts.max() / counts.sum()) if len(counts) else 0.0
         return self._commonest[split]
-
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        yield fill_masks(model, self.tokenizer, prompt).text
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         filled = fill_masks(model, self.tokenizer, prompt)

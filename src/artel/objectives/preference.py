@@ -25,16 +25,14 @@ from artel.objectives.chat import Chat, template_problems, template_version
 from artel.objectives.collate import next_token_view
 from artel.objectives.conversation.frame import Unfit
 from artel.objectives.conversation.writer import ConversationWriter
-from artel.objectives.types import Batch, DocumentSamples, GenerationPrompt, TokenView
+from artel.objectives.presentation import Presentation
+from artel.objectives.types import Batch, DocumentSamples, TokenView
 from artel.text import Conversation, Document, Dropped, Message, Preference, Rejected
-from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples
+from artel.tokens import Rows, Sample, StoreSplit, Tokenizer, TokenStore, WholeSamples
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
-
-    from artel.models.generate import Sampling
-    from artel.tokens.tokenizer.chat_template import TurnEnd
 
 _BETA = {"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "orpo": 0.1, "simpo": 2.0}
 _CHOSEN, _REJECTED, _OTHER = 0, 1, 2
@@ -44,13 +42,11 @@ _OTHER_ROWS = "other_"
 class PreferenceOptimization(Objective):
     auto_class = "AutoModelForCausalLM"
     learns_from = ("preferences",)
-    verb = "prefer"
-    does = "of two answers gives the better one"
-    pipeline_tag = "text-generation"
-    finetuning_rate = 5e-6
+    presentation = Presentation(
+        "of two answers gives the better one", "prefer", "text-generation", finetuning_rate=5e-6
+    )
     section = "preference"
     generates = True
-    continues = False
     sums = ("loss", "targets", "pairs", "right", "chosen", "chosen_reward", "rejected", "rejected_reward",
             "tokens", "entropy")  # fmt: skip
     outputs = ("chosen_logp", "rejected_logp", "other_logp")
@@ -64,7 +60,7 @@ class PreferenceOptimization(Objective):
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
-        self._chat = Chat(config, tokenizer)  # it generates as chat does
+        self._chat = Chat(config, tokenizer)
         self.writes_day = self._chat.writes_day
         self._writer = ConversationWriter(tokenizer, self._chat.template, config.chat.learn_empty_thoughts)
         self._preference = config.preference
@@ -107,14 +103,10 @@ class PreferenceOptimization(Objective):
         super().plan_for(build, device)
         self._shares_prompts = can_share_prefixes(build(), device)
 
-    def command(self, folder: str, samples: Samples | None) -> str:
-        return self._chat.command(folder, samples)
-
-    def usage(self) -> str:
-        return self._chat.usage()
-
-    def turn_end(self) -> TurnEnd:
-        return self._chat.turn_end()
+    @property
+    def decoding(self) -> Chat:
+        """Its models answer as those of `chat` do."""
+        return self._chat
 
     def outputs_of(self, sample: Sample) -> np.ndarray | None:
         return None if sample.flags is None else sample.ids[sample.flags > 0]
@@ -354,12 +346,6 @@ class PreferenceOptimization(Objective):
         kl = max(0.0, float(compared[:, _OTHER].mean()))
         answers = compared[:, :_OTHER]
         return float(self._losses(answers, answers, torch.ones_like(answers), kl)[present].mean())
-
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        return self._chat.show(model, prompt, sampling)
-
-    def generation_prompt(self, model: PreTrainedModel, prompt: str) -> GenerationPrompt:
-        return self._chat.generation_prompt(model, prompt)
 
 
 def _messages(pair: Preference) -> list[Message]:

@@ -17,7 +17,9 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED
 from artel.objectives.base import Better, Objective
+from artel.objectives.decoding import Decoding
 from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
+from artel.objectives.presentation import Presentation
 from artel.objectives.pretrained_heads import gives_a_score, names_its_problem, reads_conversations
 from artel.objectives.rerank_samples import COLUMNS, HAS_SCORE, QUERY, DrawnNegatives, PairWriter, parts_of, scores_in
 from artel.objectives.statistics import sigmoid, spearman
@@ -36,13 +38,10 @@ _QUERY, _DOCUMENT = "Where is Anna?", "Anna is in the forest."  # an example
 _LISTED = 5
 
 
-class Rerank(Objective):
+class Rerank(Objective, Decoding):
     auto_class = "AutoModelForSequenceClassification"
     learns_from = ("matches",)
-    verb = "rank"
-    does = "orders documents by how well they answer a query"
-    pipeline_tag = "text-ranking"
-    finetuning_rate = 2e-5
+    presentation = Presentation("orders documents by how well they answer a query", "rank", "text-ranking", 2e-5)
     section = "rerank"
     needs_context = True
     continues = False
@@ -299,9 +298,6 @@ class Rerank(Objective):
         """Return how well the document `context` answers the query."""
         (score,) = self.scores(model, [(prompt, context)])
         return Reply([f"{score:.4f}"], to_json={"query": prompt, "document": context, "score": score})
-
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        raise InputError.at("--prompt", "a query needs a document", "give --context DOCUMENT")
 
 
 class _OfSplit(WholeSamples):

@@ -24,7 +24,9 @@ from artel.objectives.base import Better, Objective
 from artel.objectives.chat import Chat, template_problems, template_version
 from artel.objectives.conversation.frame import Unfit
 from artel.objectives.conversation.writer import ConversationWriter
+from artel.objectives.decoding import Decoding
 from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
+from artel.objectives.presentation import Presentation
 from artel.objectives.pretrained_heads import gives_a_score, reads_conversations
 from artel.objectives.statistics import calibration_bins, calibration_error, float_bits, floats_of_bits
 from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
@@ -43,13 +45,12 @@ _CHOSEN, _REJECTED, _MARGIN = range(3)
 _PROMPT, _ANSWER = "Where is Anna?", "She is in the forest."  # an example
 
 
-class Reward(Objective):
+class Reward(Objective, Decoding):
     auto_class = "AutoModelForSequenceClassification"
     learns_from = ("preferences",)
-    verb = "score"
-    does = "gives answers a score: the better one the higher"
-    pipeline_tag = "text-classification"
-    finetuning_rate = 1e-5
+    presentation = Presentation(
+        "gives answers a score: the better one the higher", "score", "text-classification", finetuning_rate=1e-5
+    )
     section = "reward"
     needs_context = True
     continues = False
@@ -259,9 +260,6 @@ class Reward(Objective):
         """Return the score of the answer `context` to the prompt."""
         (score,) = self.scores(model, [(prompt, context)])
         return Reply([f"{score:.4f}"], to_json={"prompt": prompt, "answer": context, "score": score})
-
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        raise InputError.at("--prompt", "a reward model judges an answer", "give --context ANSWER")
 
 
 def _sides(rows: Rows, row: int) -> list[np.ndarray]:

@@ -19,8 +19,10 @@ from artel.config import ModelConfig, RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED
 from artel.objectives.base import Better, Objective
+from artel.objectives.decoding import Decoding
 from artel.objectives.length_groups import group_inputs, group_rows
 from artel.objectives.per_token import SUMS, token_metrics
+from artel.objectives.presentation import Presentation
 from artel.objectives.seq2seq_text import MULTIPLE, GenerationInput, PairFraming, TextGenerator, stacked
 from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
 from artel.objectives.usage import in_python
@@ -42,11 +44,12 @@ _LISTED, _LISTED_CHARACTERS = 10, 60  # pairs in a report, and characters of eac
 _EXAMPLE = "He come home yesterday."
 
 
-class SequenceToSequence(Objective):
+class SequenceToSequence(Objective, Decoding):
     auto_class = "AutoModelForSeq2SeqLM"
     learns_from = ("pairs",)
-    verb = "rewrite"
-    does = "writes a text for a text: corrected, shorter, in other words, in another language"
+    presentation = Presentation(
+        "writes a text for a text: corrected, shorter, in other words, in another language", "rewrite"
+    )
     section = "seq2seq"
     continues = False
     encoder = True
@@ -317,9 +320,6 @@ class SequenceToSequence(Objective):
             | {"prompt_tokens": each.read, "truncated": each.is_cut}
             for each in self._generator.generate(model, requests)
         ]
-
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        yield self._generator.generate(model, [GenerationInput(prompt, sampling)])[0].text
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         (written,) = self._generator.generate(model, [GenerationInput(prompt, sampling)])

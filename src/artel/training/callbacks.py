@@ -135,8 +135,9 @@ class ShowSamples:
 
 
 def _continued(run: Run, prompt: str) -> str:
-    sampling = run.objective.sampling(new_tokens=run.config.validate_.new_tokens, seed=run.config.seed)
-    return "".join(run.objective.show(run.strategy.model, prompt, sampling))
+    decoding = run.objective.decoding
+    sampling = decoding.sampling(new_tokens=run.config.validate_.new_tokens, seed=run.config.seed)
+    return "".join(decoding.reply(run.strategy.model, prompt, "", sampling).pieces)
 
 
 class MeasureEnd:

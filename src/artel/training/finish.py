@@ -77,7 +77,7 @@ def close_trackers(run: Run, make_report: Callable[[], str | None]) -> None:
     run.trackers.close()  # the progress bar ends before the last messages
     name = shlex.quote(str(run.folder.path))
     run.tell(f"{run.folder.path}: {run.step:,} steps are done, the model is in {run.folder.model}; next:")
-    run.tell(f"    {run.objective.command(name, run.samples)}")
+    run.tell(f"    {run.objective.decoding.command(name, run.samples)}")
     for hint in run.trackers.hints:
         run.tell(f"    {hint}")
 

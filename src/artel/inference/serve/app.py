@@ -209,7 +209,7 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
 
 def _other_use(served: ServedModel) -> str:
     """Return what a model does instead, and at which endpoints."""
-    does = served.opened.objective.does
+    does = served.opened.objective.presentation.does
     return (does and f": it {does}") + f"; ask it at {' or '.join(served.endpoints)}"
 
 

@@ -131,7 +131,7 @@ def _inputs(served: ServedModel, body: CompletionRequest, deadline: Deadline) ->
     for name, neutral in _NEUTRAL.items():
         if getattr(body, name) not in (None, neutral):
             raise ApiError(400, f"{served.name} writes a text for a text, and knows no {name}", name)
-    sampling = served.opened.objective.sampling(
+    sampling = served.opened.decoding.sampling(
         new_tokens=body.max_tokens,
         temperature=body.temperature,
         top_p=body.top_p,

@@ -120,8 +120,8 @@ class ServedModel:
         return [path for path, is_offered in offered.items() if is_offered]
 
     def can(self, task: str) -> bool:
-        """True if its objective answers a task (`Objective.tasks`)."""
-        return task in self.opened.objective.tasks
+        """True if its objective answers a task (`Decoding.tasks`)."""
+        return task in self.opened.decoding.tasks
 
     @property
     def embeds(self) -> bool:
@@ -130,7 +130,7 @@ class ServedModel:
 
     @property
     def fills_masks(self) -> bool:
-        return self.opened.objective.pipeline_tag == "fill-mask"
+        return self.opened.objective.presentation.pipeline_tag == "fill-mask"
 
     @property
     def answers_questions(self) -> bool:

@@ -21,7 +21,9 @@ from artel.models import IGNORED
 from artel.objectives.base import Better, Objective
 from artel.objectives.classification.framing import Framing
 from artel.objectives.classification.kinds import KINDS, THRESHOLDS, Kind, Undecided, Unfit
+from artel.objectives.decoding import Decoding
 from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
+from artel.objectives.presentation import Presentation
 from artel.objectives.pretrained_heads import base_labels, in_order_of
 from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
 from artel.objectives.usage import first_words, in_python
@@ -43,12 +45,10 @@ _NO_LABEL = {"-", "nan", "none", "null", "n/a", "<na>"}
 _EXAMPLE = "A quiet film that stays with you."
 
 
-class Classification(Objective):
+class Classification(Objective, Decoding):
     auto_class = "AutoModelForSequenceClassification"
     learns_from = ("labels",)
-    verb = "label"
-    does = "gives texts labels, or a number"
-    pipeline_tag = "text-classification"
+    presentation = Presentation("gives texts labels, or a number", "label", "text-classification")
     section = "classification"
     decided_by_records = ("kind", "labels")
     takes_context = True
@@ -275,9 +275,6 @@ class Classification(Objective):
             {**self._kind.answer(said[None]), **({"truncated": True} if row.cut else {})}
             for said, row in zip(logits, rows, strict=True)
         ]
-
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        yield _in_words(self.answers(model, "classify", [prompt])[0])
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         (answer,) = self.answers(model, "classify", [(prompt, context) if context else prompt])

@@ -15,6 +15,7 @@ target, so that they serve any epoch and step.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -39,6 +40,7 @@ from artel.objectives.distill.teacher_checks import (
 from artel.objectives.hooks import CachedOutputs, Teacher, TeacherCall
 from artel.objectives.masked import Masked
 from artel.objectives.per_token import inputs_of, with_balance
+from artel.objectives.presentation import Presentation
 from artel.objectives.types import Batch
 from artel.tokens import Rows, StoreSplit, Tokenizer
 from artel.tokens.store import token_type
@@ -55,9 +57,6 @@ _BETTER: dict[str, Better] = {"cross_entropy": "lower", "divergence": "lower", "
 class Distillation(Objective):
     """Mixin that adds distillation to the objective of `distill.on`."""
 
-    verb = ""
-    does = "learns what a teacher would say, beside the text itself"
-    is_offered = False
     section = "distill"
     sums: ClassVar[tuple[str, ...]] = (
         "loss",
@@ -332,10 +331,16 @@ class Distillation(Objective):
         return metrics
 
 
+def _presentation(taught: type[Objective]) -> Presentation:
+    does = "learns what a teacher would say, beside the text itself"
+    return replace(taught.presentation, does=does, verb="", is_offered=False)
+
+
 class Distill(Distillation, Causal):
     """Next tokens of texts. Registered for all kinds: `for_run` returns the class of a run."""
 
     learns_from = ("text", "conversations")
+    presentation = _presentation(Causal)
     better: ClassVar[dict[str, Better]] = {**Causal.better, **_BETTER}
     taught = Causal
 
@@ -347,6 +352,7 @@ class Distill(Distillation, Causal):
 class DistillChat(Distillation, Chat):
     """The assistant's turns of conversations."""
 
+    presentation = _presentation(Chat)
     better: ClassVar[dict[str, Better]] = {**Chat.better, **_BETTER}
     taught = Chat
 
@@ -358,6 +364,7 @@ class DistillChat(Distillation, Chat):
 class DistillMasked(Distillation, Masked):
     """Hidden tokens, different in each epoch, so that the teacher must stay in memory."""
 
+    presentation = _presentation(Masked)
     better: ClassVar[dict[str, Better]] = {**Masked.better, **_BETTER}
     taught = Masked
     sees_ahead = True

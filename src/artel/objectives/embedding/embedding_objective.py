@@ -19,6 +19,7 @@ from artel.errors import InputError, Problem
 from artel.models import IGNORED
 from artel.models.text_vectors import pools_texts
 from artel.objectives.base import Better, Objective
+from artel.objectives.decoding import Decoding
 from artel.objectives.embedding.losses import KEYS, MatchKeys, Texts, loss_description, loss_sum, match_keys
 from artel.objectives.embedding.matches import (
     DOCUMENT,
@@ -53,6 +54,7 @@ from artel.objectives.embedding.vectors import (
     packed_vectors,
 )
 from artel.objectives.length_groups import group_rows
+from artel.objectives.presentation import Presentation
 from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
 from artel.objectives.usage import in_python
 from artel.text import Document, Rejected
@@ -73,13 +75,12 @@ _GOALS = {
 }
 
 
-class Embedding(Objective):
+class Embedding(Objective, Decoding):
     auto_class = "AutoModel"
     learns_from = ("matches",)
-    verb = "embed"
-    does = "turns texts into vectors, near one another where the texts match"
-    pipeline_tag = "sentence-similarity"
-    finetuning_rate = 2e-5
+    presentation = Presentation(
+        "turns texts into vectors, near one another where the texts match", "embed", "sentence-similarity", 2e-5
+    )
     section = "embedding"
     continues = False
     encoder = True
@@ -299,9 +300,6 @@ class Embedding(Objective):
                 for vector, (row, is_cut) in zip(vectors, rows, strict=True)
             ]
         return result
-
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        yield from self.reply(model, prompt, "", sampling).pieces
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         (answer,) = self.answers(model, "embed", [prompt])

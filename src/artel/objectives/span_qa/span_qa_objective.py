@@ -12,6 +12,8 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED, evaluating
 from artel.objectives.base import Better, Objective
+from artel.objectives.decoding import Decoding
+from artel.objectives.presentation import Presentation
 from artel.objectives.span_qa.answers import CLASSES, Prediction, nq_predictions, predict, score, squad_predictions
 from artel.objectives.span_qa.heads import WindowLoss, best_spans, run_heads
 from artel.objectives.span_qa.question_windows import BEGINS, CLASS, DOCUMENT, END, START, Windows
@@ -31,13 +33,10 @@ _SHORTEST_WINDOW = 8
 _QUESTION, _CONTEXT = "Where is Anna?", "Anna is in the forest."  # an example
 
 
-class SpanQA(Objective):
+class SpanQA(Objective, Decoding):
     auto_class = "AutoModelForQuestionAnswering"
     learns_from = ("questions",)
-    verb = "answer"
-    does = "finds the answer to a question in a document"
-    pipeline_tag = "question-answering"
-    finetuning_rate = 3e-5
+    presentation = Presentation("finds the answer to a question in a document", "answer", "question-answering", 3e-5)
     section = "span_qa"
     needs_context = True
     continues = False
@@ -242,9 +241,6 @@ class SpanQA(Objective):
         offsets: Callable[[int], np.ndarray],
     ) -> list[Prediction]:
         return predict(outputs, owners, sources, offsets, classes=self._five, no_answer=self._span_qa.no_answer)
-
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        raise InputError.at("--prompt", "a question needs a document to be answered from", "give --context")
 
 
 def _offsets(sample: Sample) -> np.ndarray:

@@ -12,7 +12,9 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED
 from artel.objectives.base import Better, Objective
+from artel.objectives.decoding import Decoding
 from artel.objectives.length_groups import group_inputs, group_rows
+from artel.objectives.presentation import Presentation
 from artel.objectives.pretrained_heads import base_labels
 from artel.objectives.tokens.entities import (
     Scores,
@@ -41,12 +43,10 @@ _EXAMPLE = "Anna Karenina went to Moscow."
 _SHORTEST_WINDOW = 8
 
 
-class Tokens(Objective):
+class Tokens(Objective, Decoding):
     auto_class = "AutoModelForTokenClassification"
     learns_from = (ENTITIES, WORDS)
-    verb = "tag"
-    does = "marks names in a text, or gives each word a tag"
-    pipeline_tag = "token-classification"
+    presentation = Presentation("marks names in a text, or gives each word a tag", "tag", "token-classification")
     section = "tokens"
     decided_by_records = ("labels",)
     tasks = ("entities",)
@@ -107,7 +107,12 @@ class Tokens(Objective):
     @classmethod
     def store_settings(cls, config: RunConfig) -> Any:
         base = base_labels(config, cls.auto_class) if config.tokens.labels == "auto" else []
-        return [config.data.block, cls.settings(config), is_of_words(config), *([base] if base else [])]
+        return [
+            config.data.block,
+            config.tokens.model_dump(mode="json"),
+            is_of_words(config),
+            *([base] if base else []),
+        ]
 
     @classmethod
     def small_run(cls, block: int) -> dict[str, Any]:
@@ -302,9 +307,6 @@ class Tokens(Objective):
             at = entity["end"]
         notes = () if answer["entities"] else ("no names found",)
         return Reply(["".join([*pieces, prompt[at:]])], notes, {"prompt": prompt, **answer})
-
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        yield from self.reply(model, prompt, "", sampling).pieces
 
 
 def pipeline_usage(text: str) -> str:

@@ -64,21 +64,21 @@ class Answers:
 
 def objectives_for(look: Look) -> dict[str, type[Objective]]:
     """Return the objectives that can learn from this text, by name."""
-    kinds = {name: OBJECTIVES[name] for name in OBJECTIVES.names if OBJECTIVES[name].is_offered}
+    kinds = {name: OBJECTIVES[name] for name in OBJECTIVES.names if OBJECTIVES[name].presentation.is_offered}
     return {name: kind for name, kind in kinds.items() if set(kind.learns_from) & look.kinds}
 
 
 def read_objective(answer: str, look: Look) -> str:
     """Return the objective for an answer, its name or its word for users. Raise InputError."""
     fitting = objectives_for(look)
-    words = {word: name for name, objective in fitting.items() for word in (name, objective.verb) if word}
+    words = {word: name for name, objective in fitting.items() for word in (name, objective.presentation.verb) if word}
     if answer in words:
         return words[answer]
-    if answer in OBJECTIVES and not OBJECTIVES[answer].is_offered:
+    if answer in OBJECTIVES and not OBJECTIVES[answer].presentation.is_offered:
         what = f"{answer} needs more than texts, and is not asked about here"
         raise InputError.at("--learn", what, f"begin with a recipe: artel recipes ls lists those of objective {answer}")
-    shown = ", ".join(objective.verb or name for name, objective in fitting.items())
-    known = {word for name in OBJECTIVES.names for word in (name, OBJECTIVES[name].verb)}
+    shown = ", ".join(objective.presentation.verb or name for name, objective in fitting.items())
+    known = {word for name in OBJECTIVES.names for word in (name, OBJECTIVES[name].presentation.verb)}
     near = difflib.get_close_matches(answer, words, 1)
     what = f"Unknown task {answer!r}" + (f"; did you mean {near[0]}?" if near else "")
     if answer in known:
@@ -130,9 +130,9 @@ def answer_questions(given: Given, ask: Ask | None, tell: Callable[[str], object
     fitting = objectives_for(look)
     if given.learn is None:
         for name, objective in fitting.items():
-            tell(f"  {objective.verb or name:<10}{objective.does}")
+            tell(f"  {objective.presentation.verb or name:<10}{objective.presentation.does}")
     first = next(iter(fitting))
-    default = fitting[first].verb or first
+    default = fitting[first].presentation.verb or first
     name = _answer(given.learn, "What is to be learned?", default, lambda text: read_objective(text, look), ask, tell)
     kind = fitting[name]
     has_answers = kind.generates and not kind.packs_text
