@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -29,6 +29,11 @@ if TYPE_CHECKING:  # objectives prepare text too, and these take seconds to impo
     from artel.models.loading.request import ModelRequest
 
 Better = Literal["higher", "lower"]
+
+
+def directions(*, lower: Sequence[str], higher: Sequence[str]) -> dict[str, Better]:
+    """Return the direction in which each metric improves."""
+    return {**dict.fromkeys(lower, "lower"), **dict.fromkeys(higher, "higher")}
 
 
 class Objective(TeacherHooks, GlobalBatchHooks, ABC):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from artel.objectives.base import Better
+from artel.objectives.base import directions
 from artel.objectives.collate import NextTokenTexts
 from artel.objectives.decoding import Decoding
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
@@ -30,12 +30,7 @@ class Causal(NextTokenTexts, Decoding):
     generates = True
     causal = True
     sums: ClassVar[tuple[str, ...]] = BALANCED_SUMS
-    better: ClassVar[dict[str, Better]] = {
-        "loss": "lower",
-        "perplexity": "lower",
-        "accuracy": "higher",
-        "bits_per_byte": "lower",
-    }
+    better = directions(lower=["loss", "perplexity", "bits_per_byte"], higher=["accuracy"])
 
     def usage(self) -> str:
         block, words = self.config.data.block, self.prompt(None).split(" ")

@@ -18,7 +18,7 @@ import xxhash
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED
-from artel.objectives.base import Better, Objective
+from artel.objectives.base import Objective, directions
 from artel.objectives.collate import (
     check_packed,
     next_token_view,
@@ -75,7 +75,7 @@ class Chat(Objective, Decoding):
     packs_samples = True
     continues = False
     sums: ClassVar[tuple[str, ...]] = BALANCED_SUMS
-    better: ClassVar[dict[str, Better]] = {"loss": "lower", "perplexity": "lower", "accuracy": "higher"}
+    better = directions(lower=["loss", "perplexity"], higher=["accuracy"])
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)

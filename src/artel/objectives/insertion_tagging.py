@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from inspect import cleandoc
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from artel.config import RunConfig
 from artel.models import IGNORED, evaluating
-from artel.objectives.base import Better, Objective
+from artel.objectives.base import Objective, directions
 from artel.objectives.decoding import Decoding
 from artel.objectives.per_token import SUMS, token_metrics
 from artel.objectives.presentation import Presentation
@@ -44,14 +45,7 @@ class InsertionTagging(Objective, Decoding):
     continues = False
     encoder = True
     sums = (*SUMS, "missing", "guessed", "found", "by_rule", "found_by_rule")
-    better: ClassVar[dict[str, Better]] = {
-        "loss": "lower",
-        "perplexity": "lower",
-        "accuracy": "higher",
-        "precision": "higher",
-        "recall": "higher",
-        "f1": "higher",
-    }
+    better = directions(lower=["loss", "perplexity"], higher=["accuracy", "precision", "recall", "f1"])
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -66,18 +60,16 @@ class InsertionTagging(Objective, Decoding):
         return f'artel generate {folder} --prompt "{_EXAMPLE}"'
 
     def usage(self) -> str:
-        return "\n".join(
-            [
-                f'inputs = tokenizer({in_python(_EXAMPLE)}, return_tensors="pt")',
-                "with torch.no_grad():",
-                "    guesses = model(**inputs).logits[0].argmax(dim=-1)",
-                "restored = []",
-                'for token, guess in zip(inputs["input_ids"][0].tolist(), guesses.tolist()):',
-                "    # The label of a token is what follows it and is missing, or the token itself.",
-                "    restored += [token] if guess == token or token in tokenizer.all_special_ids else [token, guess]",
-                "print(tokenizer.decode(restored, skip_special_tokens=True))",
-            ]
-        )
+        return cleandoc(f"""
+            inputs = tokenizer({in_python(_EXAMPLE)}, return_tensors="pt")
+            with torch.no_grad():
+                guesses = model(**inputs).logits[0].argmax(dim=-1)
+            restored = []
+            for token, guess in zip(inputs["input_ids"][0].tolist(), guesses.tolist()):
+                # The label of a token is what follows it and is missing, or the token itself.
+                restored += [token] if guess == token or token in tokenizer.all_special_ids else [token, guess]
+            print(tokenizer.decode(restored, skip_special_tokens=True))
+        """)
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         pairs = [document.record.fields for document in documents]

@@ -8,6 +8,7 @@ in each epoch, the same after a restart.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -16,7 +17,7 @@ import xxhash
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED, evaluating
-from artel.objectives.base import Better, Objective
+from artel.objectives.base import Objective, directions
 from artel.objectives.collate import Texts, document_tensors, target_tensors
 from artel.objectives.decoding import Decoding
 from artel.objectives.per_token import SUMS, inputs_of, token_metrics, token_sums
@@ -42,7 +43,7 @@ class Masked(Texts, Decoding):
     continues = False
     encoder = True
     sums: ClassVar[tuple[str, ...]] = SUMS
-    better: ClassVar[dict[str, Better]] = {"loss": "lower", "perplexity": "lower", "accuracy": "higher"}
+    better = directions(lower=["loss", "perplexity"], higher=["accuracy"])
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -78,17 +79,15 @@ class Masked(Texts, Decoding):
         return prompt if mask in prompt else f"{prompt} {mask}"
 
     def usage(self) -> str:
-        return "\n".join(
-            [
-                f'inputs = tokenizer({in_python(self.prompt(None))}, return_tensors="pt")',
-                "with torch.no_grad():",
-                "    logits = model(**inputs).logits[0]",
-                'for position in (inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero()[:, 0]:',
-                "    likeliest = logits[position].softmax(dim=-1).topk(5)",
-                "    for token, probability in zip(likeliest.indices, likeliest.values):",
-                '        print(f"{tokenizer.decode([token])!r} {probability:.3f}")',
-            ]
-        )
+        return cleandoc(f"""
+            inputs = tokenizer({in_python(self.prompt(None))}, return_tensors="pt")
+            with torch.no_grad():
+                logits = model(**inputs).logits[0]
+            for position in (inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero()[:, 0]:
+                likeliest = logits[position].softmax(dim=-1).topk(5)
+                for token, probability in zip(likeliest.indices, likeliest.values):
+                    print(f"{{tokenizer.decode([token])!r}} {{probability:.3f}}")
+        """)
 
     def dataset(self, split: StoreSplit) -> TokenBlocks:
         return self.blocks(split, self.config.data.block - self._frame.size, lookahead=0)
@@ -157,14 +156,11 @@ class Masked(Texts, Decoding):
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         """Return `token_metrics` of the hidden tokens, and the accuracy of always guessing the commonest token."""
-        return token_metrics(totals) | {"commonest_token": self._commonest_share(split)}
-
-    def _commonest_share(self, split: StoreSplit) -> float:
         if split not in self._commonest:
             ids = split.read(0, min(split.tokens, 10_000_000))
             counts = np.bincount(ids[~self._special[ids]])
             self._commonest[split] = float(counts.max() / counts.sum()) if len(counts) else 0.0
-        return self._commonest[split]
+        return token_metrics(totals) | {"commonest_token": self._commonest[split]}
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         filled = fill_masks(model, self.tokenizer, prompt)

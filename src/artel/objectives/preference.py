@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED
 from artel.objectives.answer_rows import Answer, AnswerSums, answer_tensors
-from artel.objectives.base import Better, Objective
+from artel.objectives.base import Objective, directions
 from artel.objectives.chat import Chat, template_problems, template_version
 from artel.objectives.collate import next_token_view
 from artel.objectives.conversation.frame import Unfit
@@ -50,13 +50,7 @@ class PreferenceOptimization(Objective):
     sums = ("loss", "targets", "pairs", "right", "chosen", "chosen_reward", "rejected", "rejected_reward",
             "tokens", "entropy")  # fmt: skip
     outputs = ("chosen_logp", "rejected_logp", "other_logp")
-    better: ClassVar[dict[str, Better]] = {
-        "loss": "lower",
-        "accuracy": "higher",
-        "margin": "higher",
-        "chosen_reward": "higher",
-        "rejected_reward": "lower",
-    }
+    better = directions(lower=["loss", "rejected_reward"], higher=["accuracy", "margin", "chosen_reward"])
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)

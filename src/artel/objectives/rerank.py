@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED
-from artel.objectives.base import Better, Objective
+from artel.objectives.base import Objective, directions
 from artel.objectives.decoding import Decoding
 from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
 from artel.objectives.presentation import Presentation
@@ -48,13 +48,7 @@ class Rerank(Objective, Decoding):
     encoder = True
     sums = ("loss", "targets")
     tasks = ("rerank", "score")
-    better: ClassVar[dict[str, Better]] = {
-        "loss": "lower",
-        "mrr": "higher",
-        "ndcg": "higher",
-        "accuracy": "higher",
-        "correlation": "higher",
-    }
+    better = directions(lower=["loss"], higher=["mrr", "ndcg", "accuracy", "correlation"])
 
     @classmethod
     def claims(cls, architecture: str, folder: str) -> bool:

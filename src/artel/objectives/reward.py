@@ -13,14 +13,14 @@ answer, and the bits of the margin.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED
-from artel.objectives.base import Better, Objective
+from artel.objectives.base import Objective, directions
 from artel.objectives.chat import Chat, template_problems, template_version
 from artel.objectives.conversation.frame import Unfit
 from artel.objectives.conversation.writer import ConversationWriter
@@ -58,13 +58,7 @@ class Reward(Objective, Decoding):
     sums = ("loss", "targets")
     outputs = ("chosen_score", "rejected_score")
     tasks = ("score",)
-    better: ClassVar[dict[str, Better]] = {
-        "loss": "lower",
-        "accuracy": "higher",
-        "margin": "higher",
-        "outcome_accuracy": "higher",
-        "calibration_error": "lower",
-    }
+    better = directions(lower=["loss", "calibration_error"], higher=["accuracy", "margin", "outcome_accuracy"])
 
     @classmethod
     def claims(cls, architecture: str, folder: str) -> bool:

@@ -11,14 +11,15 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from inspect import cleandoc
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from artel.config import ModelConfig, RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED
-from artel.objectives.base import Better, Objective
+from artel.objectives.base import Objective, directions
 from artel.objectives.decoding import Decoding
 from artel.objectives.length_groups import group_inputs, group_rows
 from artel.objectives.per_token import SUMS, token_metrics
@@ -56,13 +57,7 @@ class SequenceToSequence(Objective, Decoding):
     sums = SUMS
     has_many_outputs = True
     tasks = ("generate",)
-    better: ClassVar[dict[str, Better]] = {
-        "loss": "lower",
-        "perplexity": "lower",
-        "accuracy": "higher",
-        "exact_match": "higher",
-        "chrf": "higher",
-    }
+    better = directions(lower=["loss", "perplexity"], higher=["accuracy", "exact_match", "chrf"])
 
     @classmethod
     def claims(cls, architecture: str, folder: str) -> bool:
@@ -148,13 +143,11 @@ class SequenceToSequence(Objective, Decoding):
         return {"generation_config.json": settings.to_json_string().encode()}
 
     def usage(self) -> str:
-        return "\n".join(
-            [
-                f'inputs = tokenizer({in_python(self._seq2seq.prefix + self.prompt(None))}, return_tensors="pt")',
-                "outputs = model.generate(**inputs)",
-                "print(tokenizer.decode(outputs[0], skip_special_tokens=True))",
-            ]
-        )
+        return cleandoc(f"""
+            inputs = tokenizer({in_python(self._seq2seq.prefix + self.prompt(None))}, return_tensors="pt")
+            outputs = model.generate(**inputs)
+            print(tokenizer.decode(outputs[0], skip_special_tokens=True))
+        """)
 
     def outputs_of(self, sample: Sample) -> np.ndarray | None:
         return sample.ids[sample.numbers[_INPUT] :]

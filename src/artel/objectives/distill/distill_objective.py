@@ -23,7 +23,7 @@ import numpy as np
 from artel.config import RunConfig
 from artel.errors import InputError, Problem, WorkError
 from artel.models import IGNORED
-from artel.objectives.base import Better, Objective
+from artel.objectives.base import Objective, directions
 from artel.objectives.causal import Causal
 from artel.objectives.chat import Chat
 from artel.objectives.distill.other_tokenizer import TokenMap
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from artel.objectives.distill.teacher_outputs import Classes
 
-_BETTER: dict[str, Better] = {"cross_entropy": "lower", "divergence": "lower", "agreement": "higher"}
+_BETTER = directions(lower=["cross_entropy", "divergence"], higher=["agreement"])
 
 
 class Distillation(Objective):
@@ -341,7 +341,7 @@ class Distill(Distillation, Causal):
 
     learns_from = ("text", "conversations")
     presentation = _presentation(Causal)
-    better: ClassVar[dict[str, Better]] = {**Causal.better, **_BETTER}
+    better = Causal.better | _BETTER
     taught = Causal
 
     @classmethod
@@ -353,7 +353,7 @@ class DistillChat(Distillation, Chat):
     """The assistant's turns of conversations."""
 
     presentation = _presentation(Chat)
-    better: ClassVar[dict[str, Better]] = {**Chat.better, **_BETTER}
+    better = Chat.better | _BETTER
     taught = Chat
 
     @classmethod
@@ -365,7 +365,7 @@ class DistillMasked(Distillation, Masked):
     """Hidden tokens, different in each epoch, so that the teacher must stay in memory."""
 
     presentation = _presentation(Masked)
-    better: ClassVar[dict[str, Better]] = {**Masked.better, **_BETTER}
+    better = Masked.better | _BETTER
     taught = Masked
     sees_ahead = True
 

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from artel.config import EmbeddingConfig, ModelConfig, RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED
 from artel.models.text_vectors import pools_texts
-from artel.objectives.base import Better, Objective
+from artel.objectives.base import Objective, directions
 from artel.objectives.decoding import Decoding
 from artel.objectives.embedding.losses import KEYS, MatchKeys, Texts, loss_description, loss_sum, match_keys
 from artel.objectives.embedding.matches import (
@@ -89,15 +89,10 @@ class Embedding(Objective, Decoding):
     has_many_outputs = True
     tasks = ("embed",)
     needs_global_outputs = True
-    better: ClassVar[dict[str, Better]] = {
-        "loss": "lower",
-        "recall_at_1": "higher",
-        "recall_at_5": "higher",
-        f"recall_at_{DEPTH}": "higher",
-        f"mrr_at_{DEPTH}": "higher",
-        f"ndcg_at_{DEPTH}": "higher",
-        "spearman": "higher",
-    }
+    better = directions(
+        lower=["loss"],
+        higher=["recall_at_1", "recall_at_5", f"recall_at_{DEPTH}", f"mrr_at_{DEPTH}", f"ndcg_at_{DEPTH}", "spearman"],
+    )
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)

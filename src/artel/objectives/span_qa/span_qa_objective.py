@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from inspect import cleandoc
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED, evaluating
-from artel.objectives.base import Better, Objective
+from artel.objectives.base import Objective, directions
 from artel.objectives.decoding import Decoding
 from artel.objectives.presentation import Presentation
 from artel.objectives.span_qa.answers import CLASSES, Prediction, nq_predictions, predict, score, squad_predictions
@@ -45,15 +46,10 @@ class SpanQA(Objective, Decoding):
     sums = ("loss", "targets")
     document_number = DOCUMENT
     outputs = ("start", "end", "score", "null", *(f"class_{name}" for name in CLASSES))
-    better: ClassVar[dict[str, Better]] = {
-        "loss": "lower",
-        "exact_match": "higher",
-        "f1": "higher",
-        "start_accuracy": "higher",
-        "end_accuracy": "higher",
-        "class_accuracy": "higher",
-        "mean_average_precision": "higher",
-    }
+    better = directions(
+        lower=["loss"],
+        higher=["exact_match", "f1", "start_accuracy", "end_accuracy", "class_accuracy", "mean_average_precision"],
+    )
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -111,18 +107,16 @@ class SpanQA(Objective, Decoding):
         return f"artel generate {folder} --prompt {shlex.quote(question)} --context {shlex.quote(context)}"
 
     def usage(self) -> str:
-        return "\n".join(
-            [
-                f'inputs = tokenizer({in_python(_QUESTION)}, {in_python(_CONTEXT)}, return_tensors="pt")',
-                "with torch.no_grad():",
-                "    outputs = model(**inputs)",
-                "document = torch.tensor([part == 1 for part in inputs.sequence_ids()])",
-                "scores = outputs.start_logits[0, :, None] + outputs.end_logits[0]  # of each first and last token",
-                "scores[~(document[:, None] & document).triu()] = -torch.inf",
-                "first, last = divmod(scores.argmax().item(), len(scores))",
-                'print(tokenizer.decode(inputs["input_ids"][0, first : last + 1]))',
-            ]
-        )
+        return cleandoc(f"""
+            inputs = tokenizer({in_python(_QUESTION)}, {in_python(_CONTEXT)}, return_tensors="pt")
+            with torch.no_grad():
+                outputs = model(**inputs)
+            document = torch.tensor([part == 1 for part in inputs.sequence_ids()])
+            scores = outputs.start_logits[0, :, None] + outputs.end_logits[0]  # of each first and last token
+            scores[~(document[:, None] & document).triu()] = -torch.inf
+            first, last = divmod(scores.argmax().item(), len(scores))
+            print(tokenizer.decode(inputs["input_ids"][0, first : last + 1]))
+        """)
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         return self._windows.samples(documents)
