@@ -131,7 +131,7 @@ def test_answers_with_labels_and_pairs_count_alike(tokenizer, tmp_path):
 
 
 def score(model, objective, prompt, answer):
-    text = objective._reader.text([*prompt, answer])
+    text = objective._reader.writer.write([*prompt, answer]).text
     (ids,) = objective._reader.encode([text])
     with torch.no_grad():
         return model(input_ids=torch.from_numpy(ids)[None]).logits.item()

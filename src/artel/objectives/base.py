@@ -73,6 +73,8 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
     """Number of samples that have outputs, from the first; None for all."""
     has_many_outputs: ClassVar[bool] = False
     """True if `metrics` gets the outputs in float32, because there are many; otherwise in float64."""
+    why_no_prompts: ClassVar[tuple[str, str] | None] = None
+    """Why a run cannot have `validate.prompts`, and what to do instead; None if it can."""
     better: ClassVar[dict[str, Better]]
     """Its metrics, and the direction in which each improves."""
 
@@ -163,6 +165,8 @@ class Objective(TeacherHooks, GlobalBatchHooks, ABC):
         if best is not None and best not in cls.better and not ("/" in best and config.validate_.tasks):
             fix = f"write one of: {', '.join(cls.better)}; TASK/METRIC of a task in validate.tasks; or null"
             problems.append(Problem("checkpoint.best", f"{best!r} is not a metric of this objective", fix))
+        if config.validate_.prompts and cls.why_no_prompts:
+            problems.append(Problem("validate.prompts", *cls.why_no_prompts))
         if best is None and config.validate_.patience is not None:
             problems.append(
                 Problem("validate.patience", "needs a metric to judge by", "write checkpoint: {best: loss}")

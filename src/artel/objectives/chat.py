@@ -106,20 +106,18 @@ class Chat(Objective, Decoding):
         prompt = next(filter(None, self.config.validate_.prompts), "Hello! Who are you?")
         prompt_tokens = prompt_ids(self.tokenizer, self.template, [{"role": "user", "content": prompt}])
         ends = turn_end(self.tokenizer, self.template).ids
-        return "\n".join(
-            [
-                f'messages = [{{"role": "user", "content": {in_python(prompt)}}}]',
-                "inputs = tokenizer.apply_chat_template(",
-                '    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"',
-                ")",
-                *generation_usage(self.config.data.block - len(prompt_tokens), ends),
-            ]
-        )
+        lines = [
+            f'messages = [{{"role": "user", "content": {in_python(prompt)}}}]',
+            "inputs = tokenizer.apply_chat_template(",
+            '    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"',
+            ")",
+        ]
+        return "\n".join([*lines, *generation_usage(self.config.data.block - len(prompt_tokens), ends)])
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
-        conversations = [document.record.fields for document in documents]
-        for document, fields in zip(documents, conversations, strict=True):
-            assert isinstance(fields, Conversation)
+        for document in documents:
+            assert isinstance(document.record.fields, Conversation)
+            fields = document.record.fields
             self._writer.check_tools(fields.messages, fields.tools, document.record.origin)
         for document in documents:
             record = document.record
@@ -139,7 +137,9 @@ class Chat(Objective, Decoding):
         return turn_end(self.tokenizer, self.template)
 
     def check_store(self, store: TokenStore) -> None:
-        check_targets(store.train, self.turn_end(), self.tokenizer, self.template, self._template_name())
+        setting = self.config.chat.template
+        name = "the tokenizer's chat template" if setting == "auto" else setting
+        check_targets(store.train, self.turn_end(), self.tokenizer, self.template, name)
 
     def notes(self, documents: Iterable[Document]) -> list[str]:
         documents = list(documents)
@@ -156,10 +156,6 @@ class Chat(Objective, Decoding):
             both = (written.difference, self._writer.token_difference(written))
             return [difference for difference in both if difference is not None]
         return []
-
-    def _template_name(self) -> str:
-        setting = self.config.chat.template
-        return "the tokenizer's chat template" if setting == "auto" else setting
 
     def _convert(self, conversation: Conversation) -> DocumentSamples | Dropped:
         messages, tools = conversation.messages, conversation.tools
@@ -228,11 +224,9 @@ class Chat(Objective, Decoding):
         return None if sample.flags is None else sample.ids[sample.flags > 0]
 
     def dataset(self, split: StoreSplit) -> Samples:
-        return (
-            PackedSamples(split, self.config.data.block, lookahead=1)
-            if self.isolated_documents
-            else WholeSamples(split)
-        )
+        if self.isolated_documents:
+            return PackedSamples(split, self.config.data.block, lookahead=1)
+        return WholeSamples(split)
 
     def check(self, model: PreTrainedModel) -> None:
         if self.isolated_documents:

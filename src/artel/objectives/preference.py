@@ -144,21 +144,20 @@ class PreferenceOptimization(Objective):
             )
         if self._writer.has_control_token(_messages(pair), pair.tools):
             return Dropped("control_token")
-        sides = [self._side(pair, answer) for answer in (pair.chosen, pair.rejected)]
+        nothing = Sample(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8))
+        sides = [
+            self._writer.sample([*pair.prompt, answer], {len(pair.prompt)}, pair.tools) if answer else nothing
+            for answer in (pair.chosen, pair.rejected)
+        ]
         if max(len(side.ids) for side in sides) > self.config.data.block:
             return Dropped("longer_than_block")
         ids, flags = (np.concatenate(arrays) for arrays in zip(*((s.ids, s.flags) for s in sides), strict=True))
         return DocumentSamples([Sample(ids, flags, tuple(len(side.ids) for side in sides))])
 
-    def _side(self, pair: Preference, answer: Message | None) -> Sample:
-        if answer is None:
-            return Sample(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8))
-        return self._writer.sample([*pair.prompt, answer], {len(pair.prompt)}, pair.tools)
-
     def dataset(self, split: StoreSplit) -> WholeSamples:
-        return (
-            _WithOtherAnswers(split, self.config.data.block) if self._preference.loss == "kto" else WholeSamples(split)
-        )
+        if self._preference.loss == "kto":
+            return _WithOtherAnswers(split, self.config.data.block)
+        return WholeSamples(split)
 
     def batch(self, rows: Rows) -> Batch:
         """Return `answer_tensors` of the chosen and rejected answers, and `present` bool (rows, answers).
@@ -250,7 +249,9 @@ class PreferenceOptimization(Objective):
         present = batch.tensors["present"][:, :_OTHER]
         reference = batch.tensors.get("reference")
         compared = logps if reference is None or not self.needs_reference else logps - reference[:, :_OTHER]
-        rewards = self._rewards(compared, logps, counts)
+        rewards = self._beta * (logps if self._preference.loss in ("orpo", "simpo") else compared)
+        if self._preference.loss in ("ipo", "orpo", "simpo"):
+            rewards = rewards / counts.clamp(min=1)
         losses = self._losses(compared, logps, counts, self._kl)
         both = present.all(dim=1)
         used = present if losses.ndim == 2 else both
@@ -269,14 +270,6 @@ class PreferenceOptimization(Objective):
             entropies[present].sum(),
         ]
         return torch.stack([number.float() for number in sums])
-
-    def _rewards(self, compared: torch.Tensor, logps: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Return the implicit reward of each answer, (rows, 2)."""
-        if self._preference.loss in ("orpo", "simpo"):
-            return self._beta * logps / counts.clamp(min=1)
-        if self._preference.loss == "ipo":
-            return self._beta * compared / counts.clamp(min=1)
-        return self._beta * compared
 
     def _losses(self, compared: torch.Tensor, logps: torch.Tensor, counts: torch.Tensor, kl: float) -> torch.Tensor:
         """Return the loss of each pair, (rows,), or with KTO of each answer, (rows, 2). `kl`: its reference point."""

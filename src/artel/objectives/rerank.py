@@ -7,20 +7,21 @@ al. 2021, "Rethink Training of BERT Rerankers in Multi-Stage Retrieval Pipeline"
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from artel.config import RunConfig
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.models import IGNORED
 from artel.objectives.base import Objective, directions
 from artel.objectives.decoding import Decoding
 from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
 from artel.objectives.presentation import Presentation
-from artel.objectives.pretrained_heads import gives_a_score, names_its_problem, reads_conversations
+from artel.objectives.pretrained_heads import gives_a_score, names_its_problem, reads_conversations, score_config
 from artel.objectives.rerank_samples import COLUMNS, HAS_SCORE, QUERY, DrawnNegatives, PairWriter, parts_of, scores_in
 from artel.objectives.statistics import sigmoid, spearman
 from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
@@ -48,6 +49,10 @@ class Rerank(Objective, Decoding):
     encoder = True
     sums = ("loss", "targets")
     tasks = ("rerank", "score")
+    why_no_prompts = (
+        "a query needs its document; prompts show nothing here",
+        "leave them out, and ask the model afterwards: artel generate --prompt QUERY --context DOCUMENT",
+    )
     better = directions(lower=["loss"], higher=["mrr", "ndcg", "accuracy", "correlation"])
 
     @classmethod
@@ -62,15 +67,6 @@ class Rerank(Objective, Decoding):
         self.outputs = tuple(f"score_{number}" for number in range(config.rerank.candidates))
 
     @classmethod
-    def problems(cls, config: RunConfig) -> list[Problem]:
-        problems = super().problems(config)
-        if config.validate_.prompts:
-            what = "a query needs its document; prompts show nothing here"
-            fix = "leave them out, and ask the model afterwards: artel generate --prompt QUERY --context DOCUMENT"
-            problems.append(Problem("validate.prompts", what, fix))
-        return problems
-
-    @classmethod
     def store_settings(cls, config: RunConfig) -> Any:
         return [config.data.block, config.rerank.loss == "listwise"]
 
@@ -83,26 +79,17 @@ class Rerank(Objective, Decoding):
     @property
     def head_config(self) -> dict[str, Any]:
         """One output, of which other libraries take the sigmoid, too."""
-        name = "relevance"
-        return {
-            "num_labels": 1,
-            "id2label": {0: name},
-            "label2id": {name: 0},
-            "problem_type": None,
-            "pad_token_id": self.tokenizer.pad_id,
-        }
+        return score_config("relevance", None, self.tokenizer)
 
     def command(self, folder: str, samples: Samples | None) -> str:
         return f'artel generate {folder} --prompt "{_QUERY}" --context "{_DOCUMENT}"'
 
     def usage(self) -> str:
-        return "\n".join(
-            [
-                f'inputs = tokenizer({in_python(_QUERY)}, {in_python(_DOCUMENT)}, return_tensors="pt")',
-                "with torch.no_grad():",
-                "    print(model(**inputs).logits[0, 0].sigmoid().item())",
-            ]
-        )
+        return cleandoc(f"""
+            inputs = tokenizer({in_python(_QUERY)}, {in_python(_DOCUMENT)}, return_tensors="pt")
+            with torch.no_grad():
+                print(model(**inputs).logits[0, 0].sigmoid().item())
+        """)
 
     # record -> samples
 
@@ -123,14 +110,9 @@ class Rerank(Objective, Decoding):
             return
         drawn = DrawnNegatives(store.train, self.config.seed)
         samples = range(min(store.train.samples, _LISTED))
-        if not any(len(self._own(store.train, sample)) or drawn.draw(sample, 0, 1) for sample in samples):
+        if not any(drawn.own_negatives(sample) or drawn.draw(sample, 0, 1) for sample in samples):
             what = "no record has negatives, and there is no other document that could be one"
             raise InputError.at("data.sources", what, "give records with other documents, or with negatives")
-
-    def _own(self, split: StoreSplit, index: int) -> list[np.ndarray]:
-        sample = split.sample(index)
-        assert sample.flags is not None
-        return parts_of(sample.ids, sample.flags)[2:]
 
     # samples -> batch -> loss
 
@@ -210,37 +192,27 @@ class Rerank(Objective, Decoding):
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """Return the sums; a target is a query with a document, or with listwise a query with its documents."""
-        return self._sums(self._scores(model, batch), batch)
-
-    def _scores(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """Return the scores, float32 (samples, documents)."""
-        return row_logits(model, batch.tensors, batch.groups)[:, 0].view(batch.tensors["present"].shape)
-
-    def _sums(self, scores: torch.Tensor, batch: Batch) -> torch.Tensor:
-        import torch
-        import torch.nn.functional as F
-
-        scores, present, labels = (
-            tensor[:, : self._learned] for tensor in (scores, batch.tensors["present"], batch.tensors["labels"])
-        )
-        if self._rerank.loss == "listwise":
-            used = present.any(dim=1)
-            masked = scores.masked_fill(
-                ~present & used[:, None], -torch.inf
-            )  # rows that fill the batch need finite numbers, too
-            losses = -masked.log_softmax(dim=1)[:, 0]
-        else:
-            losses, used = F.binary_cross_entropy_with_logits(scores, labels, reduction="none"), present
-        return torch.stack([torch.where(used, losses, 0.0).sum(), used.sum().float()])
+        return self.evaluate_batch(model, batch)[0]
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the sums, and the scores, NaN for a missing document."""
         import torch
         import torch.nn.functional as F
 
-        scores = self._scores(model, batch)
-        outputs = scores.masked_fill(~batch.tensors["present"], torch.nan)
-        return self._sums(scores, batch), F.pad(outputs, (0, len(self.outputs) - outputs.shape[1]), value=torch.nan)
+        all_scores = row_logits(model, batch.tensors, batch.groups)[:, 0].view(batch.tensors["present"].shape)
+        outputs = all_scores.masked_fill(~batch.tensors["present"], torch.nan)
+        scores, present, labels = (
+            tensor[:, : self._learned] for tensor in (all_scores, batch.tensors["present"], batch.tensors["labels"])
+        )
+        if self._rerank.loss == "listwise":
+            used = present.any(dim=1)
+            # Rows that fill the batch need finite numbers, too.
+            masked = scores.masked_fill(~present & used[:, None], -torch.inf)
+            losses = -masked.log_softmax(dim=1)[:, 0]
+        else:
+            losses, used = F.binary_cross_entropy_with_logits(scores, labels, reduction="none"), present
+        sums = torch.stack([torch.where(used, losses, 0.0).sum(), used.sum().float()])
+        return sums, F.pad(outputs, (0, len(self.outputs) - outputs.shape[1]), value=torch.nan)
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         """Return `mrr`, `ndcg` (at 10) and `accuracy` of the ranking of each query's documents, and Spearman's
@@ -265,11 +237,7 @@ class Rerank(Objective, Decoding):
         return {"tables": {"Rank of the first document that matches": table}}
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
-        """Return {"score": probability of a match} for each (query, document)."""
-        return [{"score": score} for score in self.scores(model, inputs)]
-
-    def scores(self, model: PreTrainedModel, inputs: Sequence[tuple[str, str]]) -> list[float]:
-        """Return the probability that each query and document match.
+        """Return {"score": probability of a match} for each (query, document).
 
         Long documents are cut, as in training. Raises InputError for a query that is too long.
         """
@@ -286,12 +254,12 @@ class Rerank(Objective, Decoding):
         rows = [self._writer.row(query, document) for query, document in zip(queries, documents, strict=True)]
         ids, types = [ids for ids, _ in rows], [types for _, types in rows]
         logits = logits_of_rows(model, ids, self.tokenizer.pad_id, types if self._writer.has_types else None)
-        return [float(score) for score in sigmoid(logits[:, 0])]
+        return [{"score": float(score)} for score in sigmoid(logits[:, 0])]
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         """Return how well the document `context` answers the query."""
-        (score,) = self.scores(model, [(prompt, context)])
-        return Reply([f"{score:.4f}"], to_json={"query": prompt, "document": context, "score": score})
+        (answer,) = self.answers(model, "score", [(prompt, context)])
+        return Reply([f"{answer['score']:.4f}"], to_json={"query": prompt, "document": context, **answer})
 
 
 class _OfSplit(WholeSamples):

@@ -35,14 +35,7 @@ from artel.objectives.embedding.matches import (
     choose,
     text_hash,
 )
-from artel.objectives.embedding.retrieval import (
-    DEPTH,
-    ValidatedTexts,
-    corpus_counts,
-    lookup_metrics,
-    mean_loss,
-    truncated_metrics,
-)
+from artel.objectives.embedding.retrieval import DEPTH, ValidatedTexts, lookup_metrics, mean_loss, truncated_metrics
 from artel.objectives.embedding.sentence_transformers import folder_files, read_folder
 from artel.objectives.embedding.vectors import (
     TextEncoder,
@@ -88,6 +81,7 @@ class Embedding(Objective, Decoding):
     document_number = DOCUMENT
     has_many_outputs = True
     tasks = ("embed",)
+    why_no_prompts = ("a vector shows nothing to a reader", "leave them out; validation says what is found")
     needs_global_outputs = True
     better = directions(
         lower=["loss"],
@@ -114,9 +108,6 @@ class Embedding(Objective, Decoding):
         if embedding.loss == "triplet" and embedding.negatives == 0:
             what = "0: a triplet is a query, what matches it, and what does not"
             problems.append(Problem("embedding.negatives", what, "write 1 or more"))
-        if config.validate_.prompts:
-            what = "a vector shows nothing to a reader"
-            problems.append(Problem("validate.prompts", what, "leave them out; validation says what is found"))
         if config.model.from_ is not None and pools_texts(config.model.from_):
             pooling = read_folder(config.model.from_)["embedding"]["pooling"]
             if pooling != embedding.pooling:
@@ -174,7 +165,8 @@ class Embedding(Objective, Decoding):
         valid = np.flatnonzero(rows.valid)
         keep = valid if len(valid) else [0]  # a rank without samples must still call the model
         if rows.numbers[0, ROLE]:
-            texts, keys = self._single_texts(rows, keep)
+            texts = [rows.ids[row, : rows.lengths[row]] for row in keep]  # of validation; it uses no keys
+            keys = np.zeros((len(texts), len(KEYS)), dtype=np.int64)
             fewest = len(rows.ids)
         else:
             texts, keys = self._matches(rows, keep)
@@ -187,11 +179,6 @@ class Embedding(Objective, Decoding):
             return Batch(tensors | packed_rows(texts), len(valid), tokens)
         grouped = group_rows(texts, self.group_count(fewest), self.tokenizer.pad_id)
         return Batch(tensors | grouped.tensors, len(valid), tokens, grouped.groups)
-
-    def _single_texts(self, rows: Rows, keep: Sequence[int] | np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-        """Return the texts of validation, one per row, and unused keys."""
-        texts = [rows.ids[row, : rows.lengths[row]] for row in keep]
-        return texts, np.zeros((len(texts), len(KEYS)), dtype=np.int64)
 
     def _matches(self, rows: Rows, keep: Sequence[int] | np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
         """Return the texts of the matches in `keep`, and their keys."""
@@ -274,7 +261,8 @@ class Embedding(Objective, Decoding):
         """Return the size of the corpus, and the metrics of truncated vectors (`embedding.matryoshka`)."""
         validated = ValidatedTexts.of(outputs, split)
         shorter = truncated_metrics(validated, self._embedding)
-        return {"tables": {"Corpus": [corpus_counts(validated)], **({"Shorter vectors": shorter} if shorter else {})}}
+        counts = {"queries": int((validated.roles == QUERY).sum()), "documents": len(validated.documents)}
+        return {"tables": {"Corpus": [counts], **({"Shorter vectors": shorter} if shorter else {})}}
 
     # use
 

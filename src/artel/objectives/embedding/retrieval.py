@@ -135,11 +135,6 @@ def _match(validated: ValidatedTexts, match: list[int], most_negatives: int) -> 
     return keys, [match[0], positives[0], *negatives]
 
 
-def corpus_counts(validated: ValidatedTexts) -> dict[str, int]:
-    """Return the numbers of queries and documents."""
-    return {"queries": int((validated.roles == QUERY).sum()), "documents": len(validated.documents)}
-
-
 @dataclass(frozen=True, slots=True)
 class ValidatedTexts:
     """The vectors of a split, grouped into matches and a corpus. Matches without all vectors are left out."""

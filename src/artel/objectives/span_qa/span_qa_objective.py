@@ -43,6 +43,10 @@ class SpanQA(Objective, Decoding):
     continues = False
     encoder = True
     tasks = ("answer",)
+    why_no_prompts = (
+        "a question needs its document; prompts show nothing here",
+        "leave them out, and ask the model afterwards: artel generate --context",
+    )
     sums = ("loss", "targets")
     document_number = DOCUMENT
     outputs = ("start", "end", "score", "null", *(f"class_{name}" for name in CLASSES))
@@ -76,10 +80,6 @@ class SpanQA(Objective, Decoding):
         if config.checkpoint.best in ("class_accuracy", "mean_average_precision") and span_qa.heads == "span":
             what = f"{config.checkpoint.best} needs the class head"
             problems.append(Problem("checkpoint.best", what, "write span_qa: {heads: five}, or best: f1"))
-        if config.validate_.prompts:
-            what = "a question needs its document; prompts show nothing here"
-            fix = "leave them out, and ask the model afterwards: artel generate --context"
-            problems.append(Problem("validate.prompts", what, fix))
         return problems
 
     @property
@@ -191,7 +191,7 @@ class SpanQA(Objective, Decoding):
     def predictions(self, outputs: np.ndarray, split: StoreSplit) -> list[Prediction]:
         """Return the answer to each document of a split, from the windows that have outputs."""
         owners = np.asarray(split.numbers()[: len(outputs), DOCUMENT])
-        return self._predict(outputs, owners, split.sources(), lambda window: _offsets(split.sample(window)))
+        return self._predict(outputs, owners, split.sources(), split.sample)
 
     def answer(self, model: PreTrainedModel, question: str, context: str) -> Prediction:
         """Answer a question about a text. Raises InputError if the question is too long."""
@@ -207,10 +207,7 @@ class SpanQA(Objective, Decoding):
                 outputs.append(self.evaluate_batch(model, self.batch(rows).to(model.device))[1].double().cpu().numpy())
         owners = np.zeros(len(outputs), dtype=np.int64)
         source = result.source or {}
-        (prediction,) = self._predict(
-            np.concatenate(outputs), owners, [source], lambda window: _offsets(result.samples[window])
-        )
-        return prediction
+        return self._predict(np.concatenate(outputs), owners, [source], result.samples.__getitem__)[0]
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         prediction = self.answer(model, prompt, context)
@@ -232,11 +229,11 @@ class SpanQA(Objective, Decoding):
         outputs: np.ndarray,
         owners: np.ndarray,
         sources: Iterable[dict[str, Any]],
-        offsets: Callable[[int], np.ndarray],
+        window: Callable[[int], Sample],
     ) -> list[Prediction]:
+        def offsets(number: int) -> np.ndarray:
+            flags = window(number).flags
+            assert flags is not None
+            return flags
+
         return predict(outputs, owners, sources, offsets, classes=self._five, no_answer=self._span_qa.no_answer)
-
-
-def _offsets(sample: Sample) -> np.ndarray:
-    assert sample.flags is not None
-    return sample.flags
