@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from artel.objectives.length_groups import rounded_up, stacked
+
 if TYPE_CHECKING:
     import torch
-
-_MULTIPLE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def answer_tensors(
     groups = list(samples) if shared else [[answer] for sample in samples for answer in sample]
     pieces = [_Row.of(group) for group in groups]
     sizes = [len(piece.ids) for piece in pieces]
-    length = -(-max(least_length, *sizes) // _MULTIPLE) * _MULTIPLE
+    length = rounded_up(max(least_length, *sizes))
     rows = _packed(sizes, length) if shared else [[index] for index in range(len(pieces))]
     starts = _starts(rows, sizes, length)
     answers = [
@@ -59,7 +59,7 @@ def answer_tensors(
     ends = np.cumsum([len(targets) for _, targets in answers])
     members = [np.arange(end - len(targets), end) for end, (_, targets) in zip(ends, answers, strict=True)]
     longest = max(1, *(len(each) for each in members))
-    tensors["members"] = _stacked(members, longest, int(ends[-1])).view(len(samples), -1, longest)
+    tensors["members"] = torch.from_numpy(stacked(members, longest, int(ends[-1]))).view(len(samples), -1, longest)
     if shared:
         numbers = {index: number for row in rows for number, index in enumerate(row, start=1)}
         documents = [np.full(size, numbers[index], dtype=np.int64) for index, size in enumerate(sizes)]
@@ -96,7 +96,10 @@ def _starts(rows: Sequence[Sequence[int]], sizes: Sequence[int], length: int) ->
 
 def _joined(rows: Sequence[Sequence[int]], arrays: Sequence[np.ndarray], length: int) -> torch.Tensor:
     """Return the concatenated arrays of each row, zero-padded, int64 (rows, length)."""
-    return _stacked([np.concatenate([arrays[index] for index in row]) for row in rows], length, 0)
+    import torch
+
+    joined = [np.concatenate([arrays[index] for index in row]) for row in rows]
+    return torch.from_numpy(stacked(joined, length, 0))
 
 
 class AnswerSums(NamedTuple):
@@ -155,12 +158,3 @@ def _common(sequences: Sequence[np.ndarray]) -> int:
     shortest = min(map(len, sequences))
     differs = [np.flatnonzero(sequences[0][:shortest] != each[:shortest]) for each in sequences[1:]]
     return min([shortest, *(int(places[0]) for places in differs if len(places))])
-
-
-def _stacked(arrays: Sequence[np.ndarray], length: int, padding: int) -> torch.Tensor:
-    import torch
-
-    stacked = np.full((len(arrays), length), padding, dtype=np.int64)
-    for row, array in zip(stacked, arrays, strict=True):
-        row[: len(array)] = array
-    return torch.from_numpy(stacked)

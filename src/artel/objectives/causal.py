@@ -9,11 +9,9 @@ import numpy as np
 
 from artel.objectives.base import directions
 from artel.objectives.collate import NextTokenTexts
-from artel.objectives.decoding import Decoding
+from artel.objectives.decoding import Decoding, generation_usage, in_python
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
-from artel.objectives.presentation import Presentation
-from artel.objectives.types import Batch, GenerationPrompt, Reply
-from artel.objectives.usage import generation_usage, in_python
+from artel.objectives.types import Batch, GenerationPrompt, Presentation, Reply
 from artel.tokens import StoreSplit, TokenBlocks
 
 if TYPE_CHECKING:

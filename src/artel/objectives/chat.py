@@ -31,11 +31,17 @@ from artel.objectives.conversation.calls import call_metrics, call_turns, source
 from artel.objectives.conversation.frame import Difference, Unfit, WrittenOut
 from artel.objectives.conversation.template_check import call_notes, check_targets, difference_notes, end_notes
 from artel.objectives.conversation.writer import ConversationWriter
-from artel.objectives.decoding import Decoding
+from artel.objectives.decoding import Decoding, generation_usage, in_python
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
-from artel.objectives.presentation import Presentation
-from artel.objectives.types import Batch, DocumentSamples, GenerationEval, GenerationPrompt, Reply, TokenView
-from artel.objectives.usage import generation_usage, in_python
+from artel.objectives.types import (
+    Batch,
+    DocumentSamples,
+    GenerationEval,
+    GenerationPrompt,
+    Presentation,
+    Reply,
+    TokenView,
+)
 from artel.storage import user_path
 from artel.text import Conversation, Document, Dropped, Message, Rejected, Tools
 from artel.tokens import PackedSamples, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples

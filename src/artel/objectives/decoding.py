@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,7 +13,6 @@ import numpy as np
 from artel.config import RunConfig
 from artel.errors import InputError
 from artel.objectives.types import GenerationEval, GenerationPrompt, Reply
-from artel.objectives.usage import in_python
 from artel.tokens import Samples, StoreSplit, Tokenizer
 
 if TYPE_CHECKING:
@@ -91,3 +92,29 @@ class Decoding:
         parts = np.split(np.arange(len(ids)), np.flatnonzero(is_special))  # of several documents in a block
         words = " ".join(self.tokenizer.decode(ids[part[~is_special[part]]]) for part in parts).split()
         return " ".join(words[: min(_PROMPT_WORDS, max(1, len(words) - 1))])  # the last may be cut
+
+
+# Building blocks for examples of use
+
+_TOKENS, _WORDS = 40, 12
+
+
+def in_python(text: str) -> str:
+    """Return a text as a Python literal in double quotes."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def first_words(tokenizer: Tokenizer, ids: np.ndarray) -> str:
+    """Return the first words of a text in one line. `ids`: (tokens,), without special tokens."""
+    return " ".join(tokenizer.decode(ids[:_TOKENS]).split()[:_WORDS])
+
+
+def generation_usage(max_tokens: int, ends: Collection[int] = ()) -> list[str]:
+    """Return Python that lets `model` continue `inputs`, up to `max_tokens` or one of the ids `ends`."""
+    stop = f", eos_token_id={sorted(ends)}" if ends else ""
+    length = max(1, min(100, max_tokens))
+    return [
+        f"outputs = model.generate(**inputs, max_new_tokens={length}, do_sample=True, top_k=50{stop})",
+        'written = outputs[0, inputs["input_ids"].shape[1] :]',
+        "print(tokenizer.decode(written, skip_special_tokens=True))",
+    ]

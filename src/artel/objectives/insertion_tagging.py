@@ -17,11 +17,9 @@ import numpy as np
 from artel.config import RunConfig
 from artel.models import IGNORED, evaluating
 from artel.objectives.base import Objective, directions
-from artel.objectives.decoding import Decoding
+from artel.objectives.decoding import Decoding, in_python
 from artel.objectives.per_token import SUMS, token_metrics
-from artel.objectives.presentation import Presentation
-from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
-from artel.objectives.usage import in_python
+from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.text import Document, Dropped, Pair, Rejected
 from artel.tokens import Encoded, Rows, Sample, Samples, StoreSplit, Tokenizer
 

@@ -19,11 +19,9 @@ from artel.errors import InputError, Problem
 from artel.models import IGNORED, evaluating
 from artel.objectives.base import Objective, directions
 from artel.objectives.collate import Texts, document_tensors, target_tensors
-from artel.objectives.decoding import Decoding
+from artel.objectives.decoding import Decoding, in_python
 from artel.objectives.per_token import SUMS, inputs_of, token_metrics, token_sums
-from artel.objectives.presentation import Presentation
-from artel.objectives.types import Batch, Reply, TokenView
-from artel.objectives.usage import in_python
+from artel.objectives.types import Batch, Presentation, Reply, TokenView
 from artel.tokens import Rows, Samples, StoreSplit, TokenBlocks, Tokenizer
 from artel.tokens.packing import document_numbers
 

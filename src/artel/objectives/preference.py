@@ -25,8 +25,7 @@ from artel.objectives.chat import Chat, template_problems, template_version
 from artel.objectives.collate import next_token_view
 from artel.objectives.conversation.frame import Unfit
 from artel.objectives.conversation.writer import ConversationWriter
-from artel.objectives.presentation import Presentation
-from artel.objectives.types import Batch, DocumentSamples, TokenView
+from artel.objectives.types import Batch, DocumentSamples, Presentation, TokenView
 from artel.text import Conversation, Document, Dropped, Message, Preference, Rejected
 from artel.tokens import Rows, Sample, StoreSplit, Tokenizer, TokenStore, WholeSamples
 

@@ -18,14 +18,12 @@ from artel.config import RunConfig
 from artel.errors import InputError
 from artel.models import IGNORED
 from artel.objectives.base import Objective, directions
-from artel.objectives.decoding import Decoding
+from artel.objectives.decoding import Decoding, in_python
 from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
-from artel.objectives.presentation import Presentation
 from artel.objectives.pretrained_heads import gives_a_score, names_its_problem, reads_conversations, score_config
 from artel.objectives.rerank_samples import COLUMNS, HAS_SCORE, QUERY, DrawnNegatives, PairWriter, parts_of, scores_in
 from artel.objectives.statistics import sigmoid, spearman
-from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
-from artel.objectives.usage import in_python
+from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.text import Document, Dropped, Match, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples
 

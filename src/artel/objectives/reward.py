@@ -24,13 +24,11 @@ from artel.objectives.base import Objective, directions
 from artel.objectives.chat import Chat, template_problems, template_version
 from artel.objectives.conversation.frame import Unfit
 from artel.objectives.conversation.writer import ConversationWriter
-from artel.objectives.decoding import Decoding
+from artel.objectives.decoding import Decoding, in_python
 from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
-from artel.objectives.presentation import Presentation
 from artel.objectives.pretrained_heads import gives_a_score, reads_conversations, score_config
 from artel.objectives.statistics import calibration_bins, calibration_error, float_bits, floats_of_bits
-from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
-from artel.objectives.usage import in_python
+from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.text import Document, Dropped, Message, Preference, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer
 from artel.tokens.tokenizer.chat_template import template_of, writes_day

@@ -20,13 +20,11 @@ from artel.config import ModelConfig, RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED
 from artel.objectives.base import Objective, directions
-from artel.objectives.decoding import Decoding
-from artel.objectives.length_groups import group_inputs, group_rows
+from artel.objectives.decoding import Decoding, in_python
+from artel.objectives.length_groups import group_inputs, group_rows, rounded_up, stacked
 from artel.objectives.per_token import SUMS, token_metrics
-from artel.objectives.presentation import Presentation
-from artel.objectives.seq2seq_text import MULTIPLE, GenerationInput, PairFraming, TextGenerator, stacked
-from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
-from artel.objectives.usage import in_python
+from artel.objectives.seq2seq_text import GenerationInput, PairFraming, TextGenerator, padded_length
+from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.printable import shortened
 from artel.text import Document, Dropped, Pair, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer
@@ -194,11 +192,11 @@ class SequenceToSequence(Objective, Decoding):
         grouped = group_rows(inputs, self.group_count(count), self.tokenizer.pad_id)
         order = np.argsort(grouped.tensors["places"].numpy())
         outputs = [rows.ids[row, split[row] : rows.lengths[row]] for row in order]
-        targets = stacked(outputs, IGNORED)
+        targets = stacked(outputs, padded_length(outputs), IGNORED)
         targets[~rows.valid[order]] = IGNORED
         longest = np.array(list(map(len, outputs)))
         groups = tuple(
-            replace(group, target=_rounded(int(longest[group.first : group.last].max()), targets.shape[1]))
+            replace(group, target=min(rounded_up(int(longest[group.first : group.last].max())), targets.shape[1]))
             for group in grouped.groups
         )
         arrays: dict[str, np.ndarray] = {
@@ -356,10 +354,6 @@ def _check_start(model: PreTrainedModel) -> None:
 
 def _line(text: str) -> str:
     return shortened(" ".join(text.split()), _LISTED_CHARACTERS)
-
-
-def _rounded(length: int, longest: int) -> int:
-    return min(-(-length // MULTIPLE) * MULTIPLE, longest)
 
 
 _ORDER = 6

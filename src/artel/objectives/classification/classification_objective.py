@@ -30,12 +30,10 @@ from artel.objectives.classification.kinds import (
     Undecided,
     Unfit,
 )
-from artel.objectives.decoding import Decoding
+from artel.objectives.decoding import Decoding, first_words, in_python
 from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
-from artel.objectives.presentation import Presentation
 from artel.objectives.pretrained_heads import base_labels, in_order_of
-from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
-from artel.objectives.usage import first_words, in_python
+from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.printable import shortened
 from artel.text import Document, Dropped, Labeled, Record, Rejected
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer

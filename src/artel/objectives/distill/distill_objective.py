@@ -30,7 +30,6 @@ from artel.objectives.distill.other_tokenizer import TokenMap
 from artel.objectives.distill.teacher_checks import (
     KEY,
     by_text_problems,
-    check_widths,
     layout_problems,
     source_problems,
     teacher_model,
@@ -40,8 +39,7 @@ from artel.objectives.distill.teacher_checks import (
 from artel.objectives.hooks import CachedOutputs, Teacher, TeacherCall
 from artel.objectives.masked import Masked
 from artel.objectives.per_token import inputs_of, with_balance
-from artel.objectives.presentation import Presentation
-from artel.objectives.types import Batch
+from artel.objectives.types import Batch, Presentation
 from artel.tokens import Rows, StoreSplit, Tokenizer
 from artel.tokens.store import token_type
 
@@ -101,11 +99,10 @@ class Distillation(Objective):
 
     @classmethod
     def for_run(cls, config: RunConfig) -> type[Objective]:
-        return next((kind for kind in _KINDS if kind._is_meant(config)), cls)
-
-    @classmethod
-    def _is_meant(cls, config: RunConfig) -> bool:
-        raise NotImplementedError
+        if config.distill.on != "auto":
+            return {"causal": Distill, "chat": DistillChat, "masked": DistillMasked}[config.distill.on]
+        kinds = {source.yields for source in config.data.sources}
+        return next((kind for kind in (Distill, DistillChat) if kinds & set(kind.taught.learns_from)), cls)
 
     @classmethod
     def small_run(cls, block: int) -> dict[str, Any]:
@@ -173,7 +170,11 @@ class Distillation(Objective):
     def check(self, model: PreTrainedModel) -> None:
         super().check(model)
         if self._distill.hidden is not None and self._teacher_config is not None:
-            check_widths(self._teacher_config, model.config)
+            teacher, student = (each.get_text_config().hidden_size for each in (self._teacher_config, model.config))
+            if teacher != student:
+                what = f"the teacher's hidden states have {teacher:,} numbers, the student's {student:,}"
+                fix = "give the student the teacher's width, or leave hidden out"
+                raise InputError.at("distill.hidden", what, fix)
 
     def set_cached_outputs(self, outputs: CachedOutputs, *, validation: bool) -> None:
         self._cached[validation] = outputs
@@ -198,9 +199,8 @@ class Distillation(Objective):
             sums, cached = outputs.of_ids(model, self._inputs(model, batch), batch)
             return sums, counts, cached
         device = batch.tensors["input_ids"].device
-        reading = self._token_map.read(batch, position_limit(model), isolated_documents=self.isolated_documents).to(
-            device
-        )
+        reading = self._token_map.read(batch, position_limit(model), isolated_documents=self.isolated_documents)
+        reading = reading.to(device)
         ids = torch.from_numpy(self._token_map.ids).to(device)
         sums, cached = outputs.by_text(model, self._inputs(model, reading.batch), reading, batch.targets, ids)
         return sums, counts, cached
@@ -344,10 +344,6 @@ class Distill(Distillation, Causal):
     better = Causal.better | _BETTER
     taught = Causal
 
-    @classmethod
-    def _is_meant(cls, config: RunConfig) -> bool:
-        return _means(config, "causal", Causal)
-
 
 class DistillChat(Distillation, Chat):
     """The assistant's turns of conversations."""
@@ -355,10 +351,6 @@ class DistillChat(Distillation, Chat):
     presentation = _presentation(Chat)
     better = Chat.better | _BETTER
     taught = Chat
-
-    @classmethod
-    def _is_meant(cls, config: RunConfig) -> bool:
-        return _means(config, "chat", Chat)
 
 
 class DistillMasked(Distillation, Masked):
@@ -370,22 +362,9 @@ class DistillMasked(Distillation, Masked):
     sees_ahead = True
 
     @classmethod
-    def _is_meant(cls, config: RunConfig) -> bool:
-        return config.distill.on == "masked"
-
-    @classmethod
     def problems(cls, config: RunConfig) -> list[Problem]:
         problems = super().problems(config)
         if config.distill.top_k is not None:
             what = "other tokens are hidden in each epoch, so the teacher's outputs cannot be cached"
             problems.append(Problem("distill.top_k", what, "write null: the teacher answers while the student trains"))
         return problems
-
-
-_KINDS: tuple[type[Distillation], ...] = (Distill, DistillChat, DistillMasked)
-
-
-def _means(config: RunConfig, name: str, taught: type[Objective]) -> bool:
-    """True if a run distills an objective, by `distill.on` or by the kind of its sources."""
-    kinds = {source.yields for source in config.data.sources}
-    return config.distill.on == name or (config.distill.on == "auto" and bool(kinds & set(taught.learns_from)))

@@ -19,8 +19,8 @@ from artel.errors import InputError, Problem
 from artel.models import IGNORED
 from artel.models.text_vectors import pools_texts
 from artel.objectives.base import Objective, directions
-from artel.objectives.decoding import Decoding
-from artel.objectives.embedding.losses import KEYS, MatchKeys, Texts, loss_description, loss_sum, match_keys
+from artel.objectives.decoding import Decoding, in_python
+from artel.objectives.embedding.losses import KEYS, MatchKeys, Texts, loss_sum, match_keys
 from artel.objectives.embedding.matches import (
     DOCUMENT,
     HASH,
@@ -35,7 +35,7 @@ from artel.objectives.embedding.matches import (
     choose,
     text_hash,
 )
-from artel.objectives.embedding.retrieval import DEPTH, ValidatedTexts, lookup_metrics, mean_loss, truncated_metrics
+from artel.objectives.embedding.retrieval import DEPTH, ValidatedTexts, lookup_metrics, mean_loss
 from artel.objectives.embedding.sentence_transformers import folder_files, read_folder
 from artel.objectives.embedding.vectors import (
     TextEncoder,
@@ -47,9 +47,7 @@ from artel.objectives.embedding.vectors import (
     packed_vectors,
 )
 from artel.objectives.length_groups import group_rows
-from artel.objectives.presentation import Presentation
-from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
-from artel.objectives.usage import in_python
+from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.text import Document, Rejected
 from artel.tokens import Rows, Samples, StoreSplit, Tokenizer
 
@@ -132,7 +130,15 @@ class Embedding(Objective, Decoding):
 
     @property
     def loss_description(self) -> str:
-        return loss_description(self._embedding)
+        embedding = self._embedding
+        words = {
+            "in_batch_negatives": "in-batch negatives of the whole global batch",
+            "triplet": f"triplets, margin {embedding.margin:g}",
+            "cosine": "squared error of cosines",
+            "cosent": "CoSENT of the whole global batch",
+        }[embedding.loss]
+        sizes = f", at {', '.join(map(str, embedding.matryoshka))} numbers" if embedding.matryoshka else ""
+        return f"{words}{', both ways' if embedding.symmetric else ''}{sizes}"
 
     def check(self, model: PreTrainedModel) -> None:
         """Let texts share rows from now on, if the model isolates them."""
@@ -260,7 +266,11 @@ class Embedding(Objective, Decoding):
     def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
         """Return the size of the corpus, and the metrics of truncated vectors (`embedding.matryoshka`)."""
         validated = ValidatedTexts.of(outputs, split)
-        shorter = truncated_metrics(validated, self._embedding)
+        shorter = [
+            {"dimensions": str(size), **lookup_metrics(validated, validated.vectors[:, :size], self._embedding)}
+            for size in self._embedding.matryoshka
+            if size < validated.vectors.shape[1]
+        ]
         counts = {"queries": int((validated.roles == QUERY).sum()), "documents": len(validated.documents)}
         return {"tables": {"Corpus": [counts], **({"Shorter vectors": shorter} if shorter else {})}}
 

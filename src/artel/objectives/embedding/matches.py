@@ -14,8 +14,8 @@ import numpy as np
 import xxhash
 
 from artel.config import EmbeddingConfig
+from artel.objectives.decoding import first_words
 from artel.objectives.types import DocumentSamples
-from artel.objectives.usage import first_words
 from artel.text import Document, Match, Rejected
 from artel.tokens import Sample, Tokenizer
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -92,14 +91,6 @@ def lookup_metrics(validated: ValidatedTexts, vectors: np.ndarray, embedding: Em
     queries, relevant, left_out = validated.questions()
     judged = [dict.fromkeys(each.tolist(), 1.0) for each in relevant]
     return retrieval_metrics(directions[queries], directions[validated.documents], judged, left_out)
-
-
-def truncated_metrics(validated: ValidatedTexts, embedding: EmbeddingConfig) -> list[dict[str, Any]]:
-    """Return a row of `lookup_metrics` for each truncated size (`embedding.matryoshka`)."""
-    sizes = [size for size in embedding.matryoshka if size < validated.vectors.shape[1]]
-    return [
-        {"dimensions": str(size), **lookup_metrics(validated, validated.vectors[:, :size], embedding)} for size in sizes
-    ]
 
 
 def mean_loss(validated: ValidatedTexts, embedding: EmbeddingConfig, batch: int) -> float:

@@ -12,7 +12,7 @@ from artel.config import EmbeddingConfig
 from artel.errors import InputError
 from artel.models import evaluating
 from artel.objectives.embedding.matches import MatchReader
-from artel.objectives.length_groups import LengthGroup, batches_by_length, group_inputs, group_rows
+from artel.objectives.length_groups import LengthGroup, batches_by_length, group_inputs, group_rows, rounded_up
 from artel.tokens import Tokenizer
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 Pooling = Literal["mean", "cls", "last"]
 
-_MULTIPLE = 16
 _PACKED = 2048
 """Approximate tokens of a packed row."""
 _PROBE = 4  # tokens of a trial
@@ -73,7 +72,7 @@ def _packed(lengths: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
         row = filled.index(min(filled))  # into the emptiest row
         places[number] = (row, filled[row])
         filled[row] += lengths[number]
-    return places, -(-max(filled) // _MULTIPLE) * _MULTIPLE
+    return places, rounded_up(max(filled))
 
 
 def packed_vectors(

@@ -13,13 +13,11 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED, evaluating
 from artel.objectives.base import Objective, directions
-from artel.objectives.decoding import Decoding
-from artel.objectives.presentation import Presentation
+from artel.objectives.decoding import Decoding, in_python
 from artel.objectives.span_qa.answers import CLASSES, Prediction, nq_predictions, predict, score, squad_predictions
 from artel.objectives.span_qa.heads import WindowLoss, best_spans, run_heads
 from artel.objectives.span_qa.question_windows import BEGINS, CLASS, DOCUMENT, END, START, Windows
-from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
-from artel.objectives.usage import in_python
+from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.registry import FORMATS
 from artel.text import Document, Dropped, Question, Record, Rejected
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, one_row

@@ -13,9 +13,8 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED
 from artel.objectives.base import Objective, directions
-from artel.objectives.decoding import Decoding
+from artel.objectives.decoding import Decoding, first_words, in_python
 from artel.objectives.length_groups import group_inputs, group_rows
-from artel.objectives.presentation import Presentation
 from artel.objectives.pretrained_heads import base_labels
 from artel.objectives.tokens.entities import (
     Scores,
@@ -28,8 +27,7 @@ from artel.objectives.tokens.entities import (
 )
 from artel.objectives.tokens.tag_set import TagSet, is_of_words, labels_of, labels_or_tags
 from artel.objectives.tokens.word_windows import DOCUMENT, NO_WORD, Windows, review_spans, words_of_spans
-from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
-from artel.objectives.usage import first_words, in_python
+from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.text import Document, Dropped, Record, Rejected, Tagged
 from artel.text.tags import ENTITIES, OUTSIDE, WORDS, split_tag
 from artel.tokens import Rows, Samples, StoreSplit, Tokenizer
