@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from artel.objectives.length_groups import rounded_up, stacked
+from artel.objectives.length_groups import as_tensors, rounded_up, stacked
 
 if TYPE_CHECKING:
     import torch
@@ -40,8 +40,6 @@ def answer_tensors(
     `branches`, 0 for what the answers of a sample share and 1, 2, … for the rest of each; `positions` of tokens in
     their answer, from 0.
     """
-    import torch
-
     groups = list(samples) if shared else [[answer] for sample in samples for answer in sample]
     pieces = [_Row.of(group) for group in groups]
     sizes = [len(piece.ids) for piece in pieces]
@@ -51,22 +49,22 @@ def answer_tensors(
     answers = [
         (starts[index] + places, targets) for index, piece in enumerate(pieces) for places, targets in piece.predicted
     ]
-    tensors = {
+    arrays = {
         "input_ids": _joined(rows, [piece.ids for piece in pieces], length),
-        "places": torch.from_numpy(np.concatenate([places for places, _ in answers])),
-        "targets": torch.from_numpy(np.concatenate([targets for _, targets in answers])),
+        "places": np.concatenate([places for places, _ in answers]),
+        "targets": np.concatenate([targets for _, targets in answers]),
     }
     ends = np.cumsum([len(targets) for _, targets in answers])
     members = [np.arange(end - len(targets), end) for end, (_, targets) in zip(ends, answers, strict=True)]
     longest = max(1, *(len(each) for each in members))
-    tensors["members"] = torch.from_numpy(stacked(members, longest, int(ends[-1]))).view(len(samples), -1, longest)
+    arrays["members"] = stacked(members, longest, int(ends[-1])).reshape(len(samples), -1, longest)
     if shared:
         numbers = {index: number for row in rows for number, index in enumerate(row, start=1)}
         documents = [np.full(size, numbers[index], dtype=np.int64) for index, size in enumerate(sizes)]
-        tensors["documents"] = _joined(rows, documents, length)
-        tensors["branches"] = _joined(rows, [piece.branches for piece in pieces], length)
-        tensors["positions"] = _joined(rows, [piece.positions for piece in pieces], length)
-    return tensors
+        arrays["documents"] = _joined(rows, documents, length)
+        arrays["branches"] = _joined(rows, [piece.branches for piece in pieces], length)
+        arrays["positions"] = _joined(rows, [piece.positions for piece in pieces], length)
+    return as_tensors(arrays)
 
 
 def _packed(sizes: Sequence[int], length: int) -> list[list[int]]:
@@ -94,12 +92,9 @@ def _starts(rows: Sequence[Sequence[int]], sizes: Sequence[int], length: int) ->
     return starts
 
 
-def _joined(rows: Sequence[Sequence[int]], arrays: Sequence[np.ndarray], length: int) -> torch.Tensor:
+def _joined(rows: Sequence[Sequence[int]], arrays: Sequence[np.ndarray], length: int) -> np.ndarray:
     """Return the concatenated arrays of each row, zero-padded, int64 (rows, length)."""
-    import torch
-
-    joined = [np.concatenate([arrays[index] for index in row]) for row in rows]
-    return torch.from_numpy(stacked(joined, length, 0))
+    return stacked([np.concatenate([arrays[index] for index in row]) for row in rows], length, 0)
 
 
 class AnswerSums(NamedTuple):

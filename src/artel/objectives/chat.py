@@ -32,6 +32,7 @@ from artel.objectives.conversation.frame import Difference, Unfit, WrittenOut
 from artel.objectives.conversation.template_check import call_notes, check_targets, difference_notes, end_notes
 from artel.objectives.conversation.writer import ConversationWriter
 from artel.objectives.decoding import Decoding, generation_usage, in_python
+from artel.objectives.length_groups import as_tensors
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
 from artel.objectives.types import (
     Batch,
@@ -320,16 +321,11 @@ def template_version(config: RunConfig) -> list[Any]:
 
 def shifted(rows: Rows) -> Batch:
     """Return rows for a causal model: each flagged token is the target of the token before it."""
-    import torch
-
     assert rows.flags is not None
     targets = np.where(rows.flags[:, 1:] > 0, rows.ids[:, 1:], IGNORED)
     targets[~rows.valid] = IGNORED
-    tensors = {
-        "input_ids": torch.from_numpy(np.ascontiguousarray(rows.ids[:, :-1])),
-        "real": torch.from_numpy(np.arange(targets.shape[1]) < rows.lengths[:, None] - 1),
-        **target_tensors(targets),
-    }
+    real = np.arange(targets.shape[1]) < rows.lengths[:, None] - 1
+    tensors = as_tensors({"input_ids": rows.ids[:, :-1], "real": real}) | target_tensors(targets)
     return Batch(tensors, int((targets != IGNORED).sum()), int((rows.lengths - 1)[rows.valid].sum()))
 
 

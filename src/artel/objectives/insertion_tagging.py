@@ -18,6 +18,7 @@ from artel.config import RunConfig
 from artel.models import IGNORED, evaluating
 from artel.objectives.base import Objective, directions
 from artel.objectives.decoding import Decoding, in_python
+from artel.objectives.length_groups import as_tensors
 from artel.objectives.per_token import SUMS, token_metrics
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.text import Document, Dropped, Pair, Rejected
@@ -122,8 +123,6 @@ class InsertionTagging(Objective, Decoding):
         return Sample(np.array(ids, dtype=np.int64), np.array(flags, dtype=np.uint8))
 
     def batch(self, rows: Rows) -> Batch:
-        import torch
-
         assert rows.flags is not None
         ids = np.full_like(rows.ids, self.tokenizer.pad_id)
         targets = np.full_like(ids, IGNORED)
@@ -141,12 +140,8 @@ class InsertionTagging(Objective, Decoding):
             labels = np.where(followed, np.append(tokens[1:], 0)[kept], tokens[kept])
             targets[row, :count] = np.where(flags[kept] & _TOKEN, labels, IGNORED)
             by_rule[row, :count] = (flags[kept] & _RULE) > 0
-        tensors = {"input_ids": ids, "attention_mask": attended, "targets": targets, "by_rule": by_rule}
-        return Batch(
-            {name: torch.from_numpy(array) for name, array in tensors.items()},
-            targets=int((targets != IGNORED).sum()),
-            tokens=int(attended[rows.valid].sum()),
-        )
+        arrays = {"input_ids": ids, "attention_mask": attended, "targets": targets, "by_rule": by_rule}
+        return Batch(as_tensors(arrays), int((targets != IGNORED).sum()), int(attended[rows.valid].sum()))
 
     def token_views(self, rows: Rows) -> list[TokenView]:
         tensors = self.batch(rows).tensors

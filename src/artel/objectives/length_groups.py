@@ -83,8 +83,6 @@ def group_rows(
 
     If there are fewer rows than groups, unused rows of one token are added.
     """
-    import torch
-
     missing = max(0, count - len(rows))
     rows = [*rows, *[rows[0][:1]] * missing]
     lengths = np.array([len(row) for row in rows])
@@ -103,7 +101,7 @@ def group_rows(
     starts[order] = np.cumsum(row_lengths) - row_lengths
     kept = len(rows) - missing
     arrays["places"] = places[:kept]
-    return GroupedRows({name: torch.from_numpy(array) for name, array in arrays.items()}, groups, starts[:kept])
+    return GroupedRows(as_tensors(arrays), groups, starts[:kept])
 
 
 def _group(first: int, last: int, lengths: np.ndarray, longest: int) -> LengthGroup:
@@ -112,6 +110,13 @@ def _group(first: int, last: int, lengths: np.ndarray, longest: int) -> LengthGr
     if lengths[0] < length:
         length = min(rounded_up(length), longest)
     return LengthGroup(first, last, length, bool(lengths[0] < length))
+
+
+def as_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """Return tensors on the CPU, which share the arrays' memory if they are contiguous."""
+    import torch
+
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
 
 def rounded_up(length: int) -> int:

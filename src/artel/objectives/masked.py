@@ -20,6 +20,7 @@ from artel.models import IGNORED, evaluating
 from artel.objectives.base import Objective, directions
 from artel.objectives.collate import Texts, document_tensors, target_tensors
 from artel.objectives.decoding import Decoding, in_python
+from artel.objectives.length_groups import as_tensors
 from artel.objectives.per_token import SUMS, inputs_of, token_metrics, token_sums
 from artel.objectives.types import Batch, Presentation, Reply, TokenView
 from artel.tokens import Rows, Samples, StoreSplit, TokenBlocks, Tokenizer
@@ -91,8 +92,6 @@ class Masked(Texts, Decoding):
         return self.blocks(split, self.config.data.block - self._frame.size, lookahead=0)
 
     def batch(self, rows: Rows) -> Batch:
-        import torch
-
         before, after = self._frame.before, self._frame.after
         count, length = rows.ids.shape
         ids = np.full((count, length + self._frame.size), self.tokenizer.pad_id, dtype=np.int64)
@@ -107,7 +106,7 @@ class Masked(Texts, Decoding):
             numbers[row, :end] = np.pad(documents, (len(before), len(after)), mode="edge")
             if rows.valid[row]:
                 targets[row, inside] = labels
-        tensors = {"input_ids": torch.from_numpy(ids), **target_tensors(targets)}
+        tensors = as_tensors({"input_ids": ids}) | target_tensors(targets)
         if rows.flags is not None:
             tensors |= document_tensors(numbers if self.isolated_documents else np.minimum(numbers, 1))
         return Batch(tensors, int((targets != IGNORED).sum()), int(np.count_nonzero(numbers[rows.valid])))

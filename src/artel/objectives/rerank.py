@@ -19,7 +19,7 @@ from artel.errors import InputError
 from artel.models import IGNORED
 from artel.objectives.base import Objective, directions
 from artel.objectives.decoding import Decoding, in_python
-from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
+from artel.objectives.length_groups import as_tensors, group_rows, logits_of_rows, row_logits
 from artel.objectives.pretrained_heads import gives_a_score, names_its_problem, reads_conversations, score_config
 from artel.objectives.rerank_samples import COLUMNS, HAS_SCORE, QUERY, DrawnNegatives, PairWriter, parts_of, scores_in
 from artel.objectives.statistics import sigmoid, spearman
@@ -124,8 +124,6 @@ class Rerank(Objective, Decoding):
 
         Missing documents, and those of rows that fill the batch, have one token.
         """
-        import torch
-
         columns = self._columns(rows)
         present, labels = np.zeros((len(rows.ids), columns), dtype=bool), np.zeros((len(rows.ids), columns))
         labels[:, 0] = np.nan_to_num(scores_in(rows.numbers), nan=1.0)
@@ -138,7 +136,7 @@ class Rerank(Objective, Decoding):
         ids, types = zip(*pairs, strict=True)
         count = self.group_count(len(ids))
         grouped = group_rows(ids, count, self.tokenizer.pad_id, types if self._writer.has_types else None)
-        tensors = {"present": torch.from_numpy(present), "labels": torch.from_numpy(labels.astype(np.float32))}
+        tensors = as_tensors({"present": present, "labels": labels.astype(np.float32)})
         learned = present[:, : self._learned]
         targets = learned.any(axis=1).sum() if self._rerank.loss == "listwise" else learned.sum()
         lengths = np.array(list(map(len, ids))).reshape(present.shape)

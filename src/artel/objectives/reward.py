@@ -25,7 +25,7 @@ from artel.objectives.chat import Chat, template_problems, template_version
 from artel.objectives.conversation.frame import Unfit
 from artel.objectives.conversation.writer import ConversationWriter
 from artel.objectives.decoding import Decoding, in_python
-from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
+from artel.objectives.length_groups import as_tensors, group_rows, logits_of_rows, row_logits
 from artel.objectives.pretrained_heads import gives_a_score, reads_conversations, score_config
 from artel.objectives.statistics import calibration_bins, calibration_error, float_bits, floats_of_bits
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
@@ -150,8 +150,6 @@ class Reward(Objective, Decoding):
 
         `present` is True for answers that exist. Missing answers, and rows that fill the batch, have one token.
         """
-        import torch
-
         present = (rows.numbers[:, :_MARGIN] > 0) & rows.valid[:, None]
         sides = [side for row in range(len(rows.ids)) for side in _sides(rows, row)]
         sides = [
@@ -160,12 +158,9 @@ class Reward(Objective, Decoding):
         ]
         grouped = group_rows(sides, self.group_count(len(sides)), self.tokenizer.pad_id)
         margins = floats_of_bits(rows.numbers[:, _MARGIN]).astype(np.float32)
-        return Batch(
-            grouped.tensors | {"present": torch.from_numpy(present), "margins": torch.from_numpy(margins)},
-            targets=int(present.any(axis=1).sum()),
-            tokens=int(rows.lengths[rows.valid].sum()),
-            groups=grouped.groups,
-        )
+        tensors = grouped.tensors | as_tensors({"present": present, "margins": margins})
+        targets, tokens = int(present.any(axis=1).sum()), int(rows.lengths[rows.valid].sum())
+        return Batch(tensors, targets, tokens, grouped.groups)
 
     def token_views(self, rows: Rows) -> list[TokenView]:
         """Return both answers; no token is predicted."""

@@ -21,7 +21,7 @@ from artel.errors import InputError, Problem
 from artel.models import IGNORED
 from artel.objectives.base import Objective, directions
 from artel.objectives.decoding import Decoding, in_python
-from artel.objectives.length_groups import group_inputs, group_rows, rounded_up, stacked
+from artel.objectives.length_groups import as_tensors, group_inputs, group_rows, rounded_up, stacked
 from artel.objectives.per_token import SUMS, token_metrics
 from artel.objectives.seq2seq_text import GenerationInput, PairFraming, TextGenerator, padded_length
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
@@ -184,8 +184,6 @@ class SequenceToSequence(Objective, Decoding):
         `predicted0`, `predicted1`, …: positions in the flattened targets of each group that have a target. `written`,
         bool (rows,): rows of validation for which the model also generates.
         """
-        import torch
-
         split = rows.numbers[:, _INPUT]
         count = len(rows.ids)
         inputs = [rows.ids[row, : split[row]] for row in range(count)]
@@ -206,12 +204,8 @@ class SequenceToSequence(Objective, Decoding):
         for number, group in enumerate(groups):
             part = targets[group.first : group.last, : group.target]
             arrays[f"predicted{number}"] = np.flatnonzero(part != IGNORED)
-        return Batch(
-            grouped.tensors | {name: torch.from_numpy(array) for name, array in arrays.items()},
-            targets=int((targets != IGNORED).sum()),
-            tokens=int(rows.lengths[rows.valid].sum()),
-            groups=groups,
-        )
+        count, tokens = int((targets != IGNORED).sum()), int(rows.lengths[rows.valid].sum())
+        return Batch(grouped.tensors | as_tensors(arrays), count, tokens, groups)
 
     def token_views(self, rows: Rows) -> list[TokenView]:
         """Return what the encoder reads, and what the decoder writes."""

@@ -31,7 +31,7 @@ from artel.objectives.classification.kinds import (
     Unfit,
 )
 from artel.objectives.decoding import Decoding, first_words, in_python
-from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
+from artel.objectives.length_groups import as_tensors, group_rows, logits_of_rows, row_logits
 from artel.objectives.pretrained_heads import base_labels, in_order_of
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.printable import shortened
@@ -210,20 +210,13 @@ class Classification(Objective, Decoding):
             self._kind.balance(np.asarray(split.numbers()[:, _TARGET:]))
 
     def batch(self, rows: Rows) -> Batch:
-        import torch
-
         lengths = np.where(rows.valid, rows.lengths, 1)
         ids = [row[:length] for row, length in zip(rows.ids, lengths, strict=True)]
         types = self._types(lengths, rows.numbers[:, _BEGINS])
         grouped = group_rows(ids, self.group_count(len(ids)), self.tokenizer.pad_id, types)
-        target = np.ascontiguousarray(self._kind.target(rows.numbers[:, _TARGET:]))
-        tensors = {"target": torch.from_numpy(target), "valid": torch.from_numpy(rows.valid)}
-        return Batch(
-            grouped.tensors | tensors,
-            targets=int(rows.valid.sum()),
-            tokens=int(rows.lengths[rows.valid].sum()),
-            groups=grouped.groups,
-        )
+        tensors = as_tensors({"target": self._kind.target(rows.numbers[:, _TARGET:]), "valid": rows.valid})
+        count, tokens = int(rows.valid.sum()), int(rows.lengths[rows.valid].sum())
+        return Batch(grouped.tensors | tensors, count, tokens, grouped.groups)
 
     def _types(
         self, lengths: Sequence[int] | np.ndarray, begins: Sequence[int] | np.ndarray

@@ -37,6 +37,7 @@ from artel.objectives.distill.teacher_checks import (
     tokenizer_problems,
 )
 from artel.objectives.hooks import CachedOutputs, Teacher, TeacherCall
+from artel.objectives.length_groups import as_tensors
 from artel.objectives.masked import Masked
 from artel.objectives.per_token import inputs_of, with_balance
 from artel.objectives.types import Batch, Presentation
@@ -213,8 +214,6 @@ class Distillation(Objective):
         `teacher_ids` int32 (rows, length, k), `teacher_log_probs` float16 (rows, length, k + 1), and with another
         tokenizer `teacher_aligned` bool (rows, length).
         """
-        import torch
-
         batch = super().batch(rows)  # type: ignore[safe-super]
         cached = self._cached.get(bool((rows.epochs < 0).any()))
         if cached is None:
@@ -232,10 +231,10 @@ class Distillation(Objective):
                 raise WorkError.at(str(cached.folder), what, "remove the folder: the teacher answers again")
             ids[row, positions], log_probs[row, positions] = of_sample["ids"], of_sample["log_probs"]
             aligned[row, positions] = of_sample.get("aligned", True)
-        more = {"teacher_ids": torch.from_numpy(ids), "teacher_log_probs": torch.from_numpy(log_probs)}
+        more = {"teacher_ids": ids, "teacher_log_probs": log_probs}
         if self._distill.tokenizer == "by_text":
-            more["teacher_aligned"] = torch.from_numpy(aligned)
-        return Batch(batch.tensors | more, batch.targets, batch.tokens)
+            more["teacher_aligned"] = aligned
+        return Batch(batch.tensors | as_tensors(more), batch.targets, batch.tokens)
 
     # The loss
 

@@ -46,7 +46,7 @@ from artel.objectives.embedding.vectors import (
     packed_rows,
     packed_vectors,
 )
-from artel.objectives.length_groups import group_rows
+from artel.objectives.length_groups import as_tensors, group_rows
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.text import Document, Rejected
 from artel.tokens import Rows, Samples, StoreSplit, Tokenizer
@@ -166,8 +166,6 @@ class Embedding(Objective, Decoding):
         Texts are queries, then positives, then negatives, each in the order of the matches; `keys` also has those of
         positives that are not in the batch.
         """
-        import torch
-
         valid = np.flatnonzero(rows.valid)
         keep = valid if len(valid) else [0]  # a rank without samples must still call the model
         if rows.numbers[0, ROLE]:
@@ -180,7 +178,7 @@ class Embedding(Objective, Decoding):
         if not len(valid):
             keys[:, 0] = PADDING
         tokens = sum(map(len, texts)) if len(valid) else 0
-        tensors = {"keys": torch.from_numpy(keys)}
+        tensors = as_tensors({"keys": keys})
         if self._packs:
             return Batch(tensors | packed_rows(texts), len(valid), tokens)
         grouped = group_rows(texts, self.group_count(fewest), self.tokenizer.pad_id)

@@ -12,7 +12,14 @@ from artel.config import EmbeddingConfig
 from artel.errors import InputError
 from artel.models import evaluating
 from artel.objectives.embedding.matches import MatchReader
-from artel.objectives.length_groups import LengthGroup, batches_by_length, group_inputs, group_rows, rounded_up
+from artel.objectives.length_groups import (
+    LengthGroup,
+    as_tensors,
+    batches_by_length,
+    group_inputs,
+    group_rows,
+    rounded_up,
+)
 from artel.tokens import Tokenizer
 
 if TYPE_CHECKING:
@@ -34,8 +41,6 @@ def packed_rows(texts: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
     `texts` (texts,), the index of each text in the flattened (rows, slots); `firsts` and `lasts` (texts,), the indices
     of first and last tokens in the flattened rows.
     """
-    import torch
-
     places, length = _packed(list(map(len, texts)))
     rows = 1 + max(row for row, _ in places)
     ids, documents, positions = (np.zeros((rows, length), dtype=np.int64) for _ in range(3))
@@ -61,7 +66,7 @@ def packed_rows(texts: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
         "firsts": firsts,
         "lasts": firsts + np.array([len(text) - 1 for text in texts]),
     }
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return as_tensors(arrays)
 
 
 def _packed(lengths: Sequence[int]) -> tuple[list[tuple[int, int]], int]:

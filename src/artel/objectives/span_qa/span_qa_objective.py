@@ -14,6 +14,7 @@ from artel.errors import InputError, Problem
 from artel.models import IGNORED, evaluating
 from artel.objectives.base import Objective, directions
 from artel.objectives.decoding import Decoding, in_python
+from artel.objectives.length_groups import as_tensors
 from artel.objectives.span_qa.answers import CLASSES, Prediction, nq_predictions, predict, score, squad_predictions
 from artel.objectives.span_qa.heads import WindowLoss, best_spans, run_heads
 from artel.objectives.span_qa.question_windows import BEGINS, CLASS, DOCUMENT, END, START, Windows
@@ -131,8 +132,6 @@ class SpanQA(Objective, Decoding):
             self._window_loss.balance_classes(np.bincount(split.numbers()[:, CLASS], minlength=len(CLASSES)))
 
     def batch(self, rows: Rows) -> Batch:
-        import torch
-
         positions = np.arange(rows.ids.shape[1])[None, :]
         attended = positions < rows.lengths[:, None]
         begins = rows.numbers[:, BEGINS, None]
@@ -148,11 +147,7 @@ class SpanQA(Objective, Decoding):
         }
         if self._windows.frame.second_type:
             tensors["token_type_ids"] = ((positions >= begins) & attended) * self._windows.frame.second_type
-        return Batch(
-            {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in tensors.items()},
-            targets=int(rows.valid.sum()),
-            tokens=int(rows.lengths[rows.valid].sum()),
-        )
+        return Batch(as_tensors(tensors), int(rows.valid.sum()), int(rows.lengths[rows.valid].sum()))
 
     def token_views(self, rows: Rows) -> list[TokenView]:
         """Return the first window; its targets are the answer's tokens, or the first token if it has no answer."""

@@ -14,7 +14,7 @@ from artel.errors import InputError, Problem
 from artel.models import IGNORED
 from artel.objectives.base import Objective, directions
 from artel.objectives.decoding import Decoding, first_words, in_python
-from artel.objectives.length_groups import group_inputs, group_rows
+from artel.objectives.length_groups import as_tensors, group_inputs, group_rows
 from artel.objectives.pretrained_heads import base_labels
 from artel.objectives.tokens.entities import (
     Scores,
@@ -189,8 +189,6 @@ class Tokens(Objective, Decoding):
         `places`: indices of first tokens in the flattened, concatenated groups. `words`: their indices in the flattened
         original rows. `targets`: tags, or IGNORED.
         """
-        import torch
-
         assert rows.flags is not None
         lengths = np.where(rows.valid, rows.lengths, 1)
         ids = [row[:length] for row, length in zip(rows.ids, lengths, strict=True)]
@@ -200,12 +198,8 @@ class Tokens(Objective, Decoding):
         targets = flags[row, column] - 1
         targets[targets == len(self.tags.tags)] = IGNORED
         words = {"places": grouped.starts[row] + column, "words": row * flags.shape[1] + column, "targets": targets}
-        return Batch(
-            grouped.tensors | {name: torch.from_numpy(array) for name, array in words.items()},
-            targets=int((targets != IGNORED).sum()),
-            tokens=int(rows.lengths[rows.valid].sum()),
-            groups=grouped.groups,
-        )
+        count, tokens = int((targets != IGNORED).sum()), int(rows.lengths[rows.valid].sum())
+        return Batch(grouped.tensors | as_tensors(words), count, tokens, grouped.groups)
 
     def token_views(self, rows: Rows) -> list[TokenView]:
         assert rows.flags is not None
