@@ -37,6 +37,7 @@ from artel.config import (
 from artel.config.converters.tools import convert
 from artel.config.load import read_file
 from artel.config.recipes import recipe_text
+from artel.messages import printed_by
 from artel.models.loading.build import build_model
 from artel.models.loading.check import check_model
 from artel.models.loading.request import ModelRequest
@@ -238,7 +239,8 @@ class Checkpoints:
             (newer / name).write_bytes(data)
         (folder / "all" / "step-000000003").symlink_to(self.older)
         said: list[str] = []
-        progress = load_checkpoint(folder / "all", self._items, said.append)
+        with printed_by(lambda record: said.append(record.getMessage())):
+            progress = load_checkpoint(folder / "all", self._items)
         assert progress is not None
         assert isinstance(progress.step, int)
         assert isinstance(progress.validation, dict)

@@ -28,8 +28,10 @@ import torch
 import yaml
 from plan import ARTEL, CASES, LAYOUTS, Case, argument_parser, begin, measure_cases, planned, run_file, write_inputs
 
+from artel.cli.streams import print_record
 from artel.diagnostics.hardware import measure_hardware
 from artel.host import processor
+from artel.messages import printed_by
 
 SKIPPED = 3
 """Steps at the beginning, in which memory is taken, kernels are compiled and the optimizer's state is made."""
@@ -64,7 +66,8 @@ class Rates:
 
     def refresh(self) -> None:
         if time.monotonic() > self._until:
-            measure_hardware(print)
+            with printed_by(print_record):
+                measure_hardware()
             self._until = time.monotonic() + RATES_HOLD
 
 

@@ -61,7 +61,7 @@ def test_a_callbacks_state_is_saved_and_loaded(tmp_path, optimizer, group, in_pi
     weights = {name: tensor.detach().clone() for name, tensor in optimizer.weights().items()}
     optimizer.load_weights({name: tensor + 1 for name, tensor in weights.items()})
     counts.value = torch.zeros(2)
-    assert load_checkpoint(tmp_path, checkpoint_items(optimizer, [counts]), print).step == 3
+    assert load_checkpoint(tmp_path, checkpoint_items(optimizer, [counts])).step == 3
     assert counts.value.tolist() == [1.0, 2.0]
     assert all(torch.equal(optimizer.weights()[name], tensor) for name, tensor in weights.items())
     assert full_weights(path).keys() == weights.keys()  # a callback's tensors are no weights
@@ -85,7 +85,7 @@ def test_shards_are_written_from_where_they_lie(tmp_path, group):
 def test_a_callback_that_a_checkpoint_does_not_know_begins_anew(tmp_path, optimizer):
     write_full(tmp_path / "step-000000003", Content(states(checkpoint_items(optimizer)), Progress(step=3), "run: x\n"))
     counts = Counts("as it was")
-    load_checkpoint(tmp_path, checkpoint_items(optimizer, [counts]), print)
+    load_checkpoint(tmp_path, checkpoint_items(optimizer, [counts]))
     assert counts.value == "as it was"
 
 
@@ -97,7 +97,7 @@ def test_an_error_of_a_callback_is_not_taken_for_a_damaged_checkpoint(tmp_path, 
     items = checkpoint_items(optimizer, [Fails(torch.ones(1))])
     write_full(tmp_path / "step-000000003", Content(states(items), Progress(step=3), "run: x\n"))
     with pytest.raises(KeyError, match="its own"):
-        load_checkpoint(tmp_path, items, print)
+        load_checkpoint(tmp_path, items)
 
 
 def test_a_state_that_cannot_be_saved_is_refused(optimizer):

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from artel.api.process import Tell, leaves_process_unchanged, tell
+from artel.api.process import leaves_process_unchanged
 from artel.errors import InputError
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class Model:
         )
         return iter(self._reply(prompt, "", sampling).pieces)
 
-    @leaves_process_unchanged()
+    @leaves_process_unchanged(prints=True)
     def chat(
         self,
         messages: str | Sequence[Mapping[str, str]],
@@ -212,7 +212,6 @@ class Model:
         top_p: float = 0.6,
         seed: int = 0,
         repetition_penalty: float = 1.2,
-        tell: Tell = tell,
     ) -> str:
         """Answer a message, or the last message of a conversation, with the model's chat template.
 
@@ -221,7 +220,6 @@ class Model:
                 alternate, optionally after a system message, and the user's message comes last.
             system: the system message.
             max_new_tokens, temperature, top_k, top_p, seed, repetition_penalty: as in `generate`.
-            tell: called with notes, for example that the answer was cut off or that earlier messages did not fit.
 
         Raises InputError for models that do not generate text, and for conversations that the template rejects.
         """
@@ -230,7 +228,7 @@ class Model:
 
         system_message, pairs, message = _conversation(messages)
         settings = ChatSettings(len(pairs), max_new_tokens, repetition_penalty, temperature, top_p, top_k, seed)
-        with closing(ChatSession(self._opened, settings, system or system_message, tell)) as session:
+        with closing(ChatSession(self._opened, settings, system or system_message)) as session:
             session.exchanges = [Exchange(question, answer, True) for question, answer in pairs]
             return "".join(session.answer(message))
 
@@ -349,14 +347,13 @@ class Model:
         vectors = np.array([answer["embedding"] for answer in answers], dtype=np.float32)
         return vectors[0] if isinstance(texts, str) else vectors
 
-    @leaves_process_unchanged(with_torch=True)
+    @leaves_process_unchanged(with_torch=True, prints=True)
     def evaluate(
         self,
         data: str | os.PathLike[str] | None = None,
         overrides: Mapping[str, Any] | None = None,
         *,
         corpus: str | os.PathLike[str] | None = None,
-        tell: Tell = tell,
     ) -> EvaluationResult:
         """Compute the objective's metrics on the validation split of the model's run, on `data`, or on a `corpus`.
 
@@ -365,7 +362,6 @@ class Model:
             overrides: values for dotted keys of the evaluated run: `{"data.block": 256}`.
             corpus: for embeddings: a file or glob of texts, in which the queries of `data` should find their documents;
                 or a folder in BEIR's format, which has its own queries.
-            tell: called with each message, a line of text.
 
         Returns:
             `metrics` by name (`loss` in nats per target token, `bits_per_byte`, `accuracy` 0 to 1 …), `documents`,
@@ -384,11 +380,11 @@ class Model:
         if corpus is not None and overrides:
             raise InputError.at("overrides", "have no meaning on a corpus", "leave them out")
         if corpus is not None:
-            return evaluate_on_corpus(self._opened, os.fspath(corpus), path, tell)
+            return evaluate_on_corpus(self._opened, os.fspath(corpus), path)
         check_worker()
         choose_interface_of_process()
         with join_world(None) as world:
-            return evaluate(self._opened, path, overrides or {}, world, tell)
+            return evaluate(self._opened, path, overrides or {}, world)
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.model.parameters())

@@ -23,7 +23,7 @@ is the weight, and the model beside `latest_universal` has its average, which De
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from transformers import PreTrainedModel
 from artel.config import RunConfig, dump_run, load_run
 from artel.errors import InputError, Problem
 from artel.inference.open import objective_of_folder, open_fresh
+from artel.messages import logger
 from artel.models.loading.model_folder import read_config
 from artel.models.loading.pretrained import read_generation_config
 from artel.models.loading.structure import without_weights
@@ -102,7 +103,7 @@ def check_beginning(run: RunConfig, folder: Path) -> None:
         raise InputError(problems)
 
 
-def begin_run(run: RunConfig, prepared: Prepared, folder: Path, tell: Callable[[str], None]) -> None:
+def begin_run(run: RunConfig, prepared: Prepared, folder: Path) -> None:
     """Write the first checkpoint of `run` with the weights, averages and step of DeepSpeed's checkpoint in `folder`.
 
     Raise InputError for missing files, weights of another model, a checkpoint without Adam's averages, and a run that
@@ -121,7 +122,11 @@ def begin_run(run: RunConfig, prepared: Prepared, folder: Path, tell: Callable[[
     checkpoints.mkdir(parents=True, exist_ok=True)
     content = Content({Weights.file: weights, OptimizerState.file: state}, progress, dump_run(run))
     write_full(checkpoint_path(checkpoints, step), content)
-    tell(f"step {step:,} of {folder} is this run's: weights, averages, count of steps; the order of samples is its own")
+    logger.info(
+        "step %s of %s is this run's: weights, averages, count of steps; the order of samples is its own",
+        f"{step:,}",
+        folder,
+    )
 
 
 def _of_run(

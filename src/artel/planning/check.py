@@ -31,7 +31,15 @@ from artel.parallel.mesh import ParallelDims, read_parallel_dims
 from artel.planning.budget.sizes import auto_problems, smallest
 from artel.planning.limits import check_budget, check_memory
 from artel.planning.outline import is_within_reach, outline_model, tokenizer_here
-from artel.preparing import check_claim, check_from_store, check_texts, has_store, is_prepared, prepare, tokenizer_place
+from artel.preparing import (
+    check_claim,
+    check_from_store,
+    check_texts,
+    has_store,
+    is_prepared,
+    prepare_silently,
+    tokenizer_place,
+)
 from artel.registry import STRATEGIES
 from artel.training.checkpoint.format import list_checkpoints
 from artel.training.lengthening import prepared_length
@@ -87,7 +95,7 @@ def notes_on_length(config: RunConfig) -> list[str]:
     length = None
     with suppress(InputError):  # reported by other checks
         if not config.model.auto and is_prepared(config):
-            prepared = prepare(config, verify=False)
+            prepared = prepare_silently(config)
             length = prepared_length(prepared.config, prepared)
     return unreached_settings(config, length if length and length.samples else None)
 

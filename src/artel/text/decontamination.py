@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from artel.config import BenchmarkConfig, DataConfig
 from artel.errors import InputError
+from artel.messages import logger
 from artel.storage import new_folder
 from artel.text.benchmark_rows import benchmark_files, file_problems, file_rows, task_problems, task_rows
 from artel.text.dedup.shingles import SHINGLE_VERSION, Shingler
@@ -107,7 +108,7 @@ def benchmark_fingerprint(data: DataConfig) -> list[Any]:
     return facts
 
 
-def write_index(data: DataConfig, folder: Path, tell: Callable[[str], None] = lambda _: None) -> None:
+def write_index(data: DataConfig, folder: Path) -> None:
     """Write the index of the run's benchmarks into `folder`. Raises InputError."""
     config = data.decontaminate
     assert config is not None
@@ -117,7 +118,7 @@ def write_index(data: DataConfig, folder: Path, tell: Callable[[str], None] = la
     about: list[dict[str, Any]] = []
     for key, benchmark in _benchmarks(data):
         name = benchmark.path or benchmark.task
-        tell(f"reading the benchmark {name}")
+        logger.info("reading the benchmark %s", name)
         first, short = len(origins), 0
         for row in task_rows(benchmark, key) if benchmark.task else file_rows(benchmark, key, data):
             row_hashes = np.unique(

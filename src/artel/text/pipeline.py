@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -216,12 +216,9 @@ def read_documents(
         check_ledger(data, ledger)
 
 
-def check_text(data: DataConfig, tell: Callable[[str], None] = lambda _: None) -> None:
-    """Raise InputError with all problems of the sources, or for a missing package, before any text is read.
-
-    `tell` is called for sources that cannot be reached but are known from an earlier run.
-    """
-    check_sources(data, tell)
+def check_text(data: DataConfig) -> None:
+    """Raise InputError with all problems of the sources, or for a missing package, before any text is read."""
+    check_sources(data)
     check_packages(data.clean)
     if data.clean.classifier is not None:
         check_classifier(data.clean.classifier)

@@ -51,7 +51,6 @@ class Run:
     saver: Saver
     trackers: Trackers
     progress: Progress
-    tell: Callable[[str], None]
     flops_per_token: float | None
     """FLOPs of training on one token; None where the device's peak is unknown."""
     peak_flops: float | None

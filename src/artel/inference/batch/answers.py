@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -13,18 +13,18 @@ from artel.inference.batch.files import RESERVED, Prompt, refuse
 from artel.inference.engine.make import SequentialEngine, make_engine
 from artel.inference.engine.write import WrittenText, write_texts
 from artel.inference.open import OpenedModel
+from artel.messages import logger
 from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.structure import position_limit
 from artel.objectives.types import GenerationPrompt
 from artel.tokens.tokenizer.chat_template import TemplateRefuses, prompt_ids
 
-Tell = Callable[[str], None]
 _CONCURRENT, _CONCURRENT_ON_CPU = 64, 16
 _GENERATE = "generate"
 
 
 def answers(
-    opened: OpenedModel, prompts: Sequence[Prompt], start: int, sampling: Sampling, tell: Tell
+    opened: OpenedModel, prompts: Sequence[Prompt], start: int, sampling: Sampling
 ) -> Generator[dict[str, Any], None, None]:
     """Yield the results of the prompts from number `start` on, in order: their fields and the answer.
 
@@ -40,7 +40,7 @@ def answers(
         for number, prompt in enumerate(prompts[start:], start):
             yield _reply(opened, prompt, replace(sampling, seed=sampling.seed + number))
         return
-    with closing(write_beginnings(opened, generation_prompts, sampling, tell, first=start)) as texts:
+    with closing(write_beginnings(opened, generation_prompts, sampling, first=start)) as texts:
         for prompt, written in zip(prompts[start:], texts, strict=True):
             text = written.text
             if prompt.messages is not None:
@@ -51,7 +51,7 @@ def answers(
 
 
 def write_beginnings(
-    opened: OpenedModel, begin: Sequence[GenerationPrompt], sampling: Sampling, tell: Tell, first: int = 0
+    opened: OpenedModel, begin: Sequence[GenerationPrompt], sampling: Sampling, first: int = 0
 ) -> Generator[WrittenText, None, None]:
     """Yield the text that the model generates for each, in order, the i-th with the seed of prompt `first` + i."""
     window = position_limit(opened.model)
@@ -63,7 +63,7 @@ def write_beginnings(
     except InputError as error:  # too little memory for the keys and values of such a text
         note = f"one prompt after another: {error.problems[0].what}"
         engine = SequentialEngine(opened.model, opened.tokenizer, note)
-    tell(engine.note)
+    logger.info(engine.note)
     with closing(engine):
         texts = write_texts(engine, opened.tokenizer, begin, sampling, window, concurrent, first=first)
         with closing(texts):
@@ -156,13 +156,7 @@ def check_reward(opened: OpenedModel, reward: OpenedModel) -> None:
 
 
 def best_answers(
-    opened: OpenedModel,
-    reward: OpenedModel,
-    prompts: Sequence[Prompt],
-    start: int,
-    count: int,
-    sampling: Sampling,
-    tell: Tell,
+    opened: OpenedModel, reward: OpenedModel, prompts: Sequence[Prompt], start: int, count: int, sampling: Sampling
 ) -> Generator[dict[str, Any], None, None]:
     """Yield the results of the prompts from number `start` on, in order: the best of `count` answers, and all of them.
 
@@ -179,7 +173,7 @@ def best_answers(
         ]
     )
     repeated = [prompt for prompt in prompts for _ in range(count)]
-    with closing(answers(opened, repeated, start * count, sampling, tell)) as results:
+    with closing(answers(opened, repeated, start * count, sampling)) as results:
         for number, prompt in enumerate(prompts[start:], start):
             written = list(islice(results, count))
             question = prompt.text if prompt.messages is None else prompt.messages

@@ -22,7 +22,7 @@ from artel.models.loading.model_folder import read_config
 from artel.models.loading.save import write_model
 from artel.models.lora.adapter_folder import CONFIG, name_base, read_adapter
 from artel.objectives import Objective, objective_of
-from artel.preparing import prepare
+from artel.preparing import prepare_silently
 from artel.registry import OBJECTIVES
 from artel.reports.model_card import MAIN, Published, model_card
 from artel.reports.run_data import RunData, check_is_run, read_run
@@ -225,7 +225,7 @@ def write_folder(model: PushedModel, repo: str, options: PushOptions, folder: Pa
     """Write or link the repository's files into `folder`. Return the names left out. May raise InputError."""
     left_out = []
     if model.checkpoint is not None:
-        opened = open_checkpoint(model.run, prepare(model.run), model.checkpoint)
+        opened = open_checkpoint(model.run, prepare_silently(model.run), model.checkpoint)
         write_model(opened.model, opened.tokenizer, folder, files=opened.objective.model_files(opened.model))
         del opened
     else:

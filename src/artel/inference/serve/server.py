@@ -8,7 +8,6 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -27,6 +26,7 @@ from artel.inference.open import OpenedModel, move_to_device, objective_of_folde
 from artel.inference.serve.access import TimedProtocol, is_loopback
 from artel.inference.serve.app import Limits, make_app
 from artel.inference.serve.served import ServedModel, name_of
+from artel.messages import logger
 from artel.models.device import own_device
 from artel.models.loading.language_part import renamed_for_language_part
 from artel.models.lora.adapter_folder import load_adapter, read_adapter
@@ -34,8 +34,6 @@ from artel.models.lora.adapters import is_adapted
 from artel.storage import report_bus_errors
 from artel.tokens import load_tokenizer
 from artel.training import RunFolder
-
-Tell = Callable[[str], None]
 
 
 class Precision(StrEnum):
@@ -64,22 +62,24 @@ class ServerOptions:
     limits: Limits = field(default_factory=Limits)
 
 
-def serve(name: str, options: ServerOptions, tell: Tell) -> None:
+def serve(name: str, options: ServerOptions) -> None:
     """Serve a model until a signal comes. Raise InputError, if possible before loading the model."""
     loopback = check_key(options)
     report_bus_errors()  # weights are memory-mapped
     with ExitStack() as stack:
         listening = stack.enter_context(_listen(options.host, options.port))
-        tell("loading the model")
+        logger.info("loading the model")
         models = open_models(name, options)
         served = models[0]
         stack.callback(served.close)
         if served.engine is not None:
-            tell(f"{served.name}: {served.engine.note}, {served.context:,} tokens of prompt and answer each")
+            logger.info(
+                "%s: %s, %s tokens of prompt and answer each", served.name, served.engine.note, f"{served.context:,}"
+            )
         app = make_app(models, options.limits, key=options.key, loopback=loopback, origins=options.origins)
         host, port = listening.getsockname()[:2]
         names = ", ".join(model.name for model in models)
-        tell(f"{names} is served at http://{f'[{host}]' if ':' in host else host}:{port}/v1; Ctrl-C ends")
+        logger.info("%s is served at http://%s:%s/v1; Ctrl-C ends", names, f"[{host}]" if ":" in host else host, port)
         avoid_full_collections()
         config = uvicorn.Config(
             app, http=TimedProtocol, log_level="warning", lifespan="off", server_header=False, timeout_keep_alive=30

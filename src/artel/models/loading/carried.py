@@ -7,7 +7,6 @@ source when the model is saved. If that is impossible, such layers are removed f
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -19,6 +18,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from artel.messages import logger
 from artel.models.loading.safetensors_files import TensorFiles
 from artel.printable import listed
 
@@ -106,7 +106,7 @@ def with_carried(
     except (OSError, KeyError, RuntimeError, SafetensorError) as error:
         (note,) = leave_out(model, carried.source, carried.names)
         reason = " ".join(str(error).split())[:200]
-        logging.getLogger("artel").warning("%s can no longer be read (%s). %s", carried.source, reason, note)
+        logger.warning("%s can no longer be read (%s). %s", carried.source, reason, note)
         yield weights
         return
     yield {**(model.state_dict() if weights is None else weights), **tensors}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.config.model_name import HUB_FILES, is_in_hub_cache
 from artel.errors import InputError
+from artel.messages import logger
 from artel.storage import check_regular_in
 from artel.tokens.tokenizer.loading import check_code_owner, trust_fix
 
@@ -96,7 +96,7 @@ def check_on_hub(name: str, where: str) -> None:
         pass
     except Exception as error:  # the network and the hub raise various errors
         message = f"{constants.ENDPOINT} does not answer ({in_words(error)}): whether it has {name} is not known"
-        logging.getLogger("artel").warning("%s: %s", where, message)
+        logger.warning("%s: %s", where, message)
 
 
 def check_folder(folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from artel.errors import InputError
+from artel.messages import logger
 from artel.models.lora.adapters import NAME, inject, peft_warnings_off, require_peft
 from artel.printable import listed
 
@@ -125,7 +125,7 @@ def _find_base(base: str, folder: Path) -> str:
 @cache
 def _log_moved(base: str, found: str) -> None:
     """Log once that the base model was found in another folder."""
-    logging.getLogger("artel").warning("the base model %s was not found; using %s, near its adapter", base, found)
+    logger.warning("the base model %s was not found; using %s, near its adapter", base, found)
 
 
 def name_base(folder: Path, base: str) -> None:

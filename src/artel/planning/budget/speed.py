@@ -15,6 +15,7 @@ import torch
 from artel.config import ModelConfig, RunConfig
 from artel.errors import InputError
 from artel.host import usable_cores
+from artel.messages import logger, silenced
 from artel.models.attention_switch import use_artel_attention
 from artel.models.device import pick_precision
 from artel.models.experts import compute_experts_in_autocast
@@ -89,15 +90,15 @@ def _between(place: float, first: float, last: float) -> float:
     return first * (last / first) ** place
 
 
-def measure_speed(
-    config: RunConfig, data: PlannedData, processes: int, on_host: int, tell: Callable[[str], None] = lambda _: None
-) -> Speed:
+def measure_speed(config: RunConfig, data: PlannedData, processes: int, on_host: int) -> Speed:
     """Measure a few steps of two small models on a CPU, with a process's share of the cores. Takes seconds."""
     threads = config.train.threads or max(1, usable_cores() // on_host)
     with _measuring(threads):
         points = []
         for number, size in enumerate(_MEASURED, 1):
-            tell(f"measuring small model {number} of {len(_MEASURED)}: {size.layers} layers of {size.width}")
+            logger.info(
+                "measuring small model %s of %s: %s layers of %s", number, len(_MEASURED), size.layers, size.width
+            )
             points.append(_measure(config, data, size, processes))
     first, last = points
     small, large = within_reach(first, last), within_reach(last, first)
@@ -198,6 +199,7 @@ def plan_speed(config: RunConfig, vocabulary: int, hardware: Hardware) -> Speed:
     )
 
 
+@silenced()
 def _planned(config: RunConfig, size: Size, vocabulary: int, hardware: Hardware) -> Point:
     model = ModelConfig.model_validate({"config": size.config()})
     times, tokens = [], []

@@ -13,7 +13,7 @@ from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.objectives import Batch, Objective, objective_of, objective_type
 from artel.planning.outline import known_tokenizer, tokenizer_here
-from artel.preparing import is_prepared, prepare
+from artel.preparing import is_prepared, prepare_silently
 from artel.text import Ledger, read_documents
 from artel.tokens import (
     Rows,
@@ -69,7 +69,7 @@ class PlannedData:
 def planned_data(config: RunConfig) -> PlannedData:
     """Return the run's objective and its longest sample. Raise InputError."""
     if is_prepared(config):
-        prepared = prepare(config)
+        prepared = prepare_silently(config)
         store = prepared.open()
         objective = objective_of(prepared.config, prepared.tokenizer())
         samples = objective.dataset(store.train)

@@ -11,6 +11,7 @@ import torch
 
 from artel.config import RunConfig
 from artel.errors import InputError
+from artel.messages import logger
 from artel.models.activation_checkpointing import NotSelective, Recompute
 from artel.models.compile import OFF, compile_choice
 from artel.models.device import pick_precision
@@ -168,7 +169,6 @@ def make_plan(
     nproc: int | None = None,
     price: float | None = None,
     text: PlannedText | None = None,
-    tell: Callable[[str], None] = lambda _: None,
 ) -> Plan:
     """Plan a run on `hardware`. Raise InputError if it cannot be planned.
 
@@ -203,7 +203,7 @@ def make_plan(
         count = -(-most // rows)
         rows = -(-most // count)
         again = "" if mode == "none" else f", activation_checkpointing: {mode}"
-        tell(f"tracing two steps with micro-batches of {rows}{again}")
+        logger.info("tracing two steps with micro-batches of %s%s", rows, again)
         usual = usual_of(rows, dims.dp_degree)
         plan = _planned(
             config, hardware, outline, data, length, world_size, on_host, precision, count, rows, usual, mode, compiled

@@ -10,7 +10,6 @@ and again at the end.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import deepcopy
@@ -23,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from artel.config.schema.run import CheckpointConfig
 from artel.errors import ArtelError
 from artel.host import memory
+from artel.messages import logger
 from artel.models.device import compute_on_one_core
 from artel.parallel import World
 from artel.training.checkpoint.format import Content, Progress, checkpoint_path, write_full, write_sharded
@@ -46,15 +46,13 @@ class Saver:
         *,
         sharded: bool,
         gathers: bool,
-        tell: Callable[[str], None],
     ) -> None:
         """`sharded`: every rank writes its own shards. Otherwise the first rank writes everything.
 
         `gathers`: the first rank gathers the tensors from all ranks, and training waits for the checkpoint.
         """
         self._folder, self._items, self._world = folder, items, world
-        self._config, self._run_file, self._tell = config, run_file, tell
-        self._sharded, self._gathers = sharded, gathers
+        self._config, self._run_file, self._sharded, self._gathers = config, run_file, sharded, gathers
         # A separate group, so that the thread's collectives do not mix with the loop's.
         self._group = dist.new_group(backend="gloo") if sharded else None
         self._thread = ThreadPoolExecutor(1, "checkpoints", initializer=_begin_thread, initargs=(world.device,))
@@ -109,7 +107,7 @@ class Saver:
             self._has_memory = sys.platform != "linux" or needed <= _MEMORY_SHARE * memory().free / self._world.on_host
             if not self._has_memory:
                 copy = f"a copy in host memory, {needed / 1e9:.1f} GB, would take more than half of what is free"
-                self._tell(f"checkpoints are written while training waits: {copy}")
+                logger.info("checkpoints are written while training waits: %s", copy)
         return self._has_memory
 
     def _allocate(self, files: dict[str, Tensors]) -> bool:
@@ -152,7 +150,7 @@ class Saver:
 
     def _failed(self, message: str) -> None:
         self.failures.append(message)
-        self._tell(message)
+        logger.info(message)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,6 @@ No random state is stored, since order and dropout are functions of (seed, step)
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -36,6 +35,7 @@ from transformers import PreTrainedModel
 
 import artel
 from artel.errors import ArtelError, InputError, Problem, WorkError
+from artel.messages import logger
 from artel.models.flops import tokens_a_second
 from artel.storage import check_regular, check_regular_in, checksum, new_folder, remove_leftovers
 from artel.training.checkpoint.items import FIRST_RANK_FILES, CheckpointItem, Tensors, exported_tensors, item_of
@@ -164,7 +164,7 @@ def _write_facts(partial: Path, content: Content) -> None:
     (partial / SUMS).write_bytes(orjson.dumps(sums, option=orjson.OPT_INDENT_2))
 
 
-def load_checkpoint(folder: Path, items: list[CheckpointItem], tell: Callable[[str], None]) -> Progress | None:
+def load_checkpoint(folder: Path, items: list[CheckpointItem]) -> Progress | None:
     """Load the newest undamaged checkpoint into the items of a run. Return its progress, or None.
 
     Report a damaged checkpoint and try the one before it. Raise InputError if all of them are damaged.
@@ -187,7 +187,7 @@ def load_checkpoint(folder: Path, items: list[CheckpointItem], tell: Callable[[s
                 for item, own in zip(items, tensors, strict=True):
                     item.load(own)
                 return progress
-        tell(f"{path} {fault}: the checkpoint before it is taken")
+        logger.info("%s %s: the checkpoint before it is taken", path, fault)
         problems.append(Problem(str(path), fault))
     if problems:
         raise InputError([*problems, Problem(str(folder), "no checkpoint is whole", "begin anew with --restart")])
