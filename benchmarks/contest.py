@@ -56,7 +56,7 @@ class Training:
         """Train a run file with artel. Return the folder of the run."""
         import artel
 
-        return artel.train(self.complete(run), overrides, callbacks=[self.note], tell=lambda _: None).folder
+        return artel.train(self.complete(run), overrides, callbacks=[self.note]).folder
 
     def complete(self, run: dict[str, Any]) -> dict[str, Any]:
         """Add what all run files have in common: one thread, a linear schedule, AdamW as Trainer has it."""
@@ -76,7 +76,7 @@ class Training:
         place.mkdir()
         (place / "run.json").write_text(json.dumps(self.complete(run)), encoding="utf-8")
         config = load_run(str(place / "run.json"))
-        opened = open_untrained(config, lambda _: None)
+        opened = open_untrained(config)
         opened.model.save_pretrained(place)
         opened.tokenizer.save(place)
         for name, content in objective_of(config, opened.tokenizer).model_files(opened.model).items():

@@ -64,7 +64,7 @@ def student_run(training: Training) -> dict[str, Any]:
     if not teacher.is_dir():
         vocabulary = {"vocab": 4096, "pattern": "gpt4"} if case["by_text"] else {"vocab": 2048}
         run = run_of(training, case["teacher_steps"], tokenizer={"train": vocabulary}, model={"config": TEACHER})
-        artel.train(training.complete(run) | {"run": str(teacher), "seed": 42}, tell=lambda _: None)
+        artel.train(training.complete(run) | {"run": str(teacher), "seed": 42})
     own = {"train": {"vocab": 2048}} if case["by_text"] else {"from": str(teacher / "model")}
     return run_of(training, case["steps"], tokenizer=own, model={"config": STUDENT})
 

@@ -61,7 +61,7 @@ def judged(training: Training, model: Path):
     import artel
 
     overrides = {"data.block": BLOCK, "seq2seq.generate": 0, "data.store": str(training.data / "stores")}
-    found = artel.open(model).evaluate(training.data / "heldout.jsonl", overrides, tell=lambda _: None).metrics
+    found = artel.open(model).evaluate(training.data / "heldout.jsonl", overrides).metrics
     return {"loss": found["loss"], "accuracy": found["accuracy"], "speed": training.rate(BATCH)}
 
 

@@ -30,7 +30,7 @@ from artel.storage.remote.access import (
     scheme,
 )
 
-_logged: set[tuple[str, str]] = set()
+_logged: set[tuple[Path, str]] = set()
 
 # S3 sends about 80 MB/s per request: eight ranges at a time, in 64 MiB of memory, fill a fast line.
 _RANGE = 8 << 20
@@ -61,8 +61,8 @@ def list_remote(path: str) -> list[RemoteFile]:
         if (recorded := _read_record(record)) is None:
             raise
         listed, time = recorded
-        if (path, time) not in _logged and logger.isEnabledFor(logging.INFO):  # once, not at each look at the sources
-            _logged.add((path, time))
+        if (record, time) not in _logged and logger.isEnabledFor(logging.INFO):  # once, not at each look at the sources
+            _logged.add((record, time))
             logger.info("%s %s; the listing of %s is used", path, error.problems[0].what.split(":")[0], time)
         return listed
     content = {"path": path, "asked": datetime.now().astimezone().isoformat(" ", "minutes")}
