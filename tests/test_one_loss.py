@@ -22,7 +22,7 @@ NAMES = ["causal", "masked", "span_qa", "tokens", "chat", "kto", "labels_of_pair
 def test_loss_and_gradient_do_not_depend_on_the_micro_batch(tmp_path, name):
     file = tmp_path / "run.yaml"
     run = load_run(str(write_run(file) if name == "causal" else objective_run(file, name)))
-    opened = open_untrained(run, lambda _: None)
+    opened = open_untrained(run)
     objective, split = opened.objective, prepare(run).open().train
     objective.check(opened.model)
     objective.fit_statistics(split)

@@ -41,6 +41,7 @@ from artel.objectives.length_groups import as_tensors
 from artel.objectives.masked import Masked
 from artel.objectives.per_token import inputs_of, with_balance
 from artel.objectives.types import Batch, Presentation
+from artel.registry import OBJECTIVES
 from artel.tokens import Rows, StoreSplit, Tokenizer
 from artel.tokens.store import token_type
 
@@ -101,7 +102,8 @@ class Distillation(Objective):
     @classmethod
     def for_run(cls, config: RunConfig) -> type[Objective]:
         if config.distill.on != "auto":
-            return {"causal": Distill, "chat": DistillChat, "masked": DistillMasked}[config.distill.on]
+            taught = OBJECTIVES[config.distill.on]
+            return next(kind for kind in (Distill, DistillChat, DistillMasked) if kind.taught is taught)
         kinds = {source.yields for source in config.data.sources}
         return next((kind for kind in (Distill, DistillChat) if kinds & set(kind.taught.learns_from)), cls)
 
