@@ -250,7 +250,6 @@ def _artel(objective: str, model_type: str, folder: Path) -> dict[str, Any]:
     """Train, open with transformers, compare, resume, compare."""
     import artel
     from artel.errors import ArtelError
-    from artel.messages import printed_by
 
     lines: list[str] = []
     keep = _KeepModel()
@@ -260,8 +259,7 @@ def _artel(objective: str, model_type: str, folder: Path) -> dict[str, Any]:
         return {"verdict": "not made", "words": _in_words(error)}
     shutil.rmtree(run["run"], ignore_errors=True)
     try:
-        with printed_by(lambda record: lines.append(record.getMessage())):
-            artel.train(run, callbacks=[keep])
+        artel.train(run, callbacks=[keep], tell=lines.append)
         trained = keep.model
         difference, changed = _difference(objective, Path(run["run"]) / "model", trained)
         if difference > TOLERANCE:
@@ -276,8 +274,7 @@ def _artel(objective: str, model_type: str, folder: Path) -> dict[str, Any]:
             if beside:
                 return {"verdict": "differs", "words": f"beside the language part {len(beside)} tensors: {beside[0]}"}
         _forget_the_end(Path(run["run"]))
-        with printed_by(lambda record: lines.append(record.getMessage())):
-            artel.train(run, callbacks=[keep])
+        artel.train(run, callbacks=[keep], tell=lines.append)
         if not any("resuming from step 2" in line for line in lines):
             return {"verdict": "differs", "words": "it did not resume from its checkpoint"}
         others = dict(keep.model.state_dict())

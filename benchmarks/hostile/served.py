@@ -14,11 +14,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from hostile.case import Family, Place, Steps, check, ends, fails
-
-family = Family("network")
+from hostile.case import Place, Steps, add, case, check, ends, fails
 
 SECONDS = 60.0
 LATENCY = 0.5
@@ -51,7 +50,7 @@ _BODIES: dict[str, Any] = {
         lambda size: _schema({"enum": ["a"] * (size // 5)}),
     ],
     "/v1/responses": [
-        lambda size: {"input": [{"role": "user", "content": [{"type": "input_text", "text": ""}] * (size // 40)}]}
+        lambda size: {"input": [{"role": "user", "content": [{"type": "input_text", "text": ""}] * (size // 40)}]},
     ],
     "/v1/completions": [lambda size: {"prompt": [-1] * (size // 4)}, lambda size: {"prompt": "word " * (size // 5)}],
 }
@@ -88,7 +87,7 @@ def _once_it_listens(act: Callable[[int], None]) -> Any:
     return ((lambda err: re.search(r"is served at http", err) is not None, act),)
 
 
-@family.slow
+@case("network", quick=False)
 def bodies_that_double_in_size(place: Place) -> Steps:
     """And half a head a second beside them; SIGTERM ends the server in the midst of it."""
     place.take("model")
@@ -167,10 +166,10 @@ def _are_refused(bodies: list[dict[str, Any]], place: Place) -> Steps:
 
 
 for _name, _bodies in _REFUSED.items():
-    family.add(f"served-{_name}", _are_refused, _bodies, quick=False)
+    add("network", f"served-{_name}", partial(_are_refused, _bodies), quick=False)
 
 
-@family.slow
+@case("network", quick=False)
 def served_600_half_heads(place: Place) -> Steps:
     """They are waited for a while; /health answers, and SIGTERM ends the server beside them."""
     place.take("model")
@@ -193,7 +192,7 @@ def served_600_half_heads(place: Place) -> Steps:
     check(max(waits) < 2, f"/health took up to {max(waits):.1f} s")
 
 
-@family.slow
+@case("network", quick=False)
 def served_weights_that_are_cut(place: Place) -> Steps:
     place.take("model")
     port = _port()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 import sys
 from contextlib import suppress
@@ -53,7 +52,7 @@ def open_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def echo(*lines: str) -> None:
+def tell(*lines: str) -> None:
     """Print lines for people on standard error, from rank 0 only. Hide secrets, escape control characters."""
     global _last
     if os.environ.get("RANK", "0") == "0":
@@ -61,16 +60,8 @@ def echo(*lines: str) -> None:
         write_lines(lines)
 
 
-def print_record(record: logging.LogRecord) -> None:
-    """Print a message: a warning of any process, others of rank 0."""
-    if record.levelno >= logging.WARNING:
-        write_lines([record.getMessage()])
-    else:
-        echo(record.getMessage())
-
-
 def last_message() -> str:
-    """Return the last line of `echo` in this process, which says what it is doing."""
+    """Return the last line of `tell` in this process, which says what it is doing."""
     return _last
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from artel.objectives.base import directions
+from artel.objectives.base import Better
 from artel.objectives.collate import NextTokenTexts
-from artel.objectives.decoding import Decoding, generation_usage, in_python
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
-from artel.objectives.types import Batch, GenerationPrompt, Presentation, Reply
+from artel.objectives.types import Batch, GenerationPrompt
+from artel.objectives.usage import generation_usage, in_python
 from artel.tokens import StoreSplit, TokenBlocks
 
 if TYPE_CHECKING:
@@ -21,14 +22,21 @@ if TYPE_CHECKING:
     from artel.models.generate import Sampling
 
 
-class Causal(NextTokenTexts, Decoding):
+class Causal(NextTokenTexts):
     auto_class = "AutoModelForCausalLM"
     learns_from: ClassVar[tuple[str, ...]] = ("text",)
-    presentation = Presentation("continues a text, one token after another", "write", "text-generation")
+    verb = "write"
+    does = "continues a text, one token after another"
+    pipeline_tag = "text-generation"
     generates = True
     causal = True
     sums: ClassVar[tuple[str, ...]] = BALANCED_SUMS
-    better = directions(lower=["loss", "perplexity", "bits_per_byte"], higher=["accuracy"])
+    better: ClassVar[dict[str, Better]] = {
+        "loss": "lower",
+        "perplexity": "lower",
+        "accuracy": "higher",
+        "bits_per_byte": "lower",
+    }
 
     def usage(self) -> str:
         block, words = self.config.data.block, self.prompt(None).split(" ")
@@ -56,11 +64,11 @@ class Causal(NextTokenTexts, Decoding):
         metrics = token_metrics(totals)
         return metrics | {"bits_per_byte": metrics["loss"] * split.tokens / split.bytes / math.log(2)}
 
-    def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
+    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         from artel.models.generate import generate_text
         from artel.models.loading.structure import position_limit
 
-        return Reply(generate_text(model, self.tokenizer, prompt, sampling, position_limit(model)))
+        return generate_text(model, self.tokenizer, prompt, sampling, position_limit(model))
 
     def generation_prompt(self, model: PreTrainedModel, prompt: str) -> GenerationPrompt:
         from artel.models.generate import text_end

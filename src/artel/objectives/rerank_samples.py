@@ -117,16 +117,14 @@ class DrawnNegatives:
         numbers = split.numbers().reshape(-1, COLUMNS)  # an empty split has no columns
         self._split, self._seed = split, seed
         self._queries, self._documents = np.asarray(numbers[:, QUERY]), np.asarray(numbers[:, DOCUMENT])
-        self.has_matches = bool((numbers[:, HAS_SCORE] == 0).any())
-        """True if any record names a match without a score."""
+        self._scored = np.asarray(numbers[:, HAS_SCORE])
         self._by_query = np.argsort(self._queries, kind="stable")
         self._sorted = self._queries[self._by_query]
 
-    def own_negatives(self, index: int) -> list[np.ndarray]:
-        """Return the negatives in a sample's record."""
-        sample = self._split.sample(index)
-        assert sample.flags is not None
-        return parts_of(sample.ids, sample.flags)[2:]
+    @property
+    def has_matches(self) -> bool:
+        """True if any record names a match without a score."""
+        return bool((self._scored == 0).any())
 
     def choose(self, own: list[np.ndarray], sample: int, epoch: int, count: int) -> list[np.ndarray]:
         """Return up to `count` of a record's negatives; a different choice in each epoch if it has more."""
@@ -144,8 +142,7 @@ class DrawnNegatives:
         """
         named = {document.tobytes() for document in own}
         key = np.uint64(xxhash.xxh3_64_intdigest(f"{self._seed}:negatives:{epoch}:{sample}".encode()))
-        first, last = (np.searchsorted(self._sorted, self._queries[sample], side) for side in ("left", "right"))
-        known = set(self._documents[self._by_query[first:last]].tolist())
+        known = set(self._documents[self._same_query(sample)].tolist())
         chosen: list[int] = []
         size = 4 * count
         for turn in range(_TRIES if count else 0):
@@ -160,6 +157,12 @@ class DrawnNegatives:
                 if len(chosen) == count:
                     return [self._document(index) for index in chosen]
         return [self._document(index) for index in chosen]
+
+    def _same_query(self, sample: int) -> np.ndarray:
+        """Return the samples with the same query."""
+        query = self._queries[sample]
+        first, last = (np.searchsorted(self._sorted, query, side) for side in ("left", "right"))
+        return self._by_query[first:last]
 
     def _document(self, index: int) -> np.ndarray:
         sample = self._split.sample(index)

@@ -1,17 +1,13 @@
-"""Regular files (reading anything else under a file's name may block forever, or never end), and their checksums."""
+"""Regular files. Reading anything else under a file's name may block forever, or never end."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
-
-import xxhash
 
 from artel.errors import InputError, Problem
 
-_CHUNK = 1 << 20
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -26,7 +22,10 @@ def special_kind(mode: int) -> str:
 
 
 def check_regular(*files: Path) -> None:
-    """Raise InputError for files that exist and are neither regular (the null device passes) nor folders."""
+    """Raise InputError for those that exist and are neither regular files nor folders; links are followed.
+
+    The null device passes: it ends at once, and people use it as an empty file.
+    """
     problems = []
     for file in files:
         try:
@@ -46,17 +45,3 @@ def check_regular_in(folder: Path) -> None:
     except OSError:
         return
     check_regular(*files)
-
-
-def checksum(path: Path | str, on_chunk: Callable[[memoryview], object] = lambda chunk: None) -> str:
-    """Return the xxh3-128 of a file in 32 hex digits. It is as fast as the disk; it detects damage, not malice.
-
-    `on_chunk` is called with each chunk read, of at most 2**20 bytes.
-    """
-    digest = xxhash.xxh3_128()
-    buffer = memoryview(bytearray(_CHUNK))
-    with Path(path).open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-            on_chunk(buffer[:count])
-    return str(digest.hexdigest())

@@ -24,10 +24,11 @@ def run_files(rank: int, world: int) -> list[str | None]:
     messages = []
     for file in os.environ["CASES"].split(os.pathsep):
         run = load_run(file, {})
+        said: list[str] = []
         start = time.monotonic()
         try:
-            prepared = prepare(run)
-            train(prepared.config, prepared, processes)
+            prepared = prepare(run, lambda _: None)
+            train(prepared.config, prepared, processes, said.append)
             messages.append(None)
         except ArtelError as error:
             messages.append(str(error))
@@ -50,7 +51,7 @@ def weight_norms(rank: int, world: int) -> list[float]:
 
     for file in os.environ["CASES"].split(os.pathsep):
         run = load_run(file, {})
-        train(run, prepare(run), processes, callbacks=[record])
+        train(run, prepare(run, lambda _: None), processes, lambda _: None, callbacks=[record])
     return norms
 
 
@@ -84,7 +85,7 @@ def held_at_the_step(rank: int, world: int) -> dict[str, int]:
         results["parameters"] = sum(parameter.numel() for parameter in model.parameters())
         results["layer"] = max(sum(each.numel() for each in layer.parameters()) for layer in layers)
 
-    train(run, prepare(run), processes, callbacks=[look])
+    train(run, prepare(run, lambda _: None), processes, lambda _: None, callbacks=[look])
     return results
 
 

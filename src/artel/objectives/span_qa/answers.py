@@ -6,7 +6,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -112,15 +112,22 @@ def score(predictions: list[Prediction], *, classes: bool) -> dict[str, float]:
     scores = {"exact_match": float(exact), "f1": float(f1)}
     if answered:
         for name, side in (("start", 0), ("end", 1)):
-            hits = [getattr(each, name) in {span[side] for span in each.source["answers"]} for each in answered]
-            scores[f"{name}_accuracy"] = float(np.mean(hits))
+            scores[f"{name}_accuracy"] = float(
+                np.mean(
+                    [
+                        getattr(prediction, name) in {span[side] for span in prediction.source["answers"]}
+                        for prediction in answered
+                    ]
+                )
+            )
     if classes:
         gold = np.array([CLASSES.index(prediction.source["class"]) for prediction in predictions])
         probabilities = np.stack([prediction.classes for prediction in predictions])
         scores["class_accuracy"] = float((probabilities.argmax(axis=1) == gold).mean())
         present = [number for number in range(len(CLASSES)) if (gold == number).any()]
-        precisions = [average_precision(probabilities[:, number], gold == number) for number in present]
-        scores["mean_average_precision"] = float(np.mean(precisions))
+        scores["mean_average_precision"] = float(
+            np.mean([average_precision(probabilities[:, number], gold == number) for number in present])
+        )
     return scores
 
 
@@ -195,7 +202,9 @@ def _nq(prediction: Prediction) -> dict[str, Any]:
 
 def _long_answer(words: tuple[int, int], candidates: list[tuple[int, int]]) -> tuple[int, int] | None:
     """Return the smallest candidate that contains the answer; without candidates the answer itself."""
-    holding = ((start, end) for start, end in candidates if start <= words[0] and words[1] <= end)
+    holding: Iterator[tuple[int, int]] = (
+        (start, end) for start, end in candidates if start <= words[0] and words[1] <= end
+    )
     smallest = min(holding, key=lambda span: span[1] - span[0], default=None)
     return smallest if candidates else words
 

@@ -36,7 +36,10 @@ _CHUNK = 1 << 20
 
 
 class PartialDownload:
-    """The first `size` bytes of a download, and `about`: how to resume it. If that is empty, it cannot be resumed."""
+    """The first `size` bytes of a download, and `about`: what the downloader must know to resume it.
+
+    With an empty `about` it cannot be resumed, and is removed when the download fails.
+    """
 
     def __init__(self, folder: Path, key: str) -> None:
         self.path, self._mark_path = folder / f"{key}.body", folder / f"{key}.json"
@@ -121,9 +124,10 @@ class PartialDownload:
 
 
 def fetch_once(cache: Path, key: str, download: Callable[[PartialDownload], dict[str, Any]]) -> Path:
-    """Return CACHE/KEY with `body` and `headers.json`. If it does not exist, `download` resumes or begins the body.
+    """The folder CACHE/KEY with `body` and `headers.json`. If it does not exist, `download` downloads the body.
 
-    `download` returns the headers. One process downloads a key at a time; others wait for it.
+    `download` resumes the partial download that it is given, and returns the headers. One process downloads a key at a
+    time; others wait for it. Raises as `download` and `disk_errors` do.
     """
     folder = cache / key
     if _is_whole(folder):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -14,7 +13,6 @@ from typing import Any
 import xxhash
 
 from artel.errors import ArtelError, InputError, WorkError
-from artel.messages import logger
 from artel.storage.atomic import write_file
 from artel.storage.http.resume import PartialDownload, fetch_once
 from artel.storage.locations import cache_folder
@@ -30,8 +28,6 @@ from artel.storage.remote.access import (
     scheme,
 )
 
-_logged: set[tuple[Path, str]] = set()
-
 # S3 sends about 80 MB/s per request: eight ranges at a time, in 64 MiB of memory, fill a fast line.
 _RANGE = 8 << 20
 _RANGES = 8
@@ -46,11 +42,12 @@ class RemoteFile:
     version: str
 
 
-def list_remote(path: str) -> list[RemoteFile]:
+def list_remote(path: str, tell: Callable[[str], None] | None = None) -> list[RemoteFile]:
     """The file at an address, or the files that a glob matches, sorted by name.
 
-    The cache folder keeps the last listing. It is used if the service does not answer or HF_HUB_OFFLINE is set: nodes
-    without a network train on what was downloaded before.
+    The cache folder keeps the last listing. It is used, and `tell` is called, if the service does not answer or
+    HF_HUB_OFFLINE is set: nodes without a network train on what was downloaded before. Raises InputError (no such file,
+    no permission, offline, a missing package), WorkError (the network or the server fails).
     """
     path = normalized(path)
     key = xxhash.xxh3_128_hexdigest(f"{endpoint(path)}\n{path}".encode())
@@ -61,9 +58,8 @@ def list_remote(path: str) -> list[RemoteFile]:
         if (recorded := _read_record(record)) is None:
             raise
         listed, time = recorded
-        if (record, time) not in _logged and logger.isEnabledFor(logging.INFO):  # once, not at each look at the sources
-            _logged.add((record, time))
-            logger.info("%s %s; the listing of %s is used", path, error.problems[0].what.split(":")[0], time)
+        if tell is not None:
+            tell(f"{path} {error.problems[0].what.split(':')[0]}; the listing of {time} is used")
         return listed
     content = {"path": path, "asked": datetime.now().astimezone().isoformat(" ", "minutes")}
     with suppress(ArtelError):  # the cache cannot be written: nothing is lost while there is a network
@@ -72,7 +68,11 @@ def list_remote(path: str) -> list[RemoteFile]:
 
 
 def fetch_remote(file: RemoteFile, cache: Path | str) -> Path:
-    """Download a listed file, or return it from `cache` if it has that version. An interrupted download is resumed."""
+    """Download a listed file, or return it from `cache` if that version was downloaded before.
+
+    A download that was interrupted, also by a kill, is resumed. Raises as `list_remote` does, and WorkError if the file
+    changed since it was listed.
+    """
     key = f"{endpoint(file.address)}\n{file.address}\n{file.version}\n{file.size}"
     digest = xxhash.xxh3_128_hexdigest(key.encode())
     return fetch_once(Path(cache), digest, lambda partial: _download(file, partial)) / "body"

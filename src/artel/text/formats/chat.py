@@ -134,8 +134,9 @@ class Converter:
             result = call_function(self._function, self._name, row)
             row = result if isinstance(result, dict) else row | {"messages": result}
         tools = self._reader.tools(row)
-        # A system message may describe more functions in words.
-        lists_all = bool(tools) and tools_field(row) is not None
+        lists_all = (
+            bool(tools) and tools_field(row) is not None
+        )  # a system message may describe more functions in words
         for path, turns in self._turns(row):
             try:
                 if isinstance(turns, BadRecord):

@@ -104,8 +104,9 @@ class Encoder:
                 quick = make(state)
                 different = self._difference(sample, quick(sample))
             except ImportError:
-                missing = "is not installed (pip install 'artel-lm[fast]')"
-                reasons.append(f"{name}, twenty times as fast as tokenizers, {missing}")
+                reasons.append(
+                    f"{name}, twenty times as fast as tokenizers, is not installed (pip install 'artel-lm[fast]')"
+                )
                 continue
             except BaseException as error:
                 if not _is_failure(error):
@@ -123,8 +124,9 @@ class Encoder:
     def _by_fastokens(self, state: dict[str, Any]) -> Encode:
         # Not needed for plain text, and fastokens rejects RoBERTa's post-processor.
         left_out = dict.fromkeys(("post_processor", "decoder", "truncation", "padding"))
-        kept = json.dumps(state | left_out, ensure_ascii=False)
-        fast = importlib.import_module(FASTOKENS).Tokenizer.from_json_str(kept)
+        fast = importlib.import_module(FASTOKENS).Tokenizer.from_json_str(
+            json.dumps(state | left_out, ensure_ascii=False)
+        )
         return lambda texts: _encode(fast, texts)
 
     def _by_words(self, state: dict[str, Any]) -> Encode:

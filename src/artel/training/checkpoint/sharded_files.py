@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from pathlib import Path
 
 import torch
@@ -22,7 +21,6 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from artel.errors import WorkError
-from artel.training.optim.local_shards import Shapes
 
 
 class _ShardWriter(HuggingFaceStorageWriter):
@@ -77,14 +75,12 @@ def read_shards(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     Each process reads what it needs, without communication. Raise WorkError.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that each process reads for itself
-            load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     except CheckpointException as error:
         raise _work_error(folder, error) from None
 
 
-def stored_shapes(folder: Path) -> Shapes:
+def stored_shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Return the full shape and dtype of each stored tensor, sharded or not."""
     stored_tensors = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     return {name: (stored.size, stored.properties.dtype) for name, stored in stored_tensors.items()}  # type: ignore[union-attr]
