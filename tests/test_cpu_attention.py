@@ -85,17 +85,17 @@ def test_heads_whose_numbers_are_not_adjacent(which, numbered):
 
 def test_what_it_takes():
     query, key, value, _ = heads(256)
-    assert module.takes(query, key, value, 0.0)
-    assert not module.takes(query, key, value, 0.1)  # dropout
-    assert module.takes(*heads(257)[:3], 0.0)
-    assert not module.takes(*heads(9, size=15)[:3], 0.0)  # numbers are multiplied two at a time
-    assert not module.takes(*heads(16, dtype=torch.float32)[:3], 0.0)
-    assert not module.takes(query[:, :, :9], key, value, 0.0)  # a part of the sequence
+    assert module.is_supported(query, key, value, 0.0)
+    assert not module.is_supported(query, key, value, 0.1)  # dropout
+    assert module.is_supported(*heads(257)[:3], 0.0)
+    assert not module.is_supported(*heads(9, size=15)[:3], 0.0)  # numbers are multiplied two at a time
+    assert not module.is_supported(*heads(16, dtype=torch.float32)[:3], 0.0)
+    assert not module.is_supported(query[:, :, :9], key, value, 0.0)  # a part of the sequence
     with torch.no_grad():
-        assert not module.takes(query, key, value, 0.0)
-    assert not module.takes(*(each.detach() for each in (query, key, value)), 0.0)
+        assert not module.is_supported(query, key, value, 0.0)
+    assert not module.is_supported(*(each.detach() for each in (query, key, value)), 0.0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert module.takes(*heads(16, dtype=torch.float32)[:3], 0.0)
+        assert module.is_supported(*heads(16, dtype=torch.float32)[:3], 0.0)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bitsandbytes.functional import has_avx512bf16
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -225,6 +226,9 @@ def test_each_merged_tensor_has_the_dtype_that_it_has_in_the_base(tokenizer, tmp
     }
 
 
+@pytest.mark.skipif(
+    has_avx512bf16(), reason="bitsandbytes' kernel for AVX-512 bf16 rounds, and takes no layer under 64"
+)
 def test_a_base_that_is_saved_in_4_bits_is_unpacked_before_it_is_merged(tokenizer, tmp_path):
     """Packed again, it would lose what a short training has changed."""
     whole = pretrained(tmp_path / "whole", tokenizer, "llama")

@@ -141,7 +141,7 @@ def test_which_lengths_a_run_may_have(changes, lengths, progress, says):
 
 
 @pytest.mark.parametrize(
-    ("noted", "metrics", "best"), [("accuracy", {"accuracy": 0.5}, 0.5), ("loss", {"accuracy": 1.0}, 0.4)]
+    ("noted", "figures", "best"), [("accuracy", {"accuracy": 0.5}, 0.5), ("loss", {"accuracy": 1.0}, 0.4)]
 )
 def test_the_best_of_another_figure_is_no_best(noted, figures, best):
     config = load_run("novel-small", Overrides.parse(["checkpoint.best=accuracy"]))
