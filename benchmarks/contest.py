@@ -30,7 +30,7 @@ Metrics = dict[str, Any]
 
 @dataclass
 class Training:
-    """What one contestant trains in its process."""
+    """The training of one contestant, in a process of its own."""
 
     options: argparse.Namespace
     name: str
@@ -40,7 +40,7 @@ class Training:
     data: Path
     """The folder that `prepare` filled; shared by all trainings."""
     folder: Path
-    """Of this training alone."""
+    """A folder for this training only."""
     times: list[float] = field(default_factory=list)
 
     def note(self, *_: Any) -> None:
@@ -121,7 +121,7 @@ class Contest:
     metrics: dict[str, str]
     """Columns of the table: title by metric."""
     unit: str
-    """What a step has `batch` of."""
+    """The items of a batch, in the plural: texts, pairs."""
     contestants: dict[str, Callable[[Training], Metrics]]
     """Return metrics, with `speed`. artel is the first."""
     prepare: Callable[[argparse.Namespace, Path], str]
@@ -204,11 +204,9 @@ class Session:
         command = " ".join(["python", f"benchmarks/{Path(self.contest.script).name}", *sys.argv[1:]])
         made = (
             f"`{command}` on {datetime.date.today():%d %B %Y}, at {commit}; a process with one thread for each run, on "
-        )
-        made += (
             f"{os.cpu_count()} cores with a load of {min(loads):g} to {max(loads):g}, other work included. Means over "
+            f"the seeds, and the range. {about}"
         )
-        made += f"the seeds, and the range. {about}"
         text = "\n".join([f"# {self.contest.title}", "", textwrap.fill(made, 119), *lines])
         page: Path = self.options.out
         before = page.read_text(encoding="utf-8") if page.is_file() else ""

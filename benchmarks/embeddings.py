@@ -68,7 +68,7 @@ def matches(run: dict[str, Any], seed: int, split: str) -> Iterator[Any]:
 
 
 def judged(embed: Callable[[list[str]], Any], run: dict[str, Any], seed: int) -> dict[str, float]:
-    """What `embed`, a function from texts to vectors, finds among the validation split's documents."""
+    """Return the metrics of retrieval among the validation documents. `embed`: from texts to vectors."""
     from artel.objectives.embedding.retrieval import retrieval_metrics, unit
 
     held_out = list(matches(run, seed, "validation"))

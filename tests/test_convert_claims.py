@@ -1,4 +1,4 @@
-"""What `artel config convert` says that artel lacks, it lacks; and it converts what artel has."""
+"""`artel config convert` converts all that artel has, and calls missing only what it lacks."""
 
 import re
 

@@ -175,7 +175,7 @@ def words_by_transformers(folder, text):
 
 @pytest.mark.long
 def test_the_figures_are_seqevals_on_what_transformers_alone_finds(trained):
-    figures = artel.open(trained).evaluate(tell=silent)
+    evaluated = artel.open(trained).evaluate(tell=silent)
     gold, guessed = [], []
     for text, spans in validation(trained):
         words = words_by_transformers(trained / "model", text)
@@ -185,16 +185,17 @@ def test_the_figures_are_seqevals_on_what_transformers_alone_finds(trained):
             tags[inside[0] : inside[-1] + 1] = [f"B-{label}", *[f"I-{label}"] * (len(inside) - 1)]
         gold.append(tags)
         guessed.append([tag for *_, tag in words])
-    assert figures.metrics["f1"] == pytest.approx(f1_score(gold, guessed))
-    assert figures.metrics["f1"] > 0.6
+    assert evaluated.metrics["f1"] == pytest.approx(f1_score(gold, guessed))
+    assert evaluated.metrics["f1"] > 0.6
     right = sum(a == b for one, other in zip(gold, guessed, strict=True) for a, b in zip(one, other, strict=True))
-    assert figures.metrics["accuracy"] == pytest.approx(right / sum(map(len, gold)))
-    assert metrics(trained)[-1]["validation"]["f1"] == pytest.approx(figures.metrics["f1"])
-    rows = {row["label"]: row for row in figures.details["tables"]["labels"]}
+    assert evaluated.metrics["accuracy"] == pytest.approx(right / sum(map(len, gold)))
+    assert metrics(trained)[-1]["validation"]["f1"] == pytest.approx(evaluated.metrics["f1"])
+    rows = {row["label"]: row for row in evaluated.details["tables"]["labels"]}
     assert rows.keys() == {"LOC", "ORG", "PER"}
     assert sum(row["support"] for row in rows.values()) == sum(len(spans) for _, spans in validation(trained))
     assert (
-        json.loads((trained / "validation.json").read_text())["tables"]["labels"] == figures.details["tables"]["labels"]
+        json.loads((trained / "validation.json").read_text())["tables"]["labels"]
+        == evaluated.details["tables"]["labels"]
     )
 
 

@@ -250,7 +250,10 @@ def _strangers(place: Place, met: list[int], pid: int) -> None:
     run = psutil.Process(pid)
     words = (pickle.dumps(_Evil(str(place.trap))), b"\xff" * 5000, b"")
     for process in (run, *run.children(recursive=True)):
-        for opened in process.net_connections("inet"):
+        listening: list[Any] = []
+        with suppress(psutil.NoSuchProcess):  # a helper process may end meanwhile
+            listening = process.net_connections("inet")
+        for opened in listening:
             if opened.status == psutil.CONN_LISTEN:
                 met.append(opened.laddr.port)
                 for each in words:

@@ -86,7 +86,7 @@ def launch(
 
 @contextmanager
 def waiting(folder: RunFolder, announce: Callable[[str], None] | None, what: str, *, leads: bool) -> Iterator[None]:
-    """Announce every few seconds that `what` is waited for inside the block, and end the process on a stop signal.
+    """Announce `what` every few seconds inside the block. A stop signal ends the process at once.
 
     PyTorch waits in C++, where no signal handler of Python runs. The process that `leads` records the stop.
     """
