@@ -30,7 +30,7 @@ class Overrides(dict[str, Any]):
         super().__init__(values or {})
         self._words: dict[str, str] = {}
         self.problems: dict[str, list[Problem]] = {}
-        """What is wrong with words of the command line, by the key that they begin with."""
+        """Problems in words of the command line, by the key at their beginning."""
 
     @classmethod
     def parse(cls, words: Sequence[str] | None) -> Overrides:

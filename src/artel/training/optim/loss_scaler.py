@@ -20,7 +20,7 @@ class LossScale:
 
     def __init__(self, device: torch.device) -> None:
         self.scale = torch.full((), _START, device=device)
-        """What the loss is multiplied by: float32, a scalar on the device."""
+        """Factor of the loss: float32, a scalar on the device."""
         self._good_steps = torch.zeros((), dtype=torch.int32, device=device)
 
     def divisor(self, clip_divisor: torch.Tensor) -> torch.Tensor:
