@@ -250,6 +250,7 @@ def _artel(objective: str, model_type: str, folder: Path) -> dict[str, Any]:
     """Train, open with transformers, compare, resume, compare."""
     import artel
     from artel.errors import ArtelError
+    from artel.messages import printed_by
 
     lines: list[str] = []
     keep = _KeepModel()
@@ -259,7 +260,8 @@ def _artel(objective: str, model_type: str, folder: Path) -> dict[str, Any]:
         return {"verdict": "not made", "words": _in_words(error)}
     shutil.rmtree(run["run"], ignore_errors=True)
     try:
-        artel.train(run, callbacks=[keep], tell=lines.append)
+        with printed_by(lambda record: lines.append(record.getMessage())):
+            artel.train(run, callbacks=[keep])
         trained = keep.model
         difference, changed = _difference(objective, Path(run["run"]) / "model", trained)
         if difference > TOLERANCE:
@@ -274,7 +276,8 @@ def _artel(objective: str, model_type: str, folder: Path) -> dict[str, Any]:
             if beside:
                 return {"verdict": "differs", "words": f"beside the language part {len(beside)} tensors: {beside[0]}"}
         _forget_the_end(Path(run["run"]))
-        artel.train(run, callbacks=[keep], tell=lines.append)
+        with printed_by(lambda record: lines.append(record.getMessage())):
+            artel.train(run, callbacks=[keep])
         if not any("resuming from step 2" in line for line in lines):
             return {"verdict": "differs", "words": "it did not resume from its checkpoint"}
         others = dict(keep.model.state_dict())

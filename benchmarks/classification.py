@@ -11,6 +11,7 @@ order of batches. Writes benchmarks/classification.md.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from contest import Contest, Training, hold
@@ -129,22 +130,10 @@ def train_trainer(training: Training, *, bf16: bool):
 
 
 if __name__ == "__main__":
-    hold(
-        Contest(
-            __file__,
-            "Classification beside transformers' Trainer and tf-idf",
-            __doc__,
-            {"accuracy": "accuracy", "f1": "macro F1"},
-            "examples",
-            {
-                "artel": train_artel,
-                "Trainer": lambda training: train_trainer(training, bf16=False),
-                "Trainer, bf16": lambda training: train_trainer(training, bf16=True),
-            },
-            write_paragraphs,
-            cases,
-            baselines,
-            first_seed_only=("Trainer, bf16",),
-            arguments=arguments,
-        )
-    )
+    hold(Contest(
+        __file__, "Classification beside transformers' Trainer and tf-idf", __doc__,
+        {"accuracy": "accuracy", "f1": "macro F1"}, "examples",
+        {"artel": train_artel, "Trainer": partial(train_trainer, bf16=False),
+         "Trainer, bf16": partial(train_trainer, bf16=True)},
+        write_paragraphs, cases, baselines, first_seed_only=("Trainer, bf16",), arguments=arguments,
+    ))  # fmt: skip

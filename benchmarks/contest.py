@@ -56,7 +56,7 @@ class Training:
         """Train a run file with artel. Return the folder of the run."""
         import artel
 
-        return artel.train(self.complete(run), overrides, callbacks=[self.note], tell=lambda _: None).folder
+        return artel.train(self.complete(run), overrides, callbacks=[self.note]).folder
 
     def complete(self, run: dict[str, Any]) -> dict[str, Any]:
         """Add what all run files have in common: one thread, a linear schedule, AdamW as Trainer has it."""
@@ -76,7 +76,7 @@ class Training:
         place.mkdir()
         (place / "run.json").write_text(json.dumps(self.complete(run)), encoding="utf-8")
         config = load_run(str(place / "run.json"))
-        opened = open_untrained(config, lambda _: None)
+        opened = open_untrained(config)
         opened.model.save_pretrained(place)
         opened.tokenizer.save(place)
         for name, content in objective_of(config, opened.tokenizer).model_files(opened.model).items():
@@ -173,9 +173,9 @@ class Session:
                 if seed == self.options.seeds[0] or contestant not in contest.first_seed_only:
                     runs.setdefault(contestant, []).append(self.train(contestant, name, case, seed))
         baselines = contest.baselines(self.options, self.data, case)
-        rows = [self._row(name, baseline, [metrics], "") for baseline, metrics in baselines.items()]
-        if "speed" not in next(iter(runs.values()))[0]:
-            return rows + [self._row(name, contestant, found, "") for contestant, found in runs.items()]
+        rows = [self._row(name, baseline, [metrics]) for baseline, metrics in baselines.items()]
+        if not contest.unit:
+            return rows + [self._row(name, contestant, found) for contestant, found in runs.items()]
         speeds = {contestant: statistics.mean(run["speed"] for run in found) for contestant, found in runs.items()}
         own = next(iter(speeds))
         for contestant, speed in speeds.items():
@@ -187,13 +187,14 @@ class Session:
             rows.append(self._row(name, contestant, runs[contestant], shown))
         return rows
 
-    def _row(self, name: str, contestant: str, runs: list[Metrics], speed: str) -> str:
+    def _row(self, name: str, contestant: str, runs: list[Metrics], speed: str = "") -> str:
         cells = []
         for metric in self.contest.metrics:
             values = [run[metric] for run in runs if metric in run]
             spread = f" ({min(values):.4f} to {max(values):.4f})" if len(values) > 1 else ""
             cells.append(f"{statistics.mean(values):.4f}{spread}" if values else "")
-        return f"| {name} | {contestant} | {' | '.join(cells)} | {len(runs)} | {speed} |"
+        cells += [str(len(runs)), speed] if self.contest.unit else [str(len(runs))]
+        return f"| {name} | {contestant} | {' | '.join(cells)} |"
 
     def write_page(self, about: str, lines: list[str]) -> None:
         """Write the page: how it was made, `about`, then `lines`. What is below its heading "Notes" stays."""
@@ -234,7 +235,8 @@ def hold(contest: Contest) -> None:
         session = Session(contest, options, Path(folder))
         os.environ["ARTEL_CACHE"] = f"{folder}/cache"
         about = contest.prepare(options, Path(folder))
-        titles = ["", "", *contest.metrics.values(), "seeds", f"{contest.unit}/s of the processor"]
+        titles = ["", "", *contest.metrics.values(), "seeds"]
+        titles += [f"{contest.unit}/s of the processor"] if contest.unit else []
         lines = ["", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
         for case_name, case in contest.cases(session).items():
             lines += session.rows(case_name, case)

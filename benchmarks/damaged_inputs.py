@@ -37,6 +37,7 @@ from artel.config import (
 from artel.config.converters.tools import convert
 from artel.config.load import read_file
 from artel.config.recipes import recipe_text
+from artel.messages import printed_by
 from artel.models.loading.build import build_model
 from artel.models.loading.check import check_model
 from artel.models.loading.request import ModelRequest
@@ -44,7 +45,7 @@ from artel.preparing import prepare
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer, train_tokenizer
 from artel.tokens.manifest import SPLITS, read_manifest
 from artel.training.checkpoint.format import Content, Progress, load_checkpoint, write_full, write_sharded
-from artel.training.checkpoint.items import CheckpointItems
+from artel.training.checkpoint.items import checkpoint_items, states
 from artel.training.optim.optimizer import Optimizer
 
 Files = dict[str, bytes]
@@ -217,13 +218,13 @@ class Checkpoints:
     def __init__(self, model: Any, folder: Path) -> None:
         config = TrainConfig(batch=4, learning_rate=1e-3)
         self._optimizer = Optimizer(model, config)
-        self._items = CheckpointItems(self._optimizer)
+        self._items = checkpoint_items(self._optimizer)
         for step in (3, 6):
             for parameter in model.parameters():
                 parameter.grad = torch.full_like(parameter, 0.01)
             self._optimizer.step(1.0)
             progress = Progress(step=step, tokens=step * 64, validation={"loss": 3.5}, best=3.5, best_step=3, store="x")
-            content = Content(self._items.state(), progress, "run: x\n")
+            content = Content(states(self._items), progress, "run: x\n")
             write_full(folder / f"step-{step:09d}", content)
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         write_sharded(folder / "pieces", content, first=True, group=None)
@@ -238,7 +239,8 @@ class Checkpoints:
             (newer / name).write_bytes(data)
         (folder / "all" / "step-000000003").symlink_to(self.older)
         said: list[str] = []
-        progress = load_checkpoint(folder / "all", self._items, said.append)
+        with printed_by(lambda record: said.append(record.getMessage())):
+            progress = load_checkpoint(folder / "all", self._items)
         assert progress is not None
         assert isinstance(progress.step, int)
         assert isinstance(progress.validation, dict)

@@ -24,6 +24,8 @@ TEACHER = {**COMMON, "n_layer": 4, "n_embd": 192}
 STUDENT = {**COMMON, "n_layer": 2, "n_embd": 112}
 TRAIN = {"batch": 16, "optimizer": "muon", "learning_rate": 2e-3, "schedule": "wsd", "decay": 0.6, "warmup": 0.02,
          "compile": "off", "weight_decay": 0.1, "betas": [0.9, 0.95]}  # fmt: skip
+ABOUT = """GPT-2 models on the sample of The Pile, blocks of 128 tokens, 16 a step; the teacher has 4 layers of 192, the
+student 2 of 112. By default forward KL at temperature 1, alpha 0.3, the 64 most likely ids and the rest."""
 SETTINGS = ("temperature", "alpha", "top_k")
 
 
@@ -62,7 +64,7 @@ def student_run(training: Training) -> dict[str, Any]:
     if not teacher.is_dir():
         vocabulary = {"vocab": 4096, "pattern": "gpt4"} if case["by_text"] else {"vocab": 2048}
         run = run_of(training, case["teacher_steps"], tokenizer={"train": vocabulary}, model={"config": TEACHER})
-        artel.train(training.complete(run) | {"run": str(teacher), "seed": 42}, tell=lambda _: None)
+        artel.train(training.complete(run) | {"run": str(teacher), "seed": 42})
     own = {"train": {"vocab": 2048}} if case["by_text"] else {"from": str(teacher / "model")}
     return run_of(training, case["steps"], tokenizer=own, model={"config": STUDENT})
 
@@ -91,28 +93,11 @@ def stored_outputs(training: Training) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    hold(
-        Contest(
-            __file__,
-            "Distillation: a student of a quarter of its teacher's size",
-            __doc__,
-            {
-                "last": "validation cross-entropy, nats per token",
-                "best": "at its best",
-                "agreement": "agrees with the teacher",
-                "seconds": "seconds",
-                "mebibytes": "teacher's outputs, MiB",
-                "teacher_seconds": "seconds they took",
-            },
-            "tokens",
-            {"student alone": partial(train, distilled=False), "student distilled": partial(train, distilled=True)},
-            lambda options, folder: (
-                "GPT-2 models on the sample of The Pile, blocks of 128 tokens, 16 a step; the teacher has 4 layers of "
-                f"192, the student 2 of 112. Forward KL, temperature {options.temperature:g}, alpha {options.alpha:g}, "
-                f"the {options.top_k} most likely ids and the rest."
-            ),
-            cases,
-            arguments=arguments,
-            seeds=(1, 2, 3),
-        )
-    )
+    hold(Contest(
+        __file__, "Distillation: a student of a quarter of its teacher's size", __doc__,
+        {"last": "validation cross-entropy, nats per token", "best": "at its best",
+         "agreement": "agrees with the teacher", "seconds": "seconds",
+         "mebibytes": "teacher's outputs, MiB", "teacher_seconds": "seconds they took"}, "",
+        {"student alone": partial(train, distilled=False), "student distilled": partial(train, distilled=True)},
+        lambda options, folder: ABOUT, cases, arguments=arguments, seeds=(1, 2, 3),
+    ))  # fmt: skip

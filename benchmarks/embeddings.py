@@ -130,23 +130,11 @@ def train_sentence_transformers(training: Training, *, bf16: bool):
 
 
 if __name__ == "__main__":
-    hold(
-        Contest(
-            __file__,
-            "Embeddings beside sentence-transformers",
-            __doc__,
-            {"recall_at_1": "recall@1", "mrr_at_10": "MRR@10", "ndcg_at_10": "nDCG@10", "documents": "documents"},
-            "texts",
-            {
-                "artel": train_artel,
-                "sentence-transformers": partial(train_sentence_transformers, bf16=False),
-                "sentence-transformers, bf16": partial(train_sentence_transformers, bf16=True),
-            },
-            lambda options, folder: "",
-            cases,
-            baselines,
-            first_seed_only=("sentence-transformers, bf16",),
-            arguments=arguments,
-            seeds=(1, 2, 3),
-        )
-    )
+    hold(Contest(
+        __file__, "Embeddings beside sentence-transformers", __doc__,
+        {"recall_at_1": "recall@1", "mrr_at_10": "MRR@10", "ndcg_at_10": "nDCG@10", "documents": "documents"}, "texts",
+        {"artel": train_artel, "sentence-transformers": partial(train_sentence_transformers, bf16=False),
+         "sentence-transformers, bf16": partial(train_sentence_transformers, bf16=True)},
+        lambda options, folder: "", cases, baselines, first_seed_only=("sentence-transformers, bf16",),
+        arguments=arguments, seeds=(1, 2, 3),
+    ))  # fmt: skip

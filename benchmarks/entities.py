@@ -80,7 +80,7 @@ def judged(training: Training, model: Path) -> dict[str, Any]:
 
     overrides = {"data.block": BLOCK, "data.sources.0.format": "entities"}
     texts = training.data / training.case["part"] / "validation.jsonl"
-    return artel.open(model).evaluate(texts, overrides, tell=lambda *_: None).metrics | {"speed": training.rate(BATCH)}
+    return artel.open(model).evaluate(texts, overrides).metrics | {"speed": training.rate(BATCH)}
 
 
 def train_artel(training: Training):
@@ -98,7 +98,7 @@ def train_trainer(training: Training, *, bf16: bool):
     import artel
 
     run = training.complete(run_of(training.options, training.data, training.case))
-    prepared = artel.prepare(run, tell=lambda *_: None)
+    prepared = artel.prepare(run)
     tokenizer, part = prepared.tokenizer(), prepared.open().train
     model = AutoModelForTokenClassification.from_pretrained(training.untrained(run))
     rows = []
@@ -147,7 +147,7 @@ def tagged_words(
     from artel.objectives import objective_of
     from artel.text import Document, Record, Tagged
 
-    prepared = artel.prepare({"run": str(folder / "run"), **run_of(options, folder, case)}, tell=lambda *_: None)
+    prepared = artel.prepare({"run": str(folder / "run"), **run_of(options, folder, case)})
     objective = objective_of(prepared.config or RunConfig(), prepared.tokenizer())
     for row in read_json_lines(folder / case["part"] / f"{name}.jsonl"):
         spans = tuple((span["start"], span["end"], span["label"]) for span in row["entities"])
@@ -187,22 +187,10 @@ def scored(texts: list[Any], tag: Any) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    hold(
-        Contest(
-            __file__,
-            "Names in Russian news, beside the Trainer and plain baselines",
-            __doc__,
-            {"precision": "precision", "recall": "recall", "f1": "f1", "macro_f1": "macro f1"},
-            "windows",
-            {
-                "artel": train_artel,
-                "Trainer": partial(train_trainer, bf16=False),
-                "Trainer, bf16": partial(train_trainer, bf16=True),
-            },
-            split,
-            cases,
-            baselines,
-            first_seed_only=("Trainer, bf16",),
-            arguments=arguments,
-        )
-    )
+    hold(Contest(
+        __file__, "Names in Russian news, beside the Trainer and plain baselines", __doc__,
+        {"precision": "precision", "recall": "recall", "f1": "f1", "macro_f1": "macro f1"}, "windows",
+        {"artel": train_artel, "Trainer": partial(train_trainer, bf16=False),
+         "Trainer, bf16": partial(train_trainer, bf16=True)},
+        split, cases, baselines, first_seed_only=("Trainer, bf16",), arguments=arguments,
+    ))  # fmt: skip

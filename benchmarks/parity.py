@@ -30,59 +30,13 @@ sys.path.insert(0, str(ROOT / "tests"))
 from support.objectives import OBJECTIVES, objective_run  # noqa: E402
 from support.ranks import run_ranks  # noqa: E402
 
-SIZES = {"hidden_size": 32, "num_attention_heads": 8, "num_key_value_heads": 4,
-         "intermediate_size": 64, "max_position_embeddings": 64}  # fmt: skip
-NO_DROPOUT = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
-EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "router_aux_loss_coef": 0.01}
-MODELS: dict[str, dict[str, Any]] = {
-    "gpt2": {"model": {"config": {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "resid_pdrop": 0,
-                                  "embd_pdrop": 0, "attn_pdrop": 0}}},
-    "llama": {"model": {"config": {"model_type": "llama", **SIZES}}},
-    "qwen3_moe": {"model": {"config": {"model_type": "qwen3_moe", **SIZES, **EXPERTS}}},
-    "roberta": {"model": {"config": {"model_type": "roberta", "hidden_size": 32,
-                                     "num_attention_heads": 4, "intermediate_size": 64, **NO_DROPOUT}},
-                "objective": "masked"},
-}  # fmt: skip
-
 ParallelStrategy = tuple[int, dict[str, Any]]
-LAYOUTS: dict[str, ParallelStrategy] = {
-    "ddp-2": (2, {"data": "ddp"}),
-    "ddp-4": (4, {"data": "ddp"}),
-    "zero1-2": (2, {"data": "zero1"}),
-    "zero2-2": (2, {"data": "zero2"}),
-    "fsdp-2": (2, {"data": "fsdp"}),
-    "fsdp-4": (4, {"data": "fsdp"}),
-    "hsdp-2x2": (4, {"data": "hsdp", "shard": 2}),
-    "offload-2": (2, {"data": "fsdp", "offload": "cpu"}),
-    "tensor-2": (2, {"tensor": 2}),
-    "tensor-4": (4, {"tensor": 4}),
-    "sequence-2": (2, {"tensor": 2, "sequence": True}),
-    "fsdp-tensor-2x2": (4, {"data": "fsdp", "tensor": 2}),
-    "context-2": (2, {"context": 2}),
-    "context-4": (4, {"context": 4}),
-    "context-ulysses-2": (2, {"context": 2, "exchange": "ulysses"}),
-    "context-ring-2": (2, {"context": 2, "exchange": "ring"}),
-    "context-ring-4": (4, {"context": 4, "exchange": "ring"}),
-    "expert-2": (2, {"data": "fsdp", "expert": 2}),
-    "expert-4": (4, {"data": "fsdp", "expert": 4}),
-    "expert-fsdp-2x2": (4, {"data": "fsdp", "expert": 2}),
-    **{f"pipeline-{schedule}-{ranks}": (ranks, {"pipeline": ranks, "schedule": schedule})
-       for schedule in ("sequential", "gpipe", "1f1b", "interleaved", "zero_bubble") for ranks in (2, 4)},
-    "tensor-pipeline-2x2": (4, {"tensor": 2, "pipeline": 2}),
-    "tensor-context-2x2": (4, {"tensor": 2, "context": 2}),
-    "fsdp-context-2x2": (4, {"data": "fsdp", "context": 2}),
-    "pipeline-ddp-2x2": (4, {"data": "ddp", "pipeline": 2}),
-    "pipeline-fsdp-2x2": (4, {"data": "fsdp", "pipeline": 2}),
-    "deepspeed-1": (2, {"deepspeed": {"zero_optimization": {"stage": 1}}}),
-    "deepspeed-2": (2, {"deepspeed": {"zero_optimization": {"stage": 2}}}),
-    "deepspeed-3": (2, {"deepspeed": {"zero_optimization": {"stage": 3}}}),
-}  # fmt: skip
-ADAPTED = {
-    "lora": {"lora": {"rank": 4}},
-    "nf4": {"lora": {"rank": 4}, "quantize": "nf4"},
-    "int8": {"lora": {"rank": 4}, "quantize": "int8"},
-    "bf16": {"lora": {"rank": 4, "base": "bf16"}},
-}
+_READ = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+MODELS: dict[str, dict[str, Any]] = _READ["models"]
+LAYOUTS: dict[str, ParallelStrategy] = {name: tuple(layout) for name, layout in _READ["layouts"].items()}
+ADAPTED: dict[str, dict[str, Any]] = _READ["adapted"]
+SHARE_THE_BATCH, OF_ADAPTED, OF_PREFERENCES = map(_READ.get, ("share_the_batch", "of_adapted", "of_preferences"))
+PREFERENCES = ("dpo", "kto")
 SAMPLES = 64
 """Rows of a global batch: two micro-batches of 16 for each of two processes, of 8 for each of four."""
 
@@ -124,8 +78,6 @@ OPTIMIZERS = {"sgd": {"optimizer": "sgd", "learning_rate": 0.3}, "adamw": {"opti
 OF_ADAPTERS = OPTIMIZERS | {"sgd": {"optimizer": "sgd", "learning_rate": 0.1}}
 # A global batch that no number of processes divides: some take a row less, and fill it up.
 UNEVEN = {name: train | {"batch": 61} for name, train in OPTIMIZERS.items()}
-SHARE_THE_BATCH = ("ddp-2", "ddp-4", "zero1-2", "zero2-2", "fsdp-4", "hsdp-2x2", "fsdp-tensor-2x2", "fsdp-context-2x2",
-                   "expert-fsdp-2x2", "pipeline-ddp-2x2", "pipeline-fsdp-2x2", "deepspeed-3")  # fmt: skip
 TABLES = ("layouts", "uneven", "adapters", "objectives", "preferences", "packed")
 
 
@@ -149,9 +101,6 @@ def deep(sections: dict[str, Any], layers: int) -> dict[str, Any]:
     config = sections["model"]["config"]
     name = "n_layer" if config["model_type"] == "gpt2" else "num_hidden_layers"
     return sections | {"model": {"config": config | {name: layers}}}
-
-
-OF_ADAPTED = ("ddp-2", "fsdp-2", "deepspeed-2", "deepspeed-3")
 
 
 def adapted(folder: Path, models: list[str], chosen: list[str]) -> Cells:
@@ -179,12 +128,6 @@ def sections_of(folder: Path, name: str) -> dict[str, Any]:
     tree = yaml.safe_load(objective_run(folder / f"{name}.yaml", name).read_text())
     sections = {key: section for key, section in tree.items() if key != "run"}
     return sections | {"data": {"packing": "concatenate", **sections["data"]}}
-
-
-PREFERENCES = ("dpo", "kto")
-OF_PREFERENCES = ("ddp-2", "zero2-2", "fsdp-2", "offload-2", "tensor-2", "sequence-2", "pipeline-1f1b-2",
-                  "pipeline-interleaved-2", "deepspeed-2", "deepspeed-3", "hsdp-2x2", "fsdp-tensor-2x2",
-                  "tensor-pipeline-2x2", "pipeline-fsdp-2x2")  # fmt: skip
 
 
 def preferences(folder: Path, layouts: list[str]) -> Cells:

@@ -21,104 +21,75 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 MIB = 2**20
-GPT2 = {"model_type": "gpt2", "n_layer": 6, "n_embd": 512, "n_head": 8}
-GPT2 |= {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
-LLAMA = {"model_type": "llama", "num_hidden_layers": 6, "hidden_size": 512, "intermediate_size": 1536}
-LLAMA |= {"num_attention_heads": 8, "num_key_value_heads": 4}
-MOE = {"model_type": "qwen3_moe", "num_hidden_layers": 4, "hidden_size": 384, "intermediate_size": 1024}
-MOE |= {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 48, "moe_intermediate_size": 384}
-MOE |= {"num_experts": 16, "num_experts_per_tok": 2}
-ROBERTA = {"model_type": "roberta", "num_hidden_layers": 6, "hidden_size": 512, "intermediate_size": 2048}
-ROBERTA |= {"num_attention_heads": 8, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-MODELS = {"gpt2": GPT2, "llama": LLAMA, "qwen3-moe": MOE, "roberta": ROBERTA}
-LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
-    "one process": (1, {}),
-    "ddp 2": (2, {"data": "ddp"}),
-    "fsdp 2": (2, {"data": "fsdp"}),
-    "fsdp 4": (4, {"data": "fsdp"}),
-    "tensor 2": (2, {"tensor": 2}),
-    "pipeline 2": (2, {"pipeline": 2}),
-}
+ARTEL = [sys.executable, "-m", "artel"]
 
 
 @dataclass(frozen=True)
 class Case:
     model: str
-    layout: str
     checkpointing: str
     optimizer: str
+    layout: str = "one process"
     objective: str = "causal"
     held_out: bool = False
     compiled: bool = False
+    train: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        what = "" if self.objective in ("causal", "masked") else f", {self.objective}"
-        compiled = ", compiled" if self.compiled else ""
-        return f"{self.model}, {self.layout}, {self.checkpointing}, {self.optimizer}{what}{compiled}"
+        what = [] if self.objective in ("causal", "masked") else [self.objective]
+        more = ["compiled"] * self.compiled
+        return ", ".join([self.model, self.layout, self.checkpointing, self.optimizer, *what, *more])
 
 
-CASES = (
-    Case("gpt2", "one process", "none", "adamw"),
-    Case("gpt2", "one process", "full", "muon", held_out=True),
-    Case("gpt2", "ddp 2", "none", "adamw", held_out=True),
-    Case("gpt2", "ddp 2", "full", "muon"),
-    Case("gpt2", "fsdp 2", "none", "adamw"),
-    Case("gpt2", "fsdp 4", "full", "adamw", held_out=True),
-    Case("gpt2", "tensor 2", "none", "adamw"),
-    Case("gpt2", "pipeline 2", "none", "adamw", held_out=True),
-    Case("llama", "one process", "none", "muon", held_out=True),
-    Case("llama", "one process", "none", "lora"),
-    Case("llama", "one process", "none", "lora", "chat", held_out=True),
-    Case("llama", "one process", "full", "adamw", "preference"),
-    Case("llama", "ddp 2", "none", "lora", "preference", held_out=True),
-    Case("llama", "one process", "none", "lora on int8", held_out=True),
-    Case("llama", "one process", "full", "lora on nf4", held_out=True),
-    Case("llama", "fsdp 2", "full", "muon", held_out=True),
-    Case("llama", "fsdp 4", "none", "adamw"),
-    Case("llama", "tensor 2", "full", "adamw", held_out=True),
-    Case("llama", "pipeline 2", "full", "adamw"),
-    Case("qwen3-moe", "one process", "none", "adamw", held_out=True),
-    Case("qwen3-moe", "ddp 2", "none", "adamw"),
-    Case("qwen3-moe", "fsdp 2", "full", "adamw", held_out=True),
-    Case("qwen3-moe", "tensor 2", "none", "adamw"),
-    Case("qwen3-moe", "pipeline 2", "none", "adamw", held_out=True),
-    Case("roberta", "one process", "none", "adamw"),
-    Case("roberta", "ddp 2", "none", "muon", held_out=True),
-    Case("roberta", "fsdp 2", "none", "adamw"),
-    Case("roberta", "fsdp 4", "full", "muon", held_out=True),
-    Case("gpt2", "one process", "none", "adamw", compiled=True),
-    Case("gpt2", "ddp 2", "none", "muon", held_out=True, compiled=True),
-    Case("llama", "one process", "full", "muon", held_out=True, compiled=True),
-    Case("llama", "fsdp 2", "none", "adamw", compiled=True),
-    Case("llama", "one process", "none", "lora", "chat", held_out=True, compiled=True),
-    Case("roberta", "one process", "none", "adamw", held_out=True, compiled=True),
-)
+_READ = yaml.safe_load((Path(__file__).parent / "plan_cases.yaml").read_text(encoding="utf-8"))
+MODELS, GPU_MODELS = (_READ[device]["models"] for device in ("cpu", "gpu"))
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = _READ["cpu"]["layouts"]
+CASES, GPU_CASES = (tuple(Case(**each) for each in _READ[device]["cases"]) for device in ("cpu", "gpu"))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("plan-cases"), help="where the runs and measurements lie")
-    parser.add_argument("--only", nargs="*", default=[], help="cases with one of these in their name")
-    options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    page = Path(__file__).resolve().with_suffix(".md")
-    os.chdir(options.folder)
+    options, page = begin(argument_parser(__doc__, "plan-cases").parse_args(), __file__)
     write_inputs()
-    file = Path("measured.json")
-    measured: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    measure_cases(options.only, measured, file, measure)
+    measured = read_measured()
+    measure_cases(options.only, measured, MEASURED, measure)
     cases = [case for case in CASES if case.name in measured]
-    predicted = {case.name: predict(case) for case in cases}
-    table = report(cases, measured, predicted)
+    write(page, report(cases, measured, {case.name: predict(case) for case in cases}), options)
+
+
+MEASURED = Path("measured.json")
+
+
+def argument_parser(about: str, folder: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path(folder), help="for the runs and measurements")
+    parser.add_argument("--only", nargs="*", default=[], help="cases with one of these in their name")
+    return parser
+
+
+def begin(options: argparse.Namespace, script: str) -> tuple[argparse.Namespace, Path]:
+    """Go to the folder. Return the options and the page that the script writes."""
+    options.folder.mkdir(parents=True, exist_ok=True)
+    page = Path(script).resolve().with_suffix(".md")
+    os.chdir(options.folder)
+    return options, page
+
+
+def read_measured() -> dict[str, Any]:
+    return json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
+
+
+def write(page: Path, table: str, options: argparse.Namespace) -> None:
+    """Print the table. If it has all cases, write it below the page's head."""
     print(table)
     if not options.only:
         head = page.read_text(encoding="utf-8").partition("| case |")[0]
@@ -136,34 +107,35 @@ def measure_cases(only: list[str], measured: dict[str, Any], file: Path, measure
 
 def run_file(case: Case) -> Path:
     """Write the run file of a case."""
-    data: dict[str, Any] = {"sources": [{"path": "{stdlib}/*.py"}], "validation": 0, "block": 256}
-    tree: dict[str, Any] = {"run": f"runs/{case.name.replace(', ', '-').replace(' ', '-')}", "data": data}
-    objective = "masked" if case.model == "roberta" else case.objective
-    tree["objective"] = objective
-    if objective in ("chat", "preference"):
-        data["sources"] = [{"path": f"{objective}.jsonl", "format": objective}]
-    tree["tokenizer"] = {"train": {"vocab": 8000}}
-    tree["model"] = {"config": MODELS[case.model]}
-    if case.optimizer.startswith("lora") or objective in ("chat", "preference"):
-        tree["model"] = {"from": "runs/base/model"}
-        del tree["tokenizer"]
-    if case.optimizer.startswith("lora"):
-        tree["model"]["lora"] = {"rank": 16}
-        tree["model"]["quantize"] = case.optimizer.partition("lora on ")[2] or "none"
     processes, parallel = LAYOUTS[case.layout]
     sharing = processes if "tensor" not in parallel and "pipeline" not in parallel else 1
-    tree["parallel"] = parallel
+    objective = "masked" if case.model == "roberta" else case.objective
     rows = 2 if objective == "preference" else 4
-    tree["train"] = {
-        "steps": 2,
-        "batch": rows * 2 * sharing,
-        "micro_batch": rows,
-        "activation_checkpointing": case.checkpointing,
-        "optimizer": "adamw" if case.optimizer.startswith("lora") else case.optimizer,
-        "compile": "on" if case.compiled else "off",
-        "threads": 1,
-    }
-    tree["validate"] = {"every": "never"}
+    tree: dict[str, Any] = {
+        "run": f"runs/{case.name.replace(', ', '-').replace(' ', '-')}",
+        "data": {"sources": [{"path": "{stdlib}/*.py"}], "validation": 0, "block": 256},
+        "objective": objective, "tokenizer": {"train": {"vocab": 8000}}, "parallel": parallel,
+        "train": {"steps": 2, "batch": rows * 2 * sharing, "micro_batch": rows, "threads": 1,
+                  "compile": "on" if case.compiled else "off"},
+        "validate": {"every": "never"},
+    }  # fmt: skip
+    return write_run(tree, case, MODELS)
+
+
+def write_run(tree: dict[str, Any], case: Case, models: dict[str, Any]) -> Path:
+    """Complete a run file with the case's model, adapter, optimizer and source of conversations, and write it."""
+    tree["model"] = {"config": models[case.model]}
+    if tree["objective"] in ("chat", "preference"):
+        tree["data"]["sources"] = [{"path": f"{tree['objective']}.jsonl", "format": tree["objective"]}]
+    is_adapted = case.optimizer.startswith("lora")
+    if is_adapted or tree["objective"] in ("chat", "preference"):
+        tree["model"] = {"from": "runs/base/model"}
+        del tree["tokenizer"]
+    if is_adapted:
+        quantize = case.optimizer.partition("lora on ")[2] or "none"
+        tree["model"] |= {"lora": {"rank": 16}, "quantize": quantize}
+    optimizer = "adamw" if is_adapted else case.optimizer
+    tree["train"] = {"activation_checkpointing": case.checkpointing, "optimizer": optimizer, **tree["train"]}
     file = Path(f"{tree['run'].split('/')[1]}.yaml")
     file.write_text(yaml.safe_dump(tree))
     return file
@@ -172,33 +144,40 @@ def run_file(case: Case) -> Path:
 def write_inputs() -> None:
     """Conversations and preferences of made-up words, and the model that adapters are put on."""
     draw = random.Random(0)
+    names = ("def", "return", "self", "import", "class", "value", "list")
 
-    def words(count: int) -> str:
-        return " ".join(
-            draw.choice(("def", "return", "self", "import", "class", "value", "list")) for _ in range(count)
-        )
+    def words(least: int, most: int) -> str:
+        return " ".join(draw.choice(names) for _ in range(draw.randint(least, most)))
 
+    list(write_conversations(400, lambda: words(5, 40), lambda: words(20, 90)))
+    make_base(run_file(Case("llama", "none", "adamw")))
+
+
+def write_conversations(count: int, question: Callable[[], str], answer: Callable[[], str]) -> Iterator[int]:
+    """Write chat.jsonl and preference.jsonl, a row of each with every iteration."""
     with Path("chat.jsonl").open("w") as chat, Path("preference.jsonl").open("w") as preference:
-        for _ in range(400):
-            question, answers = words(draw.randint(5, 40)), [words(draw.randint(20, 90)) for _ in range(2)]
-            messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answers[0]}]
+        for number in range(count):
+            asked, answers = question(), [answer() for _ in range(2)]
+            messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answers[0]}]
             chat.write(json.dumps({"messages": messages}) + "\n")
-            pair = {"prompt": question, "chosen": answers[0], "rejected": answers[1]}
-            preference.write(json.dumps(pair) + "\n")
+            preference.write(json.dumps({"prompt": asked, "chosen": answers[0], "rejected": answers[1]}) + "\n")
+            yield number
+
+
+def make_base(file: Path) -> None:
+    """Train the model of a run file for one step: the base of adapters, with a tokenizer of the texts."""
     if not Path("runs/base/model").is_dir():
-        base = yaml.safe_load(run_file(Case("llama", "one process", "none", "adamw")).read_text())
-        base |= {"run": "runs/base"}
+        base = yaml.safe_load(file.read_text()) | {"run": "runs/base"}
         base["train"] |= {"steps": 1, "batch": 1, "micro_batch": 1}
         Path("base.yaml").write_text(yaml.safe_dump(base))
-        subprocess.run([sys.executable, "-m", "artel", "train", "base.yaml"], check=True)
+        subprocess.run([*ARTEL, "train", "base.yaml"], check=True)
 
 
 def measure(case: Case) -> dict[str, float]:
     """Train a case: the peak of all ranks together, and the largest VmHWM of one, in MiB; and the seconds."""
     file, processes = run_file(case), LAYOUTS[case.layout][0]
-    artel = [sys.executable, "-m", "artel"]
-    subprocess.run([*artel, "prepare", str(file)], check=True, capture_output=True)
-    command = [*artel, "train", str(file), "--restart", "--nproc", str(processes)]
+    subprocess.run([*ARTEL, "prepare", str(file)], check=True, capture_output=True)
+    command = [*ARTEL, "train", str(file), "--restart", "--nproc", str(processes)]
     started = time.monotonic()
     peak, highest = 0, 0
     with Path("train.log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
@@ -250,33 +229,28 @@ def memory_of(process: int) -> tuple[int, int, int] | None:
     return numbers["Pss_Anon"] + numbers["Pss_Shmem"], numbers["RssFile"], numbers["VmHWM"]
 
 
+def planned(file: Path, *options: str) -> dict[str, Any]:
+    """What `artel plan --json` says of a run file."""
+    done = subprocess.run([*ARTEL, "plan", str(file), "--json", *options], stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout)
+
+
 def predict(case: Case) -> float:
     """What `artel plan` says of host memory, in MiB."""
-    command = [sys.executable, "-m", "artel", "plan", str(run_file(case)), "--json"]
-    command += ["--nproc", str(LAYOUTS[case.layout][0])]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return float(json.loads(done.stdout)["host_gib"]) * 1024
+    return float(planned(run_file(case), "--nproc", str(LAYOUTS[case.layout][0]))["host_gib"]) * 1024
 
 
 def report(cases: list[Case], measured: dict[str, Any], predicted: dict[str, float]) -> str:
-    """The table of all cases, and what became of the errors."""
+    """The table of all cases, and a summary of the errors."""
     lines = ["| case | predicted, MiB | measured, MiB | error | VmHWM of a rank, MiB |", "|---|---|---|---|---|"]
     errors: dict[bool, list[float]] = {False: [], True: []}
     for case in cases:
-        peak = measured[case.name]["peak"]
+        peak, highest = measured[case.name]["peak"], measured[case.name]["vmhwm"]
         error = predicted[case.name] / peak - 1
         errors[case.held_out].append(abs(error))
         name = case.name + (" (held out)" if case.held_out else "")
-        row = [
-            name,
-            f"{predicted[case.name]:,.0f}",
-            f"{peak:,.0f}",
-            f"{error:+.1%}",
-            f"{measured[case.name]['vmhwm']:,.0f}",
-        ]
-        lines.append("| " + " | ".join(row) + " |")
-    lines.append("")
-    lines += [summary(what, errors[held_out]) for held_out, what in ((False, "fitted to"), (True, "held out"))]
+        lines.append(f"| {name} | {predicted[case.name]:,.0f} | {peak:,.0f} | {error:+.1%} | {highest:,.0f} |")
+    lines += ["", summary("fitted to", errors[False]), summary("held out", errors[True])]
     return "\n".join(lines)
 
 

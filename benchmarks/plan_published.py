@@ -19,16 +19,6 @@ from typing import Any
 
 import yaml
 
-LLAMA_8B = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32}
-LLAMA_8B |= {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192}
-# The sweep's files name it "1B": the shape of Llama 3.2 1B is assumed.
-LLAMA_1B = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
-LLAMA_1B |= {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 4096}
-LLAMA_1B |= {"tie_word_embeddings": True}
-QWEN3_30B = {"model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48}
-QWEN3_30B |= {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "moe_intermediate_size": 768}
-QWEN3_30B |= {"num_experts": 128, "num_experts_per_tok": 8, "max_position_embeddings": 40_960}
-
 
 @dataclass(frozen=True)
 class Case:
@@ -45,24 +35,9 @@ class Case:
     parallel: dict[str, Any] = field(default_factory=dict)
 
 
-_TORCHTITAN = {"activation_checkpointing": "selective", "micro_batch": 2}
-_NANOTRON = {"activation_checkpointing": "none"}
-CASES = (
-    Case("torchtitan, Llama 8B, FSDP 8", 82.4, LLAMA_8B, 128_256, 8192, 16, "h100-96gb:8",
-         train=_TORCHTITAN | {"compile": "off"}, parallel={"data": "fsdp"}),
-    Case("torchtitan, Llama 8B, FSDP 128, compiled", 62.0, LLAMA_8B, 128_256, 8192, 256, "h100-96gb:8", 16,
-         train=_TORCHTITAN, parallel={"data": "fsdp"}),
-    Case("nanotron, Llama 1B, dp 4 tp 2, allocated", 43_651 / 1024, LLAMA_1B, 128_256, 4096, 1024, "h100-80gb:8",
-         train=_NANOTRON | {"micro_batch": 8, "compile": "off"}, parallel={"data": "ddp", "tensor": 2}),
-    Case("nanotron, Llama 1B, tp 8, allocated", 16_891 / 1024, LLAMA_1B, 128_256, 4096, 1024, "h100-80gb:8",
-         train=_NANOTRON | {"micro_batch": 8, "compile": "off"}, parallel={"tensor": 8}),
-    Case("nanotron, Llama 1B, dp 2 pp 4, allocated", 39_057 / 1024, LLAMA_1B, 128_256, 4096, 1024, "h100-80gb:8",
-         train=_NANOTRON | {"micro_batch": 4, "compile": "off"}, parallel={"data": "ddp", "pipeline": 4}),
-    Case("transformers, Qwen3-30B-A3B, FSDP 8", 68.2, QWEN3_30B, 151_936, 4096, 8, "h100-80gb:8",
-         train={"micro_batch": 1, "weights": "bf16"}, parallel={"data": "fsdp"}),
-    Case("AutoModel, Qwen3-30B-A3B, expert 8", 48.1, QWEN3_30B, 151_936, 4096, 8, "h100-80gb:8",
-         train={"micro_batch": 1, "weights": "bf16"}, parallel={"data": "fsdp", "expert": 8}),
-)  # fmt: skip
+_READ = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+MODELS: dict[str, dict[str, Any]] = _READ["models"]
+CASES = tuple(Case(**each | {"model": MODELS[each["model"]]}) for each in _READ["cases"])
 
 
 def main() -> None:

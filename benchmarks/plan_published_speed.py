@@ -49,13 +49,7 @@ class Trace(NamedTuple):
     of_a_layer: int
 
 
-def traced(
-    config: dict[str, Any],
-    shape: tuple[int, int],
-    *,
-    compiled: bool,
-    recomputed: Recompute = "none",
-) -> Trace:
+def traced(config: dict[str, Any], shape: tuple[int, int], *, compiled: bool, recomputed: Recompute = "none") -> Trace:
     """The operations of one step of one process."""
     values = {key: value for key, value in config.items() if key != "model_type"}
     described = CONFIG_MAPPING[config["model_type"]](use_cache=False, **values)

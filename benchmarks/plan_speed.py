@@ -20,17 +20,18 @@ import json
 import math
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from plan import CASES, LAYOUTS, Case, measure_cases, run_file, write_inputs
+from plan import ARTEL, CASES, LAYOUTS, Case, argument_parser, begin, measure_cases, planned, run_file, write_inputs
 
+from artel.cli.streams import print_record
 from artel.diagnostics.hardware import measure_hardware
 from artel.host import processor
+from artel.messages import printed_by
 
 SKIPPED = 3
 """Steps at the beginning, in which memory is taken, kernels are compiled and the optimizer's state is made."""
@@ -42,17 +43,12 @@ come in many sizes, each of which has kernels of its own to compile."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("plan-speeds"), help="where runs and measurements lie")
-    parser.add_argument("--only", nargs="*", default=[], help="cases with one of these in their name")
+    parser = argument_parser(__doc__, "plan-speeds")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=2, help="how often each case is measured")
     parser.add_argument("--keep-rates", action="store_true", help="use what artel hardware measured before")
-    options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    page = Path(__file__).resolve().with_suffix(".md")
+    options, page = begin(parser.parse_args(), __file__)
     written = page.read_text(encoding="utf-8").partition("| case |")[0].split("\n\n", 2)[2]  # by hand
-    os.chdir(options.folder)
     write_inputs()
     rates = Rates(keep=options.keep_rates)
     rounds = [round_of_all(Path(f"round-{number + 1}.json"), options, rates) for number in range(options.rounds)]
@@ -70,7 +66,8 @@ class Rates:
 
     def refresh(self) -> None:
         if time.monotonic() > self._until:
-            measure_hardware(print)
+            with printed_by(print_record):
+                measure_hardware()
             self._until = time.monotonic() + RATES_HOLD
 
 
@@ -105,10 +102,9 @@ def measure(case: Case, steps: int, rates: Rates) -> dict[str, float | None]:
     """Plan a case and train it: the tokens/s that were planned, tokens and seconds of the steps that count."""
     rates.refresh()
     file, processes = speed_file(case, steps), LAYOUTS[case.layout][0]
-    artel = [sys.executable, "-m", "artel"]
-    subprocess.run([*artel, "prepare", str(file)], check=True, capture_output=True)
-    planned = plan(file, processes)
-    command = [*artel, "train", str(file), "--restart", "--nproc", str(processes)]
+    subprocess.run([*ARTEL, "prepare", str(file)], check=True, capture_output=True)
+    tokens_per_second = planned(file, "--nproc", str(processes))["tokens_per_second"]
+    command = [*ARTEL, "train", str(file), "--restart", "--nproc", str(processes)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{case.name}: {done.stdout[-2000:]}")
@@ -117,18 +113,10 @@ def measure(case: Case, steps: int, rates: Rates) -> dict[str, float | None]:
     steps_taken = [line for line in lines if "tokens_per_second" in line]
     first, last = steps_taken[SKIPPED * step_factor(case) - 1], steps_taken[-1]
     return {
-        "planned": planned,
+        "planned": tokens_per_second and tokens_per_second["mid"],
         "tokens": last["tokens"] - first["tokens"],
         "seconds": last["seconds"] - first["seconds"],
     }
-
-
-def plan(file: Path, processes: int) -> float | None:
-    """What `artel plan` says of tokens/s; None where it says nothing."""
-    command = [sys.executable, "-m", "artel", "plan", str(file), "--json", "--nproc", str(processes)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    planned = json.loads(done.stdout)["tokens_per_second"]
-    return planned and planned["mid"]
 
 
 def head(options: argparse.Namespace) -> str:
@@ -142,10 +130,7 @@ def head(options: argparse.Namespace) -> str:
 
 def report(rounds: list[Round]) -> str:
     """The table of all cases, and the largest and the mean difference."""
-    lines = [
-        "| case | planned, tokens/s | measured, tokens/s | difference | of each round |",
-        "|---|---|---|---|---|",
-    ]
+    lines = ["| case | planned, tokens/s | measured, tokens/s | difference | of each round |", "|---|---|---|---|---|"]
     errors = []
     for case in CASES:
         turns = [measured[case.name] for measured in rounds if case.name in measured]

@@ -20,45 +20,14 @@ import tempfile
 import time
 from pathlib import Path
 
+import yaml
+
 from artel.config import recipe_names
 
 PAGE = Path(__file__).parent / "recipes.md"
-# Overrides of a recipe that trains here; {data} is the folder of --data.
-HERE = {
-    "comma-restoration": ["data.sources.0.path={data}/sentences/ru_sentences.txt"],
-    "demo": [],
-    "demo-ru": [],
-    "novel-small": ["data.sources.0.path={data}/literature/anna_karenina.txt"],
-    "nq-dummy": [],
-    "tolstoy-fast": [
-        "data.sources.0.path={data}/literature/anna_karenina.txt", "data.sources.0.document=auto", "data.block=256",
-        "tokenizer.train.vocab=4096", "model.config.n_layer=4", "model.config.n_embd=192", "model.config.n_head=6",
-        "train.steps=200",
-    ],
-}  # fmt: skip
-NOT_HERE = {
-    "classify-ru": "begins from a model of the hub",
-    "chat-lora": "begins from a model of the hub, of 0.6 billion parameters",
-    "chat-qlora": "begins from a model of the hub, of 8 billion parameters",
-    "distill-small": "learns from the model of another recipe, novel-small",
-    "dpo": "begins from a model of the hub, of 0.6 billion parameters",
-    "nanogpt-30m": "takes a tokenizer of the hub; 5,000 steps of 320 rows are for a GPU",
-    "ner-ru": "begins from a model of the hub",
-    "nq-bert": "Natural Questions and a model of the hub, on eight GPUs",
-    "pile": "The Pile, on eight GPUs",
-    "pile-125m": "The Pile, on eight GPUs",
-    "pile-235b": "The Pile, on 256 GPUs",
-    "embed-ru": "begins from a model of the hub",
-    "rerank": "begins from a model of the hub",
-    "reward": "begins from a model of the hub, of 0.6 billion parameters",
-    "rugpt35-13b-lora": "begins from a model of the hub, of 13 billion parameters",
-    "rugpt-distill": "its teacher is a model of the hub, of 0.8 billion parameters",
-    "ruroberta-mlm": "begins from a model of the hub",
-    "spelling-ru": "begins from a model of the hub",
-    "squad-ru": "begins from a model of the hub",
-    "tolstoy-finetune": "begins from a model of the hub",
-    "tolstoy-scratch": "30 epochs of eight works, on a GPU",
-}
+_READ = yaml.safe_load((Path(__file__).parent / "recipes_here.yaml").read_text(encoding="utf-8"))
+HERE: dict[str, list[str]] = _READ["here"]
+NOT_HERE: dict[str, str] = _READ["not_here"]
 
 
 def artel(*words: str) -> subprocess.CompletedProcess[str]:

@@ -30,6 +30,11 @@ def arguments(parser):
     parser.add_argument("--language", choices=("en", "ru"), default="en", help="of the questions")
 
 
+def cases(session):
+    encoder = session.options.encoder.resolve()
+    return {encoder.name: {"model": str(encoder), "language": session.options.language}}
+
+
 def split(options, folder: Path) -> str:
     """Write train.jsonl and held.jsonl (query, positive, negatives)."""
     name = f"xquad.{options.language}"
@@ -126,29 +131,13 @@ def train_sentence_transformers(training: Training, *, fp32: bool):
 
 
 if __name__ == "__main__":
-    hold(
-        Contest(
-            __file__,
-            "Reranking beside sentence-transformers",
-            __doc__,
-            {"mrr": "MRR", "accuracy": "its paragraph is first"},
-            "pairs",
-            {
-                "artel": partial(train_artel, fp32=False),
-                "sentence-transformers": partial(train_sentence_transformers, fp32=True),
-                "artel, float32": partial(train_artel, fp32=True),
-                "sentence-transformers, bf16": partial(train_sentence_transformers, fp32=False),
-            },
-            split,
-            lambda session: {
-                session.options.encoder.name: {
-                    "model": str(session.options.encoder.resolve()),
-                    "language": session.options.language,
-                }
-            },
-            baselines,
-            first_seed_only=("artel, float32", "sentence-transformers, bf16"),
-            same_precision={"sentence-transformers": "artel, float32"},
-            arguments=arguments,
-        )
-    )
+    hold(Contest(
+        __file__, "Reranking beside sentence-transformers", __doc__,
+        {"mrr": "MRR", "accuracy": "its paragraph is first"}, "pairs",
+        {"artel": partial(train_artel, fp32=False),
+         "sentence-transformers": partial(train_sentence_transformers, fp32=True),
+         "artel, float32": partial(train_artel, fp32=True),
+         "sentence-transformers, bf16": partial(train_sentence_transformers, fp32=False)},
+        split, cases, baselines, first_seed_only=("artel, float32", "sentence-transformers, bf16"),
+        same_precision={"sentence-transformers": "artel, float32"}, arguments=arguments,
+    ))  # fmt: skip

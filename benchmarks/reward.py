@@ -151,24 +151,10 @@ def train_trl(training: Training, *, fp32: bool):
 
 
 if __name__ == "__main__":
-    hold(
-        Contest(
-            __file__,
-            "Rewards beside TRL",
-            __doc__,
-            {"accuracy": "held-out accuracy"},
-            "pairs",
-            {
-                "artel": partial(train_artel, fp32=False),
-                "TRL": partial(train_trl, fp32=False),
-                "artel, float32": partial(train_artel, fp32=True),
-                "TRL, float32": partial(train_trl, fp32=True),
-            },
-            split,
-            cases,
-            baselines,
-            first_seed_only=("artel, float32", "TRL, float32"),
-            same_precision={"TRL, float32": "artel, float32"},
-            arguments=arguments,
-        )
-    )
+    hold(Contest(
+        __file__, "Rewards beside TRL", __doc__, {"accuracy": "held-out accuracy"}, "pairs",
+        {"artel": partial(train_artel, fp32=False), "TRL": partial(train_trl, fp32=False),
+         "artel, float32": partial(train_artel, fp32=True), "TRL, float32": partial(train_trl, fp32=True)},
+        split, cases, baselines, first_seed_only=("artel, float32", "TRL, float32"),
+        same_precision={"TRL, float32": "artel, float32"}, arguments=arguments,
+    ))  # fmt: skip

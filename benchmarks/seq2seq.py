@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 import re
+from functools import partial
 from pathlib import Path
 
 from contest import Contest, Training, hold, read_json_lines, write_json_lines
@@ -60,7 +61,7 @@ def judged(training: Training, model: Path):
     import artel
 
     overrides = {"data.block": BLOCK, "seq2seq.generate": 0, "data.store": str(training.data / "stores")}
-    found = artel.open(model).evaluate(training.data / "heldout.jsonl", overrides, tell=lambda _: None).metrics
+    found = artel.open(model).evaluate(training.data / "heldout.jsonl", overrides).metrics
     return {"loss": found["loss"], "accuracy": found["accuracy"], "speed": training.rate(BATCH)}
 
 
@@ -88,23 +89,12 @@ def train_trainer(training: Training, *, bf16: bool):
 
 
 if __name__ == "__main__":
-    hold(
-        Contest(
-            __file__,
-            "Sequence to sequence beside transformers' Seq2SeqTrainer",
-            __doc__,
-            {"loss": "held-out loss", "accuracy": "token accuracy"},
-            "examples",
-            {
-                "artel": lambda training: train_artel(training, "auto"),
-                "artel, fp32": lambda training: train_artel(training, "fp32"),
-                "Seq2SeqTrainer": lambda training: train_trainer(training, bf16=False),
-                "Seq2SeqTrainer, bf16": lambda training: train_trainer(training, bf16=True),
-            },
-            write_pairs,
-            lambda session: {"T5 from scratch": {"steps": session.options.steps}},
-            same_precision={"Seq2SeqTrainer": "artel, fp32"},
-            arguments=arguments,
-            seeds=(0,),
-        )
-    )
+    hold(Contest(
+        __file__, "Sequence to sequence beside transformers' Seq2SeqTrainer", __doc__,
+        {"loss": "held-out loss", "accuracy": "token accuracy"}, "examples",
+        {"artel": partial(train_artel, precision="auto"), "artel, fp32": partial(train_artel, precision="fp32"),
+         "Seq2SeqTrainer": partial(train_trainer, bf16=False),
+         "Seq2SeqTrainer, bf16": partial(train_trainer, bf16=True)},
+        write_pairs, lambda session: {"T5 from scratch": {"steps": session.options.steps}},
+        same_precision={"Seq2SeqTrainer": "artel, fp32"}, arguments=arguments, seeds=(0,),
+    ))  # fmt: skip

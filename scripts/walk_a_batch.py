@@ -127,7 +127,7 @@ def walk() -> list[str]:
         config = load_run("run.yaml", [])
         world = World(0, 1, 0, torch.device("cpu"))
         try:
-            train(config, prepare(config, quiet), world, quiet, callbacks=[follow])
+            train(config, prepare(config), world, callbacks=[follow])
         finally:
             sys.setprofile(None)
             os.chdir(PACKAGE)

@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -50,6 +51,14 @@ def shared_data() -> Path:
 def _in_tmp_path(tmp_path, monkeypatch):
     """The working folder of every test is tmp_path: runs are written and named by relative paths, as users do."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_logged():
+    """The handlers of `support.messages` end with their test."""
+    yield
+    logging.getLogger("artel").handlers.clear()
+    logging.getLogger("artel").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -307,7 +307,7 @@ def test_an_adapter_finds_its_base_where_the_project_lies_now(base, tokenizer, t
     monkeypatch.chdir(tmp_path)
     assert read_adapter(name).base == str(project / "models" / "base")
     assert "was not found; using" in caplog.text
-    export(name, tmp_path / "copy", tell=lambda _: None)
+    export(name, tmp_path / "copy")
     copied = json.loads((tmp_path / "copy" / "adapter_config.json").read_text())
     assert copied["base_model_name_or_path"] == str(project / "models" / "base")
     with torch.no_grad():

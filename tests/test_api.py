@@ -29,6 +29,7 @@ from artel.api.run import table
 from artel.api.run_values import as_overrides, as_run_file
 from artel.text.sources.find import local_path
 from artel.training.callbacks import StopOnSignal
+from support.messages import logged
 from support.objectives import objective_run
 from support.runs import ENVIRONMENT, TEXT_ALONE, TINY, losses, merged, wait_for_step, write_run
 
@@ -51,12 +52,8 @@ def test_a_device_that_is_not_there_is_refused(name, says):
         artel.open("runs/none", device=name)
 
 
-def silent(line: str) -> None:
-    pass
-
-
 def train(run, overrides=None, **options) -> artel.Run:
-    return artel.train(run, overrides, tell=silent, **options)
+    return artel.train(run, overrides, **options)
 
 
 @pytest.fixture(scope="module")
@@ -111,17 +108,17 @@ def test_one_run_as_a_path_a_recipe_keys_and_an_object():
     file = write_run(Path("tiny.yaml").absolute(), TEXT_ALONE, run="runs/tiny")
     keys = text_alone(data={"store": Path(file.parent, "stores")})
     as_object = artel.RunConfig.model_validate(text_alone())
-    stores = {artel.prepare(run, tell=silent).folder.name for run in (file, str(file), keys, as_object)}
+    stores = {artel.prepare(run).folder.name for run in (file, str(file), keys, as_object)}
     assert len(stores) == 1
     changes = {"run": "runs/dummy", "data.store": "stores", "data.sources.0.documents": 30}
-    recipe = artel.prepare("nq-dummy", changes, tell=silent)
+    recipe = artel.prepare("nq-dummy", changes)
     assert recipe.ledger()["documents"]["read"] == 30
-    assert artel.prepare(keys, tell=silent).made is False
+    assert artel.prepare(keys).made is False
 
 
 def test_training_returns_the_run_and_calls_callbacks():
-    steps, lines = [], []
-    run = artel.train(tiny(), {"train.steps": 3}, callbacks=[lambda state: steps.append(state.step)], tell=lines.append)
+    steps, lines = [], logged()
+    run = artel.train(tiny(), {"train.steps": 3}, callbacks=[lambda state: steps.append(state.step)])
     assert steps == [1, 2, 3]
     assert run.folder == Path("runs/tiny")
     assert any("3 steps are done" in line for line in lines)
@@ -138,7 +135,7 @@ def test_a_run_has_metrics_ledger_samples_and_its_config(trained):
         assert metrics["validation_loss"].iloc[-1] == trained.result["validation"]["loss"]
         assert metrics["tokens"].is_monotonic_increasing
     assert trained.ledger["documents"]["read"] == 300
-    assert trained.ledger == artel.prepare(trained.folder, tell=silent).ledger()
+    assert trained.ledger == artel.prepare(trained.folder).ledger()
     samples = trained.samples
     assert [(line["step"], line["prompt"], isinstance(line["text"], str)) for line in samples] == [
         (0, "The", True),
@@ -173,7 +170,7 @@ def test_a_run_is_plotted(trained):
 
 
 def test_a_run_that_has_not_begun():
-    artel.prepare(text_alone(), tell=silent)
+    artel.prepare(text_alone())
     run = artel.Run("runs/tiny")
     assert run.ledger["documents"]["read"] == 300
     assert run.samples == []
@@ -191,12 +188,12 @@ def test_a_run_that_has_not_begun():
 
 
 def test_a_plan_says_what_the_command_says():
-    plan = artel.plan(tiny(), tell=silent)
+    plan = artel.plan(tiny())
     assert plan.fits
     assert plan.to_json()["parameters"]["total"] == plan.plan.parameters["total"]
     assert str(plan).startswith(plan.verdict)
     assert plan.verdict in plan._repr_html_()
-    elsewhere = artel.plan(tiny(), hardware="h100-80gb:8", tell=silent)
+    elsewhere = artel.plan(tiny(), hardware="h100-80gb:8")
     assert elsewhere.plan.processes == 8
     assert not Path("runs/tiny").exists()
 
@@ -219,11 +216,11 @@ def test_a_model_writes_as_the_command_does_and_streams_the_same(trained):
 
 def test_a_model_is_evaluated_on_its_run_and_on_a_file(trained):
     model = artel.open(trained.folder)
-    own = model.evaluate(tell=silent)
+    own = model.evaluate()
     assert own.metrics["loss"] == pytest.approx(trained.result["validation"]["loss"], abs=1e-4)
     assert f"{own.documents} documents" in own._repr_html_()
     Path("other.txt").write_text("The ship waits in the harbour. " * 20)
-    other = model.evaluate(Path("other.txt"), {"data.block": 16}, tell=silent)
+    other = model.evaluate(Path("other.txt"), {"data.block": 16})
     assert (other.documents, other.metrics["loss"] > 0) == (1, True)
     text = model.generate("The", max_new_tokens=5)
     assert model.generate("The", max_new_tokens=5) == text
@@ -231,10 +228,10 @@ def test_a_model_is_evaluated_on_its_run_and_on_a_file(trained):
 
 def test_a_conversation_has_its_earlier_messages(with_marks):
     model = artel.open(with_marks)
-    first = model.chat("hello", temperature=0, tell=silent)
-    assert model.chat([{"role": "user", "content": "hello"}], temperature=0, tell=silent) == first
+    first = model.chat("hello", temperature=0)
+    assert model.chat([{"role": "user", "content": "hello"}], temperature=0) == first
     turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": first}]
-    assert isinstance(model.chat([*turns, {"role": "user", "content": "and?"}], temperature=0, tell=silent), str)
+    assert isinstance(model.chat([*turns, {"role": "user", "content": "and?"}], temperature=0), str)
     for wrong in ([], turns, [turns[1]], [*turns, {"role": "system", "content": "x"}]):
         with pytest.raises(artel.InputError, match="user and assistant by turns"):
             model.chat(wrong)
@@ -244,7 +241,7 @@ def test_a_conversation_gives_no_advice_of_transformers(trained, monkeypatch, ca
     model = artel.open(trained.folder)
     transformers.logging.warning_once.cache_clear()  # each is given once a process
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    assert model.chat("The", max_new_tokens=3, tell=silent) != ""
+    assert model.chat("The", max_new_tokens=3) != ""
     assert caplog.messages == []
 
 
@@ -257,7 +254,7 @@ def test_each_objective_says_what_it_cannot(name):
     calls = {
         "generate": lambda: model.generate("Where", max_new_tokens=3),
         "stream": lambda: "".join(model.stream("Where", max_new_tokens=3)),
-        "chat": lambda: model.chat("Where?", max_new_tokens=3, tell=silent),
+        "chat": lambda: model.chat("Where?", max_new_tokens=3),
         "answer": lambda: model.answer("where is Anna ?", "Anna is in the forest . " * 30),
         "fill": lambda: model.fill(text),
         "score": lambda: model.score("Where is Anna?", ["Anna is in the forest.", "No."]),
@@ -289,7 +286,7 @@ def test_each_objective_says_what_it_cannot(name):
         elif what == "answer":
             assert result.text == ("Anna is in the forest . " * 30)[result.start : result.end]
             assert sum(result.classes.values()) == pytest.approx(1)
-    assert model.evaluate(tell=silent).metrics
+    assert model.evaluate().metrics
     if name == "masked":
         with pytest.raises(artel.InputError, match=r"^prompt: holds no ") as error:
             model.fill("no mask")
@@ -363,14 +360,14 @@ def test_nothing_of_the_process_is_changed(trained):
     torch.manual_seed(5)
     model = artel.open(trained.folder)
     calls = [
-        lambda: artel.prepare(text_alone(), tell=silent),
-        lambda: artel.plan(tiny(), tell=silent),
+        lambda: artel.prepare(text_alone()),
+        lambda: artel.plan(tiny()),
         lambda: train(tiny(), {"train.steps": 2, "train.threads": 2}),
         lambda: train(tiny(), {"train.steps": 2, "train.threads": 2}, restart=True),
         lambda: artel.open(trained.folder),
         lambda: model.generate("The", max_new_tokens=3),
-        lambda: model.chat("The", max_new_tokens=3, tell=silent),
-        lambda: model.evaluate(tell=silent),
+        lambda: model.chat("The", max_new_tokens=3),
+        lambda: model.evaluate(),
     ]
     for call in calls:
         before = state()
@@ -400,7 +397,7 @@ def test_without_torch_imported_before_too():
         "import artel\n"
         f"run = {tiny(data={'store': 'stores'})!r}\n"
         "before, path = dict(os.environ), list(sys.path)\n"
-        "artel.train(run, tell=lambda line: None)\n"
+        "artel.train(run)\n"
         "import transformers\n"
         "assert dict(os.environ) == before and sys.path == path\n"
         "assert transformers.logging.get_verbosity() == logging.WARNING\n"
@@ -420,8 +417,8 @@ def test_ctrl_c_saves_and_the_same_call_resumes():
     with pytest.raises(artel.Interrupted, match="stopped and saved after step 4 of 6"):
         train(tiny(), callbacks=[stop])
     assert signal.getsignal(signal.SIGINT) is before
-    lines = []
-    run = artel.train(tiny(), tell=lines.append)
+    lines = logged()
+    run = artel.train(tiny())
     assert "resuming from step 4 of 6" in lines
     whole = train(tiny(), {"run": "runs/whole"})
     assert losses(run.folder) == losses(whole.folder)
@@ -501,7 +498,7 @@ TALKS = [
 
 def rows_read(rows, **source) -> list[dict]:
     """The JSON lines that rows become, read back."""
-    run = as_run_file({"data": {"sources": [{"rows": rows, **source}]}}, silent)
+    run = as_run_file({"data": {"sources": [{"rows": rows, **source}]}})
     (path,) = run.tree["data"]["sources"][0]["path"]
     return [json.loads(line) for line in local_path(path, "path").read_text().splitlines()]
 
@@ -537,7 +534,7 @@ def test_rows_of_every_kind_are_the_same_file():
         {"text": "a", "day": "2026-01-02T00:00:00", "n": 1.5}, {"text": None, "day": None, "n": None}
     ]  # fmt: skip
     for sources in (frame, [frame]):  # the object itself
-        assert "rows" not in as_run_file({"data": {"sources": sources}}, silent).tree["data"]["sources"][0]
+        assert "rows" not in as_run_file({"data": {"sources": sources}}).tree["data"]["sources"][0]
 
 
 def test_a_run_of_rows_is_resumed_without_them(tmp_path, monkeypatch):
@@ -559,7 +556,7 @@ def test_a_run_of_rows_is_resumed_without_them(tmp_path, monkeypatch):
     assert train(run, ["train.batch=2"], steps=2, restart=True).result["train_loss"] == first.result["train_loss"]
     talks = artel.prepare(
         text_alone(data={"sources": [{"rows": TALKS, "format": "chat"}], "validation": 0}, objective="chat",
-                   tokenizer={"train": {"vocab": 270, "special": ["<|im_start|>", "<|im_end|>"]}}), tell=silent
+                   tokenizer={"train": {"vocab": 270, "special": ["<|im_start|>", "<|im_end|>"]}})
     )  # fmt: skip
     assert "  3\n\n!<|im_end|>" in "".join(talks.tokenizer().decode(ids) for _, ids in talks.open().train.each_sample())
 
@@ -594,14 +591,14 @@ def test_values_of_python_are_taken_where_they_are_meant():
         "train.steps": np.int64(3), "train.learning_rate": Decimal("5e-5"), "run": Path("a/b"),
         "train.weight_decay": np.float32(0.5), "train.betas": (np.float64(0.5), Fraction(3, 4)), "seed": Decimal(4),
     }  # fmt: skip
-    plain = as_overrides(given, silent)
+    plain = as_overrides(given)
     assert plain == {
         "train.steps": 3, "train.learning_rate": 5e-5, "run": "a/b", "train.weight_decay": 0.5,
         "train.betas": [0.5, 0.75], "seed": 4,
     }  # fmt: skip
     assert {type(value) for value in plain.values()} == {int, float, str, list}
-    assert as_overrides(["train.steps=3", "run=x"], silent) == as_overrides({"train.steps": 3, "run": "x"}, silent)
-    assert as_overrides("train.steps=3", silent, {"batch": 4}) == {"train.steps": 3, "train.batch": 4}
+    assert as_overrides(["train.steps=3", "run=x"]) == as_overrides({"train.steps": 3, "run": "x"})
+    assert as_overrides("train.steps=3", {"batch": 4}) == {"train.steps": 3, "train.batch": 4}
 
 
 RING: dict = {}
@@ -623,5 +620,5 @@ RING["data"] = RING
 )
 def test_what_is_not_meant_is_refused_in_words_of_python(run, overrides, settings, said):
     with pytest.raises(artel.InputError, match=said) as error:
-        artel.train(run, overrides, tell=silent, **settings)
+        artel.train(run, overrides, **settings)
     assert "YAML" not in str(error.value)

@@ -7,8 +7,7 @@ import pytest
 
 from artel.config import DataConfig
 from artel.text import unread_files
-from artel.text.formats.docx import read_docx
-from artel.text.formats.epub import read_epub
+from artel.text.formats.archives import read_docx, read_epub
 from artel.text.records import Record
 from support.reading import checked, items, read, read_texts, written
 

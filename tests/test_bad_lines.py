@@ -13,6 +13,7 @@ from artel.errors import InputError
 from artel.preparing import prepare
 from artel.text import Ledger, Record, Rejected, check_sources, html_to_text, read_documents
 from artel.text.reading.encodings import is_text_encoding
+from support.messages import logged
 from support.reading import MESSAGES, items, parquet, read_in_spans, warc, written
 from support.stores import run_of
 
@@ -38,8 +39,8 @@ def test_one_bad_line_in_a_hundred_is_borne(tmp_path, bad):
     run = run_of(tmp_path, data={"sources": [{"path": str(file), "name": "news"}]})
     expected = [(f"a.jsonl:{line}", "bad_json", "news") for line in bad]
     if len(bad) <= 20:
-        news = []
-        assert prepare(run, news.append).ledger()["documents"] == {
+        news = logged()
+        assert prepare(run).ledger()["documents"] == {
             "read": 2000,
             "kept": 2000 - len(bad),
             "dropped": {"bad_json": len(bad)},
@@ -87,10 +88,8 @@ def test_a_run_that_stopped_goes_on_when_more_is_borne_or_the_lines_are_mended(t
     sections = {"tokenizer": tokenizer} if tokenizer else {}
 
     def prepared(**data):
-        news = []
-        made = prepare(
-            run_of(tmp_path, data={"sources": [{"path": str(file), "name": "a"}], **data}, **sections), news.append
-        )
+        news = logged()
+        made = prepare(run_of(tmp_path, data={"sources": [{"path": str(file), "name": "a"}], **data}, **sections))
         return made, news
 
     with pytest.raises(InputError, match=r"a\.jsonl:3: (.|\n)*3 of 200 records \(1\.50%\) cannot be used"):

@@ -19,6 +19,7 @@ from artel.training.loop import train
 from artel.training.model_setup import check_layout
 from artel.training.optim.bf16_adamw import hold_in_bf16
 from artel.training.optim.optimizer import Optimizer
+from support.messages import logged
 from support.ranks import run_ranks
 from support.runs import losses, write_run
 
@@ -79,8 +80,8 @@ def run(place, name, bad, processes=ALONE, **changes):
     changes = {"checkpoint": {"every": 4, "keep": 99}, "validate": {"every": "never"}} | changes
     file = place / f"{name}-{processes.rank}.yaml"  # each rank its own: they write at the same time
     config = load_run(str(write_run(file, run=str(place / name), **changes)), {})
-    said = []
-    train(config, prepare(config, lambda _: None), processes, said.append, callbacks=[bad])
+    said = logged()
+    train(config, prepare(config), processes, callbacks=[bad])
     return place / name, said
 
 

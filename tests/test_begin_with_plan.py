@@ -17,6 +17,7 @@ from artel.training.loop import train
 from artel.training.micro_batch import MicroBatchPlan
 from artel.training.planned import planned_micro_batch
 from artel.training.run_folder import RunFolder
+from support.messages import logged
 from support.runs import artel, write_run
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
@@ -71,25 +72,25 @@ def test_a_budget_that_the_planned_steps_outlast_is_refused_with_the_shortest(tm
     keys = [*products, "attention fp32 forward", "attention fp32 backward", "memory aten.add", "fused", "exponentials"]
     save_rates(about_here(torch.device("cpu")), [Rates(1, {key: [(1000, 1.0)] for key in keys})])
     run = load_run(str(write_run(tmp_path / "run.yaml", train={"steps": None, "budget": 60})))
-    prepared, said = prepare(run), []
+    prepared, said = prepare(run), logged()
     RunFolder(tmp_path / "run").claim()
     with pytest.raises(InputError, match=r"60s is too short: 4 steps take .* at least") as error:
-        begin_with_plan(run, prepared, 1, 1, False, said.append)
+        begin_with_plan(run, prepared, 1, 1, False)
     shortest = read_seconds(error.value.problems[0].fix.split()[1])
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert 60 < plan["shortest_budget_seconds"] <= shortest
     assert "too short: 4 steps take" in said[-1]
-    begin_with_plan(run, prepared, 1, 1, True, said.append)
+    begin_with_plan(run, prepared, 1, 1, True)
 
 
 @pytest.mark.slow
 def test_plan_and_measurement_are_compared_once(tmp_path):
     file = write_run(tmp_path / "run.yaml")
-    run, said = load_run(str(file)), []
+    run, said = load_run(str(file)), logged()
     folder = RunFolder(tmp_path / "run")
     folder.claim()
     folder.plan.write_text(json.dumps(PLAN))
-    train(run, prepare(run), ALONE, said.append)
+    train(run, prepare(run), ALONE)
     lines = [line for line in said if line.startswith("measured after step ")]
     assert len(lines) == 1
     assert "tokens/s, planned 1,000 (" in lines[0]
@@ -132,8 +133,8 @@ def test_a_refused_restart_keeps_the_earlier_run_and_a_plan_is_of_all_processes(
     assert ended.returncode == 2, ended.stderr
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
     run = load_run("run.yaml")
-    prepared, said = prepare(run), []
+    prepared, said = prepare(run), logged()
     large = run.model_copy(update={"train": run.train.model_copy(update={"steps": 10**7})})
-    begin_with_plan(large, prepared, 2, 2, False, said.append)
+    begin_with_plan(large, prepared, 2, 2, False)
     assert json.loads((tmp_path / "run" / "plan.json").read_text())["processes"] == 4
     assert "each of 4 processes" in said[2]

@@ -16,10 +16,11 @@ from artel.parallel import join_world
 from artel.preparing import prepare
 from artel.preparing.stores import damage
 from artel.training.checkpoint.format import full_weights, load_checkpoint
-from artel.training.checkpoint.items import CheckpointItems
+from artel.training.checkpoint.items import checkpoint_items
 from artel.training.loop import train
 from artel.training.optim.optimizer import Optimizer
 from support import WORKERS
+from support.messages import logged
 from support.ranks import run_ranks
 from support.runs import write_run
 from support.stores import run_of
@@ -49,7 +50,7 @@ def trained(tmp_path_factory):
     file = write_run(tmp_path_factory.mktemp("whole") / "run.yaml", **RUN)
     run = load_run(str(file))
     with join_world(run.train.threads) as processes:  # as the command has it: other threads add up otherwise
-        train(run, prepare(run), processes, lambda _: None)
+        train(run, prepare(run), processes)
     return file
 
 
@@ -78,8 +79,8 @@ def test_of_a_damaged_checkpoint_the_one_before_is_taken(which, flips, request):
     for number in range(flips):
         name = names[number % len(names)]
         before = flip(newest / name, chance)
-        said = []
-        progress = load_checkpoint(folder, CheckpointItems(optimizer), said.append)
+        said = logged()
+        progress = load_checkpoint(folder, checkpoint_items(optimizer))
         assert progress.step == 4, name
         (told,) = said
         assert told.startswith(f"{newest} is damaged"), name
@@ -87,8 +88,8 @@ def test_of_a_damaged_checkpoint_the_one_before_is_taken(which, flips, request):
         assert name in told or name == "checksums.json"
         assert all(torch.equal(tensor, earlier[key]) for key, tensor in optimizer.weights().items())
         (newest / name).write_bytes(before)
-    said = []
-    assert load_checkpoint(folder, CheckpointItems(optimizer), said.append).step == 6
+    said = logged()
+    assert load_checkpoint(folder, checkpoint_items(optimizer)).step == 6
     assert not said
 
 
@@ -107,8 +108,8 @@ def test_a_damaged_store_is_made_anew_byte_for_byte(tmp_path):
         name = sorted(whole)[number % len(whole)]
         flip(store / name, chance)
         assert Path(damage(store).where) == store / name
-        said = []
-        prepared = prepare(run, said.append, verify=True)
+        said = logged()
+        prepared = prepare(run, verify=True)
         assert (prepared.made, prepared.folder) == (True, store)
         assert files_in(store) == whole, name
         (line,) = [line for line in said if "is set aside and made again" in line]

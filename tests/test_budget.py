@@ -24,6 +24,7 @@ from artel.training.run_folder import RunFolder
 from artel.training.same_run import check_same_run
 from artel.training.schedule import rate_by_time
 from support.machine import Machine, Pace
+from support.messages import logged
 from support.ranks import run_ranks
 from support.runs import artel, write_run
 
@@ -40,10 +41,10 @@ def budget_run(folder: Path, **train: Any) -> RunConfig:
 
 def trained(run: RunConfig, machine: Machine, *others: Callback) -> dict[str, Any]:
     """As `artel train` does it: the run is compared with what its folder holds, and trained, or resumed."""
-    prepared = prepare(run, lambda _: None)
+    prepared = prepare(run)
     RunFolder(Path(run.run)).claim()
     check_same_run(run, prepared)
-    return train(run, prepared, ALONE, lambda _: None, [machine, *others], machine.clock)
+    return train(run, prepared, ALONE, [machine, *others], machine.clock)
 
 
 def steady(_: float) -> float:
@@ -178,11 +179,11 @@ def test_a_budget_that_is_too_short_is_an_error_with_what_it_takes_and_no_result
 )
 def test_a_budget_that_is_over_before_the_second_step_is_refused_then(tmp_path: Path, at: int, says: str) -> None:
     run, clock = budget_run(tmp_path, budget=5), Clock(at)
-    prepared = prepare(run, lambda _: None)
+    prepared = prepare(run)
     RunFolder(Path(run.run)).claim()
     check_same_run(run, prepared)
     with pytest.raises(InputError, match=f"5s is too short: {says}") as error:
-        train(run, prepared, ALONE, lambda _: None, [clock], clock.now)
+        train(run, prepared, ALONE, [clock], clock.now)
     assert clock.steps == at
     assert error.value.problems[0].fix.startswith("write train.budget: ")
     assert not RunFolder(Path(run.run)).checkpoints.exists()
@@ -228,16 +229,16 @@ def test_every_schedule_follows_the_time(schedule: str) -> None:
 
 @pytest.mark.slow
 def test_a_run_slower_than_planned_says_so_after_ten_seconds_of_steps_and_has_one_speed(tmp_path: Path) -> None:
-    run, said = budget_run(tmp_path), []
+    run, said = budget_run(tmp_path), logged()
     machine, folder = Machine(steady), RunFolder(Path(run.run))
-    prepared = prepare(run, lambda _: None)
+    prepared = prepare(run)
     folder.claim()
     check_same_run(run, prepared)
     plan = {"memory_share": 0.1, "tokens_per_second": {"low": 9e5, "mid": 1e6, "high": 2e6}, "verdict": "fits",
             "per_rank_gib": {"reserved": 0.5, "framework": 0.1}, "host_gib": 0.5, "micro_batch": 16,
             "activation_checkpointing": "none"}  # fmt: skip
     folder.plan.write_text(json.dumps(plan))
-    result = train(run, prepared, ALONE, said.append, [machine], machine.clock)
+    result = train(run, prepared, ALONE, [machine], machine.clock)
 
     (at,) = [number for number, line in enumerate(said) if line.startswith("measured after step 21: ")]
     assert "tokens/s, planned 1,000,000 (-100%)" in said[at]

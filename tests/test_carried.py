@@ -133,7 +133,7 @@ def test_a_merged_adapter_has_them(base_of, tokenizer, tmp_path):
     folder, extra = base_of("glm4_moe")
     save_model(built(folder, tokenizer, lora={"rank": 2}).model, tokenizer, tmp_path / "adapter")
     assert not extra.keys() & tensors_in(tmp_path / "adapter").keys()
-    export(str(tmp_path / "adapter"), tmp_path / "merged", merge=True, tell=lambda _: None)
+    export(str(tmp_path / "adapter"), tmp_path / "merged", merge=True)
     assert_has(tmp_path / "merged", extra)
 
 

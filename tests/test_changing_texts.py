@@ -14,7 +14,8 @@ from artel.preparing import prepare
 from artel.preparing.progress import Progress, reporting
 from artel.text import input_shards
 from artel.text.reading.files import unchanged
-from artel.text.sources.read import read_shard
+from artel.text.sources.inputs import read_shard
+from support.messages import logged
 from support.reading import parquet, warc, written
 from support.stores import run_of, stored
 
@@ -86,8 +87,9 @@ def test_no_store_is_made_of_two_states(tmp_path, stage, new):
         if message.startswith(stage):
             written(tmp_path, new or "a.jsonl", LINES.replace("line", "another line"))
 
+    logged(change)
     with pytest.raises(WorkError, match=r"while it was read|while they were prepared"):
-        prepare(run_of(tmp_path, data=files, tokenizer=tokenizer), change)
+        prepare(run_of(tmp_path, data=files, tokenizer=tokenizer))
     assert not list((tmp_path / "stores").glob("*/manifest.json"))
     documents, ledger = stored(tmp_path, data=files, tokenizer=tokenizer)
     assert ledger["documents"]["kept"] == (6000 if new else 3000)
@@ -114,13 +116,13 @@ def test_a_file_that_takes_long_shows_a_line_of_life(tmp_path, monkeypatch):
     monkeypatch.setattr("artel.preparing.run_tokenizer.reporting", partial(reporting, seconds=0.02))
     monkeypatch.setattr("artel.preparing.build_store.Progress", partial(Progress, seconds=0.02))
     (tmp_path / "a.txt.zst").write_bytes(zstandard.compress(b"\n" * 3_000_000 + b"the only text\n" * 3 + b"another\n"))
-    messages = []
+    messages = logged()
     run = run_of(
         tmp_path,
         data={"sources": [{"path": str(tmp_path / "a.txt.zst"), "document": "line"}]},
         tokenizer={"train": {"vocab": 260}},
     )
-    prepare(run, messages.append)
+    prepare(run)
     assert any(re.match(r"training the tokenizer: \d+ documents read \(\d+ s\)", line) for line in messages)
     assert "turning text into tokens: 0 of 1 parts" in messages
 

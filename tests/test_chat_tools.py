@@ -23,6 +23,7 @@ from artel.tokens.tokenizer.chat_template import CHATML
 from printed.inputs import written
 from support.chat_models import MARKS, learned_by_heart, llama, saved, trained_tokenizer
 from support.chat_templates import FAMILIES
+from support.messages import logged
 
 FUNCTION = {
     "name": "weather",
@@ -125,7 +126,7 @@ def test_a_message_is_not_taken_while_a_call_is_open(calling):
 
 def open_session(folder):
     settings = ChatSettings(temperature=0, repetition_penalty=1, new_tokens=80)
-    return closing(ChatSession(open_model(str(folder)), settings, "", print, tuple(TOOLS)))
+    return closing(ChatSession(open_model(str(folder)), settings, "", tuple(TOOLS)))
 
 
 @pytest.mark.slow
@@ -223,9 +224,9 @@ def evaluated(folder, rows, **overrides):
     """The figures and wrong turns of a model on conversations, each with TOOLS unless it says otherwise."""
     lines = [row if isinstance(row, dict) else {"tools": TOOLS, "messages": row} for row in rows]
     Path("talks.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    told = []
+    told = logged()
     alone = World(0, 1, 0, torch.device("cpu"))
-    result = evaluate(open_model(str(folder)), "talks.jsonl", {"objective": "chat", **overrides}, alone, told.append)
+    result = evaluate(open_model(str(folder)), "talks.jsonl", {"objective": "chat", **overrides}, alone)
     return result, told
 
 
@@ -277,13 +278,13 @@ def test_a_folder_is_judged_on_a_chat_runs_own_part_and_on_no_preferences(callin
         run = {"run": f"runs/{objective}", "objective": objective, "data": data}
         Path(f"{objective}.yaml").write_text(json.dumps(run))
     opened, alone = open_model(str(calling)), World(0, 1, 0, torch.device("cpu"))
-    told = []
-    result = evaluate(opened, "chat.yaml", {}, alone, told.append)
+    told = logged()
+    result = evaluate(opened, "chat.yaml", {}, alone)
     assert 0 < result.documents < 6
     assert any(f"writes calls in {2 * result.documents} turns" in line for line in told)
     assert {"calls", "calls_named", "calls_expected"} <= result.metrics.keys()
     with pytest.raises(InputError, match="is for preference"):
-        evaluate(opened, "preference.yaml", {}, alone, print)
+        evaluate(opened, "preference.yaml", {}, alone)
 
 
 F, G = ToolCall("f", {"a": 1, "b": [{"c": None}, "x"]}), ToolCall("g", {})

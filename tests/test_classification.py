@@ -25,6 +25,7 @@ from artel.preparing import is_prepared, prepare
 from artel.reports.page import Language
 from artel.tokens import train_tokenizer
 from support.labels import DECODER, ROWS, label_run, one_label, several_labels, write_rows
+from support.messages import logged
 from support.runs import metrics as metric_lines
 from support.serving import client_of, served_model
 
@@ -38,7 +39,7 @@ def prepared(path, rows, **changes):
 
 def trained(name, **changes):
     run = label_run(Path("run.yaml").absolute(), ROWS[name](), **changes)
-    return artel.train(run, tell=lambda _: None)
+    return artel.train(run)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_whole_numbers_are_labels_in_their_order(tmp_path):
 def test_what_cannot_be_learned_is_refused_before_training(tmp_path, rows, changes, message):
     run = label_run(tmp_path / "run.yaml", rows, **changes)
     with pytest.raises(InputError, match=message):
-        artel.train(run, tell=lambda _: None)
+        artel.train(run)
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
@@ -281,7 +282,7 @@ def test_transformers_opens_the_folder_and_says_the_same(name):
 def test_the_figures_of_a_run_are_those_of_evaluate_and_of_transformers(name):
     folder = trained(name, train={"steps": 40}).folder
     expected = json.loads((folder / "result.json").read_text())["validation"]
-    evaluated = artel.open(folder).evaluate(tell=lambda _: None)
+    evaluated = artel.open(folder).evaluate()
     assert evaluated.metrics == pytest.approx(expected, abs=1e-5)
     rows = ROWS[name]()
     store = prepare(load_run(str(folder / "config.yaml"))).open()
@@ -328,9 +329,9 @@ def test_thresholds_decide_which_labels_a_text_has():
     file.unlink()  # as in a foreign folder: half of a probability
     (answer,) = artel.open(folder).classify(TEXTS[:1])
     assert set(answer["labels"]) == {label for label, share in answer["probabilities"].items() if share > 0.5}
-    said = []
+    said = logged()
     rows = write_rows(Path("rows.jsonl"), several_labels(40))
-    result = artel.open(folder / "model").evaluate(str(rows), tell=said.append)
+    result = artel.open(folder / "model").evaluate(str(rows))
     assert any("no thresholds (thresholds.json)" in line for line in said)
     assert "tuned_macro_f1" not in result.metrics  # thresholds are never chosen on what is judged
     assert list(result.details["tables"]) == ["labels, at 0.5"]
@@ -341,10 +342,10 @@ def test_the_model_of_an_early_stop_has_the_thresholds_of_its_own_validation():
         Path("run.yaml").absolute(), several_labels(), train={"steps": 200, "learning_rate": 0.05},
         validate={"every": 5, "patience": 2}, checkpoint={"every": 5, "best": "tuned_macro_f1"},
     )  # fmt: skip
-    folder = artel.train(run, tell=lambda _: None).folder
+    folder = artel.train(run).folder
     result = json.loads((folder / "result.json").read_text())
     assert result["model_step"] < result["steps"] < 200
-    figures = artel.open(folder).evaluate(tell=lambda _: None).metrics
+    figures = artel.open(folder).evaluate().metrics
     best = max(line["validation"]["tuned_macro_f1"] for line in metric_lines(folder) if "validation" in line)
     assert figures["tuned_macro_f1"] == pytest.approx(best)
 
@@ -360,12 +361,12 @@ def test_models_that_write_learn_labels_too():
 def test_a_model_is_evaluated_on_other_rows_and_refuses_labels_it_does_not_know():
     folder = trained("single").folder
     write_rows(Path("test.jsonl"), [{"text": text, "label": "law"} for text in TEXTS])
-    result = artel.open(folder).evaluate("test.jsonl", tell=lambda _: None)
+    result = artel.open(folder).evaluate("test.jsonl")
     assert result.documents == 3
     assert result.details["matrices"]
     write_rows(Path("test.jsonl"), [{"text": text, "label": "war"} for text in TEXTS])
     with pytest.raises(InputError, match="'war' is none of the run's"):
-        artel.open(folder).evaluate("test.jsonl", tell=lambda _: None)
+        artel.open(folder).evaluate("test.jsonl")
 
 
 def test_a_model_of_others_reads_as_much_as_it_has_positions(tmp_path):

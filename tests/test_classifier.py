@@ -28,7 +28,7 @@ def texts(words: list[str], seed: int, count: int = 300) -> list[str]:
 @pytest.fixture
 def trained(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return train_classifier(texts(CALM, 1), texts(LOUD, 2), Path("prose"), lambda text: None)
+    return train_classifier(texts(CALM, 1), texts(LOUD, 2), Path("prose"))
 
 
 @pytest.mark.slow
@@ -111,5 +111,5 @@ def test_a_folder_without_a_classifier_is_refused_before_text_is_read(trained, c
 def test_too_few_texts_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"BAD: 3 different texts, \d of them to test on, are too few"):
-        train_classifier(texts(CALM, 1), texts(LOUD, 2, 3), Path("prose"), lambda text: None)
+        train_classifier(texts(CALM, 1), texts(LOUD, 2, 3), Path("prose"))
     assert not Path("prose").exists()

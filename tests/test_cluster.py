@@ -51,7 +51,7 @@ def lines_left(run, folder):
     from artel.preparing.run_tokenizer import run_tokenizer
 
     workspace = Workspace.of(folder, run)
-    run_tokenizer(workspace, print, print)
+    run_tokenizer(workspace, print)
     return Tasks(workspace)
 
 

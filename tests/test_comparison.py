@@ -15,6 +15,7 @@ from artel.preparing import prepare
 from artel.training.comparison import reached, read_choice, record_reached
 from artel.training.loop import train
 from artel.training.run_folder import RunFolder
+from support.messages import logged
 from support.runs import artel, write_run
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
@@ -35,8 +36,8 @@ def folder(tmp_path: Path) -> RunFolder:
 
 @pytest.mark.slow
 def test_a_run_says_at_its_end_what_it_reached_and_its_report_too(tmp_path, folder):
-    run, lines = load_run(str(folder.config), {"train.budget": None, "train.steps": 4}), []
-    result = train(run, prepare(run), ALONE, lines.append)
+    run, lines = load_run(str(folder.config), {"train.budget": None, "train.steps": 4}), logged()
+    result = train(run, prepare(run), ALONE)
     (line,) = [line for line in lines if line.startswith("reached: ")]
     bits = result["validation"]["bits_per_byte"]
     assert f"reached: {bits:.3f} bits per byte of validation, expected 1.80 to 2.20; " in line

@@ -14,6 +14,7 @@ from artel.preparing import prepare
 from artel.training.evaluation import ProgressMessages
 from artel.training.metrics.trackers import ConsoleTracker
 from artel.training.run_folder import RunFolder
+from support.messages import logged
 from support.runs import artel, write_run
 from support.stores import run_of
 from support.waiting import Screen
@@ -132,9 +133,9 @@ def test_of_a_run_on_a_budget_the_time_is_shown(terminal, tmp_path):
 
 
 def test_news_come_now_and_then():
-    messages = []
+    messages = logged()
     now = iter([0.0, 9.9, 10.0, 19.9, 20.0])
-    news = ProgressMessages(messages.append, "evaluating", clock=lambda: next(now))
+    news = ProgressMessages("evaluating", clock=lambda: next(now))
     for share in (0.1, 0.4, 0.5, 0.8):
         news(share)
     assert messages == ["evaluating 40%", "evaluating 80%"]

@@ -22,6 +22,7 @@ from support.chat_models import (
     talk_with,
     trained_tokenizer,
 )
+from support.messages import logged
 
 
 @pytest.fixture(scope="session")
@@ -40,8 +41,8 @@ def plain(tmp_path_factory) -> Path:
     ("model", "note"), [("with_marks", "written as chatml"), ("in_letters", ""), ("plain", "written as plain")]
 )
 def test_a_model_that_learned_to_answer_answers_and_stops(model, note, request):
-    notes: list[str] = []
-    talk = talk_with(request.getfixturevalue(model), notes, temperature=0.0, repetition_penalty=1.0)
+    notes = logged()
+    talk = talk_with(request.getfixturevalue(model), temperature=0.0, repetition_penalty=1.0)
     assert note in "".join(notes)
     assert len(notes) == bool(note)
     assert said(talk.answer("Who are you?")) == "I am a tiny model."
@@ -85,8 +86,8 @@ def test_a_stopped_answer_keeps_what_was_written(endless):
 
 
 def test_an_answer_that_is_cut_off_names_what_was_too_short(tmp_path):
-    notes: list[str] = []
-    talk = talk_with(never_ending(tmp_path / "short", 120), notes, new_tokens=200, temperature=0.0)
+    notes = logged()
+    talk = talk_with(never_ending(tmp_path / "short", 120), new_tokens=200, temperature=0.0)
     said(talk.answer("Hi"))
     assert notes[-1].startswith("cut off after ")
     assert notes[-1].endswith("tokens (the model's 120 positions hold the prompt and the answer)")
@@ -97,9 +98,9 @@ def test_an_answer_that_is_cut_off_names_what_was_too_short(tmp_path):
 
 def test_the_oldest_exchanges_leave_a_full_window(tmp_path):
     tokenizer = trained_tokenizer(MARKS)
-    notes: list[str] = []
+    notes = logged()
     folder = saved(tmp_path / "small", llama(tokenizer, max_position_embeddings=120), tokenizer)
-    talk = talk_with(folder, notes, system="Speak Russian.", new_tokens=40, top_k=0, temperature=1.0)
+    talk = talk_with(folder, system="Speak Russian.", new_tokens=40, top_k=0, temperature=1.0)
     for number in range(5):
         said(talk.answer(f"Message {number}"))
     left = [note for note in notes if "left out" in note]

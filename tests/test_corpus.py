@@ -10,6 +10,7 @@ from artel.errors import InputError
 from artel.inference import open_model
 from artel.inference.benchmark_tasks import metrics_on, run_mteb
 from artel.inference.retrieval import evaluate_on_corpus, read_beir
+from support.messages import logged
 from support.objectives import objective_run
 from support.runs import artel
 
@@ -83,7 +84,7 @@ def local_task(kind="retrieval"):
 def test_figures_on_a_folder_of_beir_are_mtebs(models, tmp_path):
     """nDCG of graded judgements, recall and MRR; of the same model, by its own vectors."""
     opened = open_model(str(models["embedding"]))
-    found = evaluate_on_corpus(opened, str(beir(tmp_path / "numbers")), None, lambda _: None)
+    found = evaluate_on_corpus(opened, str(beir(tmp_path / "numbers")), None)
     assert (found.documents, found.samples) == (30, 5)
     theirs = metrics_on(opened, local_task())
     (scores,) = theirs["splits"]["test"]
@@ -97,7 +98,7 @@ def test_a_reranker_and_pairs_with_a_score_have_figures_of_mteb(models):
     reranker, embedding = (open_model(str(models[name])) for name in ("rerank", "embedding"))
     reranked = metrics_on(reranker, local_task("reranking"))
     pairs = [(QUERIES[query], text) for query in JUDGED for text in DOCUMENTS.values()]
-    scores = np.array([each["score"] for each in reranker.objective.answers(reranker.model, "rerank", pairs)])
+    scores = np.array([each["score"] for each in reranker.decoding.answers(reranker.model, "rerank", pairs)])
     best = [list(DOCUMENTS)[place] for place in scores.reshape(len(JUDGED), -1).argmax(axis=1)]
     right = [JUDGED[query].get(document, 0) > 0 for query, document in zip(JUDGED, best, strict=True)]
     assert reranked["splits"]["test"][0]["mrr_at_1"] == pytest.approx(np.mean(right))
@@ -129,12 +130,12 @@ def test_the_command_finds_documents_among_the_texts_of_a_file(models, tmp_path)
 
 
 def test_documents_that_are_judged_and_missing_are_never_found_and_told(tmp_path):
-    said = []
+    said = logged()
     empty = beir(tmp_path / "empty", documents=DOCUMENTS | {"without": " "}, judged={"q0": {"d0": 1}})
-    assert len(read_beir(empty, said.append).documents) == 30
+    assert len(read_beir(empty).documents) == 30
     assert "1 documents without words are left out" in said.pop()
     judged = {"q0": {"d0": 1, "gone": 1}, "q1": {"d1": 0}}
-    corpus = read_beir(beir(tmp_path / "numbers", judged=judged, split="dev"), said.append)
+    corpus = read_beir(beir(tmp_path / "numbers", judged=judged, split="dev"))
     assert corpus.judged == [{0: 1.0, 30: 1.0}]
     assert corpus.queries == ["What is one?"]
     assert "1 documents that answer a query are not in corpus.jsonl" in said[0]
@@ -149,7 +150,7 @@ def test_bad_lines_of_a_folder_are_named_all_at_once(tmp_path):
         with (folder / name).open("a") as stream:
             stream.write(line + "\n")
     with pytest.raises(InputError) as caught:
-        read_beir(folder, print)
+        read_beir(folder)
     places = [problem.where.removeprefix(f"{folder}/") for problem in caught.value.problems]
     assert places == ["corpus.jsonl:31", "corpus.jsonl:32", "queries.jsonl:7", "qrels/test.tsv:17", "qrels/test.tsv:18"]
     assert "there is no query 'q9'" in str(caught.value)
@@ -170,9 +171,9 @@ def test_what_does_not_go_with_a_corpus(models, tmp_path, words, says):
 def test_a_folder_that_is_no_corpus_and_a_model_without_vectors(models, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"has no corpus.jsonl, queries.jsonl, qrels/test.tsv"):
-        read_beir(tmp_path / "empty", print)
+        read_beir(tmp_path / "empty")
     with pytest.raises(InputError, match="gives texts no vectors"):
-        evaluate_on_corpus(open_model(str(models["rerank"])), str(tmp_path / "empty"), None, print)
+        evaluate_on_corpus(open_model(str(models["rerank"])), str(tmp_path / "empty"), None)
 
 
 def test_tasks_that_mteb_does_not_know_or_that_are_not_here(models, monkeypatch):

@@ -71,8 +71,7 @@ def test_checkpoints_written_beside_training_take_no_core_from_it(tmp_path: Path
     model = {"config": {"n_embd": 128, "n_head": 2}}  # copies large enough to be shared over the cores
     file = write_run(tmp_path / "run.yaml", model=model, checkpoint={"every": 2}, train={"steps": 6, "batch": 4})
     run, counts = load_run(str(file)), []
-    train(run, prepare(run, lambda _: None), World(0, 1, 0, torch.device("cpu")), lambda _: None,
-          [lambda state: counts.append(helpers())])  # fmt: skip
+    train(run, prepare(run), World(0, 1, 0, torch.device("cpu")), [lambda state: counts.append(helpers())])  # fmt: skip
     assert max(counts) == counts[0]
 
 

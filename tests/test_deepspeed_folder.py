@@ -82,7 +82,7 @@ def folder(tmp_path_factory, deepspeed_beside):
 
 
 def written(checkpoint, tmp_path):
-    export(str(checkpoint), tmp_path / "none", tell=print)
+    export(str(checkpoint), tmp_path / "none")
 
 
 @pytest.mark.parametrize("stage", list(STAGES))

@@ -35,7 +35,7 @@ def prepared_objective(folder, name, **changes):
     run = load_run(str(objective_run(folder / f"{name}.yaml", name)), changes)
     prepared = prepare(run)
     objective, store = objective_of(prepared.config, prepared.tokenizer()), prepared.open()
-    set_teacher(objective, prepared.config, store, ALONE, folder / "teacher.json", False, lambda text: None)
+    set_teacher(objective, prepared.config, store, ALONE, folder / "teacher.json", False)
     return run, objective, store
 
 

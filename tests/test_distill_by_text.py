@@ -21,6 +21,7 @@ from artel.preparing import prepare
 from artel.tokens import Tokenizer, evaluation_rows, load_tokenizer, train_tokenizer
 from artel.tokens.tokenizer.chat_template import CHATML_TOKENS
 from artel.training.teacher import set_teacher
+from support.messages import logged
 from support.objectives import conversations, objective_run
 from support.runs import artel, losses, metrics, write_run
 from support.two_tokenizers import ENGLISH, OTHER, RUSSIAN, byte_level, fast, sentencepiece
@@ -186,13 +187,12 @@ def test_ids_that_the_teacher_never_says_leave_reverse_kl_finite():
     assert divergence(teacher.half().float().log_softmax(dim=1), student, "reverse_kl", 0.5).max() < 90
 
 
-def prepared_objective(folder, name, messages=None, **changes):
+def prepared_objective(folder, name, **changes):
     sources = {"data.sources": [{"format": "dummy", "documents": 60}]}
     run = load_run(str(objective_run(folder / "run.yaml", name)), sources | changes)
     prepared = prepare(run)
     objective, store = objective_of(prepared.config, prepared.tokenizer()), prepared.open()
-    tell = (lambda text: None) if messages is None else messages.append
-    set_teacher(objective, prepared.config, store, ALONE, folder / "teacher.json", False, tell)
+    set_teacher(objective, prepared.config, store, ALONE, folder / "teacher.json", False)
     return run, objective, store
 
 
@@ -249,8 +249,8 @@ def test_what_is_kept_is_what_the_teacher_says_of_the_text(tmp_path):
 
 @pytest.mark.slow
 def test_targets_that_are_not_aligned_have_the_cross_entropy_alone(tmp_path):
-    messages = []
-    _, objective, store = prepared_objective(tmp_path, "distill_by_text", messages, **{"distill.alpha": 0.25})
+    messages = logged()
+    _, objective, store = prepared_objective(tmp_path, "distill_by_text", **{"distill.alpha": 0.25})
     batch, model = validation_batch(objective, store), student_of(objective)
     with torch.no_grad():
         sums = dict(zip(objective.sums, objective.loss(model, batch).tolist(), strict=True))
@@ -277,10 +277,10 @@ def test_targets_that_are_not_aligned_have_the_cross_entropy_alone(tmp_path):
 
 @pytest.mark.slow
 def test_with_the_teachers_tokenizer_by_text_is_the_same(tmp_path):
-    results, messages = {}, []
+    results, messages = {}, logged()
     for kind in ("same", "by_text"):
         (tmp_path / kind).mkdir()
-        _, objective, store = prepared_objective(tmp_path / kind, "distill", messages, **{"distill.tokenizer": kind})
+        _, objective, store = prepared_objective(tmp_path / kind, "distill", **{"distill.tokenizer": kind})
         model = student_of(objective)
         sums = objective.loss(model, validation_batch(objective, store))
         sums[0].backward()

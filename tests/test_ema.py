@@ -39,6 +39,17 @@ def test_the_average_is_judged_exported_and_resumed_to_the_bit(tmp_path):
     assert same(model, load_file(run / "model/model.safetensors"))
 
 
+def test_an_export_for_deepspeed_has_the_weights_and_a_model_of_their_averages(tmp_path):
+    run = trained(tmp_path)
+    done = artel("export", run, tmp_path / "out", "--deepspeed")
+    assert done.returncode == 0, done.stderr
+    raw = load_file(run / "checkpoints/latest/model.safetensors")
+    assert same(load_file(tmp_path / "out/model.safetensors"), load_file(run / "model/model.safetensors"))
+    parameters = {path.parent.name: torch.load(path)["param"] for path in (tmp_path / "out").glob("*/zero/*/fp32.pt")}
+    assert same(parameters, {name: raw[name] for name in parameters})
+    assert len(parameters) > 10
+
+
 @pytest.mark.processes
 def test_the_average_is_shared_by_processes(tmp_path):
     one = load_file(trained(tmp_path) / "model/model.safetensors")

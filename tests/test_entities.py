@@ -36,10 +36,6 @@ NAMES = {"objective": "tokens", "model": {"config": BERT}, "tokenizer": {"train"
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def silent(*_):
-    pass
-
-
 @pytest.fixture(scope="module")
 def roberta(shared_data):
     return load_tokenizer(str(shared_data / "tokenizers" / "roberta-base"))
@@ -81,7 +77,7 @@ def test_what_was_not_accepted_stands_in_the_ledger_and_in_the_list(tmp_path):
     run = write_run(tmp_path / "run.yaml", {}, **NAMES | {
         "data": {"sources": [{"path": str(rows_of(tmp_path, rows)), "format": "entities"}], "block": 32},
         "tokens": {"labels": ["PER"]}, "tokenizer": {"train": {"vocab": 300}}})  # fmt: skip
-    prepared = artel.prepare(run, tell=silent)
+    prepared = artel.prepare(run)
     ledger = prepared.ledger()
     assert ledger["documents"]["read"] == 300
     assert ledger["documents"]["kept"] + sum(ledger["documents"]["dropped"].values()) == 300
@@ -96,7 +92,7 @@ def test_labels_that_are_none_and_tags_of_words_are_told_apart(tmp_path):
         tmp_path / "none.yaml", {}, **NAMES | {"data": {"sources": [{"path": str(file), "format": "entities"}]}}
     )
     with pytest.raises(artel.InputError, match="no record has anything marked"):
-        artel.prepare(run, tell=silent)
+        artel.prepare(run)
     outside = [{"text": f"Мама {number} дома", "label": [[0, 4, "O"]]} for number in range(20)]
     (tmp_path / "with-o").mkdir()
     file = rows_of(tmp_path / "with-o", outside)
@@ -104,7 +100,7 @@ def test_labels_that_are_none_and_tags_of_words_are_told_apart(tmp_path):
         tmp_path / "outside.yaml", {}, **NAMES | {"data": {"sources": [{"path": str(file), "format": "entities"}]}}
     )
     with pytest.raises(artel.InputError, match="names have the label 'O'"):
-        artel.prepare(run, tell=silent)
+        artel.prepare(run)
     words = [{"text": f"Мама {number}", "label": [[0, 4, "S"], [5, 5 + len(str(number)), "N"]]} for number in range(20)]
     (tmp_path / "words").mkdir()
     file = rows_of(tmp_path / "words", words)
@@ -112,7 +108,7 @@ def test_labels_that_are_none_and_tags_of_words_are_told_apart(tmp_path):
         tmp_path / "all.yaml", {}, **NAMES | {"data": {"sources": [{"path": str(file), "format": "entities"}]}}
     )
     with pytest.raises(artel.InputError, match="every word of every record is marked"):
-        artel.prepare(run, tell=silent)
+        artel.prepare(run)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +127,7 @@ def test_labels_that_are_none_and_tags_of_words_are_told_apart(tmp_path):
 def test_what_does_not_go_together_is_told_before_anything_is_read(tmp_path, changes, key):
     run = write_run(tmp_path / "run.yaml", NAMES, **changes)
     with pytest.raises(artel.InputError) as error:
-        artel.train(run, tell=silent)
+        artel.train(run)
     assert len(error.value.problems) == 1, error.value
     assert key in error.value.problems[0].where
 
@@ -144,13 +140,13 @@ def trained(tmp_path_factory):
     """A run that has learned names well enough for them to be found, in BIO."""
     run = write_run(tmp_path_factory.mktemp("names") / "names.yaml", NAMES, checkpoint={"best": "f1"},
                     train={"steps": 150, "batch": 16, "learning_rate": 3e-3})  # fmt: skip
-    artel.train(run, tell=silent)
+    artel.train(run)
     return run.with_suffix("")
 
 
 def validation(run):
     """(text, spans) of the documents that the run is judged by."""
-    store = artel.prepare(run, tell=silent).open()
+    store = artel.prepare(run).open()
     return [(source["text"], [tuple(span) for span in source["spans"]]) for source in store.validation.sources()]
 
 
@@ -175,7 +171,7 @@ def words_by_transformers(folder, text):
 
 @pytest.mark.long
 def test_the_figures_are_seqevals_on_what_transformers_alone_finds(trained):
-    evaluated = artel.open(trained).evaluate(tell=silent)
+    evaluated = artel.open(trained).evaluate()
     gold, guessed = [], []
     for text, spans in validation(trained):
         words = words_by_transformers(trained / "model", text)
@@ -282,8 +278,8 @@ def test_a_card_takes_the_pipeline_only_where_that_finds_the_words(roberta, tmp_
 def test_bilou(tmp_path):
     run = write_run(tmp_path / "bilou.yaml", NAMES, tokens={"scheme": "bilou"},
                     train={"steps": 120, "batch": 16, "learning_rate": 3e-3})  # fmt: skip
-    trained = artel.train(run, tell=silent)
-    assert artel.open(trained.folder).evaluate(tell=silent).metrics["f1"] > 0.5
+    trained = artel.train(run)
+    assert artel.open(trained.folder).evaluate().metrics["f1"] > 0.5
 
 
 @pytest.mark.slow
@@ -298,9 +294,9 @@ def test_parts_of_speech(tmp_path):
                     "tokenizer": {"train": {"vocab": 310}}},
                     train={"steps": 60, "batch": 16, "learning_rate": 3e-3},
                     checkpoint={"best": "accuracy"})  # fmt: skip
-    trained = artel.train(run, tell=silent)
+    trained = artel.train(run)
     model = artel.open(trained.folder)
-    result = model.evaluate(tell=silent)
+    result = model.evaluate()
     assert result.metrics["accuracy"] > 0.9
     assert {row["label"]: row["support"] for row in result.details["tables"]["labels"]}.keys() == {*rows[0]["upos"]}
     found = model.entities("The miller sees well-known six .")

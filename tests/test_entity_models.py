@@ -13,10 +13,6 @@ from support.reading import rows_of
 from support.runs import artel as command
 
 
-def silent(*_):
-    pass
-
-
 @pytest.fixture(scope="module")
 def roberta(shared_data):
     return load_tokenizer(str(shared_data / "tokenizers" / "roberta-base"))
@@ -56,7 +52,7 @@ def test_the_pipeline_takes_a_mark_for_a_part_of_the_word_with_a_byte_level_toke
 def test_a_model_of_others_is_evaluated_in_the_order_of_its_tags(tmp_path):
     folder = foreign(tmp_path / "ner", ["L-PER", "B-PER", "O", "U-PER", "I-PER"])
     rows = rows_of(tmp_path, [{"text": "Anna Berg met Boris", "label": [[0, 9, "PER"], [14, 19, "PER"]]}])
-    result = artel.open(folder).evaluate(rows, {"data.sources.0.format": "entities"}, tell=silent)
+    result = artel.open(folder).evaluate(rows, {"data.sources.0.format": "entities"})
     assert result.details["tables"]["labels"][0]["support"] == 2
 
 
@@ -65,7 +61,7 @@ def test_labels_that_a_model_does_not_have_are_told_once(tmp_path):
     spans = [[0, 4, "Person"], [9, 13, "Org"]]
     rows = rows_of(tmp_path, [{"text": f"Anna met Mash {number}", "label": spans} for number in range(30)])
     with pytest.raises(artel.InputError) as refused:
-        artel.open(folder).evaluate(rows, {"data.sources.0.format": "entities"}, tell=silent)
+        artel.open(folder).evaluate(rows, {"data.sources.0.format": "entities"})
     (problem,) = refused.value.problems
     assert problem.where == str(rows)
     assert problem.what == "this model knows PER, LOC; the data have Org, Person"
@@ -75,7 +71,7 @@ def test_a_run_file_is_evaluated_by_the_labels_of_the_model_in_their_order(tmp_p
     folder = foreign(tmp_path / "ner", ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"])
     spans = [[0, 4, "PER"], [9, 13, "LOC"]]
     rows = rows_of(tmp_path, [{"text": f"Anna left Oslo {number}", "label": spans} for number in range(30)])
-    of_file = artel.open(folder).evaluate(rows, {"data.sources.0.format": "entities"}, tell=silent)
+    of_file = artel.open(folder).evaluate(rows, {"data.sources.0.format": "entities"})
     for labels in ("[LOC, PER]", "auto"):
         run = tmp_path / "run.yaml"
         run.write_text(
@@ -83,7 +79,7 @@ def test_a_run_file_is_evaluated_by_the_labels_of_the_model_in_their_order(tmp_p
             f"data: {{sources: [{{path: {rows}, format: entities}}], validation: {rows}, block: 512, "
             "dedup: {exact: false}}\n"
         )
-        assert artel.open(folder).evaluate(str(run), tell=silent).metrics == pytest.approx(of_file.metrics)
+        assert artel.open(folder).evaluate(str(run)).metrics == pytest.approx(of_file.metrics)
 
 
 def test_a_model_with_other_tags_than_the_run_is_refused(tmp_path):

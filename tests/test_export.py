@@ -92,7 +92,7 @@ def write(name: Path, folder: Path, **options):
     settings = {"merge": False, **options}
     if "gguf" in of_gguf:
         settings |= {"to": "gguf", "settings": {"type": of_gguf["gguf"], "llama_cpp": of_gguf.get("llama_cpp")}}
-    return export(str(name), folder, tell=quiet, **settings)
+    return export(str(name), folder, **settings)
 
 
 @pytest.mark.parametrize(

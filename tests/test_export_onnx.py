@@ -42,7 +42,7 @@ def saved(folder, tokenizer, architecture):
 def test_the_graph_says_what_the_model_says(tmp_path, tokenizer, architecture):
     onnxruntime = pytest.importorskip("onnxruntime")
     model = saved(tmp_path / "model", tokenizer, architecture)
-    done = export(str(tmp_path / "model"), tmp_path / "out", to="onnx", tell=lambda text: None)
+    done = export(str(tmp_path / "model"), tmp_path / "out", to="onnx")
     assert done.kind == "onnx"
     session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
     opened = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -63,7 +63,7 @@ def test_a_model_that_writes_is_refused_before_it_is_loaded(tmp_path, tokenizer)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
     tokenizer.save(tmp_path / "model")
     with pytest.raises(InputError, match="writes token by token"):
-        export(str(tmp_path / "model"), tmp_path / "out", to="onnx", tell=lambda text: None)
+        export(str(tmp_path / "model"), tmp_path / "out", to="onnx")
     assert not (tmp_path / "out").exists()
 
 
@@ -80,7 +80,7 @@ def test_what_other_libraries_read_goes_along(tmp_path, tokenizer, to):
     (source / "1_Pooling").mkdir()
     (source / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
     (source / "thresholds.json").write_text('{"a": 0.5}')
-    export(str(source), out, to=to, tell=lambda text: None)
+    export(str(source), out, to=to)
     assert read_folder(str(out))["embedding"]["pooling"] == "cls"
     assert (out / "thresholds.json").read_text() == '{"a": 0.5}'
     assert (out / "model.safetensors").exists() is (to is None)

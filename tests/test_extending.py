@@ -63,9 +63,11 @@ def of(*headings):
 
 
 def test_there_is_an_example_of_each_and_none_is_long():
-    assert list(EXAMPLES) == ["Extending artel", "A format", "An objective", "A metric", "An optimizer", "A schedule",
-                              "A parallel strategy", "A tracker", "A callback", "A checkpoint item", "An exporter",
-                              "A converter", "A command"]  # fmt: skip
+    assert list(EXAMPLES) == [
+        "Extending artel", "A format", "An objective", "A second trained module", "A metric", "An optimizer",
+        "A schedule", "A parallel strategy", "A tracker", "A callback", "A checkpoint item", "An exporter",
+        "A converter", "A command",
+    ]  # fmt: skip
     for heading, (_, code, keys) in EXAMPLES.items():
         assert code.count("\n") + len(yaml.safe_dump(keys, default_flow_style=None).splitlines()) <= LONGEST, heading
 
@@ -94,6 +96,27 @@ def test_an_objective(trained):
     half = len(first) // 2
     assert first[:half] == first[half:][::-1]  # mirror: true
     assert tokenizer.decode(first[half:]).lstrip()[0].isupper()
+
+
+@pytest.mark.slow
+@of("A second trained module")
+def test_a_second_trained_module(trained):
+    weights = load_file(trained / "model/model.safetensors")
+    assert weights["second_head.1.weight"].shape == weights["transformer.wte.weight"].shape
+    assert weights["second_head.1.bias"].any()  # it begins as zeros
+    (judged,) = [line["validation"]["loss"] for line in metrics(trained) if "validation" in line]
+    shown = artel("evaluate", trained, "--json")  # opens the folder, with the second head
+    assert shown.returncode == 0, shown.stderr
+    assert f"{judged:.4f}"[:5] in shown.stdout
+
+
+@pytest.mark.ci
+@pytest.mark.processes
+@of("A second trained module")
+def test_a_second_trained_module_is_shared_by_processes(trained):
+    done = artel("train", "mine.yaml", "run=two", "parallel.data=fsdp", "--nproc", "2")
+    assert done.returncode == 0, done.stderr
+    assert largest_difference(losses(trained), losses(Path("two"))) < 1e-4
 
 
 @of("A metric")

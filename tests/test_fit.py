@@ -16,6 +16,7 @@ from artel.planning.hardware import find_hardware
 from artel.planning.plan import make_plan, planned_text
 from artel.planning.plan.models import ModelOutline
 from artel.training.model_setup import check_layout
+from support.messages import logged
 from support.runs import TINY, merged
 
 LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128,
@@ -32,9 +33,9 @@ def run_of(config, data=None, **sections):
 
 def advised(run, hardware, nproc=None):
     """(the plan of the run as it is, advice, what was told meanwhile)."""
-    text, told = planned_text(run), []
+    text, told = planned_text(run), logged()
     own = make_plan(run, hardware, nproc, text=text)
-    return own, advise(run, own, text, nproc, told.append), told
+    return own, advise(run, own, text, nproc), told
 
 
 def check_lines(run, advice):

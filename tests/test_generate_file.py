@@ -75,12 +75,12 @@ def test_texts_of_fifty_prompts_are_those_of_each_alone(kind, temperature, reque
     Path("prompts.txt").write_text("\n".join(texts))
     sampling = Sampling(24, temperature, top_k=50, seed=7)
     opened = open_model(str(folder))
-    together = list(answers(opened, read_prompts("prompts.txt"), 0, sampling, lambda _: None))
+    together = list(answers(opened, read_prompts("prompts.txt"), 0, sampling))
     alone = open_model(str(folder))
     assert len(next(alone.tokenizer.encode([texts[-1]]))) > WINDOW  # whose older half is dropped
     for number, (text, result) in enumerate(zip(texts, together, strict=True)):
         one = Sampling(24, temperature, top_k=50, seed=7 + number)
-        expected = "".join(alone.objective.reply(alone.model, text, "", one).pieces)
+        expected = "".join(alone.decoding.reply(alone.model, text, "", one).pieces)
         assert (result["prompt"], result["text"]) == (text, expected)
     assert len({result["text"] for result in together}) > 25
     assert {result["tokens"] for result in together if result["finish_reason"] == "length"} == {24}
@@ -195,9 +195,7 @@ def test_conversations_and_fields_of_their_own(with_marks, generate):
 
 @pytest.mark.slow
 def test_encoders_answer_one_row_after_another(generate):
-    folder = artel.train(
-        objective_run(Path("run.yaml").absolute(), "masked", train={"steps": 1, "batch": 8}), tell=lambda _: None
-    ).folder
+    folder = artel.train(objective_run(Path("run.yaml").absolute(), "masked", train={"steps": 1, "batch": 8})).folder
     mask = open_model(str(folder)).tokenizer.hf.mask_token
     Path("p.txt").write_text(f"The ship {mask} here.\nHe said {mask} the whale {mask}.\n")
     assert generate(folder, "--prompts", "p.txt", "--out", "out.jsonl")[0] == 0
@@ -215,9 +213,7 @@ def test_encoders_answer_one_row_after_another(generate):
 
 @pytest.mark.slow
 def test_questions_are_answered_from_their_contexts(generate):
-    folder = artel.train(
-        objective_run(Path("run.yaml").absolute(), "span_qa", train={"steps": 1, "batch": 4}), tell=lambda _: None
-    ).folder
+    folder = artel.train(objective_run(Path("run.yaml").absolute(), "span_qa", train={"steps": 1, "batch": 4})).folder
     row = {"id": "a", "question": "Who is here?", "context": "Ann is here, and Bob is there."}
     Path("q.jsonl").write_text(json.dumps(row) + "\n")
     assert generate(folder, "--prompts", "q.jsonl", "--out", "out.jsonl")[0] == 0

@@ -20,6 +20,7 @@ from artel.models.loss import linear_cross_entropy
 from artel.parallel import World, join_world
 from artel.preparing import prepare
 from artel.training import loop
+from support.messages import logged
 from support.objectives import OBJECTIVES, objective_run
 from support.runs import largest_difference, losses, merged, write_run
 
@@ -36,13 +37,13 @@ LLAMA = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "num
 def trained(file: Path, device: torch.device = GPU, callbacks=()) -> list[str]:
     """The run, trained on a device; what it said."""
     prepared = prepare(load_run(str(file)))
-    said: list[str] = []
+    said = logged()
     if device.type == "cpu":
-        loop.train(prepared.config, prepared, World(0, 1, 0, device), said.append, callbacks)
+        loop.train(prepared.config, prepared, World(0, 1, 0, device), callbacks)
         return said
     with join_world(prepared.config.train.threads) as world:
         assert world.device.type == "cuda"
-        loop.train(prepared.config, prepared, world, said.append, callbacks)
+        loop.train(prepared.config, prepared, world, callbacks)
     return said
 
 

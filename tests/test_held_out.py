@@ -9,8 +9,9 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
 from artel.preparing import prepare, workspace
 from artel.text import all_inputs, input_shards
-from artel.text.sources.read import read_shard
+from artel.text.sources.inputs import read_shard
 from artel.text.split import is_held_out, split_hash
+from support.messages import logged
 from support.reading import message, rows_of, written
 from support.runs import TEXT_ALONE, artel, write_run
 from support.stores import run_of, stored
@@ -97,8 +98,8 @@ def test_what_is_held_out_is_as_if_the_larger_share_had_been_asked_for(tmp_path)
     file = written(tmp_path, "a.txt", "\n".join([*none, *none, ""]))
     data = {"sources": [{"path": str(file), "document": "line"}], "validation": 0.05}
     sections = {"tokenizer": {"train": {"vocab": 270}}, "prepare": {"part": 100}}
-    news = []
-    made = prepare(run_of(tmp_path, data={**data, "store": str(tmp_path / "one")}, **sections), news.append)
+    news = logged()
+    made = prepare(run_of(tmp_path, data={**data, "store": str(tmp_path / "one")}, **sections))
     assert sum("catches none of the 12 documents" in line for line in news) == 1
     first, second = (place for place, line in enumerate(news) if line == "turning text into tokens")
     assert any("and the text is read again" in line for line in news[first:second])
@@ -234,8 +235,8 @@ def test_a_novel_is_prepared_and_told_of_in_the_run_and_again(tmp_path):
     assert any(says in note for note in ledger["notes"])
 
     talk = run_of(tmp_path, objective="chat", tokenizer={"train": {"vocab": 264}}, data={"sources": [source]})
-    messages = []
-    prepared = prepare(talk, messages.append)
+    messages = logged()
+    prepared = prepare(talk)
     says = (
         "3 of 401 records (0.75%) cannot be used; each is listed in rejected.jsonl of the run's folder, the "
         f"first: {tmp_path}/a.jsonl:6: "

@@ -131,10 +131,10 @@ FOLDERS = {
 def uses(folder, out):
     def generate():
         opened = open_model(str(folder))
-        return list(opened.objective.show(opened.model, "words and", Sampling(2)))
+        return list(opened.decoding.reply(opened.model, "words and", "", Sampling(2)).pieces)
 
     def chat():
-        return list(ChatSession(open_model(str(folder)), ChatSettings(new_tokens=2), "", print).answer("words"))
+        return list(ChatSession(open_model(str(folder)), ChatSettings(new_tokens=2), "").answer("words"))
 
     def train():
         model_config = ModelConfig.model_validate({"from": str(folder)})
@@ -143,7 +143,7 @@ def uses(folder, out):
         build_model(ModelRequest(model_config, CAUSAL, block=8, seed=0), load_tokenizer(str(folder)))
 
     def write():
-        export(str(folder), out, merge=(folder / ADAPTER).exists(), tell=print)
+        export(str(folder), out, merge=(folder / ADAPTER).exists())
 
     return generate, chat, train, write
 

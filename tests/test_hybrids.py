@@ -172,7 +172,7 @@ def test_the_loop_packs_them(model_type, tmp_path):
                "schedule": "constant", "warmup": 0, "clip": None, "weight_decay": 0},
         track=["jsonl"],
     )  # fmt: skip
-    prepared = artel.prepare(str(run), tell=lambda line: None)
+    prepared = artel.prepare(str(run))
     config = load_run(str(run))
     objective = objective_of(config, prepared.tokenizer())
     blocks = objective.dataset(prepared.open().train)
@@ -198,7 +198,7 @@ def test_the_loop_packs_them(model_type, tmp_path):
                 if value.grad is not None:
                     value -= 0.1 * value.grad
         model.zero_grad()
-    artel.train(str(run), {"train.batch": len(blocks)}, tell=lambda line: None)
+    artel.train(str(run), {"train.batch": len(blocks)})
     by_step = losses(tmp_path / "run")
     assert [by_step[1], by_step[2]] == [pytest.approx(values, rel=1e-5) for values in expected]
 

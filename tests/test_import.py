@@ -13,6 +13,7 @@ from artel.errors import InputError
 from artel.preparing import prepare
 from artel.preparing.import_tokens import import_tokens, open_token_files, text_size
 from artel.tokens import TokenStore, load_tokenizer, train_tokenizer
+from support.messages import logged
 from support.runs import TINY, artel
 
 TEXTS = [f"Письмо {number}: it rained for {number * 7} days, и дождь не переставал. 🙂" * 3 for number in range(40)]
@@ -129,8 +130,8 @@ def test_documents_longer_than_a_piece_and_across_pieces(tokenizer, ids, tmp_pat
 def test_a_share_that_catches_no_document_holds_out_one(tokenizer, ids, tmp_path):
     end = end_of(tokenizer)
     np.concatenate([[*document, end] for document in ids[:3]]).astype("<u2").tofile(tmp_path / "a.bin")
-    said = []
-    import_tokens(str(tmp_path / "a.bin"), tmp_path / "store", str(tokenizer), 0.0001, said.append)
+    said = logged()
+    import_tokens(str(tmp_path / "a.bin"), tmp_path / "store", str(tokenizer), 0.0001)
     assert "--validation 0.0001 catches none of the 3 documents: one is held out" in said
     held, kept = texts_of(tmp_path / "store", "validation"), texts_of(tmp_path / "store")
     assert (len(held), sorted(held + kept)) == (1, sorted(TEXTS[:3]))

@@ -73,7 +73,7 @@ def uses(folder, tokenizer, tmp_path):
     kind = {"auto_class": CAUSAL, "block": 8, "seed": 0}
     return {
         "open": lambda: open_model(str(folder)),
-        "export": lambda: export(str(folder), tmp_path / "out", tell=print),
+        "export": lambda: export(str(folder), tmp_path / "out"),
         "check": lambda: check_pretrained(model_config, CAUSAL),
         "train": lambda: build_model(ModelRequest(model_config, **kind), tokenizer),
         "train in shards": lambda: build_model(ModelRequest(model_config, **kind), tokenizer, on_meta=True),
@@ -151,7 +151,7 @@ def test_packed_weights_have_names_of_their_own(folder, tmp_path):
     values["quantization_config"] = {"quant_method": "gptq", "bits": 4}
     (folder / "config.json").write_text(json.dumps(values))
     check_pretrained(ModelConfig.model_validate({"from": str(folder)}), CAUSAL)
-    export(str(folder), tmp_path / "out", tell=print)
+    export(str(folder), tmp_path / "out")
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 

@@ -64,7 +64,7 @@ def test_a_run_of_another_length_is_the_run_that_began_so_long(tmp_path, schedul
         expected = weights(folder)
         (folder / "result.json").unlink()
         (folder / "model" / "model.safetensors").write_bytes(b"of a shorter run")
-        export(str(folder), tmp_path / "out" / "model", tell=lambda _: None)
+        export(str(folder), tmp_path / "out" / "model")
         assert weights(tmp_path / "out") == expected
 
 

@@ -28,6 +28,7 @@ from artel.launching.hosts import (
 from artel.launching.rendezvous import run_secret
 from artel.launching.rendezvous_handlers import ForeignValue, SignedStore
 from artel.parallel.process_group import process_store, serve_store
+from support.messages import logged
 from support.runs import ENVIRONMENT, end, start, wait_for_step, workers_of, write_run
 from support.sockets import descendants, free_ports, has_ipv6, listening, outside
 from support.waiting import LIMIT, wait_until_gone
@@ -121,28 +122,28 @@ def test_every_way_to_read_a_value_asks_for_its_signature(store, foreign):
 
 def test_the_secret_is_its_owners_alone(tmp_path, monkeypatch):
     monkeypatch.delenv("ARTEL_SECRET", raising=False)
-    said = []
+    said = logged()
     file = tmp_path / "run" / ".secret"
-    secret = run_secret(file, True, 1, said.append)
+    secret = run_secret(file, True, 1)
     assert len(secret) == 64
     assert file.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in file.parent.iterdir()] == [".secret"]
-    assert {run_secret(file, leads, 1, said.append) for leads in (True, False)} == {secret}
+    assert {run_secret(file, leads, 1) for leads in (True, False)} == {secret}
     file.chmod(0o640)
     with pytest.raises(InputError, match=r"others than its owner can read(.|\n)*export the same ARTEL_SECRET"):
-        run_secret(file, True, 1, said.append)
+        run_secret(file, True, 1)
     with pytest.raises(InputError, match="has not written this secret"):
-        run_secret(tmp_path / "elsewhere", False, 0, said.append)
+        run_secret(tmp_path / "elsewhere", False, 0)
     monkeypatch.setenv("ARTEL_SECRET", "a secret of the cluster's own")
-    assert run_secret(tmp_path / "elsewhere", False, 0, said.append) == b"a secret of the cluster's own"
+    assert run_secret(tmp_path / "elsewhere", False, 0) == b"a secret of the cluster's own"
     monkeypatch.setenv("ARTEL_SECRET", "short")
     with pytest.raises(InputError, match="has 5 bytes, which can be guessed"):
-        run_secret(file, True, 1, said.append)
+        run_secret(file, True, 1)
     monkeypatch.delenv("ARTEL_SECRET")
     file.chmod(0o600)
     file.write_bytes(b"\n")
     with pytest.raises(InputError, match=r"\.secret: has 0 bytes, which can be guessed"):
-        run_secret(file, True, 1, said.append)
+        run_secret(file, True, 1)
     assert said == []
 
 
@@ -250,7 +251,7 @@ def test_one_host_listens_on_loopback_alone_and_takes_nothing_from_there(tmp_pat
                 workers = workers_of(launcher)
                 os.kill(next(iter(workers.values())), signal.SIGKILL)
                 wait_until_gone(workers.values())
-                before = logged(tmp_path / "run")  # nothing but what is started anew adds to it
+                before = count_logged(tmp_path / "run")  # nothing but what is started anew adds to it
                 wait_for_step(launcher, tmp_path / "run", before + 2)
         launcher.send_signal(signal.SIGTERM)
         _, output = launcher.communicate(timeout=LIMIT)
@@ -262,7 +263,7 @@ def test_one_host_listens_on_loopback_alone_and_takes_nothing_from_there(tmp_pat
     assert "torch/distributed" not in output  # its own log of the same, for those who know its code
 
 
-def logged(folder):
+def count_logged(folder):
     return (folder / "metrics.jsonl").read_bytes().count(b'"loss"')
 
 

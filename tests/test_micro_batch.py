@@ -328,6 +328,21 @@ def test_of_samples_that_stand_alone_the_one_with_the_largest_batch_counts(tmp_p
         find(never, 4, key=cache_key(objective.config, wider, 4, tokens, CPU, 1))
 
 
+def test_the_settings_of_a_plugins_objective_are_in_the_key(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("wide_objectives.py").write_text(
+        "from artel.config import Section\nfrom artel.objectives import Causal\nfrom artel.registry import OBJECTIVES\n"
+        "class Wide(Section):\n    outputs: int = 1\n"
+        "OBJECTIVES.register('wide', settings=Wide)(type('WideCausal', (Causal,), {}))\n"
+    )
+    model, keys = LlamaForCausalLM(LlamaConfig(vocab_size=64, **MODEL)), []
+    for outputs in (1, 1, 1000):
+        wide = {"objective": "wide", "plugins": "wide_objectives", "wide": {"outputs": outputs}}
+        keys.append(cache_key(load_run(str(write_run(tmp_path / "run.yaml", **wide))), model, 4, 32, CPU, 1))
+    assert keys[0] == keys[1]
+    assert keys[0] != keys[2]
+
+
 def train_with_little_memory():
     """In a process of its own, with 400 MiB of address space left; what came out."""
     torch.manual_seed(0)

@@ -18,6 +18,7 @@ from artel.errors import InputError
 from artel.inference import open_model
 from artel.reports.model_card.markdown import without_place
 from artel.training import RunFolder
+from support.messages import logged
 from support.objectives import objective_run
 from support.runs import artel as command
 from support.runs import write_run
@@ -27,12 +28,8 @@ SECRET = "hf_" + "Zz9Yy8Xx7Ww6" * 3
 PROMPT = "Here `is` | a <b>prompt</b>"
 
 
-def silent(line: str) -> None:
-    pass
-
-
 def dry_run(run: Path | str, folder: str = "out", **options) -> ModelCard:
-    artel.push(run, "me/novel", dry_run=folder, tell=silent, **options)
+    artel.push(run, "me/novel", dry_run=folder, **options)
     return ModelCard.load(Path(folder) / "README.md")
 
 
@@ -64,7 +61,7 @@ def trained(tmp_path_factory, texts) -> Path:
         validate={"every": 2, "prompts": [PROMPT]},
         checkpoint={"every": 2, "keep": 5},
     )
-    artel.train(str(run), tell=silent)
+    artel.train(str(run))
     plan = {
         "tokens_per_second": {"mid": 1000.0, "low": 800.0, "high": 1200.0}, "per_rank_gib": {"reserved": 0.5},
         "host_gib": 1.0, "hours": 0.1, "steps": 6, "tokens": 12288, "micro_batch": 64, "memory_share": 0.1,
@@ -198,7 +195,7 @@ def test_the_python_of_a_card_runs(name, trained, tmp_path):
         if name == "tokens":  # a vocabulary whose words the pipeline finds; for others the card has other lines
             word_pieces(tmp_path / "pieces")
             keys = {"tokenizer.train": None, "tokenizer.from": str(tmp_path / "pieces")}
-        artel.train(str(objective_run(tmp_path / f"{name}.yaml", name)), keys, tell=silent)
+        artel.train(str(objective_run(tmp_path / f"{name}.yaml", name)), keys)
         run = tmp_path / name
     card = dry_run(run)
     program = code(card, "python").replace('"me/novel"', '"./out"')
@@ -209,7 +206,7 @@ def test_the_python_of_a_card_runs(name, trained, tmp_path):
     if name == "restoring":
         assert written.getvalue().strip() == artel.open(run).fill("He said that he would come but he did not").text
     if name == "masked":
-        best = artel.open(run).fill(opened.objective.prompt(None)).masks[0][0]
+        best = artel.open(run).fill(opened.decoding.prompt(None)).masks[0][0]
         assert f"{best[1]:.3f}" in written.getvalue()
     if name == "tokens":
         text = "Anna Karenina went to Moscow."
@@ -219,8 +216,8 @@ def test_the_python_of_a_card_runs(name, trained, tmp_path):
     if name in ("reward", "rerank"):
         texts = re.findall(r'"([^"]+[.?])"', code(card, "python"))  # the prompt and the answer, or query and document
         assert float(written.getvalue()) == pytest.approx(artel.open(run).score(*texts)[0], abs=1e-5)
-    assert card.data.pipeline_tag == opened.objective.pipeline_tag != ""
-    assert code(card, "bash").splitlines()[1] == opened.objective.command("novel", None)
+    assert card.data.pipeline_tag == opened.objective.presentation.pipeline_tag != ""
+    assert code(card, "bash").splitlines()[1] == opened.decoding.command("novel", None)
 
 
 def test_an_adapter_names_the_base_that_others_have(run):
@@ -228,7 +225,7 @@ def test_an_adapter_names_the_base_that_others_have(run):
     tree = yaml.safe_load(Path("lora.yaml").read_text())
     tree |= {"model": {"from": "novel/model", "lora": {"rank": 4}}, "tokenizer": {"from": "novel/model"}}
     Path("lora.yaml").write_text(yaml.safe_dump(tree))
-    artel.train("lora.yaml", tell=silent)
+    artel.train("lora.yaml")
     for step in (None, "latest"):
         with pytest.raises(InputError, match="base model of this adapter is the folder"):
             dry_run("lora", step=step)
@@ -258,8 +255,8 @@ def test_data_sets_and_the_base_of_the_hub_are_linked(run):
 def test_what_a_user_wrote_into_the_model_is_left_out_but_a_card_is_taken(run):
     (run / "model" / "notes.txt").write_text("mine")
     (run / "model" / "README.md").write_text("---\nlicense: mit\n---\n\n# Mine\n")
-    told = []
-    artel.push(run, "me/novel", dry_run="out", tell=told.append)
+    told = logged()
+    artel.push(run, "me/novel", dry_run="out")
     assert "left out, since artel did not write it: notes.txt" in told
     assert not Path("out/notes.txt").exists()
     assert Path("out/README.md").read_text() == "---\nlicense: mit\n---\n\n# Mine\n"
@@ -322,7 +319,7 @@ def test_the_licence_of_a_source_changes_no_run(run):
     tree = yaml.safe_load((run / "config.yaml").read_text())
     tree["data"]["sources"][1]["license"] = "mit"
     (run / "config.yaml").write_text(yaml.safe_dump(tree))
-    told = []
-    artel.train(str(run), {"run": "novel"}, tell=told.append)
+    told = logged()
+    artel.train(str(run), {"run": "novel"})
     assert "`mit`" in dry_run(run).text
     assert not any("differs" in line for line in told)

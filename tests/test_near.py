@@ -24,6 +24,7 @@ from artel.text.dedup.near import (
     similar_pairs,
 )
 from artel.text.dedup.shingles import Shingler, jaccard, shingle_set
+from support.messages import logged
 from support.stores import stored
 
 
@@ -298,8 +299,8 @@ def test_prepare_looks_for_them_once():
     source = lines_of("a.txt", texts)
     given = ["data.store=stores", f"data.sources={json.dumps([source])}", "tokenizer.train.vocab=300", "data.block=8"]
     run = load_run("novel-small", Overrides.parse([*given, "data.dedup.near={}"]))
-    messages = []
-    ledger = prepare(run, messages.append).ledger()  # the texts are read for the tokenizer and again for the tokens
+    messages = logged()
+    ledger = prepare(run).ledger()  # the texts are read for the tokenizer and again for the tokens
     assert messages.count("looking for near-duplicates") == 1
     kept = len(set(first))
     assert ledger["documents"] == {"read": len(texts), "kept": kept, "dropped": {"near_duplicate": len(texts) - kept}}

@@ -27,11 +27,12 @@ from artel.planning.new.look import look_at
 from artel.planning.plan import make_plan
 from artel.registry import OBJECTIVES
 from support.chat_models import trained_tokenizer
+from support.messages import logged
 from support.runs import ENVIRONMENT, artel
 from support.saved_models import gpt2
 from support.waiting import Screen
 
-VERBS = {name: OBJECTIVES[name].verb for name in OBJECTIVES.names}
+VERBS = {name: OBJECTIVES[name].presentation.verb for name in OBJECTIVES.names}
 CONVERSATION = [{"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": "A small model."}]
 ANSWERS = [{"text": "the forest", "answer_start": 11}]
 PARAGRAPH = {
@@ -86,7 +87,7 @@ def pretrained(tmp_path: Path) -> str:
 
 def written(given: Given) -> RunConfig:
     """The run of the file that `artel new` writes with those flags."""
-    answers = answer_questions(given, None, print)
+    answers = answer_questions(given, None)
     Path("run.yaml").write_text(run_file(answers, "run.yaml"))
     return load_run("run.yaml")
 
@@ -96,7 +97,7 @@ def written(given: Given) -> RunConfig:
     [
         pytest.param(name, marks=pytest.mark.slow if name in ("causal", "masked", "chat") else pytest.mark.long)
         for name in OBJECTIVES.names
-        if OBJECTIVES[name].is_offered
+        if OBJECTIVES[name].presentation.is_offered
     ],
 )
 @pytest.mark.parametrize("start", ["scratch", "pretrained"])
@@ -185,20 +186,20 @@ def test_a_file_that_is_there_is_not_written_over_without_being_told():
 )
 def test_a_wrong_flag_is_named(given, flag):
     with pytest.raises(InputError) as error:
-        answer_questions(given, None, print)
+        answer_questions(given, None)
     assert error.value.problems[0].where == flag
 
 
 def test_the_tasks_are_listed_only_when_one_is_asked_for(texts):
     for learn in (None, "write"):
-        told: list[str] = []
+        told = logged()
         asked: list[str] = []
 
         def ask(question: str, default: str, asked: list[str] = asked) -> str:
             asked.append(question)
             return default
 
-        answer_questions(Given([texts["text"]], learn), ask, told.append)
+        answer_questions(Given([texts["text"]], learn), ask)
         assert any("continues a text" in line for line in told) == (learn is None)
         assert asked[-1] == "How long? Such as 30min, or for another machine 2h on h100-80gb:8"
 
@@ -260,8 +261,8 @@ def test_the_help_names_all_that_can_be_learned():
 
 def test_a_wrong_answer_is_asked_for_again():
     typed = iter(["gone.txt", "novel.txt", "chat", "write", "scratch", "soon", "2h on h100-80gb:8"])
-    said: list[str] = []
-    answers = answer_questions(Given(), lambda question, default: next(typed), said.append)
+    said = logged()
+    answers = answer_questions(Given(), lambda question, default: next(typed))
     assert next(typed, None) is None
     assert (answers.objective, answers.model, answers.time, answers.hardware) == ("causal", "", "2h", "h100-80gb:8")
     assert any("gone.txt" in line for line in said)
@@ -305,16 +306,17 @@ def test_a_chat_model_from_scratch_with_a_few_rows_is_called_hopeless(tmp_path):
     file = tmp_path / "talks.jsonl"
     row = {"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Anna."}]}
     file.write_text("".join(f"{json.dumps(row)}\n" for _ in range(30)))
-    said: dict[str, list[str]] = {"scratch": [], "OWNER/base": []}
-    for model, lines in said.items():
-        answer_questions(Given([str(file)], "chat", model, "30min", ""), None, lines.append)
+    said = {}
+    for model in ("scratch", "OWNER/base"):
+        said[model] = logged()
+        answer_questions(Given([str(file)], "chat", model, "30min", ""), None)
     offered: list[str] = []
 
     def ask(question, default):
         offered.append(f"{question} {default}")
         return default
 
-    assert answer_questions(Given([str(file)], "chat", None, "30min", ""), ask, print).model == "Qwen/Qwen3-0.6B"
+    assert answer_questions(Given([str(file)], "chat", None, "30min", ""), ask).model == "Qwen/Qwen3-0.6B"
     assert "pretrained model" in offered[0]
     assert any("the answers will be noise" in line for line in said["scratch"])
     assert not any("noise" in line for line in said["OWNER/base"])

@@ -22,6 +22,7 @@ from artel.preparing import prepare
 from artel.storage.unexpected_errors import machine_error
 from artel.training.loop import train
 from artel.training.micro_batch import MemoryLimit, MicroBatchPlan, next_smaller
+from support.messages import logged
 from support.ranks import run_ranks
 from support.runs import largest_difference, losses, write_run
 
@@ -106,9 +107,9 @@ def limit_memory(more):
 def run(name, callbacks, processes, **changes):
     """What was said."""
     config = load_run(str(write_run(Path(os.environ["PLACE"], f"{name}.yaml"), **changes)), {})
-    said = []
+    said = logged()
     try:
-        train(config, prepare(config, lambda _: None), processes, said.append, callbacks=callbacks)
+        train(config, prepare(config), processes, callbacks=callbacks)
     except (Ended, WorkError) as error:
         said.append(f"{type(error).__name__}: {error}")
     finally:
@@ -161,9 +162,9 @@ def together(rank, world):
     """Rank 1 is out of memory, both end, and start again as a launcher starts them."""
     processes = World(rank, world, rank, torch.device("cpu"), on_host=world)
     config = load_run(str(Path(os.environ["PLACE"], "two.yaml")), {})
-    prepared, messages = prepare(config, lambda _: None), []
+    prepared, messages = prepare(config), logged()
     try:
-        train(config, prepared, processes, messages.append, callbacks=[Squeeze(0.75)] if rank == 1 else [])
+        train(config, prepared, processes, callbacks=[Squeeze(0.75)] if rank == 1 else [])
     except OutOfMemory as error:
         messages += [str(error), error.exit_code]
     except RuntimeError:
@@ -172,7 +173,7 @@ def together(rank, world):
     dist.destroy_process_group()
     where = Path(os.environ["PLACE"], "meeting").as_uri()
     dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world)
-    train(config, prepared, processes, messages.append)
+    train(config, prepared, processes)
     return messages
 
 
@@ -180,7 +181,7 @@ def together(rank, world):
 def test_of_several_processes_all_start_again_with_less(tmp_path):
     changes = changed(micro_batch=32, activation_checkpointing="none")
     config = load_run(str(write_run(tmp_path / "two.yaml", **changes)), {})
-    prepare(config, lambda _: None)
+    prepare(config)
     first, second = run_ranks(2, __file__, "together", seconds=200, PLACE=str(tmp_path), **MEMORY)
     assert "lost the other" in first
     assert second[-1] == 76

@@ -87,7 +87,7 @@ def test_a_plugin_that_fails_in_a_run(folder, code, function, changes, kind):
     name, place = written(folder, code, statement)
     run = write_run(folder / "run.yaml", plugins=name, **changes(name))
     with pytest.raises(WorkError) as failed:
-        artel.train(run, tell=lambda _: None)
+        artel.train(run)
     assert f"{place}: your own code failed: {said}, in {function} (" in str(failed.value)
 
 
@@ -96,7 +96,7 @@ def test_a_tracker_that_fails_is_left_out(folder, kind, capfd):
     statement, said = RAISING[kind]
     name, _ = written(folder, TRACKER, statement)
     run = write_run(folder / "run.yaml", plugins=name, track=["jsonl", name])
-    artel.train(run, tell=lambda _: None)
+    artel.train(run)
     assert f"tracker {name} failed and is left out from here on: {said}, in training (" in capfd.readouterr().err
 
 
@@ -105,7 +105,7 @@ def test_a_plugin_that_fails_while_it_is_imported(folder, kind):
     statement, said = RAISING[kind]
     name, place = written(folder, "{}\n", statement)
     with pytest.raises(InputError) as failed:
-        artel.train(write_run(folder / "run.yaml", plugins=name), tell=lambda _: None)
+        artel.train(write_run(folder / "run.yaml", plugins=name))
     assert f"'{name}' cannot be imported: {said}, in <module> (" in str(failed.value)
     assert place in str(failed.value)
 

@@ -15,6 +15,7 @@ from artel.preparing import prepare
 from artel.preparing.selection import Selection
 from artel.preparing.selection_rules import chances
 from artel.text.dedup.exact import DIGEST, repeated
+from support.messages import logged
 from support.runs import kill, start
 from support.servers import Relay
 from support.stores import lines_with_repeats, run_of, stored, tree
@@ -250,8 +251,8 @@ def test_from_s3_to_s3(tmp_path, bucket, s3_server, monkeypatch):
     second.open().verify()
     assert second.folder.is_relative_to(tmp_path / "other")
     relay.close()  # no network any more: none is needed to start
-    messages = []
-    third = prepare(run_of(tmp_path, data=data), messages.append)
+    messages = logged()
+    third = prepare(run_of(tmp_path, data=data))
     assert (third.made, third.folder) == (False, second.folder)
     assert any("the listing of" in line for line in messages)  # a line of life may stand before it
 

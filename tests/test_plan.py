@@ -77,7 +77,7 @@ def real_peaks(run, data, outline):
     use_artel_attention(model)
     materialize(model, source, device="cpu")
     plan = plan_parallelism(run, 1, 1)
-    strategy = plan.parallelize(model, data.objective, world, "fp32", load_weights=None, tell=print)
+    strategy = plan.parallelize(model, data.objective, world, "fp32", load_weights=None)
     model.train()
     data.objective.loss(model, data.batch(1))  # finds the output head
     live, real = LiveBytes(), []

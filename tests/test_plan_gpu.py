@@ -112,10 +112,10 @@ def test_what_compiled_layers_recompute_takes_no_memory_in_their_forward_pass():
     """A layer's activation is dropped at its end: before, a plan held it until then."""
     torch.manual_seed(0)
     sizes = []
-    for tell in (True, False):
+    for is_told in (True, False):
         model = AutoModel.from_config(CONFIGS[2]).train()
         live = LiveBytes(compiled=True)
-        save_as_compiled(model, live.never_written if tell else lambda _: None)
+        save_as_compiled(model, live.never_written if is_told else lambda _: None)
         with torch.autocast("cpu", torch.bfloat16), cuda_autocast(), live:
             output = model(input_ids=torch.zeros(4, 96, dtype=torch.int64)).last_hidden_state
         sizes.append(bytes_by_kind(live.events)[ACTIVATIONS])

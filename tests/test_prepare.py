@@ -13,6 +13,7 @@ from artel.config import Overrides, load_run
 from artel.preparing import prepare
 from artel.storage import lock
 from artel.text import Ledger, read_documents
+from support.messages import logged
 from support.runs import artel, kill, start, write_run
 from support.stores import run_of
 from support.waiting import LIMIT, wait_until
@@ -263,23 +264,27 @@ def test_ctrl_c_says_what_a_preparation_keeps():
     Path("a.txt").write_text("".join(f"paragraph {number} of the text\n\n" for number in range(100)))
     data = {"sources": [{"path": "a.txt", "document": "paragraph"}], "store": "stores", "block": 8}
     Path("run.yaml").write_text(json.dumps({"data": data, "tokenizer": {"train": {"vocab": 270}}}))
-    run, told = load_run("run.yaml"), []
+    run, interrupted_at = load_run("run.yaml"), ""
+
+    def interrupt(line: str) -> None:
+        if interrupted_at and line.startswith(interrupted_at):
+            raise KeyboardInterrupt
+
+    told = logged(interrupt)
 
     def prepare_until(line: str) -> str:
-        def tell(*lines: str) -> None:
-            told.extend(lines)
-            if lines[0].startswith(line):
-                raise KeyboardInterrupt
-
+        nonlocal interrupted_at
+        interrupted_at = line
         with pytest.raises(KeyboardInterrupt) as stopped:
-            prepare(run, tell)
+            prepare(run)
+        interrupted_at = ""
         (note,) = stopped.value.__notes__
         return note
 
     assert "the same command begins with it again" in prepare_until("training the tokenizer")
     assert "finished parts of the text are kept" in prepare_until("turning text into tokens")
     assert told.count("training the tokenizer") == 2  # it was not finished the first time
-    prepare(run, told.append)
+    prepare(run)
     assert told.count("training the tokenizer") == 2
 
 

@@ -12,6 +12,7 @@ from artel.parallel import join_world
 from artel.preparing import prepare
 from artel.training import loop
 from artel.training.profile import Profile
+from support.messages import logged
 from support.runs import artel, write_run
 
 TRAINING = ("matrix products", "attention", "loss", "elementwise and norms", "optimizer and clipping")
@@ -41,10 +42,10 @@ def watched(monkeypatch):
 
     def train(file, profile="true"):
         config = load_run(str(file), Overrides.parse([f"profile={profile}"]))
-        messages = []
+        messages = logged()
         with join_world(threads=1) as processes:
             try:
-                loop.train(config, prepare(config), processes, messages.append)
+                loop.train(config, prepare(config), processes)
             except Interrupted:
                 messages.append("interrupted")
         assert not torch.autograd._profiler_enabled()

@@ -18,6 +18,7 @@ import artel as api
 from artel.errors import InputError
 from artel.inference.push.hub import Hub as HubClient
 from support.hub import TOKEN, ByXet, Hub
+from support.messages import logged
 from support.runs import ENVIRONMENT, artel, write_run
 from support.sockets import free_ports
 from support.waiting import wait_until
@@ -190,7 +191,7 @@ for method, path, status in json.loads(sys.argv[2]):
     hub.refusals.clear()
     hub.refuse(method, path, status, "no, for a test")
     try:
-        artel.push(sys.argv[1], "me/tiny", tell=lambda line: None)
+        artel.push(sys.argv[1], "me/tiny")
     except artel.ArtelError as error:
         said.append([type(error).__name__, str(error)])
 print(json.dumps(said))
@@ -268,8 +269,8 @@ def test_links_in_the_model_of_a_run_are_not_followed(runs):
     shutil.copytree(runs / "base", "run", symlinks=True)
     Path("secret").write_text("my token")
     Path("run/model/README.md").symlink_to(Path("secret").absolute())
-    said = []
-    api.push("run", "me/tiny", dry_run="out", tell=said.append)
+    said = logged()
+    api.push("run", "me/tiny", dry_run="out")
     assert "my token" not in Path("out/README.md").read_text()
     assert any("left out" in line and "README.md" in line for line in said)
     Path("run/model/tokenizer.json").unlink()

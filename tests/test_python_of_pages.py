@@ -29,7 +29,7 @@ def test_the_python_of_the_pages(name):
     pages = {page: folder for page, (objective, folder) in PAGES.items() if objective == name}
     (folder,) = set(pages.values())
     run = objective_run(Path("run.yaml").absolute(), name, train={"steps": 2, "batch": 8})
-    artel.train(run, {"run": folder}, tell=lambda _: None)
+    artel.train(run, {"run": folder})
     Path("notes.txt").write_text("The key hangs behind the clock.\n\nThe train leaves at nine.\n")
     for page in pages:
         (block,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)

@@ -51,7 +51,7 @@ def test_what_is_no_table_and_no_matrix_is_left_out(content):
 def test_the_page_draws_the_matrix(tmp_path, language, title):
     import artel
 
-    run = artel.train(label_run(tmp_path / "run.yaml", one_label(), train={"steps": 4}), tell=lambda _: None)
+    run = artel.train(label_run(tmp_path / "run.yaml", one_label(), train={"steps": 4}))
     html = Page(language).html(read_runs([str(run.folder)]))
     assert title in html
     content = json.loads((run.folder / "validation.json").read_text())

@@ -226,7 +226,7 @@ def test_figures_are_those_of_scikit_learn():
 @pytest.mark.slow
 def test_the_folder_gives_other_libraries_the_same_scores():
     run = objective_run(Path("run.yaml").absolute(), "rerank", train={"steps": 3, "batch": 8})
-    folder = artel.train(run, tell=lambda _: None).folder
+    folder = artel.train(run).folder
     model = artel.open(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     plain = AutoModelForSequenceClassification.from_pretrained(folder / "model").eval()
@@ -260,7 +260,7 @@ def test_the_folder_gives_other_libraries_the_same_scores():
         assert answer["results"][0]["relevance_score"] == pytest.approx(ranked[0].score, abs=1e-6)
         scores = client.post("/v1/score", json={"text_1": QUERY, "text_2": DOCUMENTS}).json()["data"]
         assert [one["score"] for one in scores] == pytest.approx(expected, abs=1e-5)
-    evaluated = model.evaluate(tell=lambda _: None).metrics
+    evaluated = model.evaluate().metrics
     assert {"loss", "mrr", "ndcg", "accuracy"} == evaluated.keys()
 
 
@@ -268,7 +268,7 @@ def test_sentence_transformers_opens_the_folder():
     from sentence_transformers import CrossEncoder  # takes seconds
 
     run = objective_run(Path("run.yaml").absolute(), "rerank", train={"steps": 3, "batch": 8})
-    folder = artel.train(run, tell=lambda _: None).folder
+    folder = artel.train(run).folder
     encoder = CrossEncoder(str(folder / "model"), max_length=48, device="cpu")
     scores = encoder.predict([(QUERY, document) for document in DOCUMENTS])
     assert artel.open(folder).score(QUERY, DOCUMENTS) == pytest.approx(scores.tolist(), abs=1e-5)
@@ -279,7 +279,7 @@ def test_a_store_without_anything_else_to_draw_is_refused(tmp_path):
     rows = [{"query": f"Where is it in {number}?", "positive": "It is here."} for number in range(40)]
     source = written(tmp_path / "same.jsonl", rows, "matches")
     with pytest.raises(artel.InputError, match="no other document that could be one"):
-        artel.train(run, {"data.sources": [source], "tokenizer.train.vocab": 270}, tell=lambda _: None)
+        artel.train(run, {"data.sources": [source], "tokenizer.train.vocab": 270})
 
 
 @pytest.mark.slow
@@ -288,7 +288,7 @@ def test_bad_rows_are_listed_by_their_lines(tmp_path):
     good = [{"query": f"Where is {number}?", "positive": f"It is at {number}, or was there."} for number in range(60)]
     bad = [{"query": "What?", "document": "This.", "score": 4}, {"query": "Where? " * 50, "positive": "Here."}]
     source = written(tmp_path / "rows.jsonl", [*good, *bad], "matches")
-    artel.prepare(run, {"data.sources": [source], "data.max_bad": 0.1}, tell=lambda _: None)
+    artel.prepare(run, {"data.sources": [source], "data.max_bad": 0.1})
     listed = [json.loads(line) for line in (run.with_suffix("") / "rejected.jsonl").read_text().splitlines()]
     assert {(Path(one["origin"]).name, one["reason"]) for one in listed} == {
         ("rows.jsonl:61", "bad_score"), ("rows.jsonl:62", "query_too_long")}  # fmt: skip

@@ -131,7 +131,7 @@ def test_answers_with_labels_and_pairs_count_alike(tokenizer, tmp_path):
 
 
 def score(model, objective, prompt, answer):
-    text = objective._reader.text([*prompt, answer])
+    text = objective._reader.writer.write([*prompt, answer]).text
     (ids,) = objective._reader.encode([text])
     with torch.no_grad():
         return model(input_ids=torch.from_numpy(ids)[None]).logits.item()
@@ -173,7 +173,7 @@ def test_a_margin_that_is_no_number_is_named_by_its_line(tmp_path, margin):
 
 def trained(name="reward", **changes):
     run = objective_run(Path("run.yaml").absolute(), name, train={"steps": 3, "batch": 8}, **changes)
-    return artel.train(run, tell=lambda _: None).folder
+    return artel.train(run).folder
 
 
 def written(tokenizer, answer):
@@ -194,7 +194,7 @@ def by_transformers(folder, model=None):
 def test_the_folder_gives_transformers_the_same_scores(architecture):
     """A decoder, whose score is the last token's, and an encoder."""
     run = objective_run(Path("run.yaml").absolute(), "reward", train={"steps": 3, "batch": 8})
-    folder = artel.train(run, {"model.config.model_type": architecture}, tell=lambda _: None).folder
+    folder = artel.train(run, {"model.config.model_type": architecture}).folder
     model = artel.open(folder)
     scores = model.score(PROMPT, ANSWERS)
     assert scores == pytest.approx(by_transformers(folder / "model"), abs=1e-5)
@@ -225,7 +225,7 @@ def test_an_adapter_brings_its_head(tmp_path):
     run = {"run": "lora", "objective": "reward", "data": {"sources": [judged], "block": 96, "validation": 0.1},
            "model": {"from": str(folder), "lora": {"rank": 4}},
            "train": {"steps": 3, "batch": 8, "threads": 1, "compile": "off"}}  # fmt: skip
-    trained_run = artel.train(run, tell=lambda _: None)
+    trained_run = artel.train(run)
     scores = artel.open(trained_run.folder).score(PROMPT, ANSWERS)
     settings = json.loads((trained_run.folder / "model" / "adapter_config.json").read_text())
     assert settings["modules_to_save"] == ["score"]
@@ -237,7 +237,7 @@ def test_an_adapter_brings_its_head(tmp_path):
 def test_what_does_not_go_with_a_reward_is_refused_before_text_is_read(tmp_path):
     run = objective_run(tmp_path / "run.yaml", "reward", validate={"prompts": ["x"]}, checkpoint={"best": "f1"})
     with pytest.raises(artel.InputError) as error:
-        artel.train(run, tell=lambda _: None)
+        artel.train(run)
     where = [problem.where.split(": ")[-1] for problem in error.value.problems]
     assert {"validate.prompts", "checkpoint.best"} <= set(where)
 

@@ -249,7 +249,7 @@ def test_a_folder_that_is_gone_while_a_run_is_at_work_ends_it(artel, what):
                 RunFolder(folder).claim()
 
     with join_world(1) as processes, pytest.raises(WorkError, match="was removed or moved") as raised:
-        train(config, prepared, processes, lambda _: None, callbacks=[take_away])
+        train(config, prepared, processes, callbacks=[take_away])
     assert raised.value.exit_code == 1
     assert (set(contents(folder)) if folder.exists() else None) == ({MARK} if what == "made anew" else None)
 

@@ -29,7 +29,7 @@ def test_samples_of_each_step_stand_once_also_where_a_killed_run_begins_again(ev
     config = load_run(str(file))
 
     def start(*callbacks):
-        return train(config, prepare(config), World(0, 1, 0, torch.device("cpu")), lambda _: None, callbacks)
+        return train(config, prepare(config), World(0, 1, 0, torch.device("cpu")), callbacks)
 
     def kill(run):
         if run.step == dies:

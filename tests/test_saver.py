@@ -18,6 +18,7 @@ from artel.preparing import prepare
 from artel.training.checkpoint.format import list_checkpoints, read_progress
 from artel.training.checkpoint.retention import retain
 from artel.training.loop import train
+from support.messages import logged
 from support.runs import artel, small_disk, write_run
 
 pytest_plugins = ["support.services"]
@@ -27,8 +28,8 @@ ALONE = World(0, 1, 0, torch.device("cpu"))
 
 def trained(file: Path, *callbacks, overrides=()) -> tuple[dict, list[str]]:
     """(the result, what was said)."""
-    run, said = load_run(str(file), Overrides.parse(list(overrides))), []
-    return train(run, prepare(run, lambda _: None), ALONE, said.append, callbacks), said
+    run, said = load_run(str(file), Overrides.parse(list(overrides))), logged()
+    return train(run, prepare(run), ALONE, callbacks), said
 
 
 def checkpoints(folder: Path, *names: int, latest: int, best: int | None = None, size: int = 1000) -> Path:

@@ -32,7 +32,7 @@ from artel.secrets import hide_secrets
 from artel.storage import checksum, fetch
 from artel.tokens import Sample, StoreWriter, TokenStore, train_tokenizer
 from artel.training.checkpoint.format import Content, Progress, load_checkpoint, write_full
-from artel.training.checkpoint.items import CheckpointItems
+from artel.training.checkpoint.items import checkpoint_items
 from support.runs import write_run
 from support.waiting import LIMIT
 
@@ -114,7 +114,7 @@ def test_names_in_a_checkpoint_stay_in_it(tmp_path, name):
     (path / "checksums.json").write_text(json.dumps({**sums, name: checksum(target)}))
     shutil.rmtree(tmp_path / "step-000000001")
     with pytest.raises(InputError, match="which is no file of it"):
-        load_checkpoint(tmp_path, CheckpointItems(_Nothing()), lambda _: None)
+        load_checkpoint(tmp_path, checkpoint_items(_Nothing()))
 
 
 @pytest.mark.parametrize("place", ["index", "config"])

@@ -289,7 +289,7 @@ def streamed(client, body):
 @pytest.mark.slow
 def test_the_run_writes_what_transformers_writes(capsys):
     run = objective_run(Path("run.yaml").absolute(), "seq2seq", train={"steps": 4, "batch": 8})
-    folder = artel.train(run, tell=lambda _: None).folder
+    folder = artel.train(run).folder
     model = artel.open(folder)
     plain, tokenizer = (kind.from_pretrained(folder / "model") for kind in (AutoModelForSeq2SeqLM, AutoTokenizer))
 
@@ -335,7 +335,7 @@ def test_the_run_writes_what_transformers_writes(capsys):
         assert ["".join(said) for said in parts] == [choice["text"] for choice in whole]
         said: list[str] = []
         asked = {"text": texts[1], "sampling": Sampling(10, temperature=0.0, beams=2), "on_text": said.append}
-        served.opened.objective.answers(served.opened.model, "generate", [asked])
+        served.opened.decoding.answers(served.opened.model, "generate", [asked])
         assert said == []  # no beam is the text before the end
         assert client.get("/v1/models").json()["data"][0]["endpoints"] == ["/v1/completions"]
         neutral = {"presence_penalty": 0, "frequency_penalty": 0.0, "min_p": 0, "stop": [], "logit_bias": {}}
@@ -358,7 +358,7 @@ def test_the_run_writes_what_transformers_writes(capsys):
         talk = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "one"}]}).json()
         assert "it writes a text for a text" in talk["error"]["message"]
         assert talk["error"]["message"].endswith("ask it at /v1/completions")
-    result = model.evaluate(tell=lambda _: None)
+    result = model.evaluate()
     assert {"loss", "perplexity", "accuracy", "exact_match", "chrf"} == result.metrics.keys()
     (table,) = result.details["tables"].values()
     assert len(table) == 4
@@ -397,7 +397,7 @@ def test_an_adapter_over_a_pretrained_model(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "t5")
     run = objective_run(tmp_path / "run.yaml", "seq2seq", train={"steps": 2, "batch": 4})
     changes = {"model": {"from": str(tmp_path / "t5"), "lora": {"rank": 4}}, "tokenizer": {}, "seq2seq.beams": 2}
-    folder = artel.train(run, changes, tell=lambda _: None).folder
+    folder = artel.train(run, changes).folder
     config = json.loads((folder / "model" / "adapter_config.json").read_text())
     assert (config["task_type"], sorted(config["target_modules"])[-1]) == ("SEQ_2_SEQ_LM", "wo")
     assert json.loads((folder / "model" / "generation_config.json").read_text())["num_beams"] == 2
@@ -418,7 +418,7 @@ def test_an_adapter_over_a_pretrained_model(tokenizer, tmp_path):
 def test_what_cannot_be_is_refused_before_the_first_step(tmp_path, changes, message):
     run = objective_run(tmp_path / "run.yaml", "seq2seq", train={"steps": 1})
     with pytest.raises(InputError, match=message):
-        artel.train(run, changes, tell=lambda _: None)
+        artel.train(run, changes)
 
 
 @pytest.mark.long
@@ -432,5 +432,5 @@ def test_pairs_stand_in_any_table(tmp_path):
     source = {"path": str(tmp_path / "pairs.parquet"), "format": "pairs", "input": "wrong", "output": "right"}
     run = objective_run(tmp_path / "run.yaml", "seq2seq")
     sources = (source, rewritten(tmp_path))
-    stores = [artel.prepare(run, {"data.sources": [each]}, tell=lambda _: None).open() for each in sources]
+    stores = [artel.prepare(run, {"data.sources": [each]}).open() for each in sources]
     assert stores[0].digest == stores[1].digest

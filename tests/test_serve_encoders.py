@@ -27,7 +27,7 @@ TEXTS = ["The ship is here.", "Ahoy", "He said that the whale was white, and tha
 def trained(name: str) -> Iterator[tuple[Path, TestClient]]:
     """The folder of a model after one step of an objective, and a client of it."""
     run = objective_run(Path("run.yaml").absolute(), name, train={"steps": 1, "batch": 8})
-    folder = artel.train(run, tell=lambda _: None).folder
+    folder = artel.train(run).folder
     with served_model(folder) as served, client_of(served) as client:
         yield folder / "model", client
 

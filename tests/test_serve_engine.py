@@ -190,7 +190,7 @@ def test_a_base_in_8_or_4_bits_gives_the_tokens_of_generate(served_folder, quant
     pytest.importorskip("bitsandbytes")
     model = {"config": None, "from": str(served_folder), "lora": {"rank": 4}, "quantize": quantize}
     run = write_run(Path("run.yaml").absolute(), model=model, tokenizer={"train": None}, train={"steps": 2})
-    folder = artel.train(run, tell=lambda _: None).folder
+    folder = artel.train(run).folder
     with served_model(folder) as served, client_of(served) as client:
         assert served.opened.model.quantization_method == "bitsandbytes"
         ids = served.opened.tokenizer.prompt("the of and")

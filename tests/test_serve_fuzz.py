@@ -58,7 +58,7 @@ def test_no_request_ends_in_a_fault_of_the_server(tmp_path):
 )
 def test_nor_does_one_to_an_encoder(name):
     run = objective_run(Path("run.yaml").absolute(), name, train={"steps": 1, "batch": 8})
-    folder = artel.train(run, tell=lambda _: None).folder
+    folder = artel.train(run).folder
     with served_model(folder) as served:
         statuses = answered(served, 40, served.endpoints)
     assert statuses[200] > 5, statuses

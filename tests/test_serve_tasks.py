@@ -19,7 +19,7 @@ from support.serving import client_of
 
 @contextmanager
 def untrained(run: Path) -> Iterator[TestClient]:
-    served = ServedModel(open_untrained(load_run(str(run)), lambda _: None), "tiny", 4, None)
+    served = ServedModel(open_untrained(load_run(str(run))), "tiny", 4, None)
     try:
         with client_of(served) as client:
             yield client

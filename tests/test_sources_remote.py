@@ -111,7 +111,7 @@ import json, sys
 from artel.config import DataConfig, SourceConfig
 from artel.errors import ArtelError, InputError
 from artel.text import check_sources, input_shards
-from artel.text.sources.read import read_shard
+from artel.text.sources.inputs import read_shard
 results = []
 for path in sys.argv[1:]:
     data = DataConfig(sources=[SourceConfig(path=[path])])

@@ -9,6 +9,7 @@ from artel.preparing import prepare
 from artel.text import Document
 from artel.tokens import StoreWriter, TokenStore, load_tokenizer
 from support.entities import document, objective
+from support.messages import logged
 from support.reading import rows_of
 from support.saved_models import word_pieces
 from support.stores import run_of
@@ -29,13 +30,11 @@ def russian(count, shift=0):
 
 def prepared(folder, rows, **tokens):
     """(the store, its messages) of a run on these rows."""
-    messages = []
+    messages = logged()
     data = {"sources": [{"path": str(rows_of(folder, rows)), "format": "entities"}], "validation": 0.2, "block": 32}
     word_pieces(folder / "tokenizer")
     tokenizer = {"from": str(folder / "tokenizer")}
-    return prepare(
-        run_of(folder, objective="tokens", tokens=tokens, data=data, tokenizer=tokenizer), messages.append
-    ), messages
+    return prepare(run_of(folder, objective="tokens", tokens=tokens, data=data, tokenizer=tokenizer)), messages
 
 
 def test_shifted_spans_are_refused_before_training(tmp_path):

@@ -129,7 +129,7 @@ def test_a_run_logs_its_mfu_where_the_devices_peak_is_known(tmp_path, monkeypatc
         name = f"run{len(peaks)}"
         run = load_run(str(write_run(tmp_path / f"{name}.yaml")))
         with join_world(1) as processes:
-            train(run, prepare(run), processes, lambda _: None)
+            train(run, prepare(run), processes)
         lines = [line for line in metrics(tmp_path / name) if "loss" in line]
         assert len(lines) == 6
         if not peaks:

@@ -15,6 +15,7 @@ from artel.reports.page import Language
 from artel.tokens import TokenStore
 from artel.tokens.tokenizer.chat_template import writes_day
 from support.chat_templates import FAMILIES
+from support.messages import logged
 from support.reading import message, rows_of
 from support.stores import run_of
 
@@ -176,8 +177,8 @@ def test_texts_with_the_day_of_preparing_are_told_and_dated(tmp_path):
 def test_a_store_has_the_day_that_its_texts_have(tmp_path):
     run = run_with(tmp_path, "llama3", [TWO] * 3)
     before = date.today()
-    told = []
-    store = TokenStore(prepare(run, told.append).folder)
+    told = logged()
+    store = TokenStore(prepare(run).folder)
     day = date.fromisoformat(store.manifest["day"])
     assert before <= day <= date.today()
     assert any("The chat template writes today's date (strftime_now)" in note for note in told), told

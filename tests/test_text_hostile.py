@@ -17,7 +17,7 @@ from artel.config import CleanConfig
 from artel.errors import ArtelError, InputError
 from artel.text import html_to_text
 from artel.text.cleaning.rules import clean
-from artel.text.reading.encodings import decode, detect_encoding, lines_in_other_encoding, other_encoding
+from artel.text.reading.encodings import decode, detect_encoding, lines_in_other_encoding, other_encoding_check
 from artel.text.records import BadRecord
 from support.reading import checked, documents, items, read_in_spans, read_texts
 from support.stores import stored
@@ -293,15 +293,15 @@ def test_no_line_of_a_novel_is_taken_for_another_encodings(shared_data, tmp_path
     if encoding == "windows-1252":
         text = "naïve Zoë “quoted” café – Füße müssen größer, à peine, señor; © ® Ã× · «oui»\n" * 100
     lines = [line.encode(encoding, "ignore") for line in text.split("\n")]
-    assert [line for line in lines if other_encoding(line, encoding)] == []
+    assert [line for line in lines if other_encoding_check(encoding)(line)] == []
     short = "— Ф-фу!|Жжжжж|ъъъъъ ъъъъъ|ХХХ|ХХХV|Хэ-хэ-хэ!|Фу, цыц, эй!|Жжжжжжжжжжжжжжжжжж! Ж-ж-ж…"
     if encoding == "windows-1252":
         short = "the café…”|Il est tombé…”|né»…|café”—|«né»…"
     assert {
-        line: other_encoding(line.encode(encoding, "ignore"), encoding) for line in short.split("|")
+        line: other_encoding_check(encoding)(line.encode(encoding, "ignore")) for line in short.split("|")
     } == dict.fromkeys(short.split("|"), "")
     ukrainian = "Вони наділені розумом і совістю. Її ґанок. ЄС і США підписали угоду".encode(encoding, "ignore")
-    assert other_encoding(ukrainian, encoding) == ""
+    assert other_encoding_check(encoding)(ukrainian) == ""
 
 
 @pytest.mark.parametrize("encoding", [*FOUR[:3], "windows-1252"])
@@ -313,7 +313,7 @@ def test_a_block_has_the_foreign_lines_that_are_found_one_by_one(encoding, end):
         " ".join(chance.choices(words, k=chance.randrange(8))).encode(chance.choice([*FOUR, encoding]), "ignore")
         for _ in range(2000)
     ]
-    expected = {number: other for number, line in enumerate(lines) if (other := other_encoding(line, encoding))}
+    expected = {number: other for number, line in enumerate(lines) if (other := other_encoding_check(encoding)(line))}
     assert len(expected) > 100
     assert lines_in_other_encoding(b"\n".join(lines) + end, encoding) == expected
 

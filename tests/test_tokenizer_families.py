@@ -14,6 +14,7 @@ from artel.inference.batch.files import Prompt
 from artel.models.generate import Sampling
 from artel.tokens import load_tokenizer
 from support.chat_models import user
+from support.messages import logged
 from support.serving import client_of, served_model
 from support.tokenizer_families import FAMILIES
 
@@ -22,10 +23,6 @@ PROMPTS = [*TEXTS, " a space first", "the mill "]
 GREEDY = Sampling(2, temperature=0.0)
 CAUSAL = [name for name, family in FAMILIES.items() if family.kind == "causal"]
 ENCODERS = [name for name, family in FAMILIES.items() if family.kind == "encoder"]
-
-
-def no_news(_):
-    pass
 
 
 def trained(family, run, rows, **changes):
@@ -40,9 +37,9 @@ def trained(family, run, rows, **changes):
     }  # fmt: skip
     for section, more in changes.items():
         values[section] = {**values[section], **more} if isinstance(values.get(section), dict) else more
-    artel.train(values, tell=no_news)
+    artel.train(values)
     elsewhere = shutil.copytree(run / "model", run.parent / "elsewhere")
-    return artel.prepare(values, tell=no_news).open(), AutoTokenizer.from_pretrained(elsewhere)
+    return artel.prepare(values).open(), AutoTokenizer.from_pretrained(elsewhere)
 
 
 @contextmanager
@@ -82,10 +79,10 @@ def test_a_text_has_the_same_ids_in_training_and_in_every_command(tmp_path, name
         for text in PROMPTS:
             expected = tokenizer(text).input_ids
             with rows_read_by(opened.model) as rows:
-                "".join(opened.objective.reply(opened.model, text, "", GREEDY).pieces)  # artel generate, artel.open
+                "".join(opened.decoding.reply(opened.model, text, "", GREEDY).pieces)  # artel generate, artel.open
             assert rows[0] == expected
             with rows_read_by(opened.model) as rows:
-                list(answers(opened, [Prompt("a.jsonl:1", {}, text)], 0, GREEDY, no_news))
+                list(answers(opened, [Prompt("a.jsonl:1", {}, text)], 0, GREEDY))
             assert has(rows, expected)
         with served_model(tmp_path / folder) as served, rows_read_by(served.opened.model) as rows:
             for text in PROMPTS:
@@ -96,7 +93,7 @@ def test_a_text_has_the_same_ids_in_training_and_in_every_command(tmp_path, name
     (tmp_path / "more.txt").write_text("on the hill\n")
     model = artel.open(tmp_path / "run")
     with rows_read_by(model._opened.model) as rows:
-        model.evaluate(tmp_path / "more.txt", {"data.block": 4}, tell=no_news)
+        model.evaluate(tmp_path / "more.txt", {"data.block": 4})
     assert has(rows, tokenizer("on the hill").input_ids[:4])
 
 
@@ -114,10 +111,10 @@ def test_a_conversation_has_the_ids_of_its_template(tmp_path, name):
     for folder in ("run", "elsewhere"):
         opened = open_model(str(tmp_path / folder))
         with rows_read_by(opened.model) as rows:
-            "".join(ChatSession(opened, ChatSettings(new_tokens=2), "", no_news).answer("the mill"))
+            "".join(ChatSession(opened, ChatSettings(new_tokens=2), "").answer("the mill"))
         assert has(rows, prompt)
         with rows_read_by(opened.model) as rows:
-            list(answers(opened, [Prompt("a.jsonl:1", {}, messages=talk[:1])], 0, GREEDY, no_news))
+            list(answers(opened, [Prompt("a.jsonl:1", {}, messages=talk[:1])], 0, GREEDY))
         assert has(rows, prompt)
         with served_model(tmp_path / folder) as served, rows_read_by(served.opened.model) as rows:
             body = {"model": "tiny", "messages": talk[:1], "max_tokens": 2}
@@ -168,8 +165,8 @@ def test_the_saved_model_stops_where_its_texts_end(tmp_path):
     data = {"sources": [{"path": "a.txt"}], "validation": 0, "block": 16}
     values = {"run": "run", "model": {"from": "base"}, "data": data,
               "train": {"steps": 2, "batch": 2}, "track": ["jsonl"]}  # fmt: skip
-    told = []
-    artel.train(values, tell=told.append)
+    told = logged()
+    artel.train(values)
     config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
     assert config["eos_token_id"] == 2
     assert GenerationConfig.from_pretrained(tmp_path / "run" / "model").eos_token_id == [2, 1]

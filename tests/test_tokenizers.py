@@ -14,6 +14,7 @@ from artel.config import Overrides, TokenizerTraining, load_run
 from artel.errors import InputError
 from artel.preparing import prepare
 from artel.tokens import Tokenizer, load_tokenizer, train_tokenizer
+from support.messages import logged
 
 TEXT = [
     "Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему.",
@@ -172,11 +173,11 @@ def test_letters_that_a_model_cannot_write_are_named(trained, normalizer, change
     assert tokenizer.changed_letters == changed
     tokenizer.save(Path("tokenizer"))
     Path("a.txt").write_text("\n".join(f"Ёж и йод {number}" for number in range(9)))
-    said: list[str] = []
+    said = logged()
     prepare(load_run("novel-small", Overrides.parse([
         "data.store=stores", "data.sources=[{path: a.txt, document: line}]", "tokenizer={from: tokenizer}",
         "data.validation=0", "data.block=8",
-    ])), said.append)  # fmt: skip
+    ])))  # fmt: skip
     noted = [note for note in said if "changes letters" in note]
     assert len(noted) == bool(changed)
     assert all(f"{letter} becomes {other}" in noted[0] for letter, other in changed.items())

@@ -240,7 +240,7 @@ def test_other_architectures_train_from_scratch(tmp_path, model_type):
     config |= {"is_decoder": True} if model_type == "roberta" else {"num_key_value_heads": 2, "head_dim": 8}
     file = write_run(tmp_path / "run.yaml", model=None, train={"learning_rate": 1e-2})
     run = load_run(str(file), Overrides.parse([f"model.config={json.dumps(config)}"]))
-    result = train(run, prepare(run), World(0, 1, 0, torch.device("cpu")), lambda text: None)
+    result = train(run, prepare(run), World(0, 1, 0, torch.device("cpu")))
     by_step = losses(file.with_suffix(""))
     assert by_step[6][0] < by_step[1][0]
     assert result["validation"]["loss"] < by_step[1][0]

@@ -52,7 +52,7 @@ def prepared_of(tokenizer, sources, objective="causal"):
         "objective": objective, "data": {"sources": sources, "validation": 0, "block": 64, "store": "stores"},
         "tokenizer": {"from": "tokenizer"},
     }  # fmt: skip
-    made = artel.prepare(values, tell=lambda _: None)
+    made = artel.prepare(values)
     return made.ledger().get("unknown_tokens"), made.notes()
 
 

@@ -70,7 +70,7 @@ def run_file(place, folder, **changes):
 def trained(run):
     """The model of a run's last step, in memory."""
     models = []
-    api.train(run, callbacks=[lambda run: models.append(run.strategy.model)], tell=lambda text: None)
+    api.train(run, callbacks=[lambda run: models.append(run.strategy.model)])
     return models[-1].eval()
 
 
@@ -145,7 +145,7 @@ def test_adapters_fit_the_whole_alone_and_merged(family, folders, tmp_path):
     assert adapted
     assert not [name for name in adapted if any(part in name for part in IMAGES)]
     torch.testing.assert_close(logits(open_model(str(tmp_path / "run")).model.eval()), expected, atol=1e-5, rtol=1e-5)
-    export(str(tmp_path / "run"), tmp_path / "merged", merge=True, tell=lambda text: None)
+    export(str(tmp_path / "run"), tmp_path / "merged", merge=True)
     changed = differing(folder, tmp_path / "merged")
     assert changed
     assert not [name for name in changed if not name.endswith("proj.weight") or any(part in name for part in IMAGES)]
@@ -163,7 +163,7 @@ def test_adapters_over_quantized_weights(quantize, folders, tmp_path):
     opened = open_model(str(tmp_path / "run")).model.eval()
     set_compute_precision(opened, "fp32")
     torch.testing.assert_close(logits(opened), logits(model), atol=1e-5, rtol=1e-5)
-    export(str(tmp_path / "run"), tmp_path / "merged", merge=True, tell=lambda text: None)
+    export(str(tmp_path / "run"), tmp_path / "merged", merge=True)
     theirs = PeftModel.from_pretrained(whole_model(folder).float(), tmp_path / "run" / "model").eval()
     merged_whole = whole_model(tmp_path / "merged").float()
     torch.testing.assert_close(logits(merged_whole), logits(theirs), atol=2e-2, rtol=2e-2)
@@ -182,7 +182,7 @@ def test_what_is_frozen_and_what_did_not_change_keeps_its_bits(folders, tmp_path
     second = run_file(tmp_path, made, run=str(tmp_path / "second"), model=freeze)
     trained(second)
     assert differing(made, tmp_path / "second" / "model") == changed
-    export(str(made), tmp_path / "copy", tell=lambda text: None)
+    export(str(made), tmp_path / "copy")
     assert not differing(made, tmp_path / "copy")
 
 
@@ -204,7 +204,7 @@ def test_embeddings_that_grow_and_that_are_tied_no_longer(folders, tmp_path):
     )
     lora = {"rank": 4, "save": ["embed_tokens"]}
     expected = logits(trained(run_file(tmp_path, folder, model={"lora": lora})))
-    export(str(tmp_path / "run"), tmp_path / "merged", merge=True, tell=lambda text: None)
+    export(str(tmp_path / "run"), tmp_path / "merged", merge=True)
     assert "lm_head.weight" in tensors_of(tmp_path / "merged")
     torch.testing.assert_close(logits(whole_model(tmp_path / "merged").float()), expected, atol=2e-2, rtol=2e-2)
 
@@ -260,10 +260,10 @@ def test_the_folder_it_came_from_is_needed_to_the_end(folders, tmp_path):
         if run.step == 3:
             shutil.rmtree(folder)
 
-    refused(lambda: api.train(run, callbacks=[take_away], tell=lambda text: None), "original", "put it back")
+    refused(lambda: api.train(run, callbacks=[take_away]), "original", "put it back")
     refused(lambda: trained(run), "original")
     shutil.copytree(folders["llava"], folder)
-    api.train(run, tell=lambda text: None)
+    api.train(run)
     assert differing(folder, tmp_path / "run" / "model")
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +235,23 @@ def source(path: str, **more: Any) -> dict[str, Any]:
     return {"data": {"sources": [{"path": path, **more}]}}
 
 
+def small(path: str, **more: Any) -> dict[str, Any]:
+    """Changes of a run file that reads one of the smallest texts."""
+    return merged(SMALL, source(path, **more))
+
+
+def special(path: Path, make: Callable[[Path], object]) -> None:
+    """Put something else in a file's place: a named pipe, a link, a folder."""
+    path.unlink(missing_ok=True)
+    make(path)
+
+
+def edit_json(path: Path, **values: Any) -> None:
+    """Change keys of a JSON file; ... takes a key away."""
+    tree = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({key: value for key, value in tree.items() if value is not ...}))
+
+
 @dataclass(frozen=True)
 class Case:
     family: str
@@ -245,21 +264,79 @@ class Case:
 CASES: dict[str, Case] = {}
 
 
-def add(family: str, name: str, steps: Callable[[Place], Steps], *, quick: bool = True) -> None:
-    """A case of a family, under `family/name`."""
-    key = f"{family}/{name.strip('_').replace('_', '-')}"
-    assert key not in CASES, key
-    CASES[key] = Case(family, key, steps, quick)
+@dataclass(frozen=True)
+class Family:
+    """The cases of a family, under `family/name`."""
 
+    name: str
 
-def case(family: str, *, quick: bool = True) -> Callable[[Callable[[Place], Steps]], Callable[[Place], Steps]]:
-    """Of a function that makes inputs in a place, yields commands and looks at what they gave, a case by its name."""
+    def add(self, name: str, steps: Callable[..., Steps], *arguments: Any, quick: bool = True) -> None:
+        """Add a case. `steps` takes `arguments`, then the place."""
+        key = f"{self.name}/{name.strip('_').replace('_', '-')}"
+        assert key not in CASES, key
+        CASES[key] = Case(self.name, key, partial(steps, *arguments), quick)
 
-    def named(steps: Callable[[Place], Steps]) -> Callable[[Place], Steps]:
-        add(family, steps.__name__, steps, quick=quick)
+    def each(
+        self, name: str, steps: Callable[..., Steps], cases: Mapping[str, Any], *more: Any, quick: bool = True
+    ) -> None:
+        """Add a case for each entry of a table; `{}` in the name stands for its key. A tuple is several arguments."""
+        for key, arguments in cases.items():
+            several = arguments if isinstance(arguments, tuple) else (arguments,)
+            self.add(name.replace("{}", key), steps, *several, *more, quick=quick)
+
+    def table(self, quick: bool = True, **cases: Callable[[Place], Steps]) -> None:
+        """Add cases that need no function of their own: `given(...)` by name."""
+        for name, steps in cases.items():
+            self.add(name, steps, quick=quick)
+
+    def case(self, steps: Callable[[Place], Steps]) -> Callable[[Place], Steps]:
+        """Add a function that makes inputs in a place, yields commands and looks at what they gave."""
+        self.add(steps.__name__, steps)
         return steps
 
-    return named
+    def slow(self, steps: Callable[[Place], Steps]) -> Callable[[Place], Steps]:
+        """The same, for a case that takes more than a fork or two and a few seconds."""
+        self.add(steps.__name__, steps, quick=False)
+        return steps
+
+
+def given(
+    *commands: Command,
+    take: str = "",
+    foreign: Sequence[str] = (),
+    files: Mapping[str, bytes | str] | None = None,
+    make: Callable[[Place], object] = lambda place: None,
+    run: Sequence[Mapping[str, Any]] | None = (),
+    kept: int | None = None,
+    then: Callable[[Place], object] = lambda place: None,
+) -> Callable[[Place], Steps]:
+    """A case that is data: what is there, commands, and what holds once they worked.
+
+    `take` is artel's own folder of the shelf, unpacked; `foreign` are a user's. `run`: changes of run.yaml, None for no
+    such file. `kept`: documents in the ledger.
+    """
+
+    def steps(place: Place) -> Steps:
+        if take:
+            place.take(take, ".")
+        for name in foreign:
+            place.take_foreign(*name.split(">"))
+        for name, content in (files or {}).items():
+            place.write(name, content)
+        make(place)
+        if run is not None and not take:
+            place.run(*run)
+        done = None
+        for command in commands:
+            done = yield command
+        if done is not None and done.status == 0:
+            if kept is not None:
+                from hostile.results import ledger
+
+                check(ledger(place)["kept"] == kept, ledger(place))
+            then(place)
+
+    return steps
 
 
 def check(is_so: bool, what: object) -> None:

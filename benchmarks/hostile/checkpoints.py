@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,8 +15,10 @@ import xxhash
 from mutations import change_bytes, change_json, change_safetensors
 from safetensors.numpy import load_file
 
-from hostile.case import Place, Steps, add, case, check, ends, fails, refused, works
+from hostile.case import Family, Place, Steps, check, ends, fails, given, refused, special, works
 from hostile.results import has_whole_model
+
+family = Family("checkpoints")
 
 AGAIN = ("train", "run.yaml")
 """Goes on from step 3 of 4."""
@@ -88,11 +89,7 @@ def _moved_out(place: Place, step: Path) -> None:
 
 
 def _special(name: str, make: Callable[[Path], object]) -> Callable[[Place, Path], object]:
-    def change(place: Place, step: Path) -> None:
-        (step / name).unlink()
-        make(step / name)
-
-    return change
+    return lambda place, step: special(step / name, make)
 
 
 _CHANGES: dict[str, Callable[[Place, Path], object]] = {
@@ -117,7 +114,7 @@ _CHANGES: dict[str, Callable[[Place, Path], object]] = {
     "leftover-of-a-kill": lambda place, step: shutil.copytree(step, step.parent / ".step-000000004.partial-1"),
 }  # fmt: skip
 for _name, _change in _CHANGES.items():
-    add("checkpoints", _name, partial(goes_on, _change, {0, 1, 2}))
+    family.add(_name, goes_on, _change, {0, 1, 2})
 
 
 def changed(name: str, change: Callable[[bytes, Random], bytes], summed: bool, seed: int, place: Place) -> Steps:
@@ -131,56 +128,45 @@ def changed(name: str, change: Callable[[bytes, Random], bytes], summed: bool, s
 for _seed in range(2):
     for _file, _way in (("state.json", change_json), ("optimizer.safetensors", change_safetensors),
                         ("model.safetensors", change_safetensors)):  # fmt: skip
-        add("checkpoints", f"changed-{_file.split('.')[0]}-{_seed}", partial(changed, _file, _way, True, _seed))
-    add("checkpoints", f"bytes-changed-{_seed}", partial(changed, "model.safetensors", change_bytes, False, _seed))
+        family.add(f"changed-{_file.split('.')[0]}-{_seed}", changed, _file, _way, True, _seed)
+    family.add(f"bytes-changed-{_seed}", changed, "model.safetensors", change_bytes, False, _seed)
 
 
-@case("checkpoints")
-def weights_of_nan_are_not_gone_on_with(place: Place) -> Steps:
+def _not_a_number(place: Place) -> None:
     step = checkpoints(place)
     whole = (step / "model.safetensors").read_bytes()
     size = int.from_bytes(whole[:8], "little") + 8
     nan = np.full((len(whole) - size) // 4, np.nan, "<f4").tobytes()
     _summed(step, "model.safetensors", whole[:size] + nan)
-    yield ends({1, 2}, *AGAIN)
 
 
-@case("checkpoints")
-def none_is_whole(place: Place) -> Steps:
+def _none_whole(place: Place) -> None:
     checkpoints(place)
     for step in (place / "run/checkpoints").glob("step-*"):
         (step / "model.safetensors").write_bytes(b"")
-    yield ends({1, 2}, *AGAIN)
 
 
-@case("checkpoints")
-def folder_is_a_file(place: Place) -> Steps:
+def _folder_is_a_file(place: Place) -> None:
     checkpoints(place)
     shutil.rmtree(place / "run/checkpoints")
     place.write("run/checkpoints", "mine")
-    yield ends({1, 2}, *AGAIN)
 
 
-@case("checkpoints")
-def of_another_model(place: Place) -> Steps:
-    checkpoints(place)
-    yield refused(*AGAIN, "model.config.n_embd=32")
+_WORDS = ends({1, 2}, *AGAIN)
+family.table(
+    weights_of_nan_are_not_gone_on_with=given(_WORDS, make=_not_a_number, run=None),
+    none_is_whole=given(_WORDS, make=_none_whole, run=None),
+    folder_is_a_file=given(_WORDS, make=_folder_is_a_file, run=None),
+    of_another_model=given(refused(*AGAIN, "model.config.n_embd=32"), make=checkpoints, run=None),
+    of_another_text=given(refused(*AGAIN, "data.sources.0.documents=90"), make=checkpoints, run=None),
+    goes_on_as_it_was=given(
+        works(*AGAIN), make=checkpoints, run=None,
+        then=lambda place: check(has_whole_model(place), "no model was left"),
+    ),
+)  # fmt: skip
 
 
-@case("checkpoints")
-def of_another_text(place: Place) -> Steps:
-    checkpoints(place)
-    yield refused(*AGAIN, "data.sources.0.documents=90")
-
-
-@case("checkpoints")
-def goes_on_as_it_was(place: Place) -> Steps:
-    checkpoints(place)
-    yield works(*AGAIN)
-    check(has_whole_model(place), "no model was left")
-
-
-@case("checkpoints")
+@family.case
 def of_deepspeed_that_is_none(place: Place) -> Steps:
     place.write("ds/latest", "global_step5")
     place.write("ds/global_step5/mp_rank_00_model_states.pt", b"cos\nsystem\n(S'touch ../executed'\ntR.")
@@ -190,7 +176,7 @@ def of_deepspeed_that_is_none(place: Place) -> Steps:
     yield refused("train", place.run(), "--from-deepspeed", "ds")
 
 
-@case("checkpoints")
+@family.case
 def disk_without_room_for_one(place: Place) -> Steps:
     from hostile.limits import small_disk
 
@@ -199,7 +185,7 @@ def disk_without_room_for_one(place: Place) -> Steps:
     check(not list((place / "disk").rglob("model/config.json")), "half a model was left")
 
 
-@case("checkpoints", quick=False)
+@family.slow
 def that_cannot_be_written_later(place: Place) -> Steps:
     from hostile.limits import small_disk
 

@@ -9,7 +9,6 @@ import lzma
 import struct
 import zipfile
 from collections.abc import Callable
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -18,18 +17,16 @@ import pyarrow.parquet
 import zstandard
 from mutations import change_bytes
 
-from hostile.case import GB, SMALL, Place, Steps, add, case, check, ends, merged, refused, source, works
+from hostile.case import GB, Family, Place, Steps, check, ends, refused, small, works
 from hostile.made import json_lines
 from hostile.results import ledger, prepared_texts, rejected
+
+family = Family("containers")
 
 LINES = json_lines([{"text": f"words of document {number}"} for number in range(300)]).encode()
 PACKS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress, "zst": zstandard.compress, "xz": lzma.compress, "bz2": bz2.compress,
 }  # fmt: skip
-
-
-def small(path: str, **more: Any) -> dict[str, Any]:
-    return merged(SMALL, source(path, **more))
 
 
 def prepared(files: dict[str, bytes], changes: dict[str, Any], kept: int | None, place: Place) -> Steps:
@@ -52,17 +49,17 @@ def damaged(name: str, content: bytes, place: Place) -> Steps:
 
 
 def _add(name: str, files: dict[str, bytes], changes: dict[str, Any], kept: int | None = None, **more: Any) -> None:
-    add("containers", name, partial(prepared, files, changes, kept), **more)
+    family.add(name, prepared, files, changes, kept, **more)
 
 
 for _suffix, _pack in PACKS.items():
     _path, _packed = f"a.jsonl.{_suffix}", _pack(LINES)
-    add("containers", f"{_suffix}-cut", partial(damaged, _path, _packed[: len(_packed) * 2 // 3]))
+    family.add(f"{_suffix}-cut", damaged, _path, _packed[: len(_packed) * 2 // 3])
     _add(f"{_suffix}-of-two-members", {_path: _packed + _pack(LINES.replace(b"words", b"other"))}, small(_path), 600)
 _PACKED = gzip.compress(LINES)
 _add("gz-of-nothing", {"a.jsonl.gz": b""}, small("a.jsonl.gz"))
 _add("xz-that-is-plain", {"a.jsonl.xz": LINES}, small("a.jsonl.xz"))
-add("containers", "gz-with-garbage-behind", partial(damaged, "a.jsonl.gz", _PACKED + b"garbage, no member" * 9))
+family.add("gz-with-garbage-behind", damaged, "a.jsonl.gz", _PACKED + b"garbage, no member" * 9)
 _add("zst-changed-in-the-middle", {"a.jsonl.zst": zstandard.compress(LINES)[:200] + bytes(400)}, small("a.jsonl.zst"))
 _add("gz-named-zst", {"a.jsonl.zst": gzip.compress(LINES)}, small("a.jsonl.zst"))
 _add("zst-window-of-2-gb", {"a.txt.zst": b"\x28\xb5\x2f\xfd\x00\xa8" + b"\x29\x00\x00words"}, small("a.txt.zst"))
@@ -99,7 +96,7 @@ def bounded(name: str, make: Callable[[], bytes], most: int, place: Place) -> St
 
 
 def _bomb(name: str, make: Callable[[], bytes], most: int = GB + 200_000_000) -> None:
-    add("containers", f"bomb-{name.replace('.', '-')}", partial(bounded, name, make, most), quick=False)
+    family.add(f"bomb-{name.replace('.', '-')}", bounded, name, make, most, quick=False)
 
 
 def _zeros_zst(data: bytes, times: int) -> bytes:
@@ -201,12 +198,10 @@ for _suffix, _whole in {"parquet": _TABLE, "jsonl.gz": gzip.compress(LINES), "js
                         "jsonl.zst": zstandard.compress(LINES), "jsonl.bz2": bz2.compress(LINES),
                         "warc": _WARC % (b"5", b"words")}.items():  # fmt: skip
     for _seed in range(1):
-        add(
-            "containers", f"bytes-changed-{_suffix.replace('.', '-')}-{_seed}", partial(changed, _suffix, _whole, _seed)
-        )
+        family.add(f"bytes-changed-{_suffix.replace('.', '-')}-{_seed}", changed, _suffix, _whole, _seed)
 
 
-@case("containers", quick=False)
+@family.slow
 def parquet_that_unpacks_to_2_gb(place: Place) -> Steps:
     place.write("a.parquet", _parquet({"text": ["x" * 20_000_000] * 100}, compression="zstd", use_dictionary=True))
     two = 2 * (GB + 4 * 20_000_000)  # two processes, each with what docs/text.md says

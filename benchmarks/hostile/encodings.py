@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-from hostile.case import SMALL, Place, Steps, add, case, check, ends, merged, refused, source, works
+from hostile.case import Family, Place, Steps, check, ends, given, refused, small, works
 from hostile.results import ledger, prepared_texts, rejected
+
+family = Family("encodings")
 
 RUSSIAN = "Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему"
 FRENCH = "Longtemps, je me suis couché de bonne heure, à peine ma bougie éteinte"
-
-
-def small(path: str, **more: Any) -> dict[str, Any]:
-    return merged(SMALL, source(path, **more))
 
 
 def lines(text: str, number: int) -> list[str]:
@@ -32,7 +29,7 @@ def reads(name: str, content: bytes, texts: list[str] | None, source_keys: dict[
 
 
 def _add(name: str, content: bytes, texts: list[str] | None, file: str = "a.txt", **source_keys: Any) -> None:
-    add("encodings", name, partial(reads, file, content, texts, source_keys))
+    family.add(name, reads, file, content, texts, source_keys)
 
 
 _LINES = lines(RUSSIAN, 40)
@@ -63,7 +60,7 @@ for _name in ("rot13", "idna", "unicode_escape", "hex", "undefined", "../utf_8",
     _add(f"called-{ascii(_name)[1:-1].replace('/', '-')}", b"print(1) words", None, encoding=_name)
 
 
-@case("encodings")
+@family.case
 def four_in_one_file(place: Place) -> Steps:
     parts = [("utf-8", RUSSIAN), ("cp1251", RUSSIAN), ("koi8-r", RUSSIAN), ("cp1252", FRENCH)]
     content = b"".join("".join(f"{line}\n" for line in lines(text, 75)).encode(of) for of, text in parts)
@@ -76,7 +73,7 @@ def four_in_one_file(place: Place) -> Steps:
         check(len(rejected(place)) + ledger(place)["kept"] >= 150, ledger(place))
 
 
-@case("encodings")
+@family.case
 def two_thirds_of_utf_8(place: Place) -> Steps:
     good, bad = lines(RUSSIAN, 200), lines(RUSSIAN, 100)
     place.write("a.txt", b"\n".join([*(each.encode() for each in good), *(each.encode("koi8-r") for each in bad)]))
@@ -86,20 +83,24 @@ def two_thirds_of_utf_8(place: Place) -> Steps:
         check(len(rejected(place)) == 100, len(rejected(place)))
 
 
-@case("encodings")
-def one_line_of_another(place: Place) -> Steps:
-    parts = [*(each.encode() for each in lines(RUSSIAN, 200)), FRENCH.encode("cp1252")]
-    place.write("a.txt", b"\n".join(parts))
-    yield works("prepare", place.run(small("a.txt", document="line")))
+def _one_rejected(place: Place) -> None:
     check(len(rejected(place)) == 1, rejected(place))
 
 
-@case("encodings")
-def table_of_cp1251_with_a_byte_of_none(place: Place) -> Steps:
-    place.write("a.csv", b"id,text\n" + b"\n".join(f'{at},"{RUSSIAN}"'.encode("cp1251") for at in range(99)))
-    yield works("prepare", place.run(small("a.csv", format="csv")))
-    check(ledger(place)["kept"] == 1, ledger(place))
+def _only_russian(place: Place) -> None:
     check(prepared_texts(place) == [RUSSIAN], prepared_texts(place))
+
+
+family.table(
+    one_line_of_another=given(
+        works("prepare", "run.yaml"), run=[small("a.txt", document="line")], then=_one_rejected,
+        files={"a.txt": b"\n".join([*(each.encode() for each in lines(RUSSIAN, 200)), FRENCH.encode("cp1252")])},
+    ),
+    table_of_cp1251_with_a_byte_of_none=given(
+        works("prepare", "run.yaml"), run=[small("a.csv", format="csv")], kept=1, then=_only_russian,
+        files={"a.csv": b"id,text\n" + b"\n".join(f'{at},"{RUSSIAN}"'.encode("cp1251") for at in range(99))},
+    ),
+)  # fmt: skip
 
 
 def in_locale(environment: dict[str, str | None], place: Place) -> Steps:
@@ -118,7 +119,7 @@ for _name, _environment in {
     "locale-latin-1": {"PYTHONUTF8": "0", "PYTHONIOENCODING": "latin-1"},
     "locale-of-no-land": {"PYTHONUTF8": None, "LC_ALL": "xx_YY.nonsense", "LANG": "\x1b[2J"},
 }.items():
-    add("encodings", _name, partial(in_locale, _environment))
+    family.add(_name, in_locale, _environment)
 
 
 def half_letter(flag: str, data: bytes, place: Place) -> Steps:
@@ -129,15 +130,15 @@ def half_letter(flag: str, data: bytes, place: Place) -> Steps:
 
 for _name, _data in {"half-a-letter": b"\xd0", "a-surrogate": b"\xed\xa0\x80", "escapes": b"\x1b[2J\x1b]0;x\x07",
                      "a-bell-and-a-forged-line": b"\x07\nartel: FORGED"}.items():  # fmt: skip
-    add("encodings", f"prompt-of-{_name}", partial(half_letter, "--prompt", _data))
+    family.add(f"prompt-of-{_name}", half_letter, "--prompt", _data)
 
 
-@case("encodings")
-def standard_input_that_is_no_text(place: Place) -> Steps:
-    place.take("model")
-    yield ends({0, 2}, "generate", "model", "--prompt", "-", "--max-new-tokens", 3, stdin=bytes(range(256)))
-
-
+family.table(
+    standard_input_that_is_no_text=given(
+        ends({0, 2}, "generate", "model", "--prompt", "-", "--max-new-tokens", 3, stdin=bytes(range(256))),
+        make=lambda place: place.take("model"), run=None,
+    )
+)  # fmt: skip
 for _encoding in ("cp1251", "koi8-r"):
     late = [f"{'a line of the log, ' * 25}{at}" for at in range(2500)]
     _add(f"lines-of-{_encoding}-after-a-megabyte-of-ascii", "\n".join([*late, *_LINES]).encode(_encoding),

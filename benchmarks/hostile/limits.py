@@ -7,12 +7,13 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hostile.case import Place, Skip, Steps, add, as_another_user, case, check, ends, refused, works
+from hostile.case import Family, Place, Skip, Steps, as_another_user, check, ends, refused, works
 from hostile.results import has_whole_model, ledger, logged_losses
+
+family = Family("limits")
 
 MB = 1 << 20
 
@@ -54,34 +55,22 @@ def limited(limits: dict[str, int], verb: str, right: set[int], place: Place) ->
 
 
 for _size in (4096, 20_000):
-    add("limits", f"files-of-{_size}-prepare", partial(limited, {"FSIZE": _size}, "prepare", {0, 1, 2}))
-    add("limits", f"files-of-{_size}-train", partial(limited, {"FSIZE": _size}, "train", {0, 1, 2}), quick=False)
+    family.add(f"files-of-{_size}-prepare", limited, {"FSIZE": _size}, "prepare", {0, 1, 2})
+    family.add(f"files-of-{_size}-train", limited, {"FSIZE": _size}, "train", {0, 1, 2}, quick=False)
 for _size in (400, 2500):
-    add(
-        "limits",
-        f"address-space-of-{_size}-mb-train",
-        partial(limited, {"AS": _size * MB}, "train", {0, 1, 2}),
-        quick=False,
-    )
+    family.add(f"address-space-of-{_size}-mb-train", limited, {"AS": _size * MB}, "train", {0, 1, 2}, quick=False)
 for _size in (150,):
-    add("limits", f"address-space-of-{_size}-mb-prepare", partial(limited, {"AS": _size * MB}, "prepare", {0, 1, 2}))
-add(
-    "limits",
-    "address-space-of-1500-mb-generate",
-    partial(limited, {"AS": 1500 * MB}, "generate", {0, 1, 2}),
-    quick=False,
-)
+    family.add(f"address-space-of-{_size}-mb-prepare", limited, {"AS": _size * MB}, "prepare", {0, 1, 2})
+family.add("address-space-of-1500-mb-generate", limited, {"AS": 1500 * MB}, "generate", {0, 1, 2}, quick=False)
 for _number in (12, 40):
-    add("limits", f"descriptors-{_number}-prepare", partial(limited, {"NOFILE": _number}, "prepare", {0, 1, 2}))
-    add(
-        "limits", f"descriptors-{_number}-train", partial(limited, {"NOFILE": _number}, "train", {0, 1, 2}), quick=False
-    )
-add("limits", "a-second-of-a-processor", partial(limited, {"CPU": 1}, "train", {-9, -24, 0, 1}))
-add("limits", "locked-memory-of-nothing", partial(limited, {"MEMLOCK": 0}, "train", {0}), quick=False)
-add("limits", "stack-of-256-kb", partial(limited, {"STACK": 256 << 10}, "prepare", {0, 1, 2}))
+    family.add(f"descriptors-{_number}-prepare", limited, {"NOFILE": _number}, "prepare", {0, 1, 2})
+    family.add(f"descriptors-{_number}-train", limited, {"NOFILE": _number}, "train", {0, 1, 2}, quick=False)
+family.add("a-second-of-a-processor", limited, {"CPU": 1}, "train", {-9, -24, 0, 1})
+family.add("locked-memory-of-nothing", limited, {"MEMLOCK": 0}, "train", {0}, quick=False)
+family.add("stack-of-256-kb", limited, {"STACK": 256 << 10}, "prepare", {0, 1, 2})
 
 
-@case("limits", quick=False)
+@family.slow
 def no_more_processes(place: Place) -> Steps:
     """RLIMIT_NPROC does not bind root: as another user."""
     prefix = as_another_user(place, "prlimit", "--nproc=3")
@@ -101,22 +90,14 @@ def full(size: str, keys: dict[str, Any], verb: str, right: set[int], place: Pla
 
 
 for _size in ("4k", "100k"):
-    add(
-        "limits",
-        f"disk-of-{_size}-for-stores",
-        partial(full, _size, {"data": {"store": "disk/stores"}}, "prepare", {0, 1, 2}),
-    )
-    add("limits", f"disk-of-{_size}-for-a-run", partial(full, _size, {"run": "disk/run"}, "train", {1, 2}), quick=False)
+    family.add(f"disk-of-{_size}-for-stores", full, _size, {"data": {"store": "disk/stores"}}, "prepare", {0, 1, 2})
+    family.add(f"disk-of-{_size}-for-a-run", full, _size, {"run": "disk/run"}, "train", {1, 2}, quick=False)
 
 
-def in_a_folder(
-    environment: Callable[[Place], dict[str, str | None]], verb: str, right: set[int], place: Place
-) -> Steps:
+def in_a_folder(environment: Callable[[Place], dict[str, str | None]], right: set[int], place: Place) -> Steps:
     """The cache, the home or the temporary folder is none."""
-    keys: dict[str, Any] = {"data": {"store": ""}}
-    done = yield ends(right, verb, place.run(keys), environment=environment(place), fresh=True, seconds=60)
-    if done.status == 0 and verb == "train":
-        check(has_whole_model(place), "no model was left")
+    run = place.run({"data": {"store": ""}})
+    yield ends(right, "prepare", run, environment=environment(place), fresh=True, seconds=60)
 
 
 def _file(place: Place) -> str:
@@ -132,13 +113,8 @@ _FOLDERS: dict[str, Callable[[Place], dict[str, str | None]]] = {
     "home-read-only": lambda place: {**_OWN_CACHE, "HOME": str(read_only(place, "disk"))},
     "home-is-dev-null": lambda place: {**_OWN_CACHE, "HOME": "/dev/null"},
 }
-for _name, _environment in _FOLDERS.items():
-    add("limits", _name, partial(in_a_folder, _environment, "prepare", {2}))
-add(
-    "limits",
-    "cache-full",
-    partial(in_a_folder, lambda place: {"ARTEL_CACHE": str(small_disk(place, "disk", "4k"))}, "prepare", {1}),
-)
+family.each("{}", in_a_folder, _FOLDERS, {2})
+family.add("cache-full", in_a_folder, lambda place: {"ARTEL_CACHE": str(small_disk(place, "disk", "4k"))}, {1})
 _WORKS: dict[str, Callable[[Place], dict[str, str | None]]] = {
     "no-home": lambda place: {"HOME": None},
     "temporary-folder-read-only": lambda place: {"TMPDIR": str(read_only(place, "disk"))},
@@ -147,8 +123,7 @@ _WORKS: dict[str, Callable[[Place], dict[str, str | None]]] = {
     "proxies-of-nonsense": lambda place: {"http_proxy": "nonsense", "https_proxy": "http://0.0.0.0:0"},
     "time-zone-of-none": lambda place: {"TZ": "Nowhere/\x1b[2J"},
 }
-for _name, _environment in _WORKS.items():
-    add("limits", _name, partial(in_a_folder, _environment, "prepare", {0}))
+family.each("{}", in_a_folder, _WORKS, {0})
 
 
 def ranks(environment: dict[str, str | None], place: Place) -> Steps:
@@ -156,23 +131,19 @@ def ranks(environment: dict[str, str | None], place: Place) -> Steps:
     yield ends({1, 2}, "train", place.run(), environment=environment, fresh=True, seconds=60)
 
 
-for _name, _variables in {
+_RANK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+family.each("launched-with-{}", ranks, {
     "rank-in-letters": {"RANK": "x", "WORLD_SIZE": "2"},
-    "rank-beyond-the-world": {"RANK": "5", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-                              "MASTER_PORT": "1"},
-    "world-below-nothing": {"RANK": "0", "WORLD_SIZE": "-2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-                            "MASTER_PORT": "1"},
-    "port-in-letters": {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-                        "MASTER_PORT": "http"},
-    "port-beyond-16-bits": {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-                            "MASTER_PORT": "99999"},
-    "address-that-forges": {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "\nFORGED\x1b[2J",
-                            "MASTER_PORT": "29500"},
-}.items():  # fmt: skip
-    add("limits", f"launched-with-{_name}", partial(ranks, _variables), quick=False)
+    "rank-beyond-the-world": _RANK | {"RANK": "5"},
+    "world-below-nothing": _RANK | {"WORLD_SIZE": "-2"},
+    "port-in-letters": _RANK | {"MASTER_PORT": "http"},
+    "port-beyond-16-bits": _RANK | {"MASTER_PORT": "99999"},
+    "address-that-forges": _RANK | {"RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "\nFORGED\x1b[2J",
+                                    "MASTER_PORT": "29500"},
+}, quick=False)  # fmt: skip
 
 
-@case("limits")
+@family.case
 def folder_read_only(place: Place) -> Steps:
     read_only(place, "disk")
     yield refused("prepare", place.run({"data": {"store": "disk/stores"}}))
@@ -183,22 +154,21 @@ def folder_read_only(place: Place) -> Steps:
 # Standard input, output and error
 
 
-def output(target: str, arguments: tuple[str, ...], right: set[int], place: Place) -> Steps:
+def output(arguments: tuple[str, ...], place: Place) -> Steps:
+    """Standard output goes to a full disk."""
     if "run" in arguments:
         place.take("trained", ".")
     else:
         place.run()
-    yield ends(right, *arguments, stdout=target)
+    yield ends({1}, *arguments, stdout="/dev/full")
 
 
-for _name, _arguments in {
-    "prepare": ("prepare", "run.yaml", "--json"), "help": ("--help",),
-    "config": ("config", "check", "run.yaml", "--all"),
-    "report": ("report", "run", "--json"),
-    "generate": ("generate", "run", "--prompt", "a", "--max-new-tokens", "5"),
-    "evaluate": ("evaluate", "run", "--json"), "show": ("data", "show", "run"),
-}.items():  # fmt: skip
-    add("limits", f"full-disk-behind-{_name}", partial(output, "/dev/full", _arguments, {1}))
+family.each("full-disk-behind-{}", output, {
+    "prepare": (("prepare", "run.yaml", "--json"),), "help": (("--help",),),
+    "config": (("config", "check", "run.yaml", "--all"),), "report": (("report", "run", "--json"),),
+    "generate": (("generate", "run", "--prompt", "a", "--max-new-tokens", "5"),),
+    "evaluate": (("evaluate", "run", "--json"),), "show": (("data", "show", "run"),),
+})  # fmt: skip
 
 
 def closed(redirection: str, verb: tuple[str, ...], right: set[int], place: Place) -> Steps:
@@ -211,19 +181,19 @@ def closed(redirection: str, verb: tuple[str, ...], right: set[int], place: Plac
 
 
 for _name, _redirection in {"input": "<&-", "output": ">&-", "error": "2>&-", "all": "<&- >&- 2>&-"}.items():
-    add("limits", f"closed-{_name}-prepare", partial(closed, _redirection, ("prepare", "run.yaml"), {0}))
-add("limits", "closed-output-json", partial(closed, ">&-", ("prepare", "run.yaml", "--json"), {0, 1}))
-add("limits", "closed-error-refused", partial(closed, "2>/dev/full", ("prepare", "nowhere.yaml"), {2}))
+    family.add(f"closed-{_name}-prepare", closed, _redirection, ("prepare", "run.yaml"), {0})
+family.add("closed-output-json", closed, ">&-", ("prepare", "run.yaml", "--json"), {0, 1})
+family.add("closed-error-refused", closed, "2>/dev/full", ("prepare", "nowhere.yaml"), {2})
 
 
-@case("limits")
+@family.case
 def folder_that_is_gone(place: Place) -> Steps:
     yield ends(
         {1, 2}, "prepare", "run.yaml", prefix=("sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "-")
     )
 
 
-@case("limits")
+@family.case
 def no_network_at_all(place: Place) -> Steps:
     if subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode:
         raise Skip("a network namespace needs root")
@@ -232,7 +202,7 @@ def no_network_at_all(place: Place) -> Steps:
     check(len(logged_losses(place)) == 3, logged_losses(place))
 
 
-@case("limits")
+@family.case
 def clock_of_1970(place: Place) -> Steps:
     """What lies in the folder is of another age than now."""
     run = place.run()
@@ -244,7 +214,7 @@ def clock_of_1970(place: Place) -> Steps:
     check(ledger(place)["kept"] == 1, ledger(place))
 
 
-@case("limits")
+@family.case
 def mask_that_lets_nobody_read(place: Place) -> Steps:
     right = {0} if os.getuid() == 0 else {1, 2}
     yield ends(right, "prepare", place.run(), prefix=("sh", "-c", 'umask 0777; exec "$@"', "-"))
@@ -260,14 +230,13 @@ def host_of_two(environment: dict[str, str], word: str, place: Place) -> Steps:
     check(done.silence < 15, f"{done.silence:.0f} s without a word")
 
 
-for _name, _environment in {
-    "pod-of-two-by-its-rank": ({"RANK": "0", "WORLD_SIZE": "2"}, "waits for the other"),
-    "pod-of-two-of-kubeflow": ({"PET_NNODES": "2", "PET_NODE_RANK": "1"}, "waits for the first one"),
-}.items():
-    add("limits", _name, partial(host_of_two, *_environment), quick=False)
+family.each("pod-of-two-{}", host_of_two, {
+    "by-its-rank": ({"RANK": "0", "WORLD_SIZE": "2"}, "waits for the other"),
+    "of-kubeflow": ({"PET_NNODES": "2", "PET_NODE_RANK": "1"}, "waits for the first one"),
+}, quick=False)  # fmt: skip
 
 
-@case("limits")
+@family.case
 def pod_of_two_with_nproc(place: Place) -> Steps:
     pod = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
     yield refused("train", place.run(), "--nproc", "2", environment=pod, says=("leave --nproc out",))

@@ -9,7 +9,6 @@ import re
 import shutil
 import struct
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,9 +17,11 @@ import numpy as np
 from mutations import change_json, change_safetensors
 from safetensors.numpy import load_file, save_file
 
-from hostile.case import Place, Steps, add, case, check, ends, refused, source, works
+from hostile.case import Family, Place, Steps, check, edit_json, ends, given, refused, source, special, works
 from hostile.made import ENCODER, json_lines
 from hostile.results import has_whole_model, logged_losses
+
+family = Family("model folders")
 
 GENERATE = ("--prompt", "word", "--max-new-tokens", "5")
 
@@ -33,9 +34,7 @@ def weights(place: Place, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def config(place: Place, **values: Any) -> None:
-    """Change the configuration of `model`; ... takes a key away."""
-    tree = json.loads((place / "model/config.json").read_text()) | values
-    place.write("model/config.json", json.dumps({key: value for key, value in tree.items() if value is not ...}))
+    edit_json(place / "model/config.json", **values)
 
 
 def _drop(pattern: str) -> Callable[[Place], None]:
@@ -65,7 +64,7 @@ def lacking(pattern: str, place: Place) -> Steps:
 
 for _name, _pattern in {"attention": r"h\.0\.attn\.c_attn\.weight", "norms": r"ln_", "a-bias": r"c_fc\.bias",
                         "embeddings": r"wte", "nearly-all": r"^(?!.*wpe)"}.items():  # fmt: skip
-    add("model folders", f"without-{_name}", partial(lacking, _pattern), quick=False)
+    family.add(f"without-{_name}", lacking, _pattern, quick=False)
 
 
 def opened(make: Callable[[Place], object], verb: str, right: set[int], place: Place) -> Steps:
@@ -75,9 +74,7 @@ def opened(make: Callable[[Place], object], verb: str, right: set[int], place: P
     if verb == "generate":
         yield ends(right, "generate", "model", *GENERATE)
     elif verb == "train":
-        done = yield ends(
-            right, "train", place.run({"model": {"config": None, "from": "model"}, "tokenizer": {"train": None}})
-        )
+        done = yield ends(right, "train", place.run(FROM))
         if done.status == 0:
             check(has_whole_model(place), "no model was left")
             check(bool(np.isfinite(logged_losses(place)).all()), f"losses {logged_losses(place)}")
@@ -117,11 +114,7 @@ def _replace(name: str, content: bytes | str) -> Callable[[Place], object]:
 
 
 def _special(name: str, make: Callable[[Path], object]) -> Callable[[Place], object]:
-    def change(place: Place) -> None:
-        (place / "model" / name).unlink(missing_ok=True)
-        make(place / "model" / name)
-
-    return change
+    return lambda place: special(place / "model" / name, make)
 
 
 def _header(size: int, header: bytes = b"") -> bytes:
@@ -159,12 +152,12 @@ _OPENED: dict[str, Callable[[Place], object]] = {
         place, lambda tensors: [tensors.__setitem__(name, tensors[name][..., :1].copy()) for name in list(tensors)]),
 }  # fmt: skip
 for _name, _make in _OPENED.items():
-    add("model folders", f"{_name}-generate", partial(opened, _make, "generate", {2}))
+    family.add(f"{_name}-generate", opened, _make, "generate", {2})
 _EXPORTED = {"own-code": {0, 2}}
 """Where the code is copied with the rest, and not run, that is right too."""
 for _name in ("pickle", "own-code", "layers-below-nothing", "weights-of-another-model"):  # fmt: skip
-    add("model folders", f"{_name}-train", partial(opened, _OPENED[_name], "train", {2}))
-    add("model folders", f"{_name}-export", partial(opened, _OPENED[_name], "export", _EXPORTED.get(_name, {2})))
+    family.add(f"{_name}-train", opened, _OPENED[_name], "train", {2})
+    family.add(f"{_name}-export", opened, _OPENED[_name], "export", _EXPORTED.get(_name, {2}))
 
 
 def _poison(value: float) -> Callable[[Place], None]:
@@ -174,16 +167,17 @@ def _poison(value: float) -> Callable[[Place], None]:
     return change
 
 
-add("model folders", "weights-of-nan-generate", partial(opened, _poison(float("nan")), "generate", {1, 2}))
-add("model folders", "weights-without-end-generate", partial(opened, _poison(float("inf")), "generate", {1, 2}))
-add("model folders", "weights-of-nan-train", partial(opened, _poison(float("nan")), "train", {1, 2}))
-add("model folders", "weights-of-nan-export", partial(opened, _poison(float("nan")), "export", {0, 1, 2}))
-add("model folders", "weights-of-1e38-generate", partial(opened, _poison(1e38), "generate", {0, 1, 2}))
-for _name, _values in {"ends-of-1e9": {"eos_token_id": 10**9}, "ends-in-letters": {"eos_token_id": "x"},
-                       "length-below-nothing": {"max_length": -5}, "no-such-key": {"\nFORGED\x1b[2J": 1},
-                       "no-such-beam": {"num_beams": 0}}.items():  # fmt: skip
-    add("model folders", f"generation-config-{_name}",
-        partial(opened, _replace("generation_config.json", json.dumps(_values)), "generate", {0, 2}))  # fmt: skip
+family.add("weights-of-nan-generate", opened, _poison(float("nan")), "generate", {1, 2})
+family.add("weights-without-end-generate", opened, _poison(float("inf")), "generate", {1, 2})
+family.add("weights-of-nan-train", opened, _poison(float("nan")), "train", {1, 2})
+family.add("weights-of-nan-export", opened, _poison(float("nan")), "export", {0, 1, 2})
+family.add("weights-of-1e38-generate", opened, _poison(1e38), "generate", {0, 1, 2})
+_GENERATION = {"ends-of-1e9": {"eos_token_id": 10**9}, "ends-in-letters": {"eos_token_id": "x"},
+               "length-below-nothing": {"max_length": -5}, "no-such-key": {"\nFORGED\x1b[2J": 1},
+               "no-such-beam": {"num_beams": 0}}  # fmt: skip
+for _name, _values in _GENERATION.items():
+    _make = _replace("generation_config.json", json.dumps(_values))
+    family.add(f"generation-config-{_name}", opened, _make, "generate", {0, 2})
 
 
 def changed(name: str, change: Callable[[bytes, Random], bytes], seed: int, place: Place) -> Steps:
@@ -194,8 +188,8 @@ def changed(name: str, change: Callable[[bytes, Random], bytes], seed: int, plac
 
 
 for _seed in range(3):
-    add("model folders", f"config-changed-{_seed}", partial(changed, "config.json", change_json, _seed))
-    add("model folders", f"weights-changed-{_seed}", partial(changed, "model.safetensors", change_safetensors, _seed))
+    family.add(f"config-changed-{_seed}", changed, "config.json", change_json, _seed)
+    family.add(f"weights-changed-{_seed}", changed, "model.safetensors", change_safetensors, _seed)
 
 
 # Adapters
@@ -211,11 +205,7 @@ def adapter(change: Callable[[Place], object], place: Place) -> Steps:
 
 
 def _adapter_config(**values: Any) -> Callable[[Place], object]:
-    def change(place: Place) -> None:
-        path = place / "adapter/run/model/adapter_config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-    return change
+    return lambda place: edit_json(place / "adapter/run/model/adapter_config.json", **values)
 
 
 def _only_a_bin(place: Place) -> None:
@@ -232,7 +222,7 @@ for _name, _make in {
     "targets-of-a-slow-regex": _adapter_config(target_modules="(a|a?)+$" * 20),
     "weights-of-nothing": lambda place: place.write("adapter/run/model/adapter_model.safetensors", b""),
 }.items():
-    add("model folders", f"adapter-{_name}", partial(adapter, _make), quick=False)
+    family.add(f"adapter-{_name}", adapter, _make, quick=False)
 
 
 # Architectures from scratch
@@ -256,20 +246,11 @@ for _name, _values in {
     "mamba": {"hidden_size": 16, "num_hidden_layers": 1},
     "llama": _SIZES,
 }.items():  # fmt: skip
-    add("model folders", f"from-scratch-{_name.replace('_', '-')}",
-        partial(architecture, {"model_type": _name, **_values}), quick=False)  # fmt: skip
+    _keys = {"model_type": _name, **_values}
+    family.add(f"from-scratch-{_name}", architecture, _keys, quick=False)
 
 
-@case("model folders")
-def export_into_what_is_there(place: Place) -> Steps:
-    place.take_foreign("model")
-    place.write("exported/config.json", "mine")
-    yield refused("export", "model", "exported")
-    yield refused("export", "model", "model")
-    yield refused("export", "model", "model/config.json")
-
-
-@case("model folders")
+@family.case
 def tokens_that_a_terminal_obeys(place: Place) -> Steps:
     place.take_foreign("model")
     path = place / "model/tokenizer.json"
@@ -285,49 +266,54 @@ def tokens_that_a_terminal_obeys(place: Place) -> Steps:
     yield ends({0, 2}, "generate", "model", "--prompt", "\x1b[2J", "--max-new-tokens", 60)
 
 
-@case("model folders")
+def _cut_vocabulary(place: Place) -> None:
+    name = "transformer.wte.weight"
+    weights(place, lambda tensors: tensors.__setitem__(name, tensors[name][:100]))
+    config(place, vocab_size=100)
+
+
+def nothing_exported(place: Place) -> None:
+    check(not (place / "exported").exists(), "something was written")
+
+
+FROM = {"model": {"config": None, "from": "model"}, "tokenizer": {"train": None}}
+family.table(
+    export_into_what_is_there=given(
+        *(refused("export", "model", target) for target in ("exported", "model", "model/config.json")),
+        foreign=["model"], files={"exported/config.json": "mine"}, run=None,
+    ),
+    model_with_a_tokenizer_trained_anew=given(
+        refused("train", "run.yaml"), foreign=["model"], run=[{"model": {"config": None, "from": "model"}}]
+    ),
+    model_that_goes_on_from_itself=given(
+        works("train", "run.yaml"), foreign=["model"], run=[FROM],
+        then=lambda place: check(has_whole_model(place), "no model was left"),
+    ),
+    vocabulary_below_the_tokenizer=given(
+        ends({1, 2}, "generate", "model", "--prompt", "Все", "--max-new-tokens", 5), foreign=["model"], run=None,
+        make=_cut_vocabulary,
+    ),
+)  # fmt: skip
+
+
+@family.case
 def model_trained_into_its_own_folder(place: Place) -> Steps:
     place.take_foreign("model")
-    keys = {"model": {"config": None, "from": "model"}, "tokenizer": {"train": None}}
-    yield refused("train", place.run(keys, {"run": "model"}))
-    yield refused("train", place.run(keys, {"run": "model/run"}))
-    yield refused("train", place.run(keys, {"run": "."}))
+    for run in ("model", "model/run", "."):
+        yield refused("train", place.run(FROM, {"run": run}))
 
 
-@case("model folders")
-def model_with_a_tokenizer_trained_anew(place: Place) -> Steps:
-    place.take_foreign("model")
-    yield refused("train", place.run({"model": {"config": None, "from": "model"}}))
-
-
-@case("model folders")
-def model_that_goes_on_from_itself(place: Place) -> Steps:
-    place.take_foreign("model")
-    yield works("train", place.run({"model": {"config": None, "from": "model"}, "tokenizer": {"train": None}}))
-    check(has_whole_model(place), "no model was left")
-
-
-@case("model folders")
-def vocabulary_below_the_tokenizer(place: Place) -> Steps:
-    place.take_foreign("model")
-    weights(
-        place, lambda tensors: tensors.__setitem__("transformer.wte.weight", tensors["transformer.wte.weight"][:100])
-    )
-    config(place, vocab_size=100)
-    yield ends({1, 2}, "generate", "model", "--prompt", "Все", "--max-new-tokens", 5)
-
-
-@case("model folders")
+@family.case
 def gguf_of_no_type(place: Place) -> Steps:
     place.take_foreign("model")
     yield refused("export", "model", "exported", "--gguf", "../../f99")
-    check(not (place / "exported").exists(), "something was written")
+    nothing_exported(place)
 
 
 BASE = {"model": {"config": None, "from": "base"}, "tokenizer": {"train": None, "from": "base"}}
 
 
-@case("model folders")
+@family.case
 def encoder_that_learns_next_tokens(place: Place) -> Steps:
     place.take_foreign("encoder/run/model", "base")
     yield refused("train", place.run(BASE), says=("roberta is an encoder", "objective: masked", "is_decoder"))
@@ -335,7 +321,7 @@ def encoder_that_learns_next_tokens(place: Place) -> Steps:
     yield refused("train", place.run({"model": {"config": keys}}), says=("bert is an encoder",))
 
 
-@case("model folders", quick=False)
+@family.slow
 def tensors_that_transformers_ignores(place: Place) -> Steps:
     """A layer that predicts one more token: saved again bit for bit with the model, and exported."""
     keys = {"model_type": "glm4_moe", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -356,7 +342,7 @@ def tensors_that_transformers_ignores(place: Place) -> Steps:
         check(not lacking, f"{folder} lacks {lacking}")
 
 
-@case("model folders", quick=False)
+@family.slow
 def labels_in_another_order(place: Place) -> Steps:
     """The rows of the head follow the names of their labels."""
     rows = [{"text": f"words of it {number}", "label": "abc"[number % 3]} for number in range(60)]

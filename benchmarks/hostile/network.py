@@ -14,9 +14,11 @@ from typing import Any
 
 import psutil
 
-from hostile.case import GB, SMALL, Place, Steps, add, case, check, ends, merged, source, works
+from hostile.case import GB, SMALL, Family, Place, Steps, check, ends, given, merged, source, works
 from hostile.results import has_whole_model, ledger, prepared_texts
 from hostile.servers import Answer, always, head, serve
+
+family = Family("network")
 
 BODY = b"words of a text that came by the network\n" * 40
 TEXT = BODY.decode().strip()
@@ -35,7 +37,7 @@ def fetched(answer: Answer, right: set[int], place: Place, text: str = TEXT) -> 
 
 
 def _add(name: str, answer: Answer, right: set[int] | None = None, *, text: str = TEXT, quick: bool = True) -> None:
-    add("network", name, partial(fetched, answer, right or {1, 2}, text=text), quick=quick)
+    family.add(name, partial(fetched, answer, right or {1, 2}, text=text), quick=quick)
 
 
 _add("as-it-should-be", always(head(Content_Length=len(BODY)) + BODY), {0})
@@ -175,12 +177,15 @@ class _CutFirst:
             connection.sendall(head("416 Not Satisfiable", Content_Length=0))
 
 
+def cut_first(rest: str, place: Place) -> Steps:
+    yield from fetched(_CutFirst(rest, BODY), {0, 1, 2}, place)
+
+
 for _rest in ("other part", "whole", "other file", "no range", "not satisfiable"):
-    add("network", f"cut-then-{_rest.replace(' ', '-')}",
-        lambda place, rest=_rest: fetched(_CutFirst(rest, BODY), {0, 1, 2}, place), quick=False)  # fmt: skip
+    family.add(f"cut-then-{_rest.replace(' ', '-')}", cut_first, _rest, quick=False)
 
 
-@case("network")
+@family.case
 def two_addresses_of_one_name(place: Place) -> Steps:
     address = serve(place, always(head(Content_Length=len(BODY)) + BODY))
     paths = [f"{address}/x/a.txt", f"{address}/y/a.txt?z=1"]
@@ -189,20 +194,17 @@ def two_addresses_of_one_name(place: Place) -> Steps:
     check((ledger(place)["read"], ledger(place)["kept"]) == (2, 1), ledger(place))
 
 
-@case("network", quick=False)
-def address_of_10000_letters(place: Place) -> Steps:
+def addressed(path: str, place: Place) -> Steps:
     address = serve(place, always(head(Content_Length=len(BODY)) + BODY))
-    yield ends({0, 1, 2}, "prepare", place.run(keys(f"{address}/{'a' * 10_000}.txt")))
-
-
-@case("network")
-def address_that_leads_out_of_the_cache(place: Place) -> Steps:
-    address = serve(place, always(head(Content_Length=len(BODY)) + BODY))
-    yield ends({0, 1, 2}, "prepare", place.run(keys(f"{address}/../../../../%2e%2e/executed")))
+    yield ends({0, 1, 2}, "prepare", place.run(keys(f"{address}/{path}")))
     check(not list(place.root.glob("executed*")), "a file was written outside of the cache")
 
 
-@case("network")
+family.add("address-of-10000-letters", addressed, f"{'a' * 10_000}.txt", quick=False)
+family.add("address-that-leads-out-of-the-cache", addressed, "../../../../%2e%2e/executed")
+
+
+@family.case
 def address_with_line_breaks(place: Place) -> Steps:
     requests: list[bytes] = []
 
@@ -214,12 +216,12 @@ def address_with_line_breaks(place: Place) -> Steps:
     check(not any(b"\nX: y" in request for request in requests), f"a header of another's: {requests}")
 
 
-@case("network")
-def port_where_nobody_listens(place: Place) -> Steps:
-    yield ends({1, 2}, "prepare", place.run(keys("http://127.0.0.1:9/a.txt")))
+family.table(
+    port_where_nobody_listens=given(ends({1, 2}, "prepare", "run.yaml"), run=[keys("http://127.0.0.1:9/a.txt")])
+)
 
 
-@case("network", quick=False)
+@family.slow
 def model_of_a_hub_that_lies(place: Place) -> Steps:
     address = serve(place, always(head(Content_Length=len(BODY), X_Repo_Commit="../../executed") + BODY))
     environment = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": address}
@@ -227,7 +229,7 @@ def model_of_a_hub_that_lies(place: Place) -> Steps:
     yield ends({1, 2}, "train", run, environment=environment, fresh=True)
 
 
-@case("network", quick=False)
+@family.slow
 def bucket_that_lies(place: Place) -> Steps:
     listing = b"<?xml version='1.0'?><!DOCTYPE a [<!ENTITY x SYSTEM 'file:///etc/passwd'>]><ListBucketResult>&x;" * 50
     address = serve(place, always(head(Content_Type="application/xml", Content_Length=len(listing)) + listing))
@@ -261,7 +263,7 @@ def _strangers(place: Place, met: list[int], pid: int) -> None:
                         stranger.sendall(each)
 
 
-@case("network", quick=False)
+@family.slow
 def strangers_at_a_run_of_two(place: Place) -> Steps:
     met: list[int] = []
     keys = {"train": {"steps": 100}, "checkpoint": {"every": 50, "keep": 2}}

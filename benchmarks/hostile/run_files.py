@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from functools import partial
 from random import Random
 from typing import Any
 
 import yaml
 from mutations import bomb, change_yaml
 
-from hostile.case import TINY, Place, Steps, add, case, check, ends, fails, refused, source, works
+from hostile.case import TINY, Family, Place, Steps, check, ends, fails, given, refused, source, works
 from hostile.made import CHATS, json_lines
+
+family = Family("run files")
 
 CHAIN = ("config", "check")
 
@@ -81,14 +82,7 @@ _WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 _BOTH = ("batch-1e18", "vocab-1e12", "layers-by-a-wrong-name", "heads-that-do-not-divide", "masked-by-gpt2",
          "model-of-a-tetrabyte", "tokenizer-that-is-not-there", "three-of-a-kind", "store-of-300")  # fmt: skip
 for _name, (_changes, _says) in _WRONG.items():
-    add("run files", _name, partial(wrong, _changes, _says, _name in _BOTH))
-
-
-@case("run files")
-def template_that_is_not_there(place: Place) -> Steps:
-    place.write("chat.jsonl", json_lines(CHATS))
-    keys = source("chat.jsonl", format="chat") | {"objective": "chat", "chat": {"template": "nowhere.jinja"}}
-    yield refused("config", "check", place.run(keys), says=("nowhere.jinja",))
+    family.add(_name, wrong, _changes, _says, _name in _BOTH)
 
 
 def text_of_a_run(content: bytes | str, verb: tuple[str, ...], place: Place) -> Steps:
@@ -119,14 +113,14 @@ _TEXTS: dict[str, bytes | str] = {
     "of-20-mb": "# " + "x" * 20_000_000 + "\nseed: nothing\n",
 }  # fmt: skip
 for _name, _content in _TEXTS.items():
-    add("run files", f"text-{_name}", partial(text_of_a_run, _content, CHAIN))
+    family.add(f"text-{_name}", text_of_a_run, _content, CHAIN)
 for _name, _content in {
     "code-by-a-tag": "output_dir: !!python/object/apply:os.system ['touch ../executed']\n",
     "brackets": b"[" * 100_000,
     "json-of-nan": b'{"inputs_path": NaN, "epochs": 1e999}',
     "nothing-known": "a: 1\n",
 }.items():
-    add("run files", f"convert-{_name}", partial(text_of_a_run, _content, ("config", "convert")))
+    family.add(f"convert-{_name}", text_of_a_run, _content, ("config", "convert"))
 
 
 def special_file(make: Callable[[Place], object], verb: tuple[str, ...], place: Place) -> Steps:
@@ -141,8 +135,8 @@ for _name, _make in {
     "link-to-itself": lambda place: (place / "run.yaml").symlink_to("run.yaml"),
     "folder": lambda place: (place / "run.yaml").mkdir(),
 }.items():
-    add("run files", f"file-is-a-{_name}", partial(special_file, _make, CHAIN))
-    add("run files", f"file-of-others-is-a-{_name}", partial(special_file, _make, ("config", "convert")))
+    family.add(f"file-is-a-{_name}", special_file, _make, CHAIN)
+    family.add(f"file-of-others-is-a-{_name}", special_file, _make, ("config", "convert"))
 
 
 def override(arguments: tuple[str, ...], place: Place) -> Steps:
@@ -158,7 +152,7 @@ for _name, _arguments in {
     "twice-and-wrong": ("seed=1", "seed=x"), "of-half-a-letter": (os.fsdecode(b"seed=\xff"),),
     "100000-letters": ("train.steps=" + "9" * 100_000,),
 }.items():  # fmt: skip
-    add("run files", f"override-{_name}", partial(override, _arguments))
+    family.add(f"override-{_name}", override, _arguments)
 
 
 def no_recipe(name: str, place: Place) -> Steps:
@@ -168,7 +162,7 @@ def no_recipe(name: str, place: Place) -> Steps:
 
 
 for _name in ("../../../etc/passwd", "\nFORGED\x1b[2J", "a" * 5000, ".", "/dev/zero", "demo/../demo"):
-    add("run files", f"recipe-named-{ascii(_name)[1:12].replace('/', '-')}", partial(no_recipe, _name))
+    family.add(f"recipe-named-{ascii(_name)[1:12].replace('/', '-')}", no_recipe, _name)
 
 
 def changed(seed: int, place: Place) -> Steps:
@@ -182,10 +176,10 @@ def changed(seed: int, place: Place) -> Steps:
 
 
 for _seed in range(8):
-    add("run files", f"changed-{_seed:02}", partial(changed, _seed))
+    family.add(f"changed-{_seed:02}", changed, _seed)
 
 
-@case("run files")
+@family.case
 def deepspeed_file_that_is_hostile(place: Place) -> Steps:
     place.write("ds.json", b"[" * 100_000)
     yield refused("train", place.run({"parallel": {"deepspeed": "ds.json"}}))
@@ -193,20 +187,23 @@ def deepspeed_file_that_is_hostile(place: Place) -> Steps:
     yield refused("train", place.run({"parallel": {"deepspeed": "ds.json"}}))
 
 
-@case("run files")
-def recipe_copied_over_a_file(place: Place) -> Steps:
-    place.write("run.yaml", "mine\n")
-    yield refused("recipes", "cp", "demo", "run.yaml")
+_CHAT = source("chat.jsonl", format="chat") | {"objective": "chat", "chat": {"template": "nowhere.jinja"}}
+family.table(
+    template_that_is_not_there=given(
+        refused("config", "check", "run.yaml", says=("nowhere.jinja",)), files={"chat.jsonl": json_lines(CHATS)},
+        run=[_CHAT],
+    ),
+    recipe_copied_over_a_file=given(
+        refused("recipes", "cp", "demo", "run.yaml"), files={"run.yaml": "mine\n"}, run=None
+    ),
+    converter_that_is_a_module_of_the_system=given(
+        refused("prepare", "run.yaml"), files={"a.jsonl": '{"a": 1}\n'},
+        run=[{"objective": "chat", **source("a.jsonl", format="chat", converter="os:system")}],
+    ),
+)  # fmt: skip
 
 
-@case("run files")
-def converter_that_is_a_module_of_the_system(place: Place) -> Steps:
-    place.write("a.jsonl", '{"a": 1}\n')
-    keys = {"objective": "chat", **source("a.jsonl", format="chat", converter="os:system")}
-    yield refused("prepare", place.run(keys))
-
-
-@case("run files")
+@family.case
 def slurm_options_that_break_lines(place: Place) -> Steps:
     forged = f"\ntouch {place.trap}\n#"
     for arguments in (("--partition", f"gpu{forged}"), ("--option", f"qos=high{forged}"), ("--account", forged),
@@ -215,7 +212,7 @@ def slurm_options_that_break_lines(place: Place) -> Steps:
         check(f"\ntouch {place.trap}" not in done.out, f"a line of the script: {done.out}")
 
 
-@case("run files")
+@family.case
 def slurm_run_named_by_a_shell(place: Place) -> Steps:
     name = "a $(touch executed) `touch executed`;touch executed.yaml"
     done = yield ends({0, 2}, "launch", "slurm", place.run(name=name), "--dry-run")
@@ -260,7 +257,7 @@ def own_code(statement: str, place: Place) -> Steps:
 
 
 for _name, _statement in _RAISING.items():
-    add("run files", f"own-code-{_name}", partial(own_code, _statement), quick=False)
+    family.add(f"own-code-{_name}", own_code, _statement, quick=False)
 
 
 def many(content: str, arguments: tuple[str, ...], place: Place) -> Steps:
@@ -272,5 +269,5 @@ def many(content: str, arguments: tuple[str, ...], place: Place) -> Steps:
 _SET = "  - {{path: d{}.jsonl, type: chat_template, roles: {{user: [a]}}}}\n"
 _SETS = f"base_model: m\ndatasets:\n{''.join(map(_SET.format, range(5000)))}"
 _KEYS = "".join(f"key{number}: 1\n" for number in range(20_000))
-add("run files", "axolotl-of-5000-data-sets", partial(many, _SETS, ("config", "convert")))
-add("run files", "20000-unknown-keys", partial(many, _KEYS, ("config", "check")))
+family.add("axolotl-of-5000-data-sets", many, _SETS, ("config", "convert"))
+family.add("20000-unknown-keys", many, _KEYS, ("config", "check"))

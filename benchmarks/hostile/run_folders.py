@@ -6,130 +6,119 @@ import os
 import shutil
 import stat
 import subprocess
-from functools import partial
 from pathlib import Path
 
 from mutations import bomb
 
-from hostile.case import Place, Skip, Steps, add, case, check, digest_of, ends, refused, works
+from hostile.case import Family, Place, Skip, Steps, check, digest_of, ends, given, refused, works
 from hostile.results import has_whole_model, logged_losses
 
+family = Family("run folders")
 NAMES = (
-    "model/config.json",
-    "checkpoints/step-000000001/mine",
-    "tensorboard/events",
-    "config.yaml",
-    "metrics.jsonl",
-    "result.json",
-    "ledger.json",
-    "rejected.jsonl",
-    "samples.jsonl",
-    "profile/trace.json",
-    "hangs/mine",
-    "micro_batches/mine",
-    "store.json",
-    "bad_steps.jsonl",
-    "before-training.safetensors",
-    "notes/mine.txt",
-)
+    "model/config.json", "checkpoints/step-000000001/mine", "tensorboard/events", "config.yaml", "metrics.jsonl",
+    "result.json", "ledger.json", "rejected.jsonl", "samples.jsonl", "profile/trace.json", "hangs/mine",
+    "micro_batches/mine", "store.json", "bad_steps.jsonl", "before-training.safetensors", "notes/mine.txt",
+)  # fmt: skip
+AGAIN = ends({0, 2}, "train", "run.yaml", "--restart")
+TRAIN = ends({0, 2}, "train", "run.yaml")
+BASE = {"model": {"config": None, "from": "./model"}, "tokenizer": {"train": None}}
 
 
-def foreign(names: tuple[str, ...], arguments: tuple[str, ...], place: Place) -> Steps:
+def foreign(names: tuple[str, ...], *arguments: str) -> Steps:
     """A folder of a user's with names that a run's folder has: nothing of it changes, with and without --restart."""
-    for name in names:
-        place.write(f"run/{name}", f"mine: {name}\n")
-    yield ends({0, 2}, "train", place.run(), *arguments)
+    return given(TRAIN.having(arguments=("train", "run.yaml", *arguments)),
+                 files={f"run/{name}": f"mine: {name}\n" for name in names})  # fmt: skip
 
 
-add("run folders", "foreign-of-all-names", partial(foreign, NAMES, ()))
-add("run folders", "foreign-of-all-names-restart", partial(foreign, NAMES, ("--restart",)))
-for _name in ("model/config.json", "checkpoints/step-000000001/mine", "tensorboard/events", "config.yaml"):
-    add(
-        "run folders",
-        f"foreign-{_name.split('/')[0].replace('.', '-')}-restart",
-        partial(foreign, (_name,), ("--restart",)),
-    )
-add("run folders", "foreign-model", partial(foreign, ("model/config.json", "model/mine.txt"), ()))
-add("run folders", "foreign-checkpoints", partial(foreign, ("checkpoints/step-000000001/mine",), ()))
-add("run folders", "foreign-notes", partial(foreign, ("notes/mine.txt", "read me.txt"), ()))
+def link(name: str, to: str) -> Steps:
+    return lambda place: (place / name).symlink_to(to)
 
 
-@case("run folders")
-def own_folder_with_notes_restart(place: Place) -> Steps:
-    place.take("trained", ".")
-    place.write("run/notes.txt", "mine")
-    place.write("run/model/read me.txt", "mine")
-    place.write("run/checkpoints/mine/weights.bin", "mine")
-    yield ends({0, 2}, "train", "run.yaml", "--restart")
-
-
-@case("run folders")
-def own_folder_gone_on_with_notes(place: Place) -> Steps:
-    place.take("trained", ".")
-    place.write("run/notes.txt", "mine")
-    place.write("run/checkpoints/mine/weights.bin", "mine")
-    place.write("run/model/read me.txt", "mine")
-    yield ends({0, 2}, "train", "run.yaml", "train.steps=6")
-
-
-@case("run folders")
-def here_with_the_base_model(place: Place) -> Steps:
-    place.take_foreign("model")
-    place.write("model/notes.txt", "mine")
-    keys = {"run": ".", "model": {"config": None, "from": "./model"}, "tokenizer": {"train": None}}
-    yield ends({0, 2}, "train", place.run(keys))
-
-
-@case("run folders")
-def here_with_the_base_model_restart(place: Place) -> Steps:
-    place.take_foreign("model")
-    keys = {"run": ".", "model": {"config": None, "from": "./model"}, "tokenizer": {"train": None}}
-    yield ends({0, 2}, "train", place.run(keys), "--restart")
-
-
-@case("run folders")
-def here_with_a_run_file_called_config_yaml(place: Place) -> Steps:
-    run = place.run({"run": "."}, name="config.yaml")
-    yield ends({0, 2}, "train", run)
-
-
-@case("run folders")
-def base_model_within_the_run(place: Place) -> Steps:
-    place.take_foreign("model", "run/base")
-    keys = {"model": {"config": None, "from": "run/base"}, "tokenizer": {"train": None}}
-    yield ends({0, 2}, "train", place.run(keys))
-    yield ends({0, 2}, "train", "run.yaml", "--restart")
-
-
-@case("run folders")
-def text_within_the_run(place: Place) -> Steps:
-    place.write("run/a.txt", "words of it\n" * 400)
-    keys = {"data": {"sources": [{"path": "run/a.txt"}], "validation": 0}, "tokenizer": {"train": {"vocab": 258}}}
-    yield ends({0, 2}, "train", place.run(keys), "--restart")
-
-
-@case("run folders")
-def behind_a_link_to_a_users_folder(place: Place) -> Steps:
-    place.write("mine/model/config.json", "mine")
-    (place / "run").symlink_to("mine")
-    yield ends({0, 2}, "train", place.run(), "--restart")
-
-
-@case("run folders")
-def model_is_a_link_to_a_users_folder(place: Place) -> Steps:
-    place.take("trained", ".")
-    place.write("mine/config.json", "mine")
+def _linked_model(place: Place) -> None:
     shutil.rmtree(place / "run/model")
-    (place / "run/model").symlink_to("../mine")
-    yield ends({0, 1, 2}, "train", "run.yaml", "--restart")
+    link("run/model", "../mine")(place)
 
 
-@case("run folders")
-def checkpoints_are_a_link_to_a_users_folder(place: Place) -> Steps:
-    place.write("mine/step-000000001/weights", "mine")
+def _linked_checkpoints(place: Place) -> None:
     (place / "run").mkdir()
-    (place / "run/checkpoints").symlink_to("../mine")
-    yield ends({0, 2}, "train", place.run(), "--restart")
+    link("run/checkpoints", "../mine")(place)
+
+
+def _names_another_folder(place: Place) -> None:
+    text = (place / "run/config.yaml").read_text()
+    (place / "run/config.yaml").write_text(text.replace("run: run\n", "run: victim\n"))
+
+
+def moved(place: Place) -> None:
+    (place / "run").rename(place / "moved")
+    place.own(place / "moved")
+
+
+family.table(
+    foreign_of_all_names=foreign(NAMES),
+    foreign_of_all_names_restart=foreign(NAMES, "--restart"),
+    foreign_model_restart=foreign(NAMES[:1], "--restart"),
+    foreign_checkpoints_restart=foreign(NAMES[1:2], "--restart"),
+    foreign_tensorboard_restart=foreign(NAMES[2:3], "--restart"),
+    foreign_config_yaml_restart=foreign(NAMES[3:4], "--restart"),
+    foreign_model=foreign(("model/config.json", "model/mine.txt")),
+    foreign_checkpoints=foreign(NAMES[1:2]),
+    foreign_notes=foreign(("notes/mine.txt", "read me.txt")),
+)
+_NOTES = {"run/notes.txt": "mine", "run/model/read me.txt": "mine", "run/checkpoints/mine/weights.bin": "mine"}
+family.table(
+    own_folder_with_notes_restart=given(AGAIN, take="trained", files=_NOTES),
+    own_folder_gone_on_with_notes=given(
+        ends({0, 2}, "train", "run.yaml", "train.steps=6"), take="trained", files=_NOTES
+    ),
+    here_with_the_base_model=given(
+        TRAIN, foreign=["model"], files={"model/notes.txt": "mine"}, run=[BASE, {"run": "."}]
+    ),
+    here_with_the_base_model_restart=given(AGAIN, foreign=["model"], run=[BASE, {"run": "."}]),
+    here_with_a_run_file_called_config_yaml=given(
+        ends({0, 2}, "train", "config.yaml"), make=lambda place: place.run({"run": "."}, name="config.yaml"), run=None
+    ),
+    base_model_within_the_run=given(
+        TRAIN, AGAIN, foreign=["model>run/base"], run=[BASE, {"model": {"from": "run/base"}}]
+    ),
+    text_within_the_run=given(
+        AGAIN, files={"run/a.txt": "words of it\n" * 400},
+        run=[{"data": {"sources": [{"path": "run/a.txt"}], "validation": 0}, "tokenizer": {"train": {"vocab": 258}}}],
+    ),
+    behind_a_link_to_a_users_folder=given(AGAIN, files={"mine/model/config.json": "mine"}, make=link("run", "mine")),
+    model_is_a_link_to_a_users_folder=given(
+        ends({0, 1, 2}, "train", "run.yaml", "--restart"), take="trained", files={"mine/config.json": "mine"},
+        make=_linked_model,
+    ),
+    checkpoints_are_a_link_to_a_users_folder=given(
+        AGAIN, files={"mine/step-000000001/weights": "mine"}, make=_linked_checkpoints
+    ),
+    config_that_names_another_folder=given(
+        ends({0, 2}, "train", "run", "--restart"), take="trained", files={"victim/model/config.json": "mine"},
+        make=_names_another_folder,
+    ),
+    of_a_run_file_that_changed=given(refused("train", "run.yaml", "train.learning_rate=0.5"), take="trained"),
+    report_of_a_users_folder=given(
+        refused("report", "mine"), refused("report", "."), refused("report", "/dev"),
+        files={"mine/metrics.jsonl": "mine\n"}, run=None,
+    ),
+    predictions_over_a_users_file=given(
+        ends({0, 2}, "evaluate", "run", "--predictions", "mine.json"), take="trained", files={"mine.json": "mine"}
+    ),
+    chat_saved_over_a_users_file=given(
+        ends({0, 2}, "chat", "run", "--script", "script.txt", "--new-tokens", 2), take="adapter",
+        files={"mine.jsonl": "mine",
+               "script.txt": "hello\n/save mine.jsonl\n/save run.yaml\n/save /dev/null/x\n/exit\n"},
+    ),
+    finished_run_moved_elsewhere=given(
+        works("generate", "moved", "--prompt", "a", "--max-new-tokens", 3),
+        ends({0, 2}, "report", "moved", "--json"), take="trained", make=moved,
+    ),
+    config_gone_and_another_seed=given(
+        refused("train", "run.yaml", "seed=7", says=("the run began with",)), take="trained",
+        make=lambda place: (place / "run/config.yaml").unlink(),
+    ),
+)  # fmt: skip
 
 
 def named(run: str, place: Place) -> Steps:
@@ -142,7 +131,7 @@ def named(run: str, place: Place) -> Steps:
 
 
 for _name in ("file", "file/run", "pipe", "loop", "/dev/null", "s3://bucket/run"):
-    add("run folders", f"is-{_name.strip('/').replace('/', '-').replace(':', '')[:20]}", partial(named, _name))
+    family.add(f"is-{_name.strip('/').replace('/', '-').replace(':', '')[:20]}", named, _name)
 
 
 def damaged(name: str, content: bytes | None, verbs: tuple[tuple[str, ...], ...], place: Place) -> Steps:
@@ -162,38 +151,22 @@ _BAD: dict[str, bytes | None] = {
     "binary": bytes(range(256)), "of-nan": b'{"step": NaN, "loss": Infinity, "steps": 1e999}\n',
     "that-forges": b'{"\\nartel: FORGED\\u001b[2J": 1, "loss": "\\nFORGED\\u001b[2J"}\n', "a-fifo": None,
 }  # fmt: skip
-_CHOSEN = {
-    "metrics.jsonl": ("cut", "of-an-array", "of-nan", "that-forges", "a-fifo"),
-    "result.json": ("cut", "of-brackets", "a-fifo"),
-    "ledger.json": ("cut", "of-an-array"), "config.yaml": ("cut", "binary", "a-fifo"),
-    "store.json": ("of-nothing", "a-fifo"),
-}  # fmt: skip
-for _file, _verbs in {"metrics.jsonl": (_REPORT, _LONGER), "result.json": (_TRAIN, _REPORT),
-                      "ledger.json": (_REPORT, _TRAIN), "config.yaml": (_GENERATE, _TRAIN, _REPORT),
-                      "store.json": (_LONGER, _REPORT)}.items():  # fmt: skip
-    for _name in _CHOSEN[_file]:
-        _content = _BAD[_name]
-        add("run folders", f"{_file.split('.')[0]}-{_name}", partial(damaged, _file, _content, _verbs))
-add("run folders", "metrics-torn-last-line",
-    partial(damaged, "metrics.jsonl", b'{"step": 1, "loss": 5.0, "tokens": 9, "learning_rate": 0.1}\n{"step": 2, "lo',
-            (_REPORT, _LONGER)))  # fmt: skip
-add("run folders", "config-of-a-bomb", partial(damaged, "config.yaml", bomb().encode(), (_GENERATE, _TRAIN)))
-add(
-    "run folders",
-    "config-with-code",
-    partial(damaged, "config.yaml", b"run: !!python/object/apply:os.system ['touch ../executed']\n", (_GENERATE,)),
-)
-add("run folders", "lock-is-a-fifo", partial(damaged, ".lock", None, (_LONGER,)))
-add("run folders", "processes-lock-is-a-fifo", partial(damaged, ".lock-processes", None, (_LONGER,)))
-
-
-@case("run folders")
-def config_that_names_another_folder(place: Place) -> Steps:
-    place.take("trained", ".")
-    place.write("victim/model/config.json", "mine")
-    text = (place / "run/config.yaml").read_text()
-    (place / "run/config.yaml").write_text(text.replace("run: run\n", "run: victim\n"))
-    yield ends({0, 2}, "train", "run", "--restart")
+for _file, _verbs, _names in (
+    ("metrics.jsonl", (_REPORT, _LONGER), ("cut", "of-an-array", "of-nan", "that-forges", "a-fifo")),
+    ("result.json", (_TRAIN, _REPORT), ("cut", "of-brackets", "a-fifo")),
+    ("ledger.json", (_REPORT, _TRAIN), ("cut", "of-an-array")),
+    ("config.yaml", (_GENERATE, _TRAIN, _REPORT), ("cut", "binary", "a-fifo")),
+    ("store.json", (_LONGER, _REPORT), ("of-nothing", "a-fifo")),
+):
+    for _name in _names:
+        family.add(f"{_file.split('.')[0]}-{_name}", damaged, _file, _BAD[_name], _verbs)
+_TORN = b'{"step": 1, "loss": 5.0, "tokens": 9, "learning_rate": 0.1}\n{"step": 2, "lo'
+_CODE = b"run: !!python/object/apply:os.system ['touch ../executed']\n"
+family.add("metrics-torn-last-line", damaged, "metrics.jsonl", _TORN, (_REPORT, _LONGER))
+family.add("config-of-a-bomb", damaged, "config.yaml", bomb().encode(), (_GENERATE, _TRAIN))
+family.add("config-with-code", damaged, "config.yaml", _CODE, (_GENERATE,))
+family.add("lock-is-a-fifo", damaged, ".lock", None, (_LONGER,))
+family.add("processes-lock-is-a-fifo", damaged, ".lock-processes", None, (_LONGER,))
 
 
 def removed(what: str, place: Place) -> Steps:
@@ -206,33 +179,30 @@ def removed(what: str, place: Place) -> Steps:
         check(len(logged_losses(place)) >= 300, f"{len(logged_losses(place))} lines of 400")
 
 
-for _what in ("run", "run/checkpoints"):
-    add("run folders", f"removed-while-training-{_what.replace('/', '-')}", partial(removed, _what), quick=False)
+family.each("removed-while-training-{}", removed, {"run": "run", "run-checkpoints": "run/checkpoints"}, quick=False)
 
 
-@case("run folders", quick=False)
+@family.slow
 def replaced_by_a_file_while_training(place: Place) -> Steps:
     def change(pid: int) -> None:
-        (place / "run").rename(place / "moved")
+        moved(place)
         place.write("run", "mine")
-        place.own(place / "moved")
 
     run = place.run({"train": {"steps": 400}, "checkpoint": {"every": 20, "keep": 2}})
     yield ends({1}, "train", run, actions=((lambda err: "steps of" in err, change),))
 
 
-@case("run folders", quick=False)
+@family.slow
 def metrics_replaced_by_a_fifo_while_training(place: Place) -> Steps:
     def change(pid: int) -> None:
         (place / "run/metrics.jsonl").unlink(missing_ok=True)
         os.mkfifo(place / "run/metrics.jsonl")
 
-    yield ends(
-        {0, 1}, "train", place.run({"train": {"steps": 200}}), actions=((lambda err: "steps of" in err, change),)
-    )
+    actions = ((lambda err: "steps of" in err, change),)
+    yield ends({0, 1}, "train", place.run({"train": {"steps": 200}}), actions=actions)
 
 
-@case("run folders")
+@family.case
 def finished_and_given_again(place: Place) -> Steps:
     place.take("trained", ".")
     before = (place / "run/model/model.safetensors").read_bytes()
@@ -240,52 +210,14 @@ def finished_and_given_again(place: Place) -> Steps:
     check((place / "run/model/model.safetensors").read_bytes() == before, "the model is another")
 
 
-@case("run folders")
-def of_a_run_file_that_changed(place: Place) -> Steps:
-    place.take("trained", ".")
-    yield refused("train", "run.yaml", "train.learning_rate=0.5")
-
-
-@case("run folders")
-def report_of_a_users_folder(place: Place) -> Steps:
-    place.write("mine/metrics.jsonl", "mine\n")
-    yield refused("report", "mine")
-    yield refused("report", ".")
-    yield refused("report", "/dev")
-
-
-@case("run folders")
-def predictions_over_a_users_file(place: Place) -> Steps:
-    place.take("trained", ".")
-    place.write("mine.json", "mine")
-    yield ends({0, 2}, "evaluate", "run", "--predictions", "mine.json")
-
-
-@case("run folders")
-def chat_saved_over_a_users_file(place: Place) -> Steps:
-    place.take("adapter", ".")
-    place.write("mine.jsonl", "mine")
-    place.write("script.txt", "hello\n/save mine.jsonl\n/save run.yaml\n/save /dev/null/x\n/exit\n")
-    yield ends({0, 2}, "chat", "run", "--script", "script.txt", "--new-tokens", 2)
-
-
-@case("run folders")
+@family.case
 def two_runs_of_one_store_and_other_folders(place: Place) -> Steps:
     yield works("train", place.run())
     yield works("train", place.run({"run": "other"}, name="other.yaml"))
     check(logged_losses(place) == logged_losses(place, "other"), "the same run has other losses")
 
 
-@case("run folders")
-def finished_run_moved_elsewhere(place: Place) -> Steps:
-    place.take("trained", ".")
-    (place / "run").rename(place / "moved")
-    place.own(place / "moved")
-    yield works("generate", "moved", "--prompt", "a", "--max-new-tokens", 3)
-    yield ends({0, 2}, "report", "moved", "--json")
-
-
-@case("run folders")
+@family.case
 def export_within_itself(place: Place) -> Steps:
     place.take("trained", ".")
     for target in ("run", "run/model", "run/model/deeper", "run.yaml/x"):
@@ -314,22 +246,21 @@ def files_of(folder: Path) -> dict[str, str]:
     return {str(path): digest_of(path) for path in paths if path.is_symlink() or not path.is_dir()}
 
 
-for _name, _arguments in {
-    "copied-and-restarted": ("copy", ("--restart", "train.steps=2"), ()),
-    "copied-and-finished": ("copy", ("log.every=2",), ()),
-    "copied-and-named-by-its-config": ("copy/config.yaml", ("--restart",), ()),
-    "copied-and-named-by-a-link": ("link", ("--restart", "train.steps=2"), ()),
-    "copied-without-its-mark": ("copy", ("--restart",), (".artel-run.json",)),
-}.items():
-    add("run folders", _name, partial(copied, *_arguments))
+_COPIES = {
+    "restarted": ("copy", ("--restart", "train.steps=2"), ()),
+    "finished": ("copy", ("log.every=2",), ()),
+    "named-by-its-config": ("copy/config.yaml", ("--restart",), ()),
+    "named-by-a-link": ("link", ("--restart", "train.steps=2"), ()),
+}
+family.each("copied-and-{}", copied, _COPIES)
+family.add("copied-without-its-mark", copied, "copy", ("--restart",), (".artel-run.json",))
 
 
-@case("run folders")
+@family.case
 def moved_and_trained_further(place: Place) -> Steps:
     place.take("trained", ".")
     yield works("train", "run.yaml")
-    (place / "run").rename(place / "moved")
-    place.own(place / "moved")
+    moved(place)
     yield works("train", "moved", says=("moved is complete",))
     check(not (place / "run").exists(), "a run began under the old name")
 
@@ -345,23 +276,15 @@ def of_another_run(name: str, to: str, commands: tuple[tuple[str, ...], ...], sa
 
 
 _OPENED = (("train", "run"), ("generate", "run", "--prompt", "a"), ("export", "run", "exported"))
-for _name, _arguments in {
+family.each("{}-of-another-run", of_another_run, {
     "checkpoint": ("checkpoints/step-000000004", "checkpoints/step-000000099",
                    (("train", "run.yaml", "train.steps=100"),), "is a checkpoint of another run"),
     "weights": ("model/model.safetensors", "", _OPENED, "is not what this run wrote"),
     "config": ("config.yaml", "", (("train", "run"),), "the run began with seed"),
-}.items():  # fmt: skip
-    add("run folders", f"{_name}-of-another-run", partial(of_another_run, *_arguments))
+})  # fmt: skip
 
 
-@case("run folders")
-def config_gone_and_another_seed(place: Place) -> Steps:
-    place.take("trained", ".")
-    (place / "run/config.yaml").unlink()
-    yield refused("train", "run.yaml", "seed=7", says=("the run began with",))
-
-
-@case("run folders")
+@family.case
 def weights_gone(place: Place) -> Steps:
     """They are written again from the last checkpoint, and without one the run is refused."""
     place.take("trained", ".")
@@ -375,15 +298,15 @@ def weights_gone(place: Place) -> Steps:
     yield refused("train", "run", says=("lacks the weights of this run",))
 
 
-def damaged_cache(content: bytes, place: Place) -> Steps:
+def damaged_cache(content: bytes) -> Steps:
     """Told with its name, and the run goes through."""
-    (place.cache / "hardware.json").write_bytes(content)
-    yield works("plan", place.run(), says=("hardware.json: is damaged",))
-    yield works("train", "run.yaml")
+    told = works("plan", "run.yaml", says=("hardware.json: is damaged",))
+    return given(
+        told, works("train", "run.yaml"), make=lambda place: (place.cache / "hardware.json").write_bytes(content)
+    )
 
 
-for _name, _content in {"a-list": b"[]", "half": b'{"processes": {"1"'}.items():
-    add("run folders", f"hardware-of-{_name}", partial(damaged_cache, _content))
+family.table(hardware_of_a_list=damaged_cache(b"[]"), hardware_of_half=damaged_cache(b'{"processes": {"1"'))
 
 
 def output(kind: str, arguments: tuple[str, ...], place: Place) -> Steps:
@@ -411,7 +334,7 @@ def output(kind: str, arguments: tuple[str, ...], place: Place) -> Steps:
 
 _NEW = ("new", "out", "--force", "--text", "run.yaml", "--learn", "write", "--from", "scratch", "--time", "1min")
 for _kind in ("device", "fifo", "link", "folder"):
-    add("run folders", f"report-to-a-{_kind}", partial(output, _kind, ("report", "run", "--html", "out")))
-    add("run folders", f"recipe-to-a-{_kind}", partial(output, _kind, ("recipes", "cp", "demo", "out")))
-add("run folders", "export-to-a-device", partial(output, "device", ("export", "run", "out")))
-add("run folders", "new-to-a-device", partial(output, "device", _NEW), quick=False)
+    family.add(f"report-to-a-{_kind}", output, _kind, ("report", "run", "--html", "out"))
+    family.add(f"recipe-to-a-{_kind}", output, _kind, ("recipes", "cp", "demo", "out"))
+family.add("export-to-a-device", output, "device", ("export", "run", "out"))
+family.add("new-to-a-device", output, "device", _NEW, quick=False)

@@ -19,7 +19,6 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hostile.case import Case, Command, Outcome, Place, Skip, Wrong
 
@@ -180,26 +179,21 @@ class Runner:
                    "environment": self._environment(command, place), "command": []}  # fmt: skip
         if command.fresh or command.prefix or command.limits:
             request["command"] = [*command.prefix, sys.executable, "-m", "artel", *command.arguments]
-        feed, stdin = self._stdin(command, place)
+        stdin = os.devnull if command.stdin is None else place.root / "in"
+        if command.stdin is not None:
+            (place.root / "in").write_bytes(command.stdin)
         with out.open("wb") as to_out, err.open("wb") as to_err, socket.socket(socket.AF_UNIX) as starter:
             starter.connect(self._socket)
-            descriptors = array.array("i", [stdin, to_out.fileno(), to_err.fileno()])
+            read = os.open(stdin, os.O_RDONLY)
+            descriptors = array.array("i", [read, to_out.fileno(), to_err.fileno()])
             starter.sendmsg([json.dumps(request).encode() + b"\n"],
                             [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])  # fmt: skip
-            os.close(stdin)
+            os.close(read)
             watched = _Watched(starter, err, command)
             watched.wait()
-        if feed:
-            feed()
         said = out.read_bytes().decode("utf-8", "replace") if out.is_file() else ""
         return Outcome(watched.status, said, err.read_bytes().decode("utf-8", "replace"), watched.seconds,
                        watched.silence, watched.peak)  # fmt: skip
-
-    def _stdin(self, command: Command, place: Place) -> tuple[Any, int]:
-        if command.stdin is None:
-            return None, os.open(os.devnull, os.O_RDONLY)
-        (place.root / "in").write_bytes(command.stdin)
-        return None, os.open(place.root / "in", os.O_RDONLY)
 
     def _environment(self, command: Command, place: Place) -> dict[str, str]:
         variables: dict[str, str | None] = {

@@ -14,10 +14,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
-from hostile.case import Place, Steps, add, case, check, ends, fails
+from hostile.case import Family, Place, Steps, check, ends, fails
+
+family = Family("network")
 
 SECONDS = 60.0
 LATENCY = 0.5
@@ -50,7 +51,7 @@ _BODIES: dict[str, Any] = {
         lambda size: _schema({"enum": ["a"] * (size // 5)}),
     ],
     "/v1/responses": [
-        lambda size: {"input": [{"role": "user", "content": [{"type": "input_text", "text": ""}] * (size // 40)}]},
+        lambda size: {"input": [{"role": "user", "content": [{"type": "input_text", "text": ""}] * (size // 40)}]}
     ],
     "/v1/completions": [lambda size: {"prompt": [-1] * (size // 4)}, lambda size: {"prompt": "word " * (size // 5)}],
 }
@@ -87,7 +88,7 @@ def _once_it_listens(act: Callable[[int], None]) -> Any:
     return ((lambda err: re.search(r"is served at http", err) is not None, act),)
 
 
-@case("network", quick=False)
+@family.slow
 def bodies_that_double_in_size(place: Place) -> Steps:
     """And half a head a second beside them; SIGTERM ends the server in the midst of it."""
     place.take("model")
@@ -166,10 +167,10 @@ def _are_refused(bodies: list[dict[str, Any]], place: Place) -> Steps:
 
 
 for _name, _bodies in _REFUSED.items():
-    add("network", f"served-{_name}", partial(_are_refused, _bodies), quick=False)
+    family.add(f"served-{_name}", _are_refused, _bodies, quick=False)
 
 
-@case("network", quick=False)
+@family.slow
 def served_600_half_heads(place: Place) -> Steps:
     """They are waited for a while; /health answers, and SIGTERM ends the server beside them."""
     place.take("model")
@@ -195,7 +196,7 @@ def served_600_half_heads(place: Place) -> Steps:
     check(max(waits) < 2, f"/health took up to {max(waits):.1f} s")
 
 
-@case("network", quick=False)
+@family.slow
 def served_weights_that_are_cut(place: Place) -> Steps:
     place.take("model")
     port = _port()

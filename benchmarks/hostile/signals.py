@@ -7,12 +7,13 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hostile.case import Place, Steps, add, case, check, ends, works
+from hostile.case import Family, Place, Steps, check, ends, works
 from hostile.results import has_whole_model, ledger, logged_losses
+
+family = Family("signals")
 
 LONG: dict[str, Any] = {"train": {"steps": 300}, "checkpoint": {"every": 50, "keep": 2}}
 ENDED = {130, 143, 1, 0, -2, -15, -1}
@@ -48,7 +49,7 @@ def stopped(name: str, word: str, right: set[int], place: Place) -> Steps:
 for _name in ("INT", "TERM", "HUP", "KILL", "USR1"):
     right = {0, 1, 130, -2} if _name == "INT" else {0, 1, 130, *(-number for number in range(1, 32))}
     for _when, _word in (("text", "turning text"), ("steps", "steps of")):
-        add("signals", f"{_name.lower()}-during-{_when}", partial(stopped, _name, _word, right), quick=False)
+        family.add(f"{_name.lower()}-during-{_when}", stopped, _name, _word, right, quick=False)
 
 
 def while_preparing(name: str, word: str, place: Place) -> Steps:
@@ -70,7 +71,7 @@ for _name in ("INT", "KILL"):
         ("tokens", "turning text"),
         ("store", "writing the store"),
     ):
-        add("signals", f"{_name.lower()}-while-preparing-{_when}", partial(while_preparing, _name, _word))
+        family.add(f"{_name.lower()}-while-preparing-{_when}", while_preparing, _name, _word)
 
 
 def at_once(name: str, place: Place) -> Steps:
@@ -83,10 +84,10 @@ def at_once(name: str, place: Place) -> Steps:
 
 
 for _name in ("INT", "TERM"):
-    add("signals", f"{_name.lower()}-at-once", partial(at_once, _name), quick=False)
+    family.add(f"{_name.lower()}-at-once", at_once, _name, quick=False)
 
 
-@case("signals", quick=False)
+@family.slow
 def int_twice(place: Place) -> Steps:
     run = place.run(LONG)
     actions = (when("steps of", signal.SIGINT), when("steps of", signal.SIGINT))
@@ -95,7 +96,7 @@ def int_twice(place: Place) -> Steps:
     check(has_whole_model(place), "no model was left")
 
 
-@case("signals", quick=False)
+@family.slow
 def int_while_a_checkpoint_is_written(place: Place) -> Steps:
     run = place.run(LONG, {"checkpoint": {"every": 5, "keep": 2}})
     yield ends({0, 1, 130}, "train", run, actions=(at_file(place / "run/checkpoints/latest", signal.SIGINT),))
@@ -103,7 +104,7 @@ def int_while_a_checkpoint_is_written(place: Place) -> Steps:
     check(has_whole_model(place), "no model was left")
 
 
-@case("signals", quick=False)
+@family.slow
 def term_while_the_model_is_written(place: Place) -> Steps:
     run = place.run({"train": {"steps": 5}})
     yield ends({0, 1, 130, 143}, "train", run, actions=(at_file(place / "run/checkpoints/latest", signal.SIGTERM),))
@@ -111,7 +112,7 @@ def term_while_the_model_is_written(place: Place) -> Steps:
     check(has_whole_model(place), "no model was left")
 
 
-@case("signals", quick=False)
+@family.slow
 def stopped_and_let_go_on(place: Place) -> Steps:
     def pause(pid: int) -> None:
         send(signal.SIGSTOP)(pid)
@@ -134,7 +135,7 @@ for _name in ("INT", "TERM"):
     for _verb in (("generate", "run", "--prompt", "a", "--max-new-tokens", "100000"),
                   ("evaluate", "run"), ("export", "run", "exported"), ("report", "run"), ("data", "show", "run"),
                   ("chat", "run", "--script", "script.txt")):  # fmt: skip
-        add("signals", f"{_name.lower()}-under-{_verb[0]}", partial(using, _verb, number))
+        family.add(f"{_name.lower()}-under-{_verb[0]}", using, _verb, number)
 
 
 def reader_gone(arguments: str, place: Place) -> Steps:
@@ -155,10 +156,10 @@ for _arguments in (
     "--help",
     "prepare run.yaml --json",
 ):
-    add("signals", f"reader-gone-{'-'.join(_arguments.strip('-').split()[:2])}", partial(reader_gone, _arguments))
+    family.add(f"reader-gone-{'-'.join(_arguments.strip('-').split()[:2])}", reader_gone, _arguments)
 
 
-@case("signals", quick=False)
+@family.slow
 def two_processes_interrupted(place: Place) -> Steps:
     run = place.run(LONG)
     yield ends(
@@ -168,7 +169,7 @@ def two_processes_interrupted(place: Place) -> Steps:
     check(has_whole_model(place), "no model was left")
 
 
-@case("signals", quick=False)
+@family.slow
 def launcher_killed(place: Place) -> Steps:
     run = place.run(LONG)
     yield ends({-9}, "train", run, "--nproc", 2, actions=(when("steps of", signal.SIGKILL),), fresh=True, seconds=200)
@@ -176,7 +177,7 @@ def launcher_killed(place: Place) -> Steps:
     check(has_whole_model(place), "no model was left")
 
 
-@case("signals", quick=False)
+@family.slow
 def started_twice_at_once(place: Place) -> Steps:
     run = place.run(LONG)
     both = (

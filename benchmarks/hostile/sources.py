@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hostile.case import SMALL, Place, Steps, add, as_another_user, case, check, ends, merged, refused, source, works
+from hostile.case import SMALL, Family, Place, Steps, as_another_user, check, ends, given, merged, refused, small, works
 from hostile.made import json_lines
 from hostile.results import ledger, prepared_texts, rejected
 
+family = Family("sources")
+
 TEXT = "".join(f"a line of words, number {number}\n" for number in range(400))
 ESCAPES = "\x1b[2J\x1b]0;title\x07"
-
-
-def small(path: str, **more: Any) -> dict[str, Any]:
-    return merged(SMALL, source(path, **more))
 
 
 def is_refused(make: Callable[[Place], object], changes: dict[str, Any], place: Place) -> Steps:
@@ -96,107 +93,82 @@ _REFUSED: dict[str, tuple[Callable[[Place], object], dict[str, Any]]] = {
         merged(small("a.txt"), {"data": {"validation": "v", "store": "v/stores"}})),
 }  # fmt: skip
 for _name, (_make, _changes) in _REFUSED.items():
-    add("sources", _name, partial(is_refused, _make, _changes))
+    family.add(_name, is_refused, _make, _changes)
 
 
-@case("sources")
+def _links(*pairs: tuple[str, str]) -> Callable[[Place], object]:
+    return lambda place: [(place / name).symlink_to(to) for name, to in pairs]
+
+
+def _read(count: int) -> Callable[[Place], object]:
+    return lambda place: check(ledger(place)["read"] == count, f"read {ledger(place)['read']} documents of {count}")
+
+
+PREPARE, EITHER, REFUSED = (
+    works("prepare", "run.yaml"),
+    ends({0, 2}, "prepare", "run.yaml"),
+    refused("prepare", "run.yaml"),
+)
+_TWO = [{"path": "a.txt"}, {"path": "*.txt"}]
+family.table(
+    link_to_the_parent=given(
+        EITHER, files={f"texts/{name}.txt": f"{name} {TEXT}" for name in "abc"}, make=_links(("texts/up", "..")),
+        run=[small("texts/**/*.txt")], then=_read(3),
+    ),
+    two_links_to_one_another=given(
+        EITHER, files={f"texts/{name}/{name}.txt": f"{name} {TEXT}" for name in "ab"},
+        make=_links(("texts/a/to", "../b"), ("texts/b/to", "../a")), run=[small("texts/**/*.txt")], then=_read(2),
+    ),
+    one_file_by_two_paths=given(
+        PREPARE, files={"a.txt": TEXT}, make=lambda place: os.link(place / "a.txt", place / "b.txt"), kept=1,
+        run=[{"data": {"sources": _TWO}}, SMALL | {"data": {"validation": 0, "block": 8, "sources": _TWO}}],
+    ),
+    name_that_forges_a_message=given(
+        REFUSED, files={f"a\nFORGED\nartel: FORGED {ESCAPES}.txt": b"\x7fELF" + bytes(100)}, run=[small("*.txt")]
+    ),
+    name_that_forges_in_a_rejected_line=given(
+        PREPARE, run=[small("*.jsonl")], kept=1,
+        files={f"a\nartel: FORGED {ESCAPES}.jsonl": json_lines([{"text": "words of it"}, {"body": 1}])},
+    ),
+    field_that_forges_a_message=given(
+        REFUSED, files={"a.jsonl": json_lines([{f"body\nFORGED {ESCAPES}": "x"}])}, run=[small("a.jsonl")]
+    ),
+    set_names_that_forge_a_message=given(
+        PREPARE, run=[small("a.jsonl", set_field="of")], kept=2,
+        files={"a.jsonl": json_lines([{"text": "words", "of": f"\nartel: FORGED {ESCAPES}"},
+                                      {"text": "other", "of": "b"}])},
+    ),
+    name_that_is_no_utf_8=given(
+        EITHER, run=[small("*.txt")], kept=1,
+        make=lambda place: Path(os.fsdecode(os.fsencode(place.work) + b"/\xff\xfe.txt")).write_text(TEXT),
+    ),
+    name_with_signs_of_globs=given(PREPARE, files={"a[1]*.txt": TEXT}, run=[small("a[1]*.txt")], kept=1),
+    three_thousand_empty_files=given(
+        REFUSED.having(says=("no document is left",)), files={f"texts/{number}.txt": "" for number in range(3000)},
+        run=[small("texts")],
+    ),
+)  # fmt: skip
+
+
+@family.case
 def cache_in_the_texts(place: Place) -> Steps:
     place.write("texts/a.txt", TEXT)
     run = place.run(merged(small("texts"), {"data": {"store": ""}}))
     yield refused("prepare", run, environment={"ARTEL_CACHE": str(place / "texts/cache")})
 
 
-@case("sources")
-def link_to_the_parent(place: Place) -> Steps:
-    for name in "abc":
-        place.write(f"texts/{name}.txt", f"{name} {TEXT}")
-    (place / "texts/up").symlink_to("..")
-    done = yield ends({0, 2}, "prepare", place.run(small("texts/**/*.txt")))
-    if done.status == 0:
-        check(ledger(place)["read"] == 3, f"read {ledger(place)['read']} documents of 3")
-
-
-@case("sources")
-def two_links_to_one_another(place: Place) -> Steps:
-    for name, other in ("ab", "ba"):
-        place.write(f"texts/{name}/{name}.txt", f"{name} {TEXT}")
-        (place / f"texts/{name}/to").symlink_to(f"../{other}")
-    done = yield ends({0, 2}, "prepare", place.run(small("texts/**/*.txt")))
-    if done.status == 0:
-        check(ledger(place)["read"] == 2, f"read {ledger(place)['read']} documents of 2")
-
-
-@case("sources")
-def one_file_by_two_paths(place: Place) -> Steps:
-    place.write("a.txt", TEXT)
-    os.link(place / "a.txt", place / "b.txt")
-    yield works("prepare", place.run({"data": {"sources": [{"path": "a.txt"}, {"path": "*.txt"}]}}, SMALL | {
-        "data": {"validation": 0, "block": 8, "sources": [{"path": "a.txt"}, {"path": "*.txt"}]}}))  # fmt: skip
-    check(ledger(place)["kept"] == 1, ledger(place))
-
-
-@case("sources")
-def name_that_forges_a_message(place: Place) -> Steps:
-    place.write(f"a\nFORGED\nartel: FORGED {ESCAPES}.txt", b"\x7fELF" + bytes(100))
-    yield refused("prepare", place.run(small("*.txt")))
-
-
-@case("sources")
-def name_that_forges_in_a_rejected_line(place: Place) -> Steps:
-    place.write(f"a\nartel: FORGED {ESCAPES}.jsonl", json_lines([{"text": "words of it"}, {"body": 1}]))
-    yield works("prepare", place.run(small("*.jsonl")))
-    check(ledger(place)["kept"] == 1, ledger(place))
-
-
-@case("sources")
-def field_that_forges_a_message(place: Place) -> Steps:
-    place.write("a.jsonl", json_lines([{f"body\nFORGED {ESCAPES}": "x"}]))
-    yield refused("prepare", place.run(small("a.jsonl")))
-
-
-@case("sources")
-def set_names_that_forge_a_message(place: Place) -> Steps:
-    place.write(
-        "a.jsonl", json_lines([{"text": "words", "of": f"\nartel: FORGED {ESCAPES}"}, {"text": "other", "of": "b"}])
-    )
-    yield works("prepare", place.run(small("a.jsonl", set_field="of")))
-    check(ledger(place)["kept"] == 2, ledger(place))
-
-
-@case("sources")
-def name_that_is_no_utf_8(place: Place) -> Steps:
-    (Path(os.fsdecode(os.fsencode(place.work) + b"/\xff\xfe.txt"))).write_text(TEXT)
-    done = yield ends({0, 2}, "prepare", place.run(small("*.txt")))
-    if done.status == 0:
-        check(ledger(place)["kept"] == 1, ledger(place))
-
-
-@case("sources")
-def name_with_signs_of_globs(place: Place) -> Steps:
-    place.write("a[1]*.txt", TEXT)
-    yield works("prepare", place.run(small("a[1]*.txt")))
-    check(ledger(place)["kept"] == 1, ledger(place))
-
-
-@case("sources")
-def three_thousand_empty_files(place: Place) -> Steps:
-    for number in range(3000):
-        place.write(f"texts/{number}.txt")
-    yield refused("prepare", place.run(small("texts")), says=("no document is left",))
-
-
-@case("sources")
+@family.case
 def path_with_a_secret(place: Place) -> Steps:
     done = yield ends({1, 2}, "prepare", place.run(small("http://name:S3CRET@127.0.0.1:9/a.txt")))
     check("S3CRET" not in done.err + done.out, done.err)
 
 
-@case("sources")
+@family.case
 def shell_in_the_path(place: Place) -> Steps:
     yield refused("prepare", place.run(small(f"$(touch {place.trap});`touch {place.trap}`|touch {place.trap}")))
 
 
-@case("sources")
+@family.case
 def unreadable_for_this_user(place: Place) -> Steps:
     place.write("a.txt", TEXT).chmod(0)
     yield refused("prepare", place.run(small("a.txt")), prefix=as_another_user(place))
@@ -206,43 +178,33 @@ def _lines(number: int, word: str) -> str:
     return "".join(f"{word} line of number {at}\n" for at in range(number))
 
 
-@case("sources")
-def text_replaced_while_it_is_read(place: Place) -> Steps:
+def changing(word: str, change: Callable[[Place], object], right: Callable[[Place], bool], place: Place) -> Steps:
+    """A text that changes while it is read: all of one state, or words."""
     place.write("a.txt", _lines(60_000, "old"))
     place.changing.add("a.txt")
-    run = place.run(small("a.txt", document="line"))
-    change = (lambda err: "training the tokenizer" in err, lambda pid: place.write("a.txt", _lines(1000, "new")))
-    done = yield ends({0, 1, 2}, "prepare", run, actions=(change,))
+    actions = ((lambda err: word in err, lambda pid: change(place)),)
+    done = yield ends({0, 1, 2}, "prepare", place.run(small("a.txt", document="line")), actions=actions)
     if done.status == 0:
-        texts = prepared_texts(place)
-        right = {_lines(60_000, "old"), _lines(1000, "new")}
-        check("".join(f"{text}\n" for text in texts) in right, f"{len(texts)} documents of two states")
+        check(right(place), f"{ledger(place)} of two states")
 
 
-@case("sources")
-def text_cut_while_it_is_encoded(place: Place) -> Steps:
-    place.write("a.txt", _lines(60_000, "old"))
-    place.changing.add("a.txt")
-    run = place.run(small("a.txt", document="line"))
-    change = (lambda err: "text into tokens" in err, lambda pid: os.truncate(place / "a.txt", 20_000))
-    done = yield ends({0, 1, 2}, "prepare", run, actions=(change,))
-    if done.status == 0:
-        count = ledger(place)["read"]
-        check(count in (60_000, _lines(60_000, "old")[:20_000].count("\n") + 1), f"{count} documents of two states")
+family.add(
+    "text-replaced-while-it-is-read", changing, "training the tokenizer",
+    lambda place: place.write("a.txt", _lines(1000, "new")),
+    lambda place: "".join(f"{text}\n" for text in prepared_texts(place))
+    in {_lines(60_000, "old"), _lines(1000, "new")},
+)  # fmt: skip
+family.add(
+    "text-cut-while-it-is-encoded", changing, "text into tokens", lambda place: os.truncate(place / "a.txt", 20_000),
+    lambda place: ledger(place)["read"] in (60_000, _lines(60_000, "old")[:20_000].count("\n") + 1),
+)  # fmt: skip
+family.add(
+    "text-removed-while-it-is-read", changing, "training the tokenizer",
+    lambda place: (place / "a.txt").unlink(missing_ok=True), lambda place: ledger(place)["read"] == 60_000,
+)  # fmt: skip
 
 
-@case("sources")
-def text_removed_while_it_is_read(place: Place) -> Steps:
-    place.write("a.txt", _lines(60_000, "old"))
-    place.changing.add("a.txt")
-    run = place.run(small("a.txt", document="line"))
-    change = (lambda err: "training the tokenizer" in err, lambda pid: (place / "a.txt").unlink(missing_ok=True))
-    done = yield ends({0, 1, 2}, "prepare", run, actions=(change,))
-    if done.status == 0:
-        check(ledger(place)["read"] == 60_000, ledger(place))
-
-
-@case("sources", quick=False)
+@family.slow
 def text_that_grows_for_ever(place: Place) -> Steps:
     place.write("a.txt", _lines(2000, "old"))
     place.changing.add("a.txt")
@@ -292,7 +254,7 @@ def _is_rejected(reason: str, turns: tuple[Any, ...], place: Place) -> Steps:
 
 
 for _name, (_reason, _turns) in _BAD_TURNS.items():
-    add("sources", f"tools-{_name}", partial(_is_rejected, _reason, _turns))
+    family.add(f"tools-{_name}", _is_rejected, _reason, _turns)
 
 
 def unclosed(name: str, delimiter: str, place: Place) -> Steps:
@@ -305,11 +267,11 @@ def unclosed(name: str, delimiter: str, place: Place) -> Steps:
     check([row["origin"] for row in rejected(place)] in ([], [f"{name}:9"]), rejected(place))
 
 
-add("sources", "unclosed-quote-in-csv", partial(unclosed, "a.csv", ","))
-add("sources", "unclosed-quote-in-tsv", partial(unclosed, "a.tsv", "\t"))
+family.add("unclosed-quote-in-csv", unclosed, "a.csv", ",")
+family.add("unclosed-quote-in-tsv", unclosed, "a.tsv", "\t")
 
 
-@case("sources")
+@family.case
 def folder_of_files_that_are_not_read(place: Place) -> Steps:
     for name in ("a.fb2", "b.fb2", "c.zip", "d.odt", "e"):
         place.write(f"texts/{name}", b"PK\3\4")
@@ -319,7 +281,7 @@ def folder_of_files_that_are_not_read(place: Place) -> Steps:
         yield works(*verb, "run.yaml", says=("not read: 2 .fb2, ", "1 without a suffix"))
 
 
-@case("sources")
+@family.case
 def text_of_no_name(place: Place) -> Steps:
     place.write("mine.txt", TEXT)
     for text in ("", " "):

@@ -6,7 +6,6 @@ import os
 import shutil
 import struct
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,8 +16,10 @@ import xxhash
 import yaml
 from mutations import change_bytes, change_json
 
-from hostile.case import TINY, Place, Steps, add, case, check, ends, refused, works
+from hostile.case import TINY, Family, Place, Steps, check, ends, given, refused, special, works
 from hostile.results import has_whole_model, logged_losses, store_of
+
+family = Family("stores")
 
 
 def run(place: Place) -> str:
@@ -55,11 +56,7 @@ def used(change: Callable[[Path], object], right: set[int], place: Place) -> Ste
 
 
 def _special(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
-    def change(store: Path) -> None:
-        (store / name).unlink()
-        make(store / name)
-
-    return change
+    return lambda store: special(store / name, make)
 
 
 def _tokens(value: int) -> Callable[[Path], object]:
@@ -114,7 +111,7 @@ _REFUSED: dict[str, Callable[[Path], object]] = {
     "tokenizer-away": lambda store: shutil.rmtree(store / "tokenizer"),
 }
 for _name, _change in _REFUSED.items():
-    add("stores", _name, partial(used, _change, {2}))
+    family.add(_name, used, _change, {2})
 
 
 def _origins(store: Path) -> None:
@@ -122,7 +119,7 @@ def _origins(store: Path) -> None:
     signed(store, lambda manifest: None)
 
 
-add("stores", "as-it-was-made", partial(used, lambda store: None, {0}))
+family.add("as-it-was-made", used, lambda store: None, {0})
 _EITHER: dict[str, Callable[[Path], object]] = {
     "tokens-beyond-the-vocabulary": _tokens(65_000),
     "ends-that-fall": _ends(lambda ends_of: ends_of[::-1]),
@@ -147,23 +144,23 @@ def either(change: Callable[[Path], object], place: Place) -> Steps:
 
 
 for _name, _change in _EITHER.items():
-    add("stores", _name, partial(either, _change))
+    family.add(_name, either, _change)
 for _seed in range(3):
 
     def _changed(store: Path, seed: int = _seed) -> None:
         path = store / "manifest.json"
         path.write_bytes(change_json(path.read_bytes(), Random(f"store:{seed}")))
 
-    add("stores", f"manifest-changed-{_seed}", partial(either, _changed))
+    family.add(f"manifest-changed-{_seed}", either, _changed)
 
     def _bytes(store: Path, seed: int = _seed) -> None:
         path = store / "train" / ("00000.tokens", "00000.ends", "00000.origins")[seed % 3]
         path.write_bytes(change_bytes(path.read_bytes(), Random(f"shard:{seed}")))
 
-    add("stores", f"shard-changed-{_seed}", partial(used, _bytes, {0, 2} if _seed == 99 else {2}))
+    family.add(f"shard-changed-{_seed}", used, _bytes, {0, 2} if _seed == 99 else {2})
 
 
-@case("stores")
+@family.case
 def in_the_cache_damaged_later(place: Place) -> Steps:
     run = place.run()
     yield works("prepare", run)
@@ -173,55 +170,44 @@ def in_the_cache_damaged_later(place: Place) -> Steps:
     yield works("data", "verify", store_of(place).relative_to(place.work))
 
 
-@case("stores")
-def lock_that_is_a_folder(place: Place) -> Steps:
+def prepared_again(change: Callable[[Place], object], place: Place) -> Steps:
     run = place.run()
     yield works("prepare", run)
+    change(place)
+    yield ends({0, 2}, "prepare", run)
+
+
+def _lock_is_a_folder(place: Place) -> None:
     (lock,) = (place / "stores").glob("*.lock")
     lock.unlink()
     (lock / "mine").mkdir(parents=True)
-    yield ends({0, 2}, "prepare", run)
 
 
-@case("stores")
-def name_that_another_file_has(place: Place) -> Steps:
-    run = place.run()
-    yield works("prepare", run)
-    store = store_of(place)
-    name = str(store.relative_to(place.work))
-    shutil.rmtree(store)
-    place.write(name, "mine")
-    yield ends({0, 2}, "prepare", run)
+def _named(below: str) -> Callable[[Place], object]:
+    def change(place: Place) -> None:
+        store = store_of(place)
+        shutil.rmtree(store)
+        place.write(f"{store.relative_to(place.work)}{below}", "mine")
+
+    return change
 
 
-@case("stores")
-def name_that_a_foreign_folder_has(place: Place) -> Steps:
-    run = place.run()
-    yield works("prepare", run)
-    store = store_of(place)
-    shutil.rmtree(store)
-    place.write(f"{store.relative_to(place.work)}/mine.txt", "mine")
-    yield ends({0, 2}, "prepare", run)
+family.add("lock-that-is-a-folder", prepared_again, _lock_is_a_folder)
+family.add("name-that-another-file-has", prepared_again, _named(""))
+family.add("name-that-a-foreign-folder-has", prepared_again, _named("/mine.txt"))
+family.table(folder_is_a_file=given(refused("prepare", "run.yaml"), files={"stores": "mine"}))
 
 
-@case("stores")
-def folder_is_a_file(place: Place) -> Steps:
-    place.write("stores", "mine")
-    yield refused("prepare", place.run())
-
-
-@case("stores")
-def removed_while_training(place: Place) -> Steps:
-    away = (lambda err: "steps of" in err, lambda pid: shutil.rmtree(place / "stores", ignore_errors=True))
-    yield ends({0, 1, 2}, "train", place.run({"train": {"steps": 200}}), actions=(away,))
-
-
-@case("stores")
-def cut_while_training(place: Place) -> Steps:
+def while_training(change: Callable[[Place], object], place: Place) -> Steps:
     """A file that is mapped into memory and becomes shorter ends a process by SIGBUS: words would be better."""
-    cut = (lambda err: "steps of" in err, lambda pid: os.truncate(store_of(place) / "train/00000.tokens", 0))
-    yield ends({0, 1, 2}, "train", place.run({"train": {"steps": 200}}), actions=(cut,))
+    actions = ((lambda err: "steps of" in err, lambda pid: change(place)),)
+    yield ends({0, 1, 2}, "train", place.run({"train": {"steps": 200}}), actions=actions)
 
+
+family.each("{}-while-training", while_training, {
+    "removed": lambda place: shutil.rmtree(place / "stores", ignore_errors=True),
+    "cut": lambda place: os.truncate(store_of(place) / "train/00000.tokens", 0),
+})  # fmt: skip
 
 # Imported tokens
 
@@ -247,23 +233,17 @@ for _name, _files in {
     "index-of-1e18": {"a.bin": _NPY.tobytes(), "a.idx": b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 10**18, 10**18)},
     "header-of-llm-c-that-lies": {"a.bin": struct.pack("<256i", 20240520, 1, 2**30, *[0] * 253) + _NPY.tobytes()},
 }.items():  # fmt: skip
-    add("stores", f"import-{_name}", partial(imported, _files, "a.bin"))
+    family.add(f"import-{_name}", imported, _files, "a.bin")
 
 
-@case("stores")
-def import_of_a_fifo(place: Place) -> Steps:
-    place.take_foreign("model")
-    os.mkfifo(place / "a.bin")
-    yield refused("data", "import", "a.bin", "made", "--tokenizer", "model")
-
-
-@case("stores")
-def import_over_a_folder(place: Place) -> Steps:
-    place.take_foreign("model")
-    place.write("a.bin", _NPY.tobytes())
-    place.write("made/mine.txt", "mine")
-    yield refused("data", "import", "a.bin", "made", "--tokenizer", "model")
-    yield refused("data", "import", "a.bin", "model", "--tokenizer", "model")
+_IMPORT = refused("data", "import", "a.bin", "made", "--tokenizer", "model")
+family.table(
+    import_of_a_fifo=given(_IMPORT, foreign=["model"], make=lambda place: os.mkfifo(place / "a.bin"), run=None),
+    import_over_a_folder=given(
+        _IMPORT, refused("data", "import", "a.bin", "model", "--tokenizer", "model"), foreign=["model"],
+        files={"a.bin": _NPY.tobytes(), "made/mine.txt": "mine"}, run=None,
+    ),
+)  # fmt: skip
 
 
 def no_store(make: Callable[[Place], object], name: str, place: Place) -> Steps:
@@ -279,4 +259,4 @@ for _name, (_make, _path) in {
     "300-letters": (lambda place: None, "s" * 300),
     "a-name-that-forges": (lambda place: None, "\nFORGED\x1b[2J"),
 }.items():
-    add("stores", f"verify-{_name}", partial(no_store, _make, _path))
+    family.add(f"verify-{_name}", no_store, _make, _path)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from functools import partial
 from typing import Any
 
-from hostile.case import GB, Place, Steps, add, case, check, ends, merged, refused, works
+from hostile.case import GB, Family, Place, Steps, check, ends, given, merged, refused, works
 from hostile.made import CHATS, json_lines
 from hostile.results import ledger
+
+family = Family("templates")
 
 KEYS = {
     "objective": "chat",
@@ -65,11 +66,7 @@ for _name, _template in {
     "forgets-the-answer": "{{ messages[0].content }}",
     "brackets-10000": "{{ " + "(" * 10_000 + ")" * 10_000 + " }}",
 }.items():
-    add(
-        "templates",
-        _name,
-        partial(written, _template, _name in ("ten-billion-letters", "nested-loops", "calls-itself")),
-    )
+    family.add(_name, written, _template, _name in ("ten-billion-letters", "nested-loops", "calls-itself"))
 
 
 def file_is(make: Any, place: Place) -> Steps:
@@ -84,7 +81,7 @@ for _name, _make in {
     "folder": lambda place: (place / "t.jinja").mkdir(),
     "book": lambda place: place.write("t.jinja", PLAIN + "words " * 5_000_000),
 }.items():
-    add("templates", f"file-is-a-{_name}", partial(file_is, _make))
+    family.add(f"file-is-a-{_name}", file_is, _make)
 
 
 def either(template: str, place: Place) -> Steps:
@@ -102,18 +99,22 @@ for _name, _template in {
     "date-of-today": PLAIN + "{{ strftime_now('%s') }}",
     "by-chance": PLAIN + "{{ range(100000)|random }}",
 }.items():
-    add("templates", f"with-{_name}", partial(either, _template))
+    family.add(f"with-{_name}", either, _template)
 
 
-@case("templates")
-def plain_one_is_right(place: Place) -> Steps:
-    place.write("a.jsonl", json_lines(CHATS))
-    place.write("t.jinja", PLAIN)
-    yield works("prepare", place.run(keys(template="t.jinja")))
-    check(ledger(place)["kept"] == len(CHATS), ledger(place))
+_FORGED = [{"messages": [{"role": "\nartel: FORGED\x1b[2J", "content": "x"}]}]
+family.table(
+    plain_one_is_right=given(
+        works("prepare", "run.yaml"), files={"a.jsonl": json_lines(CHATS), "t.jinja": PLAIN}, kept=len(CHATS),
+        run=[keys(template="t.jinja")],
+    ),
+    roles_that_forge=given(
+        refused("prepare", "run.yaml"), files={"a.jsonl": json_lines(_FORGED)}, run=[keys(template="plain")]
+    ),
+)  # fmt: skip
 
 
-@case("templates")
+@family.case
 def texts_that_are_templates(place: Place) -> Steps:
     rows = [
         {
@@ -129,14 +130,7 @@ def texts_that_are_templates(place: Place) -> Steps:
     check(ledger(place)["kept"] == 20, ledger(place))
 
 
-@case("templates")
-def roles_that_forge(place: Place) -> Steps:
-    rows = [{"messages": [{"role": "\nartel: FORGED\x1b[2J", "content": "x"}]}]
-    place.write("a.jsonl", json_lines(list(rows)))
-    yield refused("prepare", place.run(keys(template="plain")))
-
-
-@case("templates")
+@family.case
 def contents_of_wrong_kinds(place: Place) -> Steps:
     contents: list[Any] = [None, 5, [], {}, [None], [{"type": "image"}], {"a": {"a": {}}}, True]
     rows = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,8 +12,10 @@ from typing import Any
 from mutations import change_json
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from hostile.case import Command, Place, Steps, add, case, check, ends, refused, works
+from hostile.case import Command, Family, Place, Steps, check, ends, given, refused, special, works
 from hostile.results import ledger, prepared_texts
+
+family = Family("tokenizers")
 
 FROM = {"tokenizer": {"train": None, "from": "tokenizer"}}
 GENERATE = ("--prompt", "a word", "--max-new-tokens", "5")
@@ -55,12 +56,7 @@ def _files(content: bytes | str) -> Callable[[Place], object]:
 
 
 def _special(make: Callable[[Path], object]) -> Callable[[Place], object]:
-    def change(place: Place) -> None:
-        for folder in ("tokenizer", "model"):
-            (place / folder / "tokenizer.json").unlink()
-            make(place / folder / "tokenizer.json")
-
-    return change
+    return lambda place: [special(place / folder / "tokenizer.json", make) for folder in ("tokenizer", "model")]
 
 
 def _split(pattern: str) -> dict[str, Any]:
@@ -94,7 +90,7 @@ _REFUSED: dict[str, Callable[[Place], object]] = {
         "special_tokens": {}})),
 }  # fmt: skip
 for _name, _change in _REFUSED.items():
-    add("tokenizers", _name, partial(prepared, _change, {2}))
+    family.add(_name, prepared, _change, {2})
 _EITHER: dict[str, Callable[[Place], object]] = {
     "class-with-code": _edit(lambda tree: tree.update(auto_map={"AutoTokenizer": ["evil.T", None]},
                                                       tokenizer_class="EvilTokenizer"), "tokenizer_config.json"),
@@ -121,10 +117,10 @@ _EITHER: dict[str, Callable[[Place], object]] = {
         "tokenizer/tokenization_evil.py", f"open({str(place.trap)!r}, 'w')\n"),
 }  # fmt: skip
 for _name, _change in _EITHER.items():
-    add("tokenizers", _name, partial(prepared, _change, {0, 2}))
+    family.add(_name, prepared, _change, {0, 2})
 
 
-@case("tokenizers")
+@family.case
 def cut_texts_are_refused_or_whole(place: Place) -> Steps:
     tokenizer(place)
     edit(place, lambda tree: tree.update(truncation={
@@ -149,7 +145,7 @@ for _name, _files_of in {
     "pickle": {"tokenizer.pkl": b"cos\nsystem\n(S'touch executed'\ntR."},
     "vocab-txt-of-bytes": {"vocab.txt": bytes(range(256)), "tokenizer_config.json": '{"tokenizer_class": "Evil"}'},
 }.items():
-    add("tokenizers", f"folder-of-{_name}", partial(folder_of, _files_of))
+    family.add(f"folder-of-{_name}", folder_of, _files_of)
 
 
 def changed(seed: int, place: Place) -> Steps:
@@ -162,16 +158,13 @@ def changed(seed: int, place: Place) -> Steps:
 
 
 for _seed in range(6):
-    add("tokenizers", f"changed-{_seed:02}", partial(changed, _seed))
+    family.add(f"changed-{_seed:02}", changed, _seed)
 
 
-@case("tokenizers")
-def is_a_file(place: Place) -> Steps:
-    place.write("tokenizer", "{}")
-    yield refused("prepare", place.run(FROM))
+family.table(is_a_file=given(refused("prepare", "run.yaml"), files={"tokenizer": "{}"}, run=[FROM]))
 
 
-@case("tokenizers")
+@family.case
 def of_another_vocabulary_than_the_model(place: Place) -> Steps:
     tokenizer(place)
     place.write("a.txt", "\n".join(f"words {number} of it" for number in range(500)))
@@ -196,6 +189,6 @@ def of_words(lines: list[str], verdict: Callable[..., Command], says: str, place
     yield verdict("prepare", place.run(FROM, texts), says=(says,))
 
 
-add("tokenizers", "words-that-are-all-unknown",
-    partial(of_words, ["სახლი", "წყალი", "მზე"] * 9, refused, "documents become the same"))  # fmt: skip
-add("tokenizers", "a-word-that-is-unknown", partial(of_words, ["a word of it", "a mill of it"], works, "are unknown"))
+_UNKNOWN = ["სახლი", "წყალი", "მზე"] * 9
+family.add("words-that-are-all-unknown", of_words, _UNKNOWN, refused, "documents become the same")
+family.add("a-word-that-is-unknown", of_words, ["a word of it", "a mill of it"], works, "are unknown")

@@ -25,7 +25,7 @@ def train(work: Work, after_step: AfterStep) -> None:
     """Train until killed; see contestant.py."""
     run = run_of(work)
     with join_world(run.train.threads) as world:
-        loop.train(run, prepare(run), world, print, callbacks=[_AfterStep(after_step)])
+        loop.train(run, prepare(run), world, callbacks=[_AfterStep(after_step)])
 
 
 def run_of(work: Work) -> RunConfig:

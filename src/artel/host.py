@@ -35,6 +35,17 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def process_exists(pid: int) -> bool:
+    """True if a process of this host has this number, also if it belongs to another user."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def core_quota(own: Path = _OWN_CGROUP, groups: Path = _CGROUPS) -> float | None:
     """Return the CPU quota of the control groups of this process, in cores, or None without a limit."""
     quotas = []

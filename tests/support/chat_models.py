@@ -90,10 +90,8 @@ def never_ending(folder: Path, positions: int = 1_000_000) -> Path:
     return saved(folder, model, tokenizer)
 
 
-def talk_with(folder: Path, notes: list[str] | None = None, system: str = "", **settings) -> ChatSession:
-    return ChatSession(
-        open_model(str(folder)), ChatSettings(**settings), system, (notes if notes is not None else []).append
-    )
+def talk_with(folder: Path, system: str = "", **settings) -> ChatSession:
+    return ChatSession(open_model(str(folder)), ChatSettings(**settings), system)
 
 
 def learned_texts(made, tokenizer):

@@ -12,7 +12,7 @@ from artel.config import DataConfig, SourceConfig
 from artel.preparing.selection import PreparedShard
 from artel.text import Ledger, Record, check_sources, count_lines, input_shards, read_documents
 from artel.text.reading.source_file import SourceFile
-from artel.text.sources.read import read_shard, read_with
+from artel.text.sources.inputs import read_shard, read_with
 
 
 def read_texts(path, *, max_bad=0.0, max_document=100_000_000, **source):

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from artel.api.process import Tell, leaves_process_unchanged, tell
+from artel.api.process import leaves_process_unchanged
 from artel.errors import InputError
 
 if TYPE_CHECKING:
@@ -177,8 +177,8 @@ class Model:
         """Like `generate`, but yield pieces of text (complete characters) as soon as they are generated."""
         from artel.inference.chat import ChatSettings
 
-        objective = self._opened.objective
-        if not (objective.generates or "generate" in objective.tasks):
+        objective, decoding = self._opened.objective, self._opened.decoding
+        if not (objective.generates or "generate" in decoding.tasks):
             raise self._cannot("writes no text of its own")
         if beams is not None and objective.generates:
             raise InputError.at("beams", f"{self._opened.name} does not search", "leave it out: seq2seq models do")
@@ -186,7 +186,7 @@ class Model:
             raise InputError.at("beams", f"{beams} is out of range", "it goes from 1 to 100")
         if beams is not None and temperature:
             raise InputError.at("beams", "searches for the likeliest text, and a temperature samples", "leave one out")
-        sampling = objective.sampling(
+        sampling = decoding.sampling(
             new_tokens=max_new_tokens,
             temperature=temperature,
             top_k=top_k,
@@ -200,7 +200,7 @@ class Model:
         )
         return iter(self._reply(prompt, "", sampling).pieces)
 
-    @leaves_process_unchanged()
+    @leaves_process_unchanged(prints=True)
     def chat(
         self,
         messages: str | Sequence[Mapping[str, str]],
@@ -212,7 +212,6 @@ class Model:
         top_p: float = 0.6,
         seed: int = 0,
         repetition_penalty: float = 1.2,
-        tell: Tell = tell,
     ) -> str:
         """Answer a message, or the last message of a conversation, with the model's chat template.
 
@@ -221,7 +220,6 @@ class Model:
                 alternate, optionally after a system message, and the user's message comes last.
             system: the system message.
             max_new_tokens, temperature, top_k, top_p, seed, repetition_penalty: as in `generate`.
-            tell: called with notes, for example that the answer was cut off or that earlier messages did not fit.
 
         Raises InputError for models that do not generate text, and for conversations that the template rejects.
         """
@@ -230,7 +228,7 @@ class Model:
 
         system_message, pairs, message = _conversation(messages)
         settings = ChatSettings(len(pairs), max_new_tokens, repetition_penalty, temperature, top_p, top_k, seed)
-        with closing(ChatSession(self._opened, settings, system or system_message, tell)) as session:
+        with closing(ChatSession(self._opened, settings, system or system_message)) as session:
             session.exchanges = [Exchange(question, answer, True) for question, answer in pairs]
             return "".join(session.answer(message))
 
@@ -240,7 +238,7 @@ class Model:
 
         Raises InputError for models that were not trained to answer questions.
         """
-        if "answer" not in self._opened.objective.tasks:
+        if "answer" not in self._opened.decoding.tasks:
             raise self._cannot("finds no answers in texts")
         found = self._reply(question, context, None).to_json or {}
         return Answer(found["answer"], found["start"], found["end"], found["score"], found["class"], found["classes"])
@@ -269,8 +267,7 @@ class Model:
 
         Raises InputError for models that cannot fill in text, and if a masked model is given a text without masks.
         """
-        objective = self._opened.objective
-        if objective.generates or objective.tasks:
+        if self._opened.objective.generates or self._opened.decoding.tasks:
             raise self._cannot("fills nothing in")
         reply = self._reply(text, "", None)
         filled = "".join(reply.pieces)
@@ -350,14 +347,13 @@ class Model:
         vectors = np.array([answer["embedding"] for answer in answers], dtype=np.float32)
         return vectors[0] if isinstance(texts, str) else vectors
 
-    @leaves_process_unchanged(with_torch=True)
+    @leaves_process_unchanged(with_torch=True, prints=True)
     def evaluate(
         self,
         data: str | os.PathLike[str] | None = None,
         overrides: Mapping[str, Any] | None = None,
         *,
         corpus: str | os.PathLike[str] | None = None,
-        tell: Tell = tell,
     ) -> EvaluationResult:
         """Compute the objective's metrics on the validation split of the model's run, on `data`, or on a `corpus`.
 
@@ -366,7 +362,6 @@ class Model:
             overrides: values for dotted keys of the evaluated run: `{"data.block": 256}`.
             corpus: for embeddings: a file or glob of texts, in which the queries of `data` should find their documents;
                 or a folder in BEIR's format, which has its own queries.
-            tell: called with each message, a line of text.
 
         Returns:
             `metrics` by name (`loss` in nats per target token, `bits_per_byte`, `accuracy` 0 to 1 …), `documents`,
@@ -385,11 +380,11 @@ class Model:
         if corpus is not None and overrides:
             raise InputError.at("overrides", "have no meaning on a corpus", "leave them out")
         if corpus is not None:
-            return evaluate_on_corpus(self._opened, os.fspath(corpus), path, tell)
+            return evaluate_on_corpus(self._opened, os.fspath(corpus), path)
         check_worker()
         choose_interface_of_process()
         with join_world(None) as world:
-            return evaluate(self._opened, path, overrides or {}, world, tell)
+            return evaluate(self._opened, path, overrides or {}, world)
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.model.parameters())
@@ -397,19 +392,18 @@ class Model:
 
     def _reply(self, prompt: str, context: str, sampling: Any) -> Reply:
         """Return the objective's reply to a prompt, as in `artel generate`."""
-        return self._opened.objective.reply(self._opened.model, prompt, context, sampling)
+        return self._opened.decoding.reply(self._opened.model, prompt, context, sampling)
 
     def _answers(self, task: str, inputs: list[Any], cannot: str) -> list[dict[str, Any]]:
-        """Return the answers to a task (`Objective.tasks`). Raise InputError if the model does not support it."""
-        objective = self._opened.objective
-        if task not in objective.tasks:
+        """Return the answers to a task (`Decoding.tasks`). Raise InputError if the model does not support it."""
+        if task not in self._opened.decoding.tasks:
             raise self._cannot(cannot)
-        return objective.answers(self._opened.model, task, inputs)
+        return self._opened.decoding.answers(self._opened.model, task, inputs)
 
     def _cannot(self, what: str) -> InputError:
         """Return the error for an unsupported task. It names the supported ones."""
-        objective = self._opened.objective
-        able = "generate and chat" if objective.generates else " and ".join(objective.tasks) or "fill"
+        tasks = " and ".join(self._opened.decoding.tasks) or "fill"
+        able = "generate and chat" if self._opened.objective.generates else tasks
         return InputError.at(self._opened.name, f"is a model for {self.objective}, which {what}", f"use {able}")
 
 

@@ -18,13 +18,13 @@ from typing import Any, ParamSpec, TypeVar
 
 from artel.errors import ArtelError, Problem
 from artel.interrupts import in_main_thread
+from artel.messages import logger, printed_by
 from artel.notebooks import in_notebook
 from artel.printable import in_a_line
 from artel.secrets import hide_secrets
 from artel.storage import kept_bus_error_handler
 from artel.storage.unexpected_errors import machine_error
 
-Tell = Callable[[str], None]
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -32,26 +32,23 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z-]+)")
 
 
-def tell(line: str) -> None:
-    """Print a message on rank 0: below the cell in a notebook, otherwise on standard error."""
-    if os.environ.get("RANK", "0") == "0":
-        print(in_a_line(hide_secrets(line)), file=sys.stdout if in_notebook() else sys.stderr, flush=True)
-
-
 def leaves_process_unchanged(
-    *, with_torch: bool = False
+    *, with_torch: bool = False, prints: bool = False
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
     """Decorate a function so that it restores the state of the process when it returns or raises.
 
     Restores the environment, signal handlers, exception hooks, warning filters, log levels, `sys.path`, and PyTorch's
-    threads, default dtype and random states. With `with_torch`, PyTorch is imported first. Errors of the machine (a
-    full disk) and of the user's own code become WorkError.
+    threads, default dtype and random states. With `with_torch`, PyTorch is imported first. With `prints`, messages are
+    printed, unless the program has a handler of its own on the logger `artel`. Errors of the machine (a full disk) and
+    of the user's own code become WorkError.
     """
 
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
         @functools.wraps(function)
         def call(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
             with ExitStack() as stack:
+                if prints and not logger.handlers:
+                    stack.enter_context(printed_by(_print))
                 stack.enter_context(_environment())
                 if with_torch:
                     import torch  # noqa: F401
@@ -72,6 +69,14 @@ def leaves_process_unchanged(
         return call
 
     return decorate
+
+
+def _print(record: logging.LogRecord) -> None:
+    """Print a message of rank 0: below the cell in a notebook, otherwise on standard error, as all warnings."""
+    is_warning = record.levelno >= logging.WARNING
+    if is_warning or os.environ.get("RANK", "0") == "0":
+        stream = sys.stdout if in_notebook() and not is_warning else sys.stderr
+        print(in_a_line(hide_secrets(record.getMessage())), file=stream, flush=True)
 
 
 def _in_python(problem: Problem) -> Problem:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from artel.api.process import Tell, leaves_process_unchanged, tell
+from artel.api.process import leaves_process_unchanged
 
 if TYPE_CHECKING:
     from artel.inference.push import Pushed
 
 
-@leaves_process_unchanged(with_torch=True)
+@leaves_process_unchanged(with_torch=True, prints=True)
 def push(
     run: str | os.PathLike[str],
     repo: str,
@@ -26,7 +26,6 @@ def push(
     languages: Sequence[str] = (),
     base_model: str | None = None,
     dry_run: str | os.PathLike[str] | None = None,
-    tell: Tell = tell,
 ) -> Pushed:
     """Upload the model of a run to the Hugging Face hub, with a model card made from the run: `artel push`.
 
@@ -43,7 +42,6 @@ def push(
         languages: language codes of the model: ("ru",). Default: those of `data.clean.languages`.
         base_model: hub id of the base model, if the run knows only its folder.
         dry_run: a new folder. The files are written there and nothing is uploaded.
-        tell: called with each message, a line of text.
 
     Returns:
         The upload: `repo`, `revision`, `url`, `commit`, `private`, `files` with their sizes in bytes, `step`, and
@@ -62,4 +60,4 @@ def push(
     options = PushOptions(
         public, at, revision or "", message or "", license or "", tuple(languages), base_model or "", folder
     )
-    return upload(os.fspath(run), repo, options, tell)
+    return upload(os.fspath(run), repo, options)

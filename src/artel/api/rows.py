@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import orjson
 import xxhash
 
 from artel.errors import InputError
+from artel.messages import logger
 from artel.registry import FORMATS
 from artel.storage import disk_errors, rows_folder, scratch_folder
 
@@ -31,7 +32,7 @@ def is_table(value: object) -> bool:
     return isinstance(value, (*_types("pandas", "DataFrame", "Series"), *_types("datasets", "Dataset", *_NOT_ROWS)))
 
 
-def source_of_rows(rows: Any, source: dict[str, Any], key: str, tell: Callable[[str], object]) -> dict[str, Any]:
+def source_of_rows(rows: Any, source: dict[str, Any], key: str) -> dict[str, Any]:
     """Write `rows` to a file and return `source`, at `key` of the run, with its path. Raises InputError."""
     if source.get("path"):
         raise InputError.at(key, "has both rows and path", "make two sources of them")
@@ -39,13 +40,13 @@ def source_of_rows(rows: Any, source: dict[str, Any], key: str, tell: Callable[[
     if name in FORMATS.names and not (FORMATS[name].goes_by_suffix or _SUFFIX in FORMATS[name].suffixes):
         fits = ", ".join(format for format in FORMATS.names if _SUFFIX in FORMATS[format].suffixes)
         raise InputError.at(f"{key}.format", f"{name} reads files, not rows", f"leave it out, or write one of: {fits}")
-    file = _written(_rows_of(rows, str(source.get("field", "text")), f"{key}.rows"), f"{key}.rows", tell)
+    file = _written(_rows_of(rows, str(source.get("field", "text")), f"{key}.rows"), f"{key}.rows")
     number = key.rpartition(".")[2]
     default = "rows" if number in ("sources", "0") else f"rows {number}"
     return {"name": default, **source, "path": [f"{{rows}}/{file.name}"]}
 
 
-def _written(rows: Iterable[dict[str, Any]], key: str, tell: Callable[[str], object]) -> Path:
+def _written(rows: Iterable[dict[str, Any]], key: str) -> Path:
     folder = rows_folder()
     digest = xxhash.xxh3_128()
     count = 0
@@ -59,7 +60,7 @@ def _written(rows: Iterable[dict[str, Any]], key: str, tell: Callable[[str], obj
                 digest.update(line)
                 stream.write(line)
                 if count == _MANY:
-                    tell(f"{key}: writing the rows to {folder}")
+                    logger.info("%s: writing the rows to %s", key, folder)
         if not count:
             raise InputError.at(key, "there are no rows", _FORMS)
         file = folder / f"{digest.hexdigest()}{_SUFFIX}"

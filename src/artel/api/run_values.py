@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -32,28 +32,26 @@ _SOURCES = ("data", "sources")
 Key = tuple[Any, ...]
 
 
-def as_run_file(run: RunLike, tell: Callable[[str], object]) -> RunFile:
+def as_run_file(run: RunLike) -> RunFile:
     """Read `run` as a run file. Rows in it are written to files. Raises InputError."""
     if isinstance(run, RunFile):
         return run
     if isinstance(run, str | os.PathLike):
         return read_run_file(os.fspath(run))
     if isinstance(run, RunConfig | Mapping):
-        return RunFile(_plain_values(run, (), tell), {(): ""}, _STEM)
+        return RunFile(_plain_values(run, ()), {(): ""}, _STEM)
     what = f"is {type_name(run)}, which describes no run"
     raise InputError.at("run", what, "give a path, a recipe's name, a dict or an artel.RunConfig")
 
 
-def as_overrides(
-    overrides: OverridesLike, tell: Callable[[str], object], settings: Mapping[str, Any] | None = None
-) -> Overrides:
+def as_overrides(overrides: OverridesLike, settings: Mapping[str, Any] | None = None) -> Overrides:
     """Return `overrides` combined with `settings`, which are keys of the section `train`. Raises InputError."""
     if isinstance(overrides, Overrides):
         given = overrides
     elif isinstance(overrides, str):
         given = Overrides.parse([overrides])
     elif overrides is None or isinstance(overrides, Mapping):
-        given = Overrides(_overrides(overrides or {}, tell))
+        given = Overrides(_overrides(overrides or {}))
     elif isinstance(overrides, Sequence) and all(isinstance(word, str) for word in overrides):
         given = Overrides.parse(overrides)
     else:
@@ -69,13 +67,13 @@ def as_overrides(
             problems.append(Problem(name, f"is given twice, also as train.{name} in overrides", "leave one out"))
     if problems:
         raise InputError(problems)
-    values = _overrides({f"train.{name}": value for name, value in (settings or {}).items()}, tell)
+    values = _overrides({f"train.{name}": value for name, value in (settings or {}).items()})
     given = copy.copy(given)
     given.update(values)
     return given
 
 
-def _overrides(values: Mapping[Any, Any], tell: Callable[[str], object]) -> dict[str, Any]:
+def _overrides(values: Mapping[Any, Any]) -> dict[str, Any]:
     wrong = [key for key in values if not isinstance(key, str)]
     if wrong:
         fix = 'write dotted keys as text: {"train.steps": 3}'
@@ -84,16 +82,16 @@ def _overrides(values: Mapping[Any, Any], tell: Callable[[str], object]) -> dict
     for dotted, value in values.items():
         key = tuple(int(part) if part.isdecimal() else part for part in dotted.split("."))
         if len(key) == 4 and key[:2] == _SOURCES and key[3] == "rows" and not isinstance(value, str):
-            source = _plain_values({"rows": value}, key[:3], tell)
+            source = _plain_values({"rows": value}, key[:3])
             plain |= {f"{dotted.removesuffix('.rows')}.{name}": inner for name, inner in source.items()}
         else:
-            plain[dotted] = _plain_values(value, key, tell)
+            plain[dotted] = _plain_values(value, key)
     return plain
 
 
-def _plain_values(value: Any, key: Key, tell: Callable[[str], object]) -> Any:
+def _plain_values(value: Any, key: Key) -> Any:
     """Convert the `value` of a `key` to plain values, as in a file. Raises InputError with every problem."""
-    reader = _PlainValues(tell)
+    reader = _PlainValues()
     plain = reader.plain(value, key)
     if reader.problems:
         raise InputError(reader.problems)
@@ -103,9 +101,8 @@ def _plain_values(value: Any, key: Key, tell: Callable[[str], object]) -> Any:
 class _PlainValues:
     """Converts Python values to those that a file can hold, and collects problems."""
 
-    def __init__(self, tell: Callable[[str], object]) -> None:
+    def __init__(self) -> None:
         self.problems: list[Problem] = []
-        self._tell = tell
         self._outer: list[int] = []
 
     def plain(self, value: Any, key: Key) -> Any:
@@ -137,7 +134,7 @@ class _PlainValues:
     def _source(self, source: Mapping[Any, Any], key: Key) -> Any:
         others = {name: value for name, value in source.items() if name != "rows"}
         try:
-            return source_of_rows(source["rows"], self._collection(others, key), _dotted(key), self._tell)
+            return source_of_rows(source["rows"], self._collection(others, key), _dotted(key))
         except InputError as error:
             self.problems += error.problems
             return {}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from artel.api.process import Tell, leaves_process_unchanged, tell
+from artel.api.process import leaves_process_unchanged
 from artel.api.run import Run
 from artel.api.run_values import OverridesLike, RunLike, as_overrides, as_run_file
 from artel.notebooks import html_table
@@ -18,15 +18,14 @@ if TYPE_CHECKING:
     from artel.training.callbacks import Callback
 
 
-@leaves_process_unchanged()
-def prepare(run: RunLike, overrides: OverridesLike = None, *, tell: Tell = tell) -> Prepared:
+@leaves_process_unchanged(prints=True)
+def prepare(run: RunLike, overrides: OverridesLike = None) -> Prepared:
     """Clean, deduplicate, split and tokenize the text of a run, unless that was done before: `artel prepare`.
 
     Args:
         run: the path of a run file, a recipe's name, the folder of an earlier run, the keys of a run file as a dict, or
             an `artel.RunConfig`. A source of a dict may be `{"rows": …}`: texts, dicts, a DataFrame, a Dataset.
         overrides: values for dotted keys, which replace the run's: `{"data.block": 512}`, or `["data.block=512"]`.
-        tell: called with each message, a line of text.
 
     Returns:
         The token store: its `folder`; `made`, True if this call made it; `ledger()` with the counts of documents (read,
@@ -36,10 +35,10 @@ def prepare(run: RunLike, overrides: OverridesLike = None, *, tell: Tell = tell)
     """
     from artel.launching.prepare_run import prepare_run
 
-    return prepare_run(as_run_file(run, tell), as_overrides(overrides, tell), tell)
+    return prepare_run(as_run_file(run), as_overrides(overrides))
 
 
-@leaves_process_unchanged(with_torch=True)
+@leaves_process_unchanged(with_torch=True, prints=True)
 def train(
     run: RunLike,
     overrides: OverridesLike = None,
@@ -48,7 +47,6 @@ def train(
     nproc: int | None = None,
     restart: bool = False,
     force: bool = False,
-    tell: Tell = tell,
     **settings: Any,
 ) -> Run:
     """Train or resume a run: `artel train`. A complete run is not trained again.
@@ -67,7 +65,6 @@ def train(
             numbers in `parallel` need.
         restart: start over, and first remove everything that earlier starts wrote into the run's folder.
         force: train even if the plan says that the run does not fit into memory.
-        tell: called with each message, a line of text.
         settings: keys of the section train, which replace the run's: `steps=300, learning_rate=3e-4`.
 
     Returns:
@@ -78,8 +75,8 @@ def train(
     from artel.launching.start_run import StartOptions, start_run
 
     options = StartOptions(nproc=nproc, restart=restart, force=force)
-    file, changes = as_run_file(run, tell), as_overrides(overrides, tell, settings)
-    start_run(file, changes, options, tell, callbacks)
+    file, changes = as_run_file(run), as_overrides(overrides, settings=settings)
+    start_run(file, changes, options, callbacks)
     return Run(file.run(changes).run)
 
 
@@ -132,7 +129,7 @@ class RunPlan:
         return html_table(rows, caption=verdict)
 
 
-@leaves_process_unchanged(with_torch=True)
+@leaves_process_unchanged(with_torch=True, prints=True)
 def plan(
     run: RunLike,
     overrides: OverridesLike = None,
@@ -143,7 +140,6 @@ def plan(
     host_memory: str | None = None,
     interconnect: str | None = None,
     price: float | None = None,
-    tell: Tell = tell,
 ) -> RunPlan:
     """Estimate memory, speed and disk of a run before it starts: `artel plan`. Trains and writes nothing.
 
@@ -159,12 +155,11 @@ def plan(
         host_memory: memory of each node, such as `1TB`.
         interconnect: bandwidth of one accelerator to other nodes, such as `400Gb/s`.
         price: price per hour of one accelerator (on a CPU, of the machine), in any currency.
-        tell: called with each message, a line of text.
 
     Raises InputError if the run file is wrong or the run cannot be planned.
     """
     from artel.launching.plan_run import PlanOptions, plan_run
 
     options = PlanOptions(hardware, nodes, nproc, host_memory, interconnect, price)
-    made = plan_run(as_run_file(run, tell), as_overrides(overrides, tell), options, tell)
+    made = plan_run(as_run_file(run), as_overrides(overrides), options)
     return RunPlan(made.plan, made.choice)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from artel.cli.chat_session import Screen, Session
-from artel.cli.common import AsJson, print_json, tell
+from artel.cli.common import AsJson, echo, print_json
 from artel.errors import InputError
 from artel.launching.quiet_libraries import quiet_libraries
+from artel.messages import printed_by
 
 if TYPE_CHECKING:
     from artel.inference.chat import Exchange
@@ -52,7 +53,7 @@ def chat(
     Examples: artel chat runs/assistant --system "You answer briefly."
               artel chat runs/assistant --tools functions.py
     """
-    tell("loading the model")
+    echo("loading the model")
     quiet_libraries()
     from artel.inference import ChatSession, ChatSettings, open_model
     from artel.inference.chat_functions import read_functions
@@ -68,7 +69,11 @@ def chat(
     screen = Screen(sys.stderr if as_json else sys.stdout)
     functions = read_functions(tools) if tools else None
     offered = functions.tools if functions is not None else ()
-    with closing(ChatSession(open_model(name), settings, system, screen.tell, offered)) as talk:
+    opened = open_model(name)
+    with (
+        printed_by(lambda record: screen.echo(record.getMessage())),
+        closing(ChatSession(opened, settings, system, offered)) as talk,
+    ):
         session = Session(talk, screen, functions)
         status = session.run_terminal() if lines is None else session.run_script(lines, script or "")
     if as_json:

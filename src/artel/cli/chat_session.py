@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TextIO
 
-from artel.cli.common import tell, tell_error
+from artel.cli.common import echo, tell_error
 from artel.cli.streams import write_out
 from artel.elapsed import paused
 from artel.errors import ArtelError, InputError
@@ -60,10 +60,10 @@ class Screen:
             write_out("\n", self._out)
         self._is_in_line = False
 
-    def tell(self, text: str) -> None:
+    def echo(self, text: str) -> None:
         """Print a notice on standard error."""
         self.end_line()
-        tell(text)
+        echo(text)
 
 
 class Session:
@@ -80,7 +80,7 @@ class Session:
 
     def run_terminal(self) -> int:
         """Talk until Ctrl-D or /exit. Print errors and continue. Return exit status 0."""
-        tell("/help lists the commands, Tab completes them, Ctrl-D ends")
+        echo("/help lists the commands, Tab completes them, Ctrl-D ends")
         names = [usage.split()[0] for usage in _COMMANDS]
         with line_editor(names, list(asdict(self.talk.settings))):
             return self._talk()
@@ -91,13 +91,13 @@ class Session:
                 if not self._take(_whole(_ask(_PROMPT), lambda: _ask(_MORE))):
                     return 0
             except EOFError:
-                tell("")
+                echo("")
                 return 0
             except ArtelError as error:
                 tell_error(error)
             except KeyboardInterrupt:
                 interrupt_is_handled()
-                tell("", "(stopped; Ctrl-D ends)")
+                echo("", "(stopped; Ctrl-D ends)")
 
     def run_script(self, lines: Iterable[str], name: str) -> int:
         """Process all lines, and show each with its answer. Return the exit status of the first error, or 0."""
@@ -147,27 +147,27 @@ class Session:
             return False
         if command == "/reset" and not rest:
             self.talk.reset()
-            tell("forgotten")
+            echo("forgotten")
         elif command == "/system":
             self.talk.system = rest
-            tell("the system message is set" if rest else "no system message")
+            echo("the system message is set" if rest else "no system message")
         elif command == "/set" and not rest:
-            tell(*(f"{name} = {value}" for name, value in asdict(self.talk.settings).items()))
+            echo(*(f"{name} = {value}" for name, value in asdict(self.talk.settings).items()))
         elif command == "/set" and len(rest.split()) == 2:
             name, value = rest.split()
             self.talk.set(name, value)
-            tell(f"{name} = {asdict(self.talk.settings)[name]}")
+            echo(f"{name} = {asdict(self.talk.settings)[name]}")
         elif command == "/save" and rest:
             self.talk.save(rest)
-            tell(f"saved: {rest}")
+            echo(f"saved: {rest}")
         elif command == "/load" and rest:
             self.talk.load(rest)
-            tell(f"loaded: {len(self.talk.exchanges):,} messages with their answers")
+            echo(f"loaded: {len(self.talk.exchanges):,} messages with their answers")
         elif command == "/retry" and not rest:
             self._show(self.talk.retry())
             self._answer_calls()
         elif command == "/help" and not rest:
-            tell(*(f"{usage:<17} {what}" for usage, what in _COMMANDS.items()), _LONG_LINES)
+            echo(*(f"{usage:<17} {what}" for usage, what in _COMMANDS.items()), _LONG_LINES)
         else:
             raise _misunderstood(command)
         return True
@@ -180,7 +180,7 @@ class Session:
                     return
                 self._show(self.talk.answer_results([self._result(call) for call in self.talk.open_calls]))
             if self.talk.open_calls:
-                tell(f"the model has called {_MOST_CALLS} times, and calls again: stopped")
+                echo(f"the model has called {_MOST_CALLS} times, and calls again: stopped")
         finally:  # also if a result is missing
             self.talk.drop_calls()
 

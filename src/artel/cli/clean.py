@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from artel.cli.common import AsJson, print_json, tell
+from artel.cli.common import AsJson, echo, print_json
 from artel.cli.streams import show
 from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.printable import in_bytes
@@ -63,7 +63,7 @@ def clean(
     """
     from artel.storage import cache_folder
 
-    tell(f"looking into {cache_folder()}")
+    echo(f"looking into {cache_folder()}")
     entries = list(_entries())
     removed, problems = _remove(_chosen(entries, names)) if names else ([], [])
     if as_json:

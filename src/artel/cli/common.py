@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from artel.cli.streams import tell, write_out
+from artel.cli.streams import echo, write_out
 from artel.errors import ArtelError
 from artel.printable import json_text
 
@@ -20,14 +20,14 @@ OverrideWords = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
-__all__ = ["AsJson", "OverrideWords", "RunName", "print_json", "tell", "tell_error"]
+__all__ = ["AsJson", "OverrideWords", "RunName", "echo", "print_json", "tell_error"]
 
 
 def tell_error(error: ArtelError, place: str = "") -> None:
     """Print an error that does not end the command, each problem after `place`."""
     for problem in error.problems:
         first, *rest = problem.lines
-        tell(f"{place}{first}", *rest)
+        echo(f"{place}{first}", *rest)
 
 
 def print_json(result: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from artel.cli.common import AsJson, OverrideWords, RunName, print_json, tell
+from artel.cli.common import AsJson, OverrideWords, RunName, echo, print_json
 from artel.cli.streams import show
 from artel.launching.quiet_libraries import quiet_libraries
 
@@ -37,7 +37,7 @@ def check(
 
     Example: artel config check run.yaml
     """
-    tell(f"reading {name}")
+    echo(f"reading {name}")
     from artel.config import Overrides, WrongRunFile, dump_run, read_run_file
     from artel.launching.read_run import checked_run
     from artel.secrets import hide_secrets
@@ -45,9 +45,9 @@ def check(
     file, values = read_run_file(name), Overrides.parse(overrides)
     try:
         file.run(values)
-        tell(f"{name}: the keys are valid; now checking the model, the tokenizer and the texts")
+        echo(f"{name}: the keys are valid; now checking the model, the tokenizer and the texts")
     except WrongRunFile:
-        tell(f"{name}: some keys are wrong; checking the model and the texts, too")
+        echo(f"{name}: some keys are wrong; checking the model and the texts, too")
     config = checked_run(file, values)
     quiet_libraries()
     from artel.planning import Check, check_records, check_run, notes_on_length
@@ -57,12 +57,12 @@ def check(
     check_run(config, further=[Check(("data", "tokenizer", "objective"), lambda: notes.extend(check_records(config)))])
     notes += notes_on_length(config)
     for note in notes:
-        tell(note)
+        echo(note)
     if as_json:
         print_json(hide_secrets(config.model_dump(mode="json", by_alias=True)))
     elif every_key:
         show(dump_run(config), end="")
-    tell(f"{name}: nothing is wrong{'; see what is noted above' if notes else ''}")
+    echo(f"{name}: nothing is wrong{'; see what is noted above' if notes else ''}")
 
 
 Plugins = Annotated[
@@ -128,11 +128,11 @@ def convert(
     converted = convert(read_stream(sys.stdin.buffer) if str(file) == "-" else read_file(file), str(file))
     run_from(converted.run, {}, {(): str(file)})  # what is printed can be run
     for line in converted.not_carried:
-        tell(f"not carried over: {line}")
+        echo(f"not carried over: {line}")
     for line in converted.differs:
-        tell(f"differs: {line}")
+        echo(f"differs: {line}")
     if converted.same:
-        tell(f"needs nothing here: {', '.join(converted.same)}")
+        echo(f"needs nothing here: {', '.join(converted.same)}")
     if as_json:
         print_json(asdict(converted))
     else:

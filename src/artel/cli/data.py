@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from artel.cli.common import AsJson, OverrideWords, print_json, tell
+from artel.cli.common import AsJson, OverrideWords, echo, print_json
 from artel.cli.streams import write_out
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.printable import in_lines
@@ -56,7 +56,7 @@ def show(
     if config is None:
         store = TokenStore(Path(name))
     else:
-        prepared = prepare(config, tell)
+        prepared = prepare(config)
         config, store = prepared.config, prepared.open()
     from artel.preparing.show import ReadSamples, show_stored
 
@@ -68,7 +68,7 @@ def show(
         fix = f"its samples are 0 to {there - 1}" if there else "it is empty"
         raise InputError.at("--document", f"the {part} part has no sample {document}", fix)
     if there == 0:
-        tell(f"the {part} part has no sample: {chosen.tokens:,} tokens of {chosen.documents:,} documents")
+        echo(f"the {part} part has no sample: {chosen.tokens:,} tokens of {chosen.documents:,} documents")
     numbers = range(min(count, there)) if document is None else [document]
     if read is None:
         samples = [show_stored(chosen, number, tokenizer) for number in numbers]
@@ -80,7 +80,7 @@ def show(
     for sample in samples:
         counts = f"{sample.tokens:,} tokens" if read is None else sample.learned_in_words()
         named = f" · {sample.name}" if sample.name else ""
-        tell(f"{sample.origin} · sample {sample.number}{named} · {counts}")
+        echo(f"{sample.origin} · sample {sample.number}{named} · {counts}")
         write_out("".join(map(_painted, sample.pieces)) + "\n")
 
 
@@ -97,7 +97,7 @@ def verify(
 
     store = TokenStore(Path(name))
     store.verify(load_tokenizer(str(store.folder / "tokenizer")).vocabulary)
-    tell(f"{name}: whole, {store.train.tokens:,} training and {store.validation.tokens:,} validation tokens")
+    echo(f"{name}: whole, {store.train.tokens:,} training and {store.validation.tokens:,} validation tokens")
     if as_json:
         print_json({"store": name, "digest": store.digest, "whole": True})
 
@@ -122,12 +122,12 @@ def import_(
     from artel.text import count_drops
 
     quiet_libraries()
-    imported = import_tokens(path, store, tokenizer, _share_or_path(validation), tell)
+    imported = import_tokens(path, store, tokenizer, _share_or_path(validation))
     ledger = imported.ledger
     documents, tokens, changed = ledger["documents"], ledger["tokens"], ledger["changed"]
     rate = sum(tokens.values()) / imported.seconds
     added = f" · an end token was added to {changed['end_added']:,} of them" if changed else ""
-    tell(
+    echo(
         f"{documents['read']:,} documents read, {documents['kept']:,} kept, {count_drops(documents['dropped'])}{added}",
         f"{tokens['train']:,} training and {tokens['validation']:,} validation tokens in "
         f"{imported.seconds:.1f} s, {rate / 1e6:.1f} million a second",
@@ -164,8 +164,8 @@ def mine_negatives(
     from artel.inference.retrieval import mine
 
     quiet_libraries()
-    mined = mine(open_model(model), matches, out, negatives=negatives, margin=margin, corpus=corpus, tell=tell)
-    tell(
+    mined = mine(open_model(model), matches, out, negatives=negatives, margin=margin, corpus=corpus)
+    echo(
         f"{mined.negatives:,} negatives for {mined.queries:,} queries, from {mined.documents:,} documents; "
         f"{mined.without:,} queries have none",
         str(out),
@@ -200,11 +200,11 @@ def classifier(
         data = DataConfig.model_validate({"sources": [source], "validation": 0.0})
         return (read.record.text for read in read_documents(data, Ledger()))
 
-    trained = train_classifier(texts(good), texts(bad), folder, tell)
-    tell(f"on held-out texts: accuracy {trained.accuracy:.3f}, AUC {trained.auc:.3f}")
+    trained = train_classifier(texts(good), texts(bad), folder)
+    echo(f"on held-out texts: accuracy {trained.accuracy:.3f}, AUC {trained.auc:.3f}")
     for kept in trained.kept:
-        tell(f"minimum {kept.minimum:g} keeps {kept.good:.1%} of the good texts and {kept.bad:.1%} of the bad ones")
-    tell(str(folder))
+        echo(f"minimum {kept.minimum:g} keeps {kept.good:.1%} of the good texts and {kept.bad:.1%} of the bad ones")
+    echo(str(folder))
     if as_json:
         print_json(asdict(trained))
 

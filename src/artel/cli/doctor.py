@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from artel.cli.common import AsJson, OverrideWords, print_json, tell
+from artel.cli.common import AsJson, OverrideWords, echo, print_json
 from artel.cli.streams import show
 from artel.launching.quiet_libraries import quiet_libraries
 
@@ -67,9 +67,9 @@ def hardware(as_json: AsJson = False) -> None:
     quiet_libraries()
     from artel.diagnostics.hardware import measure_hardware
 
-    measured = measure_hardware(tell)
-    tell(*measured.lines())
-    tell(f"saved in {measured.path}, after {measured.seconds:,.0f} s")
+    measured = measure_hardware()
+    echo(*measured.lines())
+    echo(f"saved in {measured.path}, after {measured.seconds:,.0f} s")
     if as_json:
         print_json(measured.to_json())
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from artel.cli.common import AsJson, print_json, tell
+from artel.cli.common import AsJson, echo, print_json
 from artel.launching.quiet_libraries import quiet_libraries
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def evaluate(
     """
     models, words = [name for name in names if "=" not in name], [name for name in names if "=" in name]
     if models:
-        tell(f"loading {', '.join(models)}")
+        echo(f"loading {', '.join(models)}")
     quiet_libraries()
     from artel.config import Overrides
     from artel.errors import InputError
@@ -74,12 +74,12 @@ def evaluate(
         return
     check_worker()
     if corpus is not None:
-        results = [evaluate_on_corpus(open_model(name), corpus, data, tell) for name in models]
+        results = [evaluate_on_corpus(open_model(name), corpus, data) for name in models]
         _show(results, as_json)
         return
     choose_interface_of_process()
     with join_world(None) as world:
-        results = [evaluate_model(open_model(name), data, Overrides.parse(words), world, tell) for name in models]
+        results = [evaluate_model(open_model(name), data, Overrides.parse(words), world) for name in models]
         if predictions is not None and world.first:
             _write_predictions(results[0], predictions)
     _show(results, as_json)
@@ -106,10 +106,10 @@ def _check_together(
 def _show(results: list[EvaluationResult], as_json: bool) -> None:
     from artel.reports.details import detail_lines, read_details
 
-    tell(*_table(results))
+    echo(*_table(results))
     for result in results:
         if result.details:
-            tell(*([f"{result.model}:"] if len(results) > 1 else []), *detail_lines(read_details(result.details)))
+            echo(*([f"{result.model}:"] if len(results) > 1 else []), *detail_lines(read_details(result.details)))
     if as_json:
         print_json({"models": [result.to_json() for result in results]})
 
@@ -121,7 +121,7 @@ def _write_predictions(result: EvaluationResult, file: Path) -> None:
     if result.predictions is None:
         raise InputError.at("--predictions", f"{result.model} answers no questions", "leave it out")
     write_output(file, json.dumps(result.predictions, ensure_ascii=False, indent=1))
-    tell(f"answers to {result.documents:,} questions: {file}")
+    echo(f"answers to {result.documents:,} questions: {file}")
 
 
 def _table(results: list[EvaluationResult]) -> list[str]:
@@ -146,6 +146,6 @@ def _run_tasks(models: list[str], tasks: list[str], folder: str | None, limit: i
             shown = " · ".join(
                 f"{key.split(',')[0]} {value:.4f}" for key, value in metrics.items() if isinstance(value, float)
             )
-            tell(f"{name}  {task}: {shown}")
+            echo(f"{name}  {task}: {shown}")
     if as_json:
         print_json({"models": results_by_model})

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from artel.cli.common import AsJson, print_json, tell
+from artel.cli.common import AsJson, echo, print_json
 from artel.launching.quiet_libraries import quiet_libraries
 
 
@@ -42,7 +42,7 @@ def export(
     Examples: artel export runs/assistant exported --merge --gguf q4_k_m
               artel export runs/ruroberta-mlm exported --to onnx
     """
-    tell(f"loading {name}")
+    echo(f"loading {name}")
     quiet_libraries()
     from artel.config import Overrides
     from artel.errors import InputError
@@ -65,8 +65,8 @@ def export(
             raise InputError([problem for problems in values.problems.values() for problem in problems])
         if gguf is not None:
             to, values = "gguf", Overrides({"type": gguf, "llama_cpp": llama_cpp})
-        done = write(name, folder, merge=merge, to=to, settings=values, tell=tell)
+        done = write(name, folder, merge=merge, to=to, settings=values)
     merged = f", merged into {done.merged_into} in {done.dtype}" if done.merged_into else ""
-    tell(f"{done.kind}{merged}: {done.folder}")
+    echo(f"{done.kind}{merged}: {done.folder}")
     if as_json:
         print_json(done.to_json())

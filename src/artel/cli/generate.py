@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from artel.cli.common import AsJson, OverrideWords, print_json, tell
+from artel.cli.common import AsJson, OverrideWords, echo, print_json
 from artel.cli.streams import show
 from artel.elapsed import pause, resume
 from artel.launching.quiet_libraries import quiet_libraries
@@ -80,7 +80,7 @@ def generate(
     """
     is_one_prompt = not (prompts or out or best_of > 1)  # otherwise prompts are checked before the model
     if is_one_prompt:
-        tell(f"loading {name}")
+        echo(f"loading {name}")
     quiet_libraries()
     from artel.config import Overrides, load_run
     from artel.config.model_name import check_model_name
@@ -103,21 +103,21 @@ def generate(
     given |= {"beams": beams}
 
     def opened_model() -> OpenedModel:
-        opened = open_untrained(load_run(name, Overrides.parse(overrides)), tell) if untrained else open_model(name)
-        if beams is not None and "generate" not in opened.objective.tasks:
+        opened = open_untrained(load_run(name, Overrides.parse(overrides))) if untrained else open_model(name)
+        if beams is not None and "generate" not in opened.decoding.tasks:
             raise InputError.at("--beams", f"{name} does not search", "leave it out: seq2seq models do")
         return opened
 
     def answers_to(prompts: Sequence[Prompt], start: int) -> Generator[dict[str, Any], None, None]:
-        tell(f"loading {name}")
+        echo(f"loading {name}")
         opened = opened_model()
-        sampling = opened.objective.sampling(**given)
+        sampling = opened.decoding.sampling(**given)
         if best_of == 1:
-            return answers(opened, prompts, start, sampling, tell)
-        tell(f"loading {reward}")
+            return answers(opened, prompts, start, sampling)
+        echo(f"loading {reward}")
         judge = open_model(reward)
         check_reward(opened, judge)
-        return best_answers(opened, judge, prompts, start, best_of, sampling, tell)
+        return best_answers(opened, judge, prompts, start, best_of, sampling)
 
     if prompts or out:
         _check_files(prompts, out, prompt or context)
@@ -132,12 +132,12 @@ def generate(
         _show_best(next(answers_to([one], 0)), best_of, as_json)
         return
     opened = opened_model()
-    objective, sampling = opened.objective, opened.objective.sampling(**given)
-    if context and can_search(opened) and (os.path.isfile(context) or not objective.needs_context):  # noqa: PTH113
-        _show_hits(text, context, search(opened, text, _read(context), tell), as_json)
+    decoding, sampling = opened.decoding, opened.decoding.sampling(**given)
+    if context and can_search(opened) and (os.path.isfile(context) or not decoding.needs_context):  # noqa: PTH113
+        _show_hits(text, context, search(opened, text, _read(context)), as_json)
         return
-    context_text = _read(context) if objective.needs_context or (context and objective.takes_context) else ""
-    _show(opened, text, objective.reply(opened.model, text, context_text, sampling), as_json)
+    context_text = _read(context) if decoding.needs_context or (context and decoding.takes_context) else ""
+    _show(opened, text, decoding.reply(opened.model, text, context_text, sampling), as_json)
 
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
 
 def _show(opened: OpenedModel, prompt: str, reply: Reply, as_json: bool) -> None:
     written = []
-    if not as_json and opened.objective.continues:
+    if not as_json and opened.decoding.continues:
         show(prompt, end="")
     for piece in reply.pieces:
         written.append(piece)
@@ -162,7 +162,7 @@ def _show(opened: OpenedModel, prompt: str, reply: Reply, as_json: bool) -> None
         return
     show("")
     for note in reply.notes:
-        tell(note)
+        echo(note)
 
 
 def _show_hits(query: str, context: str, hits: list[Hit], as_json: bool) -> None:
@@ -174,7 +174,7 @@ def _show_hits(query: str, context: str, hits: list[Hit], as_json: bool) -> None
     for hit in hits[:_SHOWN_HITS]:
         show(f"{hit.score:.4f}  {place}{hit.line}  {shorten(hit.text, 100, placeholder=' …')}")
     if len(hits) > _SHOWN_HITS:
-        tell(f"the best {_SHOWN_HITS} of {len(hits):,} paragraphs; all of them with --json")
+        echo(f"the best {_SHOWN_HITS} of {len(hits):,} paragraphs; all of them with --json")
 
 
 def _show_best(result: dict[str, Any], count: int, as_json: bool) -> None:
@@ -184,7 +184,7 @@ def _show_best(result: dict[str, Any], count: int, as_json: bool) -> None:
     show(result["text"])
     _, *others = sorted((answer["score"] for answer in result["answers"]), reverse=True)
     listed = ", ".join(f"{score:.4f}" for score in others)
-    tell(f"score {result['score']:.4f}, the best of {count}; the others: {listed}")
+    echo(f"score {result['score']:.4f}, the best of {count}; the others: {listed}")
 
 
 def _check_best_of(best_of: int, reward: str, temperature: float | None) -> None:
@@ -256,7 +256,7 @@ def _generate_file(
     with Results.open(out, prompts, {"model": name, "weights": weights_of(name)} | settings) as results:
         before = results.done
         if before:
-            tell(f"{before:,} of {len(prompts):,} prompts are answered in {out}")
+            echo(f"{before:,} of {len(prompts):,} prompts are answered in {out}")
         tokens, began = 0, time.monotonic()
         if before < len(prompts):
             made = answer(prompts, before)
@@ -272,7 +272,7 @@ def _generate_file(
         print_json({"out": out, **counts, "tokens": tokens, "seconds": round(seconds, 3)})
         return
     rate = f", {tokens / seconds:,.0f} tokens/s" if tokens else ""
-    tell(f"{len(prompts) - before:,} prompts answered in {seconds:.1f} s{rate}: {shlex.quote(out)}")
+    echo(f"{len(prompts) - before:,} prompts answered in {seconds:.1f} s{rate}: {shlex.quote(out)}")
 
 
 class _Progress:
@@ -304,4 +304,4 @@ class _Progress:
         self._bar.update(self._task, completed=done, rate=rate)
         if self._bar.disable and now - self._printed >= _PROGRESS_SECONDS:
             self._printed = now
-            tell(f"{done:,} of {self._total:,} prompts{f', {rate}' if rate else ''}")
+            echo(f"{done:,} of {self._total:,} prompts{f', {rate}' if rate else ''}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from artel.cli.common import AsJson, OverrideWords, RunName, print_json, tell
+from artel.cli.common import AsJson, OverrideWords, RunName, echo, print_json
 from artel.cli.streams import show
 from artel.launching.quiet_libraries import quiet_libraries
 
@@ -79,7 +79,7 @@ def slurm(
             show(script, end="")
     else:
         number = submit(script, folder)
-        tell(f"job {number}; its log is {folder / f'slurm-{number}.log'}")
+        echo(f"job {number}; its log is {folder / f'slurm-{number}.log'}")
     if as_json:
         print_json({"job": number, "script": script})
 

@@ -33,10 +33,11 @@ from artel.cli import (
     serve,
     train,
 )
-from artel.cli.streams import be_utf8, last_message, leave_out, open_streams, show, write_lines
+from artel.cli.streams import be_utf8, last_message, leave_out, open_streams, print_record, show, write_lines
 from artel.elapsed import paused, show_elapsed
 from artel.errors import ArtelError, InputError, Interrupted, OutOfMemory, WorkError
 from artel.interrupts import answer_at_once, interrupt_is_handled
+from artel.messages import printed_by
 from artel.printable import in_a_line
 
 
@@ -171,7 +172,8 @@ def main() -> None:
 def _run() -> int:
     """Run the command and return the exit status. Every error becomes a message, never a traceback."""
     try:
-        return app(standalone_mode=False) or 0
+        with printed_by(print_record):
+            return app(standalone_mode=False) or 0
     except SystemExit as end:
         from artel.plugins import own_code_error
 

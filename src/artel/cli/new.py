@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from artel.cli.common import AsJson, print_json, tell
+from artel.cli.common import AsJson, echo, print_json
 from artel.elapsed import paused
 from artel.launching.quiet_libraries import quiet_libraries
 
@@ -45,13 +45,13 @@ def new(
     if not force:
         check_new_file(file, fix="choose another name, or write --force")
     if text:
-        tell(f"looking at {', '.join(text)}")
+        echo(f"looking at {', '.join(text)}")
     quiet_libraries()
     from artel.config import run_from
     from artel.planning import Check, check_records, check_run
     from artel.planning.new import Given, answer_questions, run_file
 
-    answers = answer_questions(Given(text, learn, model, time, hardware), _ask if sys.stdin.isatty() else None, tell)
+    answers = answer_questions(Given(text, learn, model, time, hardware), _ask if sys.stdin.isatty() else None)
     content = run_file(answers, str(file))
     tree, lines = parse(content, str(file))
     run = run_from(tree, {}, lines)
@@ -61,9 +61,9 @@ def new(
         records = Check(("data", "tokenizer", "objective"), lambda: notes.extend(check_records(run)))
         check_run(run, further=[records])
         for note in notes:
-            tell(note)
+            echo(note)
     write_output(file, content)
-    tell(f"{file} is written; next:", f"    artel plan {file}", f"    artel train {file}")
+    echo(f"{file} is written; next:", f"    artel plan {file}", f"    artel train {file}")
     if as_json:
         print_json({"file": str(file), "run": tree})
 

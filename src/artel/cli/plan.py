@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from artel.cli.common import AsJson, OverrideWords, RunName, print_json
-from artel.cli.streams import show, tell
+from artel.cli.streams import echo, show
 
 
 def plan(
@@ -41,20 +41,20 @@ def plan(
               artel plan run.yaml --hardware h100-80gb:8 --nodes 4 parallel.data=fsdp
               artel plan run.yaml --hardware a100-80gb:8 --fit
     """
-    tell(f"reading {name}")
+    echo(f"reading {name}")
     from artel.config import Overrides, read_run_file
     from artel.launching.plan_run import PlanOptions, plan_run
 
     changes = Overrides.parse(overrides)
     asked = PlanOptions(hardware, nodes, nproc, host_memory, interconnect, price)
-    made = plan_run(read_run_file(name), changes, asked, tell, with_text=fit)
+    made = plan_run(read_run_file(name), changes, asked, with_text=fit)
     from artel.planning.fit import CommandLine, advice_json, advise, describe_advice
     from artel.planning.plan import describe, in_brief
 
     planned, text, choice = made.plan, made.text, made.choice
     if not as_json:
         show(describe(planned, None if choice is None else choice.expected.beside_plan()))
-    advice = None if text is None else advise(made.config, planned, text, nproc, tell)
+    advice = None if text is None else advise(made.config, planned, text, nproc)
     options = {"--host-memory": host_memory, "--interconnect": interconnect, "--price": price}
     line = CommandLine(name, changes, {option: str(value) for option, value in options.items() if value is not None})
     if as_json:

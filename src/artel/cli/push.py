@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from artel.cli.common import AsJson, print_json, tell
+from artel.cli.common import AsJson, print_json
 from artel.launching.quiet_libraries import quiet_libraries
 
 
@@ -49,6 +49,6 @@ def push(
     from artel.inference.push import push as upload
 
     options = PushOptions(public, step, revision, message, license, tuple(language or ()), base_model, dry_run)
-    done = upload(name, repo, options, tell)
+    done = upload(name, repo, options)
     if as_json:
         print_json(done.to_json())

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from artel.cli.common import AsJson, print_json, tell
+from artel.cli.common import AsJson, echo, print_json
 from artel.cli.streams import show
 
 app = typer.Typer(help="The run files shipped in the package: ls, cat, cp.", no_args_is_help=True)
@@ -51,7 +51,7 @@ def cp(name: Name, file: Annotated[Path, typer.Argument(help="Where to write it.
         file = file / f"{name}.yaml"
     check_new_file(file)
     write_output(file, _text(name))
-    tell(f"{file}: now artel train {file}")
+    echo(f"{file}: now artel train {file}")
 
 
 def _text(name: str) -> str:

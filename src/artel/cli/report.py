@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from artel.cli.common import AsJson, print_json, tell
+from artel.cli.common import AsJson, echo, print_json
 from artel.launching.quiet_libraries import quiet_libraries
 
 
@@ -39,7 +39,7 @@ def report(
         result = _in_terminal(folders[0])
     if compressor:
         result["compressor"] = _compressor(folders[0])
-        tell(
+        echo(
             f"bits per byte of the same validation text: xz -9 {result['compressor']['xz']:.3f}; "
             f"xz -9 after the training text {result['compressor']['xz_after_training_text']:.3f}"
         )
@@ -74,22 +74,22 @@ def _in_terminal(folder: str) -> dict[str, Any]:
     from artel.training.comparison import reached, read_choice
     from artel.training.run_folder import RunFolder
 
-    curves = read_curves(RunFolder(Path(folder)).metrics, tell)
-    tell(*loss_curve(curves))
+    curves = read_curves(RunFolder(Path(folder)).metrics)
+    echo(*loss_curve(curves))
     status = read_status(RunFolder(Path(folder)), curves)
     if status.state != "complete":
         state = {"unknown": "not complete"}.get(status.state, status.state)
         resumes = "" if state == "running" else f"; artel train {shlex.quote(folder)} resumes"
-        tell(f"{folder}: {state} at step {status.step:,}{resumes}")
+        echo(f"{folder}: {state} at step {status.step:,}{resumes}")
     if curves.newest_validation:
         metrics = curves.newest_validation.items()
         shown = " · ".join(f"{name} {'NaN' if value is None else f'{value:.4f}'}" for name, value in metrics)
-        tell(f"validation: {shown}")
+        echo(f"validation: {shown}")
     choice = read_choice(RunFolder(Path(folder)))
     if choice is not None and (comparison := reached(choice)) is not None:
-        tell(comparison)
+        echo(comparison)
     details = _details(RunFolder(Path(folder)).validation)
-    tell(*detail_lines(read_details(details)))
+    echo(*detail_lines(read_details(details)))
     newest = {**curves.tasks_line, **curves.validation_line}
     more = {name: value for name, value in (("details", details), ("choice", choice)) if value}
     return {"steps": curves.step, "state": status.state, **newest, **more}
@@ -109,7 +109,7 @@ def _compared(folders: list[str]) -> dict[str, Any]:
     from artel.reports.terminal import compared
 
     rows, lines = compared(read_runs(folders))
-    tell(*lines)
+    echo(*lines)
     return {"runs": rows}
 
 
@@ -123,12 +123,12 @@ def _in_browser(folders: list[str], html: Path | None, port: int | None, languag
     if html is not None:
         runs = read_runs(folders)
         write_output(html, Page(language).html(runs).encode())
-        tell(f"{html}: the report of {', '.join(folders)}; open it in a browser")
+        echo(f"{html}: the report of {', '.join(folders)}; open it in a browser")
         result = {"html": str(html), "runs": [{"run": str(run.folder), "state": run.status.state} for run in runs]}
     if port is not None:
         from artel.reports.live import serve
 
-        serve(folders, port, language, tell)
+        serve(folders, port, language)
     return result
 
 
@@ -138,6 +138,6 @@ def _compressor(folder: str) -> dict[str, float]:
     from artel.preparing import prepare
     from artel.reports.terminal import compression
 
-    prepared = prepare(load_run(folder), tell)
+    prepared = prepare(load_run(folder))
     store = prepared.open()
     return compression(store.train, store.validation, prepared.tokenizer())

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from artel.cli.common import tell
 from artel.errors import InputError, missing_extra
 from artel.launching.quiet_libraries import quiet_libraries
 
@@ -71,7 +70,7 @@ def serve(
     options = ServerOptions(host, port, api_key or None, context, Precision(precision), adapters, cors or [], limits)
     if engine == "vllm":
         serve_with_vllm(name, options)
-    serve(name, options, tell)
+    serve(name, options)
 
 
 def _check_extra() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 from contextlib import suppress
@@ -52,7 +53,7 @@ def open_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def tell(*lines: str) -> None:
+def echo(*lines: str) -> None:
     """Print lines for people on standard error, from rank 0 only. Hide secrets, escape control characters."""
     global _last
     if os.environ.get("RANK", "0") == "0":
@@ -60,8 +61,16 @@ def tell(*lines: str) -> None:
         write_lines(lines)
 
 
+def print_record(record: logging.LogRecord) -> None:
+    """Print a message: a warning of any process, others of rank 0."""
+    if record.levelno >= logging.WARNING:
+        write_lines([record.getMessage()])
+    else:
+        echo(record.getMessage())
+
+
 def last_message() -> str:
-    """Return the last line of `tell` in this process, which says what it is doing."""
+    """Return the last line of `echo` in this process, which says what it is doing."""
     return _last
 
 

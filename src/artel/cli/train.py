@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from artel.cli.common import AsJson, OverrideWords, RunName, print_json, tell
+from artel.cli.common import AsJson, OverrideWords, RunName, print_json
 
 
 def prepare(name: RunName, overrides: OverrideWords = None, as_json: AsJson = False) -> None:
@@ -20,7 +20,7 @@ def prepare(name: RunName, overrides: OverrideWords = None, as_json: AsJson = Fa
     from artel.config import Overrides, read_run_file
     from artel.launching.prepare_run import prepare_run
 
-    prepared = prepare_run(read_run_file(name), Overrides.parse(overrides), tell)
+    prepared = prepare_run(read_run_file(name), Overrides.parse(overrides))
     if as_json:
         ledger = prepared.ledger()
         result = {name: ledger[name] for name in ("documents", "tokens", "bytes")}
@@ -83,6 +83,6 @@ def train(
         force=force,
         trackers=tuple(report_to.split(",")) if report_to else (),
     )
-    result = start_run(read_run_file(name), Overrides.parse(words), options, tell)
+    result = start_run(read_run_file(name), Overrides.parse(words), options)
     if as_json:
         print_json(result)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 
 from artel.errors import WorkError
 from artel.host import usable_cores
+from artel.messages import logger
 from artel.parallel import local_device
 from artel.planning.rates import Points, Rates, about_here, save_rates
 
@@ -52,7 +52,7 @@ class Measured:
         }
 
 
-def measure_hardware(tell: Callable[[str], None]) -> Measured:
+def measure_hardware() -> Measured:
     """Measure one process, then two at once (with GPUs, one per GPU), and keep the result.
 
     Raise WorkError if a process fails.
@@ -63,7 +63,7 @@ def measure_hardware(tell: Callable[[str], None]) -> Measured:
     rates = []
     several = torch.cuda.device_count() if device.type == "cuda" else 2
     for count in (1, several) if several > 1 else (1,):
-        tell(f"measuring {about['device']}: {count} process(es)")
+        logger.info("measuring %s: %s process(es)", about["device"], count)
         rates.append(Rates(count, _measure(count)))
     about |= {"cores": usable_cores(), "measured": time.strftime("%Y-%m-%d %H:%M")}
     return Measured(about, rates, save_rates(about, rates), time.monotonic() - start)

@@ -26,7 +26,7 @@ def run_tasks(opened: OpenedModel, tasks: list[str], folder: str | None, limit: 
     number of examples of each task. Raise InputError for an unknown task, a model that neither package can evaluate,
     and if the package is not installed.
     """
-    if {"embed", "rerank"} & set(opened.objective.tasks):
+    if {"embed", "rerank"} & set(opened.decoding.tasks):
         for value, key in ((folder, "--task-folder"), (limit, "--limit")):
             if value is not None:
                 raise InputError.at(key, "is of lm-evaluation-harness; MTEB's tasks are run whole", "leave it out")
@@ -91,7 +91,7 @@ def metrics_on(opened: OpenedModel, task: Any) -> dict[str, Any]:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         fix = "run it once where the hub can be reached; its data stay in HF_HOME"
         raise InputError.at("--tasks", f"the data of {name} cannot be read: {first}", fix) from None
-    model = _Encoder(opened) if "embed" in opened.objective.tasks else _CrossEncoder(opened)
+    model = _Encoder(opened) if "embed" in opened.decoding.tasks else _CrossEncoder(opened)
     try:
         done = mteb.evaluate(model, tasks=[task], cache=None, overwrite_strategy="always", show_progress_bar=False)
     except TypeError as error:
@@ -115,7 +115,7 @@ class _Model:
         self.mteb_model_meta = ModelMeta.create_empty(overwrites={"name": name, "revision": "here"})
 
     def _answers(self, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
-        return self._opened.objective.answers(self._opened.model, task, inputs)
+        return self._opened.decoding.answers(self._opened.model, task, inputs)
 
 
 class _Encoder(_Model):

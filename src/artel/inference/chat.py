@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from artel.inference.engine.base import Engine, EngineError, FinishReason
 from artel.inference.engine.make import SequentialEngine, make_engine
 from artel.inference.engine.write import write_text
 from artel.inference.open import OpenedModel
+from artel.messages import logger
 from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.structure import position_limit
 from artel.objectives.types import GenerationPrompt
@@ -27,8 +28,6 @@ from artel.text.records import BadRecord
 from artel.text.tool_calls import CallReader, parse_call
 from artel.tokens.tokenizer.chat_template import CHATML, TemplateRefuses, prompt_ids
 from artel.tokens.tokenizer.template_tools import ToolStyle, tool_style
-
-Tell = Callable[[str], None]
 
 _CONTEXT = 4096
 """Tokens of a conversation that stay in the engine's cache, and are not computed again."""
@@ -83,9 +82,9 @@ class ChatSettings:
 
 
 class ChatSession:
-    """A conversation with a model. `tell` prints notes for the user."""
+    """A conversation with a model. Logs notes for the user."""
 
-    def __init__(self, opened: OpenedModel, settings: ChatSettings, system: str, tell: Tell, tools: Tools = ()) -> None:
+    def __init__(self, opened: OpenedModel, settings: ChatSettings, system: str, tools: Tools = ()) -> None:
         """`tools` are functions that the model may call.
 
         Raise InputError if the model does not generate text, or the chat template is wrong or takes no tools.
@@ -99,7 +98,6 @@ class ChatSession:
         self._name = opened.name
         self._model, self._tokenizer = opened.model, opened.tokenizer
         self._window = position_limit(opened.model)
-        self._tell = tell
         self._saved: set[Path] = set()
         self._written = 0  # number of answers so far, since each has its own seed
         self._engine = _ChatEngine(opened)
@@ -114,13 +112,10 @@ class ChatSession:
         self._tool_style = style or ToolStyle()
         if opened.template_setting == "auto" and not self._tokenizer.hf.chat_template:
             name = "chatml" if self._template == CHATML else "plain"
-            tell(f"{opened.name}: its tokenizer has no chat template; the conversation is written as {name}")
+            logger.info("%s: its tokenizer has no chat template; the conversation is written as %s", opened.name, name)
 
     def answer(self, message: str) -> Iterator[str]:
-        """Yield the answer to a message in chunks, which are added to the history as they come.
-
-        Raise InputError, without changing the conversation, if the model cannot take the message.
-        """
+        """Yield the answer to a message in chunks, added to the history. Raise InputError before the first."""
         if self.open_calls:
             names = ", ".join(call.name for call in self.open_calls)
             raise InputError.at("message", f"the model waits for what it called: {names}", "give the results")
@@ -146,7 +141,7 @@ class ChatSession:
         if not self.exchanges:
             raise InputError.at("retry", "nothing has been said yet", "write a message first")
         if self.settings.temperature == 0:
-            self._tell("at temperature 0 the likeliest answer is written again")
+            logger.info("at temperature 0 the likeliest answer is written again")
         last = self.exchanges[-1]
         return self._answer(Exchange(last.message, results=last.results), self.exchanges[:-1])
 
@@ -167,10 +162,7 @@ class ChatSession:
         return self._messages(self.exchanges, ToolStyle())
 
     def save(self, path: str) -> None:
-        """Write the conversation as a line of JSON, which `format: chat` reads. Raise InputError or WorkError.
-
-        Only a file that this session wrote is replaced.
-        """
+        """Write the conversation as a line of `format: chat`, over its own file only. Raise InputError or WorkError."""
         if not self.exchanges:
             raise InputError.at("save", "nothing has been said yet", "write a message first")
         file = user_path(path, "save").absolute()
@@ -182,10 +174,7 @@ class ChatSession:
         self._saved.add(file)
 
     def load(self, path: str) -> None:
-        """Replace this conversation, and its system message, by one that `save` wrote. Raise InputError.
-
-        `save` may then replace the file.
-        """
+        """Replace this conversation, with its system message, by a saved one. Raise InputError."""
         file = user_path(path, "load").absolute()
         fields = read_conversation(file, path)
         messages = fields["messages"]
@@ -205,7 +194,9 @@ class ChatSession:
         new_tokens = self.settings.new_tokens
         if self._window is not None and len(ids) + new_tokens > self._window:
             new_tokens = self._window - len(ids)
-            self._tell(f"the answer is limited to {new_tokens:,} tokens: the context has {self._window:,}")
+            logger.info(
+                "the answer is limited to %s tokens: the context has %s", f"{new_tokens:,}", f"{self._window:,}"
+            )
         settings = self.settings
         sampling = Sampling(
             new_tokens,
@@ -244,7 +235,7 @@ class ChatSession:
             limit = "setting new_tokens"
             if self._window is not None and sampling.new_tokens < self.settings.new_tokens:
                 limit = f"the model's {self._window:,} positions hold the prompt and the answer"
-            self._tell(f"cut off after {sampling.new_tokens:,} tokens ({limit})")
+            logger.info("cut off after %s tokens (%s)", f"{sampling.new_tokens:,}", limit)
 
     def _without_calls(
         self, exchange: Exchange, chunks: Generator[str, None, FinishReason]
@@ -289,7 +280,7 @@ class ChatSession:
         if len(history) < available:
             dropped = available - len(history)
             full = f"the context of {self._window:,} tokens is full"
-            self._tell(f"{full}; earlier exchanges left out: {dropped} of {available}, the oldest first")
+            logger.info("%s; earlier exchanges left out: %s of %s, the oldest first", full, dropped, available)
         return ids
 
     def _ids(self, exchanges: list[Exchange]) -> list[int]:

@@ -16,13 +16,14 @@ Writing: the universal format, from which an engine of any stage and number of p
 
 DeepSpeed's ds_to_universal.py makes the same files (Lian et al. 2024, "Universal Checkpointing"), which DeepSpeed reads
 with `"checkpoint": {"load_universal": true}` in its configuration. Betas, epsilon and weight decay are those of the
-continued run; the learning rate is the run's next one until the first step of its schedule.
+continued run; the learning rate is the run's next one until the first step of its schedule. With `train.ema` fp32.pt
+is the weight, and the model beside `latest_universal` has its average, which DeepSpeed would not update.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from transformers import PreTrainedModel
 from artel.config import RunConfig, dump_run, load_run
 from artel.errors import InputError, Problem
 from artel.inference.open import objective_of_folder, open_fresh
+from artel.messages import logger
 from artel.models.loading.model_folder import read_config
 from artel.models.loading.pretrained import read_generation_config
 from artel.models.loading.structure import without_weights
@@ -44,7 +46,7 @@ from artel.storage import disk_errors
 from artel.tokens import Tokenizer, load_tokenizer
 from artel.training import RunFolder
 from artel.training.checkpoint.format import Content, Progress, checkpoint_path, read_progress, write_full
-from artel.training.checkpoint.items import MODEL, OPTIMIZER
+from artel.training.checkpoint.items import OptimizerState, Weights
 from artel.training.checkpoint.sharded_files import read_shards, stored_shapes
 from artel.training.optim.local_shards import trained_tensors
 from artel.training.schedule import rate, rate_by_time, run_length
@@ -101,7 +103,7 @@ def check_beginning(run: RunConfig, folder: Path) -> None:
         raise InputError(problems)
 
 
-def begin_run(run: RunConfig, prepared: Prepared, folder: Path, tell: Callable[[str], None]) -> None:
+def begin_run(run: RunConfig, prepared: Prepared, folder: Path) -> None:
     """Write the first checkpoint of `run` with the weights, averages and step of DeepSpeed's checkpoint in `folder`.
 
     Raise InputError for missing files, weights of another model, a checkpoint without Adam's averages, and a run that
@@ -118,9 +120,13 @@ def begin_run(run: RunConfig, prepared: Prepared, folder: Path, tell: Callable[[
     run_folder = RunFolder(Path(run.run))
     checkpoints, progress = run_folder.checkpoints, Progress(step, run=run_folder.identity(), store=store.digest)
     checkpoints.mkdir(parents=True, exist_ok=True)
-    content = Content({MODEL: weights, OPTIMIZER: state}, progress, dump_run(run))
+    content = Content({Weights.file: weights, OptimizerState.file: state}, progress, dump_run(run))
     write_full(checkpoint_path(checkpoints, step), content)
-    tell(f"step {step:,} of {folder} is this run's: weights, averages, count of steps; the order of samples is its own")
+    logger.info(
+        "step %s of %s is this run's: weights, averages, count of steps; the order of samples is its own",
+        f"{step:,}",
+        folder,
+    )
 
 
 def _of_run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from artel.config import ModelConfig, RunConfig, SourceConfig, TokenizerConfig, 
 from artel.errors import InputError
 from artel.inference.batch.answers import write_beginnings
 from artel.inference.open import OpenedModel, open_untrained
+from artel.messages import logger
 from artel.models.device import pick_precision
 from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.check import check_positions
@@ -30,7 +31,6 @@ from artel.training import RunFolder
 from artel.training.evaluation import ProgressMessages, Validation, micro_batch_size, reference_outputs
 from artel.training.teacher import set_cached_outputs, set_teacher
 
-Tell = Callable[[str], None]
 _DEFAULT_BLOCK = 1024
 """Tokens in a block: enough that its first tokens, with little context, matter little, and few enough for a laptop."""
 
@@ -68,21 +68,19 @@ class EvaluationResult:
         return html_table(rows, caption=f"{self.model}: {self.size}")
 
 
-def evaluate(
-    opened: OpenedModel, data: str | None, overrides: Mapping[str, Any], world: World, tell: Tell
-) -> EvaluationResult:
+def evaluate(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any], world: World) -> EvaluationResult:
     """Evaluate a model on its run's validation split, on that of another run file, or on all of a file or folder.
 
     Raise InputError if there is nothing to evaluate on, or the data is for another objective.
     """
     run = _evaluation_run(opened, data, overrides)
     check_positions(opened.model, run.data.block)
-    prepared = _prepare(opened, run, data, tell)
+    prepared = _prepare(opened, run, data)
     run = prepared.config
     objective = objective_of(run, opened.tokenizer)
     objective.check(opened.model)
     if note := objective.calibrate(opened.objective.calibration()):
-        tell(note)
+        logger.info(note)
     store = prepared.open()
     if data is None:
         objective.fit_statistics(store.train)  # a weighted loss has the weights of training
@@ -99,21 +97,21 @@ def evaluate(
     set_compute_precision(opened.model, precision)
     strategy = DataParallel(opened.model, objective, world, precision)
     if objective.needs_reference and opened.run is not None:
-        untrained = open_untrained(opened.run, tell).model
+        untrained = open_untrained(opened.run).model
         set_compute_precision(untrained, precision)
         reference = DataParallel(untrained, objective, world, precision)
-        size, news = micro_batch_size(run, world), ProgressMessages(tell, "evaluating the model before training:")
+        size, news = micro_batch_size(run, world), ProgressMessages("evaluating the model before training:")
         log_probs = reference_outputs(objective, store.validation, reference, size, news)
         objective.set_reference(log_probs.numpy(), validation=True)
     if data is None:
-        with_teacher(objective, run, store, world, tell)
+        with_teacher(objective, run, store, world)
     started = time.monotonic()
-    size, news = micro_batch_size(run, world), ProgressMessages(tell, f"evaluating {opened.name}:")
+    size, news = micro_batch_size(run, world), ProgressMessages(f"evaluating {opened.name}:")
     metrics, outputs = validation.evaluate(strategy, size, run.validate_.blocks, news)
     split = store.validation
     details = objective.details(outputs, split)
-    if writing := objective.generation_eval(opened.model, split):
-        text_metrics, text_details = _evaluate_texts(opened, writing, world, tell)
+    if writing := objective.decoding.generation_eval(opened.model, split):
+        text_metrics, text_details = _evaluate_texts(opened, writing, world)
         metrics, details = metrics | text_metrics, details | text_details
     return EvaluationResult(
         opened.name,
@@ -128,10 +126,10 @@ def evaluate(
     )
 
 
-def _prepare(opened: OpenedModel, run: RunConfig, data: str | None, tell: Tell) -> Prepared:
+def _prepare(opened: OpenedModel, run: RunConfig, data: str | None) -> Prepared:
     """Return the store to evaluate on. Raise InputError, with one sentence if the model has none of the labels."""
     try:
-        return prepare(run, tell)
+        return prepare(run)
     except InputError:
         if data is not None and (what := _mismatch(opened, run)):
             fix = "give data with the labels of the model, or train a model on these"
@@ -146,22 +144,19 @@ def _mismatch(opened: OpenedModel, run: RunConfig) -> str:
     return ""
 
 
-def with_teacher(objective: Objective, run: RunConfig, store: TokenStore, world: World, tell: Tell) -> None:
-    """Give the objective its teacher, or the teacher's saved outputs; without either, omit the teacher's metrics.
-
-    Outputs from training are not recomputed: that can take hours and much disk space.
-    """
+def with_teacher(objective: Objective, run: RunConfig, store: TokenStore, world: World) -> None:
+    """Give the objective its teacher, or the teacher's saved outputs, which are not recomputed, or no such metrics."""
     teacher, note = objective.teacher, RunFolder(Path(run.run)).teacher
     if teacher is None:
         return
     if teacher.settings is not None:
         if not set_cached_outputs(objective, store, note):
-            tell("no metrics of the teacher: its saved outputs were removed")
+            logger.info("no metrics of the teacher: its saved outputs were removed")
         return
     try:
-        set_teacher(objective, run, store, world, note, True, tell)
+        set_teacher(objective, run, store, world, note, True)
     except InputError as error:
-        tell(f"no metrics of the teacher: {error.problems[0].where}: {error.problems[0].what}")
+        logger.info("no metrics of the teacher: %s: %s", error.problems[0].where, error.problems[0].what)
 
 
 def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]) -> RunConfig:
@@ -230,18 +225,18 @@ def _block(opened: OpenedModel) -> int:
 
 
 def _evaluate_texts(
-    opened: OpenedModel, writing: GenerationEval, world: World, tell: Tell
+    opened: OpenedModel, writing: GenerationEval, world: World
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Return metrics and details of greedily generated texts, which all processes share."""
     for beginning in writing.prompts:
         check_embedded(opened.model, opened.tokenizer, beginning.ids)
     sampling = Sampling(writing.new_tokens, temperature=0.0)
-    tell(f"{opened.name} writes {writing.what}")
+    logger.info("%s writes %s", opened.name, writing.what)
 
     def write(beginnings: list[GenerationPrompt]) -> list[str]:
-        news = ProgressMessages(tell, f"{opened.name} writes:")
+        news = ProgressMessages(f"{opened.name} writes:")
         texts = []
-        for written in write_beginnings(opened, beginnings, sampling, tell):
+        for written in write_beginnings(opened, beginnings, sampling):
             texts.append(written.text)
             news(len(texts) / len(beginnings))
         return texts

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from transformers.utils.quantization_config import QuantizationMethod
 from artel.config import ModelConfig, RunConfig, load_run, near_name
 from artel.config.model_name import check_model_name, is_in_hub_cache
 from artel.errors import InputError
+from artel.messages import logger
 from artel.models.device import own_device, pick_precision
 from artel.models.generate import end_ids
 from artel.models.loading.build import build_model, load_model
@@ -23,7 +22,8 @@ from artel.models.loading.structure import position_limit
 from artel.models.lora.adapter_folder import read_adapter
 from artel.models.quantization import set_compute_precision
 from artel.objectives import Objective, objective_of
-from artel.preparing import Prepared, prepare
+from artel.objectives.decoding import Decoding
+from artel.preparing import Prepared, prepare, prepare_silently
 from artel.preparing.run_mark import check_own_checkpoints
 from artel.registry import OBJECTIVES
 from artel.tokens import Tokenizer, load_tokenizer
@@ -45,6 +45,11 @@ class OpenedModel:
     """The objective of its run, or the one that fits its head."""
     run: RunConfig | None = None
     """The run that trained it; None if artel did not train it."""
+
+    @property
+    def decoding(self) -> Decoding:
+        """How it answers."""
+        return self.objective.decoding
 
     @property
     def template_setting(self) -> str:
@@ -100,8 +105,8 @@ def _open(name: str) -> OpenedModel:
         newest = folder.checkpoints / "latest"
         if newest.exists():
             step = int(newest.resolve().name.removeprefix("step-"))
-            logging.getLogger("artel").warning("%s is not complete: its newest checkpoint is used, step %d", name, step)
-            return open_checkpoint(run, prepare(run), newest)
+            logger.warning("%s is not complete: its newest checkpoint is used, step %d", name, step)
+            return open_checkpoint(run, prepare_silently(run), newest)
     check_was_trained(folder)
     if folder.path.is_file():
         fix = "give the run's folder, or --untrained for the model before training"
@@ -130,9 +135,9 @@ def check_was_trained(folder: RunFolder) -> None:
         raise InputError.at(name, "has not been trained yet: its text is prepared, no more", fix)
 
 
-def open_untrained(run: RunConfig, tell: Callable[[str], None]) -> OpenedModel:
+def open_untrained(run: RunConfig) -> OpenedModel:
     """Open a run's model before its first step, on its device. Prepare the run's text if necessary."""
-    prepared = prepare(run, tell)
+    prepared = prepare(run)
     opened = open_fresh(prepared.config, prepared)
     move_to_device(opened, own_device())
     return opened

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from artel.config import DataConfig
 from artel.errors import InputError, Problem
 from artel.inference.evaluate import EvaluationResult
 from artel.inference.open import OpenedModel
+from artel.messages import logger, silenced
 from artel.objectives.embedding.retrieval import Judgements, retrieval_metrics
 from artel.storage import check_new_file, write_output
 from artel.text import Document, Ledger, Match, count_drops, read_documents
@@ -35,18 +36,15 @@ _TEXTS = 1024
 
 def check_embeds(opened: OpenedModel) -> None:
     """Raise InputError if the model has no vectors for texts."""
-    if "embed" not in opened.objective.tasks:
+    if "embed" not in opened.decoding.tasks:
         what = f"learned {opened.objective.config.objective}, which gives texts no vectors"
         raise InputError.at(opened.name, what, "give a model of objective embedding, or of sentence-transformers")
 
 
 def _read_matches_and_corpus(
-    data: str, corpus: str | None, tell: Callable[[str], None]
+    data: str, corpus: str | None
 ) -> tuple[dict[str, tuple[list[str], list[str]]], list[str], int]:
-    """Return ({query: (positives, negatives)}, documents, rejected records) of a file or glob of matches.
-
-    The documents are those of the matches, then the texts of `corpus`. Tell what was dropped.
-    """
+    """Return ({query: (positives, negatives)}, their documents and those of `corpus`, number of rejected records)."""
     data_ledger, corpus_ledger = Ledger(), Ledger()
     matches = _merged_matches(data, data_ledger)
     texts = dict.fromkeys(text for positives, negatives in matches.values() for text in [*positives, *negatives])
@@ -56,9 +54,15 @@ def _read_matches_and_corpus(
     for path, ledger in ((data, data_ledger), (corpus, corpus_ledger)):
         total = ledger.total
         if total.dropped:
-            tell(f"{path}: {total.read:,} documents read, {total.kept:,} kept, {count_drops(total.dropped)}")
+            logger.info(
+                "%s: %s documents read, %s kept, %s",
+                path,
+                f"{total.read:,}",
+                f"{total.kept:,}",
+                count_drops(total.dropped),
+            )
         for rejected in ledger.listed:  # the first 1,000
-            tell(f"{rejected.origin}: {rejected.detail}")
+            logger.info("%s: %s", rejected.origin, rejected.detail)
     return matches, list(texts), data_ledger.rejected + corpus_ledger.rejected
 
 
@@ -82,14 +86,16 @@ def _documents(source: dict[str, Any], ledger: Ledger) -> Iterator[Document]:
     return read_documents(data, ledger)
 
 
-def unit_vectors(opened: OpenedModel, texts: Sequence[str], kind: str, tell: Callable[[str], None]) -> np.ndarray:
+def unit_vectors(opened: OpenedModel, texts: Sequence[str], kind: str) -> np.ndarray:
     """Return normalized vectors, float32 (texts, size)."""
     found = []
     for start in range(0, len(texts), _TEXTS):
         inputs = [{"text": text, "input_type": kind} for text in texts[start : start + _TEXTS]]
-        answers = opened.objective.answers(opened.model, "embed", inputs)
+        answers = opened.decoding.answers(opened.model, "embed", inputs)
         found.append(np.array([answer["embedding"] for answer in answers], dtype=np.float32))
-        tell(f"{min(start + _TEXTS, len(texts)):,} of {len(texts):,} {kind} texts have their vectors")
+        logger.info(
+            "%s of %s %s texts have their vectors", f"{min(start + _TEXTS, len(texts)):,}", f"{len(texts):,}", kind
+        )
     vectors = np.concatenate(found)
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
@@ -113,25 +119,23 @@ class Hit:
 
 def can_search(opened: OpenedModel) -> bool:
     """True if the model ranks texts by a query."""
-    return not {"embed", "rerank"}.isdisjoint(opened.objective.tasks)
+    return not {"embed", "rerank"}.isdisjoint(opened.decoding.tasks)
 
 
-def search(opened: OpenedModel, query: str, text: str, tell: Callable[[str], None]) -> list[Hit]:
-    """Rank the paragraphs of `text` by how well they match `query`, best first.
-
-    Raise InputError if the query is empty or the text has no words.
-    """
+def search(opened: OpenedModel, query: str, text: str) -> list[Hit]:
+    """Rank the paragraphs of `text` by how well they match `query`, best first. Raise InputError if either is empty."""
     if not query.strip():
         raise InputError.at("--prompt", "there is no query", 'write --prompt "WHAT TO LOOK FOR"')
     found = list(paragraphs(text))
     if not found:
         raise InputError.at("--context", "the text to search has no words", "give a text or a file with some")
     texts = [text for _, text in found]
-    if "embed" in opened.objective.tasks:
-        (vector,) = unit_vectors(opened, [query], "query", lambda line: None)
-        scores = (unit_vectors(opened, texts, "document", tell) @ vector).tolist()
+    if "embed" in opened.decoding.tasks:
+        with silenced():
+            (vector,) = unit_vectors(opened, [query], "query")
+        scores = (unit_vectors(opened, texts, "document") @ vector).tolist()
     else:
-        scores = _pair_scores(opened, query, texts, tell)
+        scores = _pair_scores(opened, query, texts)
     hits = [Hit(line, text, score) for (line, text), score in zip(found, scores, strict=True)]
     return sorted(hits, key=lambda hit: -hit.score)  # equal scores stay in the order of the text
 
@@ -149,11 +153,11 @@ def paragraphs(text: str) -> Iterator[tuple[int, str]]:
         start = after
 
 
-def _pair_scores(opened: OpenedModel, query: str, texts: list[str], tell: Callable[[str], None]) -> list[float]:
-    news, scores = ProgressMessages(tell, "scoring paragraphs:"), list[float]()
+def _pair_scores(opened: OpenedModel, query: str, texts: list[str]) -> list[float]:
+    news, scores = ProgressMessages("scoring paragraphs:"), list[float]()
     for start in range(0, len(texts), _PAIRS):
         pairs = [(query, text) for text in texts[start : start + _PAIRS]]
-        scores += [answer["score"] for answer in opened.objective.answers(opened.model, "rerank", pairs)]
+        scores += [answer["score"] for answer in opened.decoding.answers(opened.model, "rerank", pairs)]
         news(len(scores) / len(texts))
     return scores
 
@@ -180,14 +184,7 @@ class Mined:
 
 
 def mine(
-    opened: OpenedModel,
-    data: str,
-    out: Path,
-    *,
-    negatives: int,
-    margin: float,
-    corpus: str | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    opened: OpenedModel, data: str, out: Path, *, negatives: int, margin: float, corpus: str | None = None
 ) -> Mined:
     """Add negatives from among all documents to the matches of `data`, and write them as JSON lines (format `matches`).
 
@@ -203,10 +200,10 @@ def mine(
     """
     check_embeds(opened)
     check_new_file(out)
-    matches, documents, rejected = _read_matches_and_corpus(data, corpus, tell)
+    matches, documents, rejected = _read_matches_and_corpus(data, corpus)
     positions = {text: position for position, text in enumerate(documents)}
-    corpus_vectors = unit_vectors(opened, documents, "document", tell)
-    query_vectors = unit_vectors(opened, list(matches), "query", tell)
+    corpus_vectors = unit_vectors(opened, documents, "document")
+    query_vectors = unit_vectors(opened, list(matches), "query")
     lines, count, without = [], 0, 0
     chunk = max(1, _CHUNK // len(documents))
     for number, (query, (positives, known)) in enumerate(matches.items()):
@@ -228,7 +225,6 @@ def mine(
 # Evaluation on a corpus
 
 
-Tell = Callable[[str], None]
 _SPLITS = ("test", "dev", "validation", "train")
 _SHOWN = 20  # problems of a folder
 
@@ -246,32 +242,29 @@ class Corpus:
     """{query: the document that is the query itself, which is not searched}."""
 
 
-def evaluate_on_corpus(opened: OpenedModel, corpus: str, data: str | None, tell: Tell) -> EvaluationResult:
-    """Compute recall, MRR and nDCG of a model of vectors, with the queries of `data` or of a folder in BEIR's format.
-
-    All documents of `corpus` are searched. Raise InputError.
-    """
+def evaluate_on_corpus(opened: OpenedModel, corpus: str, data: str | None) -> EvaluationResult:
+    """Return recall, MRR and nDCG with all of `corpus` for queries of `data` or a BEIR folder. May raise InputError."""
     check_embeds(opened)
     is_folder = Path(corpus).is_dir()
     if is_folder and data is not None:
         what = f"{corpus} is a folder in BEIR's format, which has queries of its own"
         raise InputError.at("--data", what, "leave it out, or give a file of texts as --corpus")
-    read = read_beir(Path(corpus), tell) if is_folder else _corpus_of_matches(corpus, data, tell)
+    read = read_beir(Path(corpus)) if is_folder else _corpus_of_matches(corpus, data)
     started = time.monotonic()
-    documents = unit_vectors(opened, read.documents, "document", tell)
-    queries = unit_vectors(opened, read.queries, "query", tell)
+    documents = unit_vectors(opened, read.documents, "document")
+    queries = unit_vectors(opened, read.queries, "query")
     metrics = retrieval_metrics(queries, documents, read.judged, read.own)
     seconds = time.monotonic() - started
     objective = opened.objective.config.objective
     return EvaluationResult(opened.name, objective, metrics, len(read.queries), len(read.documents), None, seconds)
 
 
-def _corpus_of_matches(corpus: str, data: str | None, tell: Tell) -> Corpus:
+def _corpus_of_matches(corpus: str, data: str | None) -> Corpus:
     """Return the queries of `data`, with its documents and the texts of the file or glob `corpus`."""
     if data is None:
         fix = "write --data FILE with matches, whose queries are asked; or a folder in BEIR's format"
         raise InputError.at("--corpus", f"{corpus} has texts, and no queries", fix)
-    matches, documents, _ = _read_matches_and_corpus(data, corpus, tell)
+    matches, documents, _ = _read_matches_and_corpus(data, corpus)
     positions = {text: position for position, text in enumerate(documents)}
     judged = [dict.fromkeys((positions[text] for text in positives), 1.0) for positives, _ in matches.values()]
     own = {number: positions[query] for number, query in enumerate(matches) if query in positions}
@@ -279,7 +272,7 @@ def _corpus_of_matches(corpus: str, data: str | None, tell: Tell) -> Corpus:
     return Corpus(documents, list(matches), judged, own)
 
 
-def read_beir(folder: Path, tell: Tell) -> Corpus:
+def read_beir(folder: Path) -> Corpus:
     """Read a folder in BEIR's format, with the judgements of test, or else dev, validation or train.
 
     A document is its title and text, without empty ones. As in BEIR, queries without a relevant document are left out,
@@ -302,7 +295,7 @@ def read_beir(folder: Path, tell: Tell) -> Corpus:
     if problems:
         raise InputError(problems[:_SHOWN])
     if without := len(read) - len(documents):
-        tell(f"{folder / 'corpus.jsonl'}: {without:,} documents without words are left out")
+        logger.info("%s: %s documents without words are left out", folder / "corpus.jsonl", f"{without:,}")
     positions = {name: position for position, name in enumerate(documents)}
     by_query: dict[str, Judgements] = {}
     for query, document, score in judgements:
@@ -312,7 +305,9 @@ def read_beir(folder: Path, tell: Tell) -> Corpus:
     if not by_query:
         raise InputError.at(str(file), "judges no document to answer a query", "give scores above 0")
     if unknown := len(positions) - len(documents):
-        tell(f"{file}: {unknown:,} documents that answer a query are not in corpus.jsonl, and are never found")
+        logger.info(
+            "%s: %s documents that answer a query are not in corpus.jsonl, and are never found", file, f"{unknown:,}"
+        )
     own = {number: positions[name] for number, name in enumerate(by_query) if name in documents}
     return Corpus(list(documents.values()), [queries[name] for name in by_query], list(by_query.values()), own)
 

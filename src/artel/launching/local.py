@@ -14,25 +14,24 @@ from artel.errors import ArtelError, InputError, Interrupted, OutOfMemory, Probl
 from artel.interpreter import python_of
 from artel.interrupts import answered_by, ended_at_once
 from artel.launching.rendezvous import SECRET_VARIABLE, Rendezvous
+from artel.messages import logger
 from artel.preparing.progress import reporting
 from artel.storage.unexpected_errors import FAULT, fault_of_process
 from artel.training.rank_file import mark_start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
     from artel.training.run_folder import RunFolder
 
 
-def launch(
-    arguments: list[str], processes: int, rendezvous: Rendezvous, folder: RunFolder, announce: Callable[[str], None]
-) -> None:
+def launch(arguments: list[str], processes: int, rendezvous: Rendezvous, folder: RunFolder) -> None:
     """Run `python -m artel ARGUMENTS` as `processes` processes on this host, and wait for them.
 
-    With restarts, or if hosts may join and leave, they are restarted from the last checkpoint. `announce` is told what
-    this host waits for and why processes are restarted.
+    With restarts, or if hosts may join and leave, they are restarted from the last checkpoint. Log what this host waits
+    for and why processes are restarted.
 
     Raise Interrupted if a signal stopped them after saving, InputError or WorkError if one failed (its own message has
     the reason), WorkError if other hosts are missing or lost.
@@ -45,13 +44,13 @@ def launch(
     from artel.launching.agent import PASSED_ON, Agent
 
     def on_restart(failures: Mapping[int, ProcessFailure]) -> None:
-        announce(f"{str(_why(failures, folder)).splitlines()[0]}; starting again from the last checkpoint")
+        logger.info("%s; starting again from the last checkpoint", str(_why(failures, folder)).splitlines()[0])
 
     hosts = rendezvous.hosts
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # each process sets it again; without it torchrun warns
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in PASSED_ON)
     try:
-        handler = rendezvous.handler(folder, announce)
+        handler = rendezvous.handler(folder)
         program, *options = python_of("artel")
         spec = WorkerSpec(
             role="artel",
@@ -65,7 +64,7 @@ def launch(
         )
         count = f"{hosts.least} to {hosts.count}" if hosts.elastic else f"{hosts.count}"
         others = f"this host waits for the others of {count}, which meet at {hosts.where}"
-        waits = partial(waiting, folder, announce, others, leads=rendezvous.leads)
+        waits = partial(waiting, folder, others, leads=rendezvous.leads)
         with answered_by(None), paused():  # the first process answers for all, and shows how far they are
             result = Agent(spec, hosts, on_restart, waits if hosts.count > 1 else nullcontext).run()
         if result is None:  # the other hosts were enough, to the end
@@ -85,8 +84,8 @@ def launch(
 
 
 @contextmanager
-def waiting(folder: RunFolder, announce: Callable[[str], None] | None, what: str, *, leads: bool) -> Iterator[None]:
-    """Announce `what` every few seconds inside the block. A stop signal ends the process at once.
+def waiting(folder: RunFolder, what: str, *, leads: bool) -> Iterator[None]:
+    """Log `what` every few seconds inside the block. A stop signal ends the process at once.
 
     PyTorch waits in C++, where no signal handler of Python runs. The process that `leads` records the stop.
     """
@@ -96,7 +95,7 @@ def waiting(folder: RunFolder, announce: Callable[[str], None] | None, what: str
             mark_start(folder, "stopped")
         return f"stopped\n    {folder.how_to_continue}"
 
-    with ended_at_once(last_line), reporting(announce, lambda: what) if announce else nullcontext():
+    with ended_at_once(last_line), reporting(lambda: what) if what else nullcontext():
         yield
 
 

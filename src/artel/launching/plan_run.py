@@ -6,7 +6,6 @@ import math
 import os
 import subprocess
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +22,7 @@ from artel.host import memory, swap
 from artel.interpreter import python_of
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.launching.read_run import checked_run
+from artel.messages import logger
 from artel.preparing import settled
 from artel.storage import write_file
 from artel.training.budget import FEWEST_STEPS
@@ -70,14 +70,7 @@ class PlannedRun:
     """The choice of its model, if it has `model.auto`."""
 
 
-def plan_run(
-    file: RunFile,
-    overrides: Overrides,
-    options: PlanOptions,
-    announce: Callable[[str], None],
-    *,
-    with_text: bool = False,
-) -> PlannedRun:
+def plan_run(file: RunFile, overrides: Overrides, options: PlanOptions, *, with_text: bool = False) -> PlannedRun:
     """Plan the run of a run file: build its model without memory, and trace two steps of it.
 
     Raise InputError if the run is wrong or cannot be planned.
@@ -92,27 +85,20 @@ def plan_run(
     if config.model.auto:
         from artel.planning.budget.choose import CHOOSING, choose_for_plan
 
-        announce(CHOOSING)
-        choice = choose_for_plan(config, hardware, options.nproc, announce)
+        logger.info(CHOOSING)
+        choice = choose_for_plan(config, hardware, options.nproc)
         for line in choice.lines:
-            announce(line)
+            logger.info(line)
         config = choice.config
-    config = with_planned_packing(settled(config, announce))
-    announce("building the model without memory")
+    config = with_planned_packing(settled(config))
+    logger.info("building the model without memory")
     text = planned_text(config) if with_text else None
-    plan = make_plan(config, hardware, options.nproc, options.price, text, announce)
+    plan = make_plan(config, hardware, options.nproc, options.price, text)
     return PlannedRun(config, plan, text, choice)
 
 
-def begin_with_plan(
-    config: RunConfig,
-    prepared: Prepared,
-    processes: int,
-    nodes: int,
-    force: bool,
-    announce: Callable[[str], None],
-) -> None:
-    """Plan a run when `artel train` starts, with `processes` on each of `nodes`, and announce the plan in three lines.
+def begin_with_plan(config: RunConfig, prepared: Prepared, processes: int, nodes: int, force: bool) -> None:
+    """Plan a run when `artel train` starts, with `processes` on each of `nodes`, and log the plan in three lines.
 
     `artel plan` runs in a separate process, whose memory is freed before training begins. RUN/plan.json keeps the plan:
     the search for a micro-batch starts from it, and measured values are added to it. Runs of less than a minute or with
@@ -126,20 +112,20 @@ def begin_with_plan(
         folder.plan.unlink(missing_ok=True)
         if config.parallel.deepspeed is not None or _is_short(config, prepared):  # DeepSpeed cannot be planned yet
             return
-        announce("planning the run")
-        plan = _plan(config, processes, nodes, announce)
+        logger.info("planning the run")
+        plan = _plan(config, processes, nodes)
         if plan is None:
             return
         write_file(folder.plan, orjson.dumps({"key": key, **plan}, option=orjson.OPT_INDENT_2))
     for line in plan["summary"]:
-        announce(f"plan: {line}")
+        logger.info("plan: %s", line)
     if not force:
         _refuse(plan)
         _refuse_budget(plan, config)
 
 
-def _plan(config: RunConfig, processes: int, nodes: int, announce: Callable[[str], None]) -> dict[str, Any] | None:
-    """Run `artel plan` for this machine and return its JSON. If that fails, announce it and return None."""
+def _plan(config: RunConfig, processes: int, nodes: int) -> dict[str, Any] | None:
+    """Run `artel plan` for this machine and return its JSON. If that fails, log it and return None."""
     environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER}
     lines: list[str] = []
     with TemporaryDirectory() as folder:
@@ -159,7 +145,7 @@ def _plan(config: RunConfig, processes: int, nodes: int, announce: Callable[[str
                 for line in process.stderr:
                     lines.append(line.strip())
                     if line.startswith("tracing "):  # progress
-                        announce(lines[-1])
+                        logger.info(lines[-1])
             finally:
                 was_in_time = timer.is_alive()
                 timer.cancel()
@@ -172,7 +158,7 @@ def _plan(config: RunConfig, processes: int, nodes: int, announce: Callable[[str
         if was_in_time:
             last = [line for line in lines if line] or [f"exit status {process.returncode}"]
             why = last[-1].removeprefix("artel: ")
-        announce(f"the run is not planned: {why}")
+        logger.info("the run is not planned: %s", why)
         return None
     return plan
 

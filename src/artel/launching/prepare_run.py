@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from artel.errors import InputError, Problem
 from artel.launching.background_check import Refused, checking_in_background, has_no_training_keys
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.launching.read_run import SECRETS_NOTE, checked_run, has_secrets
+from artel.messages import logger
 from artel.preparing import prepare
 from artel.storage import check_cache, write_file
 from artel.training.run_folder import RunFolder, written_checkpoints
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from artel.preparing import Prepared
 
 
-def prepare_run(file: RunFile, overrides: Overrides, announce: Callable[[str], None]) -> Prepared:
+def prepare_run(file: RunFile, overrides: Overrides) -> Prepared:
     """Return the token store of a run's text. Make it unless a complete one exists.
 
     Write RUN/ledger.json, which counts its documents, and RUN/config.yaml if the run is not trained yet. Raise
@@ -31,11 +31,11 @@ def prepare_run(file: RunFile, overrides: Overrides, announce: Callable[[str], N
     if not config.data.store:
         check_cache()
     if has_secrets(config):
-        announce(SECRETS_NOTE)
+        logger.info(SECRETS_NOTE)
     try:
         with file.named() as name:
             prepared = prepare(
-                config, announce, verify=True, while_making=lambda: checking_in_background(config, name, overrides)
+                config, verify=True, while_making=lambda: checking_in_background(config, name, overrides)
             )
     except Refused:
         raise
@@ -43,14 +43,14 @@ def prepare_run(file: RunFile, overrides: Overrides, announce: Callable[[str], N
         text_problems = [located(problem, config) for problem in error.problems]
         raise InputError(dict.fromkeys([*text_problems, *_other_problems(config)])) from None
     if copied := folder.claim():
-        announce(copied)
+        logger.info(copied)
     write_file(folder.ledger, (prepared.folder / "ledger.json").read_bytes())
     if not (folder.starts.is_file() or folder.result.is_file() or written_checkpoints(folder.checkpoints)):
         write_file(folder.config, dump_run(prepared.config))  # commands that take a run's folder can open it
     for note in () if prepared.made else prepared.notes():
-        announce(note)
-    announce(prepared.summary())
-    announce(str(prepared.folder))
+        logger.info(note)
+    logger.info(prepared.summary())
+    logger.info(str(prepared.folder))
     return prepared
 
 

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from artel.errors import InputError, WorkError
 from artel.launching.hosts import Addresses, Hosts, choose_interface
+from artel.messages import logger
 from artel.preparing.progress import reporting
 from artel.storage import disk_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.distributed.elastic.rendezvous import RendezvousHandler
 
@@ -70,7 +69,7 @@ class Rendezvous:
             raise InputError.at(hosts.where, what, fix) from None
         return cls(hosts, True, addresses, store)
 
-    def handler(self, folder: RunFolder, announce: Callable[[str], None]) -> RendezvousHandler:
+    def handler(self, folder: RunFolder) -> RendezvousHandler:
         """Return the rendezvous handler for torchrun's agent, after waiting for the host with the store.
 
         The path of the run's `folder` separates two runs that use the same address by mistake. Raise InputError if the
@@ -85,7 +84,7 @@ class Rendezvous:
         hosts, addresses, run_id = self.hosts, self._addresses, _run_id(folder)
         if addresses is None:
             return OneHost(run_id, timedelta(seconds=_ANSWER_SECONDS))
-        store = self._signed_store(addresses, folder, announce)
+        store = self._signed_store(addresses, folder)
         if hosts.fixed:
             rank = hosts.rank or 0
             address = addresses.master if rank else addresses.own
@@ -100,17 +99,17 @@ class Rendezvous:
         )
         return create_handler(store, C10dRendezvousBackend(store, run_id), parameters)
 
-    def _signed_store(self, addresses: Addresses, folder: RunFolder, announce: Callable[[str], None]) -> SignedStore:
+    def _signed_store(self, addresses: Addresses, folder: RunFolder) -> SignedStore:
         from artel.launching.rendezvous_handlers import SignedStore
 
         if self._store is not None:
             store = self._store
         else:
-            with reporting(announce, lambda: f"this host waits for the first one to answer at {self.hosts.where}"):
+            with reporting(lambda: f"this host waits for the first one to answer at {self.hosts.where}"):
                 store = _reach(self.hosts, addresses.master)
         if self.hosts.fixed:  # the first values come from hosts that may be late
             store.set_timeout(timedelta(seconds=_RENDEZVOUS_SECONDS))
-        return SignedStore(store, run_secret(folder.secret, self.leads, _RENDEZVOUS_SECONDS, announce))
+        return SignedStore(store, run_secret(folder.secret, self.leads, _RENDEZVOUS_SECONDS))
 
     @property
     def local_address(self) -> str:
@@ -156,11 +155,11 @@ def _is_local(address: str) -> bool:
     return False
 
 
-def run_secret(file: Path, leads: bool, timeout: float, announce: Callable[[str], None]) -> bytes:
+def run_secret(file: Path, leads: bool, timeout: float) -> bytes:
     """Return ARTEL_SECRET, or the content of `file` in the folder that all hosts share. It is never on a command line.
 
     With the secret, hosts accept nothing from others. The leading host writes the file once; the others wait for it, at
-    most `timeout` seconds, and announce that. Raise InputError if the secret is short, missing, or readable by others;
+    most `timeout` seconds, and log that. Raise InputError if the secret is short, missing, or readable by others;
     WorkError for errors of the disk.
     """
     text = os.environ.get(SECRET_VARIABLE)
@@ -169,7 +168,7 @@ def run_secret(file: Path, leads: bool, timeout: float, announce: Callable[[str]
     with disk_errors(file):
         if leads and not file.exists():
             _write_secret(file)
-        _await_secret(file, timeout, announce)
+        _await_secret(file, timeout)
         if file.stat().st_mode & 0o077:
             fix = f"remove it, and start all hosts again; where the disk knows no owners, {_SECRET_FIX}"
             raise InputError.at(str(file), "others than its owner can read this secret", fix)
@@ -194,7 +193,7 @@ def _write_secret(file: Path) -> None:
     unfinished.replace(file)
 
 
-def _await_secret(file: Path, timeout: float, announce: Callable[[str], None]) -> None:
+def _await_secret(file: Path, timeout: float) -> None:
     start, announced = time.monotonic(), False
     while not file.exists():
         waited = time.monotonic() - start
@@ -203,6 +202,6 @@ def _await_secret(file: Path, timeout: float, announce: Callable[[str], None]) -
             fix = f"hosts share the run's folder, under the same path; or {_SECRET_FIX}"
             raise InputError.at(str(file), what, fix)
         if waited > _ANNOUNCE_SECONDS and not announced:
-            announce(f"waiting for the first host to write {file}")
+            logger.info("waiting for the first host to write %s", file)
             announced = True
         time.sleep(0.2)

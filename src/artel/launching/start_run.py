@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,19 +23,14 @@ from artel.config import Overrides, RunConfig, RunFile, load_run
 from artel.errors import InputError
 from artel.interrupts import explained, in_main_thread
 from artel.launching.hosts import Hosts, choose_interface_of_process
-from artel.launching.launcher_environment import (
-    accelerate_settings,
-    check_counts,
-    check_worker,
-    is_pod,
-    read_launcher,
-)
+from artel.launching.launcher_environment import accelerate_settings, check_counts, check_worker, is_pod, read_launcher
 from artel.launching.local import launch, waiting
 from artel.launching.plan_run import begin_with_plan
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.launching.read_run import SECRETS_NOTE, checked_run, has_secrets
 from artel.launching.rendezvous import Rendezvous
 from artel.launching.worker import end_with_launcher, is_worker, raising_lost_others
+from artel.messages import logger
 from artel.preparing import as_begun, prepare
 from artel.storage import check_cache, lock, write_file
 from artel.storage.locks import holders
@@ -47,7 +42,6 @@ if TYPE_CHECKING:
     from artel.preparing import Prepared
     from artel.training.callbacks import Callback
 
-Announce = Callable[[str], None]
 
 LED = "ARTEL_LED"
 """Variable with the process id of a parent that has prepared everything; set for the processes that it starts."""
@@ -81,11 +75,7 @@ class StartOptions:
 
 
 def start_run(
-    file: RunFile,
-    overrides: Overrides,
-    options: StartOptions,
-    announce: Announce,
-    callbacks: Sequence[Callback] = (),
+    file: RunFile, overrides: Overrides, options: StartOptions, callbacks: Sequence[Callback] = ()
 ) -> dict[str, Any]:
     """Train or resume the run of a run file and return its result. `callbacks` run before those of the run file.
 
@@ -95,7 +85,7 @@ def start_run(
         for number in (signal.SIGTERM, signal.SIGUSR1):  # USR1: Slurm's warning that the time is nearly over
             signal.signal(number, signal.default_int_handler)  # like Ctrl-C, until the loop runs
     options = _read_environment(options)
-    config, overrides = _read_run(file, overrides, options, announce)
+    config, overrides = _read_run(file, overrides, options)
     hosts = Hosts.read(
         options.nnodes,
         options.node_rank,
@@ -122,24 +112,21 @@ def start_run(
         if leads:
             if original is None:  # a copy is claimed when nothing of its run is refused
                 folder.claim()
-            announce(f"{folder.path}: checking the run, its model and its texts")
-            _wait_for_earlier_processes(folder, announce)
+            logger.info("%s: checking the run, its model and its texts", folder.path)
+            _wait_for_earlier_processes(folder)
         with start_status(folder) if leads else nullcontext():
-            if leads:
-                config = _lead(config, folder, options, processes, hosts, announce)
-            else:
-                config = _as_begun(prepare(config, announce).config)
+            config = _lead(config, folder, options, processes, hosts) if leads else _as_begun(prepare(config).config)
             if not options.restart and is_done(config):  # with --restart the leader is emptying the folder
                 folder.newest_model()  # refused if these are the weights of another model
-                announce(f"{folder.path} is complete, its model is in {folder.model}; --restart starts over")
+                logger.info("%s is complete, its model is in %s; --restart starts over", folder.path, folder.model)
                 return folder.read_result()
             if leads:
                 mark_start(folder)  # --restart has emptied the folder, or a complete run is made longer
             if rendezvous is None:
-                return _train_in_this_process(config, callbacks, announce)
+                return _train_in_this_process(config, callbacks)
             os.environ[LED] = str(os.getpid())
             with file.named() as name:
-                launch(["train", name, *overrides.words], processes, rendezvous, folder, announce)
+                launch(["train", name, *overrides.words], processes, rendezvous, folder)
             return folder.read_result() if leads else {}
 
 
@@ -167,14 +154,12 @@ def _read_environment(options: StartOptions) -> StartOptions:
     return options
 
 
-def _read_run(
-    file: RunFile, overrides: Overrides, options: StartOptions, announce: Announce
-) -> tuple[RunConfig, Overrides]:
+def _read_run(file: RunFile, overrides: Overrides, options: StartOptions) -> tuple[RunConfig, Overrides]:
     """Return the run, and its overrides with the keys set by accelerate and `options.trackers`."""
     config = checked_run(file, overrides)
     accelerate = accelerate_settings(config)
     for note in accelerate.notes:
-        announce(note)
+        logger.info(note)
     words = list(accelerate.overrides)
     trackers = [tracker for tracker in options.trackers if tracker not in config.track]
     if trackers:
@@ -185,11 +170,11 @@ def _read_run(
     return config, overrides
 
 
-def _wait_for_earlier_processes(folder: RunFolder, announce: Announce) -> None:
+def _wait_for_earlier_processes(folder: RunFolder) -> None:
     """Wait until processes of an earlier start, whose launcher was killed, have saved and ended. Raise WorkError."""
 
     def waiting() -> None:
-        announce(f"waiting for processes of an earlier start to save and end: {holders(folder.processes_lock)}")
+        logger.info("waiting for processes of an earlier start to save and end: %s", holders(folder.processes_lock))
 
     with lock(folder.processes_lock, waiting, wait=_SAVE_SECONDS):
         pass
@@ -216,9 +201,7 @@ def _processes_on_host(config: RunConfig, nproc: int | None, hosts: Hosts) -> in
     return on_host
 
 
-def _lead(
-    config: RunConfig, folder: RunFolder, options: StartOptions, processes: int, hosts: Hosts, announce: Announce
-) -> RunConfig:
+def _lead(config: RunConfig, folder: RunFolder, options: StartOptions, processes: int, hosts: Hosts) -> RunConfig:
     """Check the run with all its processes, prepare its text, and make its folder ready for this start.
 
     Return the run with all choices made.
@@ -232,10 +215,10 @@ def _lead(
     original = folder.original
     restored = None if restart else folder.restore_config()
     if restored is not None:
-        announce(f"{folder.config} was gone: it is written again from {restored}")
+        logger.info("%s was gone: it is written again from %s", folder.config, restored)
     if from_deepspeed is not None and not restart and any(folder.checkpoints.glob("step-*")):
-        announce(
-            f"{folder.path} has begun, and resumes from its own checkpoint; --restart begins from {from_deepspeed}"
+        logger.info(
+            "%s has begun, and resumes from its own checkpoint; --restart begins from %s", folder.path, from_deepspeed
         )
         from_deepspeed = None
     checks = [Check(("model", "train", "parallel"), lambda: _check_deepspeed(config, from_deepspeed))]
@@ -245,32 +228,32 @@ def _lead(
     on_host = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
     check_run(config, Start(world, on_host, hub=True), checks)  # text and model together, before hours of tokenizing
     if has_secrets(config):
-        announce(SECRETS_NOTE)
+        logger.info(SECRETS_NOTE)
     began = time.monotonic()
     is_over = not restart and is_done(_as_begun(config))
     if config.model.auto and not is_over:
-        _check_shortest(config, world, on_host, restart, announce)
-    prepared = prepare(config, announce, verify=not is_over)
+        _check_shortest(config, world, on_host, restart)
+    prepared = prepare(config, verify=not is_over)
     config = prepared.config
-    announce(prepared.summary())
+    logger.info(prepared.summary())
     if config.train.budget is not None:
         seconds = time.monotonic() - began
-        announce(f"preparing the text took {seconds:,.1f} s; that does not count towards train.budget")
+        logger.info("preparing the text took %s s; that does not count towards train.budget", f"{seconds:,.1f}")
     choice = None
     if config.model.auto:
-        config, choice = _with_choice(config, world, on_host, restart, announce)
-    config = _with_packing(config, prepared, restart, announce)
+        config, choice = _with_choice(config, world, on_host, restart)
+    config = _with_packing(config, prepared, restart)
     if not is_over:
         if restart or not any(folder.checkpoints.glob("step-*")):
-            _note_unreached(config, prepared, announce)
+            _note_unreached(config, prepared)
         nodes = hosts.least if hosts.elastic else world // on_host
-        begin_with_plan(config, prepared, on_host, nodes, options.force, announce)
+        begin_with_plan(config, prepared, on_host, nodes, options.force)
         if choice is not None and folder.plan.exists():
-            announce(f"plan: {choice.expected.beside_plan()}")
+            logger.info("plan: %s", choice.expected.beside_plan())
     if not restart:
         check_same_run(config, prepared)
     if copied := folder.claim(original):
-        announce(copied)
+        logger.info(copied)
     if restart:  # only now: a mistake in the run file or the texts must not cost the earlier run
         _remove_earlier(config, folder)
         check_same_run(config, prepared)
@@ -281,7 +264,7 @@ def _lead(
     if from_deepspeed is not None:
         from artel.inference.deepspeed_checkpoints import begin_run
 
-        begin_run(config, prepared, from_deepspeed, announce)
+        begin_run(config, prepared, from_deepspeed)
     return config
 
 
@@ -292,17 +275,17 @@ def _as_begun(config: RunConfig) -> RunConfig:
     return as_begun(with_earlier_packing((with_earlier_choice(config) or config) if config.model.auto else config))
 
 
-def _note_unreached(config: RunConfig, prepared: Prepared, announce: Announce) -> None:
+def _note_unreached(config: RunConfig, prepared: Prepared) -> None:
     """Announce settings without effect in a run of this length. Raise InputError for a warmup far beyond its end."""
     from artel.training.lengthening import prepared_length
     from artel.training.unreached import unreached_settings
 
     length = prepared_length(config, prepared)
     for note in unreached_settings(config, length) if length.samples else ():
-        announce(note)
+        logger.info(note)
 
 
-def _with_packing(config: RunConfig, prepared: Prepared, restart: bool, announce: Announce) -> RunConfig:
+def _with_packing(config: RunConfig, prepared: Prepared, restart: bool) -> RunConfig:
     """Return the run with `data.packing: auto` resolved: as in its first start, or now."""
     from artel.training.packing import AUTO, choose_packing, with_packing
     from artel.training.same_run import with_earlier_packing
@@ -312,11 +295,11 @@ def _with_packing(config: RunConfig, prepared: Prepared, restart: bool, announce
         return config
     choice = choose_packing(config, prepared.open().train)
     if choice.why:
-        announce(f"data.packing={choice.value}: {choice.why}")
+        logger.info("data.packing=%s: %s", choice.value, choice.why)
     return with_packing(config, choice.value)
 
 
-def _check_shortest(config: RunConfig, world: int, on_host: int, restart: bool, announce: Announce) -> None:
+def _check_shortest(config: RunConfig, world: int, on_host: int, restart: bool) -> None:
     """Raise InputError, before a text is prepared, for a budget too short for the smallest model."""
     from artel.planning.budget.choose import TRYING, check_before_text, is_doubtful
     from artel.planning.hardware import find_hardware
@@ -325,13 +308,11 @@ def _check_shortest(config: RunConfig, world: int, on_host: int, restart: bool, 
 
     has_begun = not restart and with_earlier_choice(config) is not None
     if not has_begun and is_doubtful(config, find_hardware()) and not is_prepared(config):
-        announce(TRYING)
+        logger.info(TRYING)
         check_before_text(config, world, on_host)
 
 
-def _with_choice(
-    config: RunConfig, world: int, on_host: int, restart: bool, announce: Announce
-) -> tuple[RunConfig, Choice | None]:
+def _with_choice(config: RunConfig, world: int, on_host: int, restart: bool) -> tuple[RunConfig, Choice | None]:
     """Return the run with a model in place of `model.auto`, and the choice; None if it was made in an earlier start."""
     from artel.planning import Start, check_run
     from artel.planning.budget.choose import CHOOSING, choose
@@ -340,10 +321,10 @@ def _with_choice(
 
     chosen, choice = None if restart else with_earlier_choice(config), None
     if chosen is None:
-        announce(CHOOSING)
-        choice = choose(config, find_hardware(), world, on_host, announce)
+        logger.info(CHOOSING)
+        choice = choose(config, find_hardware(), world, on_host)
         for line in choice.lines:
-            announce(line)
+            logger.info(line)
         chosen = choice.config
     check_run(chosen, Start(world, on_host, texts=False))
     return chosen, choice
@@ -364,8 +345,8 @@ def _check_deepspeed(config: RunConfig, from_deepspeed: Path | None) -> None:
         check_beginning(config, from_deepspeed)
 
 
-def _train_in_this_process(config: RunConfig, callbacks: Sequence[Callback], announce: Announce) -> dict[str, Any]:
-    announce("starting to train")
+def _train_in_this_process(config: RunConfig, callbacks: Sequence[Callback]) -> dict[str, Any]:
+    logger.info("starting to train")
     quiet_libraries()
     from artel.parallel import join_world
     from artel.registry import CALLBACKS
@@ -381,7 +362,7 @@ def _train_in_this_process(config: RunConfig, callbacks: Sequence[Callback], ann
     says = size != "1" and os.environ.get("LOCAL_RANK", "0") == "0"
     with ExitStack() as stack:
         leads = os.environ.get("RANK", "0") == "0"
-        with waiting(folder, announce if says else None, others, leads=leads):
+        with waiting(folder, others if says else "", leads=leads):
             world = stack.enter_context(join_world(config.train.threads))
         stack.enter_context(raising_lost_others())
         stack.enter_context(processes_lock)
@@ -392,8 +373,8 @@ def _train_in_this_process(config: RunConfig, callbacks: Sequence[Callback], ann
         config = with_earlier_packing(config, begun=False)
         own = [CALLBACKS[name]() for name in config.callbacks]
         every = [*callbacks, *own]
-        prepared = prepare(as_begun(config), announce)
-        return train(prepared.config, prepared, world, announce, every, make_report=partial(_report, config.run))
+        prepared = prepare(as_begun(config))
+        return train(prepared.config, prepared, world, every, make_report=partial(_report, config.run))
 
 
 def _report(folder: str) -> str | None:

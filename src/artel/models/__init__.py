@@ -27,10 +27,7 @@ class Choice:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model in evaluation mode inside the block, without gradients and without compiled layers.
-
-    Inputs may have any length here, and compiled layers would be compiled again for each.
-    """
+    """Put the model in evaluation mode inside the block, without gradients and without compiled layers (any length)."""
     import torch
 
     was_training = model.training

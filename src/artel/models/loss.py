@@ -161,10 +161,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 class ChunkedHead:
-    """Computes the head's products for a chunk of positions at a time, and accumulates its gradients.
-
-    `head_arguments` prepares the arguments.
-    """
+    """Computes the head's products for a chunk of positions at a time, and accumulates its gradients."""
 
     def __init__(
         self,
@@ -216,8 +213,7 @@ class ChunkedHead:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return (loss of each position in nats, most likely ids, gradient of the summed loss w.r.t. the logits).
 
-        The gradient also has rows for padding positions, which are zero. `entropies`, float32 (positions,): filled with
-        the entropy of the prediction at each position of the chunk, in nats.
+        The gradient also has rows for padding positions. `entropies`, float32 (positions,): filled, in nats.
         """
         inputs, count = self._inputs[self._padded_chunk(chunk)], len(targets)
         if missing := len(inputs) - count:

@@ -69,10 +69,7 @@ def _tested_head(model: PreTrainedModel) -> nn.Linear | None:
 
 
 def _is_linear_after(model: PreTrainedModel, head: nn.Linear, factor: float) -> bool:
-    """True if the head can be applied last, after what follows it in the model, for hidden states scaled by `factor`.
-
-    A scale after the head (Granite, Cohere) can move before it, unless the head has a bias, which is scaled as well.
-    """
+    """True if the head can be applied last, after what follows it in the model, to hidden states scaled by `factor`."""
     ids = torch.arange(3, 6, device=head.weight.device)[None] % head.weight.shape[0]
     batch = {"input_ids": ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
     inputs: list[torch.Tensor] = []

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from artel.objectives.causal import Causal
     from artel.objectives.chat import Chat
     from artel.objectives.insertion_tagging import InsertionTagging
-    from artel.objectives.masked import Filled, Masked, fill_masks
+    from artel.objectives.masked import Masked
     from artel.objectives.preference import PreferenceOptimization
     from artel.objectives.span_qa.span_qa_objective import SpanQA
     from artel.objectives.tokens.tokens_objective import Tokens
@@ -24,13 +24,11 @@ if TYPE_CHECKING:
 _FILE_OF = {
     "Causal": "causal",
     "Chat": "chat",
-    "Filled": "masked",
     "InsertionTagging": "insertion_tagging",
     "Masked": "masked",
     "PreferenceOptimization": "preference",
     "SpanQA": "span_qa.span_qa_objective",
     "Tokens": "tokens.tokens_objective",
-    "fill_masks": "masked",
 }
 
 
@@ -61,7 +59,6 @@ __all__ = [
     "Causal",
     "Chat",
     "DocumentSamples",
-    "Filled",
     "InsertionTagging",
     "Masked",
     "Objective",
@@ -69,7 +66,6 @@ __all__ = [
     "Reply",
     "SpanQA",
     "Tokens",
-    "fill_masks",
     "objective_of",
     "objective_type",
     "splits_by_label",

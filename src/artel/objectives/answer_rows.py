@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from artel.objectives.length_groups import as_tensors, rounded_up, stacked
+
 if TYPE_CHECKING:
     import torch
-
-_MULTIPLE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,33 +40,31 @@ def answer_tensors(
     `branches`, 0 for what the answers of a sample share and 1, 2, … for the rest of each; `positions` of tokens in
     their answer, from 0.
     """
-    import torch
-
     groups = list(samples) if shared else [[answer] for sample in samples for answer in sample]
     pieces = [_Row.of(group) for group in groups]
     sizes = [len(piece.ids) for piece in pieces]
-    length = -(-max(least_length, *sizes) // _MULTIPLE) * _MULTIPLE
+    length = rounded_up(max(least_length, *sizes))
     rows = _packed(sizes, length) if shared else [[index] for index in range(len(pieces))]
     starts = _starts(rows, sizes, length)
     answers = [
         (starts[index] + places, targets) for index, piece in enumerate(pieces) for places, targets in piece.predicted
     ]
-    tensors = {
+    arrays = {
         "input_ids": _joined(rows, [piece.ids for piece in pieces], length),
-        "places": torch.from_numpy(np.concatenate([places for places, _ in answers])),
-        "targets": torch.from_numpy(np.concatenate([targets for _, targets in answers])),
+        "places": np.concatenate([places for places, _ in answers]),
+        "targets": np.concatenate([targets for _, targets in answers]),
     }
     ends = np.cumsum([len(targets) for _, targets in answers])
     members = [np.arange(end - len(targets), end) for end, (_, targets) in zip(ends, answers, strict=True)]
     longest = max(1, *(len(each) for each in members))
-    tensors["members"] = _stacked(members, longest, int(ends[-1])).view(len(samples), -1, longest)
+    arrays["members"] = stacked(members, longest, int(ends[-1])).reshape(len(samples), -1, longest)
     if shared:
         numbers = {index: number for row in rows for number, index in enumerate(row, start=1)}
         documents = [np.full(size, numbers[index], dtype=np.int64) for index, size in enumerate(sizes)]
-        tensors["documents"] = _joined(rows, documents, length)
-        tensors["branches"] = _joined(rows, [piece.branches for piece in pieces], length)
-        tensors["positions"] = _joined(rows, [piece.positions for piece in pieces], length)
-    return tensors
+        arrays["documents"] = _joined(rows, documents, length)
+        arrays["branches"] = _joined(rows, [piece.branches for piece in pieces], length)
+        arrays["positions"] = _joined(rows, [piece.positions for piece in pieces], length)
+    return as_tensors(arrays)
 
 
 def _packed(sizes: Sequence[int], length: int) -> list[list[int]]:
@@ -94,9 +92,9 @@ def _starts(rows: Sequence[Sequence[int]], sizes: Sequence[int], length: int) ->
     return starts
 
 
-def _joined(rows: Sequence[Sequence[int]], arrays: Sequence[np.ndarray], length: int) -> torch.Tensor:
+def _joined(rows: Sequence[Sequence[int]], arrays: Sequence[np.ndarray], length: int) -> np.ndarray:
     """Return the concatenated arrays of each row, zero-padded, int64 (rows, length)."""
-    return _stacked([np.concatenate([arrays[index] for index in row]) for row in rows], length, 0)
+    return stacked([np.concatenate([arrays[index] for index in row]) for row in rows], length, 0)
 
 
 class AnswerSums(NamedTuple):
@@ -155,12 +153,3 @@ def _common(sequences: Sequence[np.ndarray]) -> int:
     shortest = min(map(len, sequences))
     differs = [np.flatnonzero(sequences[0][:shortest] != each[:shortest]) for each in sequences[1:]]
     return min([shortest, *(int(places[0]) for places in differs if len(places))])
-
-
-def _stacked(arrays: Sequence[np.ndarray], length: int, padding: int) -> torch.Tensor:
-    import torch
-
-    stacked = np.full((len(arrays), length), padding, dtype=np.int64)
-    for row, array in zip(stacked, arrays, strict=True):
-        row[: len(array)] = array
-    return torch.from_numpy(stacked)

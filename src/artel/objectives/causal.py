@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from artel.objectives.base import Better
+from artel.objectives.base import directions
 from artel.objectives.collate import NextTokenTexts
+from artel.objectives.decoding import Decoding, generation_usage, in_python
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
-from artel.objectives.types import Batch, GenerationPrompt
-from artel.objectives.usage import generation_usage, in_python
+from artel.objectives.types import Batch, GenerationPrompt, Presentation, Reply
 from artel.tokens import StoreSplit, TokenBlocks
 
 if TYPE_CHECKING:
@@ -22,21 +21,14 @@ if TYPE_CHECKING:
     from artel.models.generate import Sampling
 
 
-class Causal(NextTokenTexts):
+class Causal(NextTokenTexts, Decoding):
     auto_class = "AutoModelForCausalLM"
     learns_from: ClassVar[tuple[str, ...]] = ("text",)
-    verb = "write"
-    does = "continues a text, one token after another"
-    pipeline_tag = "text-generation"
+    presentation = Presentation("continues a text, one token after another", "write", "text-generation")
     generates = True
     causal = True
     sums: ClassVar[tuple[str, ...]] = BALANCED_SUMS
-    better: ClassVar[dict[str, Better]] = {
-        "loss": "lower",
-        "perplexity": "lower",
-        "accuracy": "higher",
-        "bits_per_byte": "lower",
-    }
+    better = directions(lower=["loss", "perplexity", "bits_per_byte"], higher=["accuracy"])
 
     def usage(self) -> str:
         block, words = self.config.data.block, self.prompt(None).split(" ")
@@ -64,11 +56,11 @@ class Causal(NextTokenTexts):
         metrics = token_metrics(totals)
         return metrics | {"bits_per_byte": metrics["loss"] * split.tokens / split.bytes / math.log(2)}
 
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+    def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         from artel.models.generate import generate_text
         from artel.models.loading.structure import position_limit
 
-        return generate_text(model, self.tokenizer, prompt, sampling, position_limit(model))
+        return Reply(generate_text(model, self.tokenizer, prompt, sampling, position_limit(model)))
 
     def generation_prompt(self, model: PreTrainedModel, prompt: str) -> GenerationPrompt:
         from artel.models.generate import text_end

@@ -18,7 +18,7 @@ import xxhash
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED
-from artel.objectives.base import Better, Objective
+from artel.objectives.base import Objective, directions
 from artel.objectives.collate import (
     check_packed,
     next_token_view,
@@ -31,9 +31,18 @@ from artel.objectives.conversation.calls import call_metrics, call_turns, source
 from artel.objectives.conversation.frame import Difference, Unfit, WrittenOut
 from artel.objectives.conversation.template_check import call_notes, check_targets, difference_notes, end_notes
 from artel.objectives.conversation.writer import ConversationWriter
+from artel.objectives.decoding import Decoding, generation_usage, in_python
+from artel.objectives.length_groups import as_tensors
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
-from artel.objectives.types import Batch, DocumentSamples, GenerationEval, GenerationPrompt, TokenView
-from artel.objectives.usage import generation_usage, in_python
+from artel.objectives.types import (
+    Batch,
+    DocumentSamples,
+    GenerationEval,
+    GenerationPrompt,
+    Presentation,
+    Reply,
+    TokenView,
+)
 from artel.storage import user_path
 from artel.text import Conversation, Document, Dropped, Message, Rejected, Tools
 from artel.tokens import PackedSamples, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples
@@ -63,19 +72,17 @@ _IDS_VERSION = 2
 prompt that ends in one."""
 
 
-class Chat(Objective):
+class Chat(Objective, Decoding):
     auto_class = "AutoModelForCausalLM"
     learns_from = ("conversations",)
-    verb = "chat"
-    does = "answers as the assistant of conversations"
-    pipeline_tag = "text-generation"
+    presentation = Presentation("answers as the assistant of conversations", "chat", "text-generation")
     section = "chat"
     generates = True
     is_per_token = True
     packs_samples = True
     continues = False
     sums: ClassVar[tuple[str, ...]] = BALANCED_SUMS
-    better: ClassVar[dict[str, Better]] = {"loss": "lower", "perplexity": "lower", "accuracy": "higher"}
+    better = directions(lower=["loss", "perplexity"], higher=["accuracy"])
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -106,20 +113,18 @@ class Chat(Objective):
         prompt = next(filter(None, self.config.validate_.prompts), "Hello! Who are you?")
         prompt_tokens = prompt_ids(self.tokenizer, self.template, [{"role": "user", "content": prompt}])
         ends = turn_end(self.tokenizer, self.template).ids
-        return "\n".join(
-            [
-                f'messages = [{{"role": "user", "content": {in_python(prompt)}}}]',
-                "inputs = tokenizer.apply_chat_template(",
-                '    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"',
-                ")",
-                *generation_usage(self.config.data.block - len(prompt_tokens), ends),
-            ]
-        )
+        lines = [
+            f'messages = [{{"role": "user", "content": {in_python(prompt)}}}]',
+            "inputs = tokenizer.apply_chat_template(",
+            '    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"',
+            ")",
+        ]
+        return "\n".join([*lines, *generation_usage(self.config.data.block - len(prompt_tokens), ends)])
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
-        conversations = [document.record.fields for document in documents]
-        for document, fields in zip(documents, conversations, strict=True):
-            assert isinstance(fields, Conversation)
+        for document in documents:
+            assert isinstance(document.record.fields, Conversation)
+            fields = document.record.fields
             self._writer.check_tools(fields.messages, fields.tools, document.record.origin)
         for document in documents:
             record = document.record
@@ -139,7 +144,9 @@ class Chat(Objective):
         return turn_end(self.tokenizer, self.template)
 
     def check_store(self, store: TokenStore) -> None:
-        check_targets(store.train, self.turn_end(), self.tokenizer, self.template, self._template_name())
+        setting = self.config.chat.template
+        name = "the tokenizer's chat template" if setting == "auto" else setting
+        check_targets(store.train, self.turn_end(), self.tokenizer, self.template, name)
 
     def notes(self, documents: Iterable[Document]) -> list[str]:
         documents = list(documents)
@@ -156,10 +163,6 @@ class Chat(Objective):
             both = (written.difference, self._writer.token_difference(written))
             return [difference for difference in both if difference is not None]
         return []
-
-    def _template_name(self) -> str:
-        setting = self.config.chat.template
-        return "the tokenizer's chat template" if setting == "auto" else setting
 
     def _convert(self, conversation: Conversation) -> DocumentSamples | Dropped:
         messages, tools = conversation.messages, conversation.tools
@@ -228,11 +231,9 @@ class Chat(Objective):
         return None if sample.flags is None else sample.ids[sample.flags > 0]
 
     def dataset(self, split: StoreSplit) -> Samples:
-        return (
-            PackedSamples(split, self.config.data.block, lookahead=1)
-            if self.isolated_documents
-            else WholeSamples(split)
-        )
+        if self.isolated_documents:
+            return PackedSamples(split, self.config.data.block, lookahead=1)
+        return WholeSamples(split)
 
     def check(self, model: PreTrainedModel) -> None:
         if self.isolated_documents:
@@ -271,8 +272,11 @@ class Chat(Objective):
         what = f"calls in {first}{len(turns):,} turns with tools{without}"
         return GenerationEval(what, prompts, max(_MIN_NEW_TOKENS, 2 * longest), partial(call_metrics, turns))
 
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        """Yield the answer to a user's message."""
+    def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
+        """Return the answer to a user's message."""
+        return Reply(self._answer(model, prompt, sampling))
+
+    def _answer(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         from artel.models.generate import generate_from_ids
         from artel.models.loading.structure import position_limit
 
@@ -317,16 +321,11 @@ def template_version(config: RunConfig) -> list[Any]:
 
 def shifted(rows: Rows) -> Batch:
     """Return rows for a causal model: each flagged token is the target of the token before it."""
-    import torch
-
     assert rows.flags is not None
     targets = np.where(rows.flags[:, 1:] > 0, rows.ids[:, 1:], IGNORED)
     targets[~rows.valid] = IGNORED
-    tensors = {
-        "input_ids": torch.from_numpy(np.ascontiguousarray(rows.ids[:, :-1])),
-        "real": torch.from_numpy(np.arange(targets.shape[1]) < rows.lengths[:, None] - 1),
-        **target_tensors(targets),
-    }
+    real = np.arange(targets.shape[1]) < rows.lengths[:, None] - 1
+    tensors = as_tensors({"input_ids": rows.ids[:, :-1], "real": real}) | target_tensors(targets)
     return Batch(tensors, int((targets != IGNORED).sum()), int((rows.lengths - 1)[rows.valid].sum()))
 
 

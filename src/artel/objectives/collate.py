@@ -11,6 +11,7 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED
 from artel.objectives.base import Objective
+from artel.objectives.length_groups import as_tensors
 from artel.objectives.types import Batch, DocumentSamples, TokenView
 from artel.text import Document
 from artel.tokens import Rows, Sample, StoreSplit, TokenBlocks, Tokenizer
@@ -84,16 +85,14 @@ class NextTokenTexts(Texts):
     """
 
     def batch(self, rows: Rows) -> Batch:
-        import torch
-
         targets = _next_tokens(rows)
-        tensors = {"input_ids": torch.from_numpy(np.ascontiguousarray(rows.ids[:, :-1]))}
+        tensors = as_tensors({"input_ids": rows.ids[:, :-1]})
         tokens = int(rows.valid.sum()) * targets.shape[1]
         if rows.flags is not None:
             numbers = document_numbers(rows.flags[:, :-1])
             tokens = int(np.count_nonzero(numbers[rows.valid]))
             if not numbers.all():
-                tensors["real"] = torch.from_numpy(numbers > 0)
+                tensors |= as_tensors({"real": numbers > 0})
             if self.isolated_documents:
                 tensors |= document_tensors(numbers)
         tensors |= target_tensors(targets)
@@ -119,24 +118,18 @@ def target_tensors(targets: np.ndarray) -> dict[str, torch.Tensor]:
 
     Places are found on the host: on a GPU, finding them would make the host wait.
     """
-    import torch
-
     places = np.flatnonzero(targets != IGNORED)
-    tensors = {"targets": torch.from_numpy(targets)}
-    if len(places) < _SPARSE * targets.size:
-        tensors["places"] = torch.from_numpy(places)
-    return tensors
+    few = len(places) < _SPARSE * targets.size
+    return as_tensors({"targets": targets, "places": places} if few else {"targets": targets})
 
 
 def document_tensors(numbers: np.ndarray) -> dict[str, torch.Tensor]:
     """Return `documents`, int64 (rows, length), and `positions`: of each token in its document, from 0."""
-    import torch
-
     columns = np.arange(numbers.shape[1])
     begins = np.zeros_like(numbers)
     begins[:, 1:] = np.where(numbers[:, 1:] != numbers[:, :-1], columns[1:], 0)
     positions = columns - np.maximum.accumulate(begins, axis=1)
-    return {"documents": torch.from_numpy(numbers), "positions": torch.from_numpy(positions)}
+    return as_tensors({"documents": numbers, "positions": positions})
 
 
 def next_token_view(ids: np.ndarray, targets: np.ndarray, name: str = "") -> TokenView:
@@ -169,8 +162,6 @@ def packed_batch(rows: Rows, length: int) -> Batch:
 
     The last token of a sample is only a target, the first one never is: no token predicts another sample's.
     """
-    import torch
-
     assert rows.flags is not None
     stored = sample_numbers(rows.flags)
     is_followed = (stored[:, :-1] > 0) & (stored[:, :-1] == stored[:, 1:])
@@ -184,12 +175,8 @@ def packed_batch(rows: Rows, length: int) -> Batch:
         numbers[row, :count] = stored[row, places]
         targets[row, :count] = np.where(learned[row, places + 1], rows.ids[row, places + 1], IGNORED)
     targets[~rows.valid] = IGNORED
-    tensors = {
-        "input_ids": torch.from_numpy(ids),
-        "real": torch.from_numpy(numbers > 0),
-        **document_tensors(numbers),
-        **target_tensors(targets),
-    }
+    tensors = as_tensors({"input_ids": ids, "real": numbers > 0})
+    tensors |= document_tensors(numbers) | target_tensors(targets)
     return Batch(tensors, int((targets != IGNORED).sum()), int(np.count_nonzero(numbers[rows.valid])))
 
 

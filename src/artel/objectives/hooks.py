@@ -1,20 +1,168 @@
-"""Optional hooks of an objective: losses over the whole global batch, and teacher or reference models."""
+"""Optional hooks of an objective: few objectives override any of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
+
+from artel.config import RunConfig
+from artel.models.text_vectors import pools_texts
+from artel.objectives.length_groups import group_count
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
+    from artel.models.loading.heads import Head
     from artel.objectives.types import Batch
-    from artel.tokens import Tokenizer
+    from artel.text import Record
+    from artel.tokens import StoreSplit, Tokenizer
+
+
+class RecordHooks:
+    """Hooks for objectives whose labels come from the records."""
+
+    section: ClassVar[str]
+    decided_by_records: ClassVar[tuple[str, ...]] = ()
+    """Keys of its section whose `auto` is decided from the records before anything is tokenized: labels."""
+
+    @classmethod
+    def undecided(cls, config: RunConfig) -> list[str]:
+        """Return the keys of `decided_by_records` that the run leaves at auto."""
+        return [key for key in cls.decided_by_records if getattr(getattr(config, cls.section), key) == "auto"]
+
+    @classmethod
+    def decide(cls, config: RunConfig, records: Iterable[Record]) -> dict[str, Any]:
+        """Return values for the `undecided` keys. `records`: all kept records, except those of a validation file.
+
+        Raises InputError if they decide nothing.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def has_classes(cls, config: RunConfig) -> bool:
+        """True if its records have labels, so that validation holds out a fraction per label."""
+        return False
+
+    def review(self, observed: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
+        """Return sentences for the user about (origin, `DocumentSamples.observed`) of all kept documents.
+
+        Raises InputError if nothing right can be learned from them.
+        """
+        return []
+
+    def mismatch(self, records: Iterable[Record]) -> str:
+        """Return why a model cannot be evaluated on records (different labels), or an empty string."""
+        return ""
+
+
+class ModelHooks:
+    """Hooks for heads, files and settings of a model beside its weights, and for models from elsewhere."""
+
+    auto_class: ClassVar[str]
+    config: RunConfig
+
+    @classmethod
+    def claims(cls, architecture: str, folder: str) -> bool:
+        """True if this objective fits a model from elsewhere, judged by the class that saved it.
+
+        `folder` is a folder or a hub id. The first objective in the registry that claims a model gets it.
+        """
+        return architecture.endswith(cls.auto_class.removeprefix("AutoModel")) and not pools_texts(folder)
+
+    @classmethod
+    def run_values(cls, model_config: PreTrainedConfig, folder: str) -> dict[str, Any]:
+        """Return keys of the run file that fit a model from elsewhere: {"classification": {…}}."""
+        return {}
+
+    @classmethod
+    def default_tokenizer(cls, config: RunConfig) -> tuple[str, str] | None:
+        """Return (run-file key, folder or hub id) of the tokenizer if neither `tokenizer` nor `model` gives one.
+
+        None: a tokenizer is trained.
+        """
+        return None
+
+    @property
+    def heads(self) -> Mapping[str, Head]:
+        """Modules trained beside the model's own: name → outputs of a linear layer, or a function that builds it.
+
+        Each is an attribute of the model, and is sharded, saved and loaded with it. The function takes the transformers
+        configuration.
+        """
+        return {}
+
+    @property
+    def head_config(self) -> dict[str, Any]:
+        """Values of the transformers configuration that the head needs: {"num_labels": 3}."""
+        return {}
+
+    def model_files(self, model: PreTrainedModel) -> dict[str, bytes]:
+        """Return files for the model's folder that other libraries read, by their paths in it."""
+        return {}
+
+    def read_model_files(self, folder: Path) -> None:  # if there are such files
+        """Read what `model_files` wrote from the folder of an opened model. Raises InputError."""
+
+    def calibration(self) -> dict[str, Any]:
+        """Return what the latest `metrics` chose for using the model (thresholds), as plain values; empty for most.
+
+        Saved in checkpoints, so that a model keeps the values chosen for its own weights.
+        """
+        return {}
+
+    def calibrate(self, values: dict[str, Any]) -> str:
+        """Use the values chosen for this model from now on, and choose none again.
+
+        Return a sentence for people about values that are missing; empty for most.
+        """
+        return ""
+
+    _planned_device: str | None = None
+    """Type of the device a plan is made for; None outside of plans."""
+
+    def plan_for(self, build: Callable[[], PreTrainedModel], device: str) -> None:
+        """Lay out batches for a model on a device of this type. Plans call it in place of `check`.
+
+        `build` returns the model on the meta device, with its attention for training. Checks that need weights are
+        assumed to succeed.
+        """
+        self._planned_device = device
+
+    def group_count(self, rows: int) -> int:
+        """Return the number of groups of similar length for so many rows (`length_groups`)."""
+        return group_count(rows, self.config, self._planned_device)
+
+
+class EvaluationHooks:
+    """Hooks for metrics that need more than sums: numbers of every sample."""
+
+    document_number: ClassVar[int | None] = None
+    """The column of a sample's numbers for the number of its document in the split, filled in by the store."""
+    samples_with_outputs: int | None = None
+    """Number of samples that have outputs, from the first; None for all."""
+    has_many_outputs: ClassVar[bool] = False
+    """True if `metrics` gets the outputs in float32, because there are many; otherwise in float64."""
+
+    def min_evaluated(self, split: StoreSplit) -> int:
+        """Return the minimum number of samples of a validation; fewer have no metrics."""
+        return 1
+
+    def predictions_file(self, outputs: np.ndarray, split: StoreSplit) -> Any:
+        """Return the data set's official file of predictions as plain values; None if it has none."""
+        return None
+
+    def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
+        """Return tables and matrices for the report that metrics leave out; empty for most objectives.
+
+        `tables`: {title: [{column: text or number, …}, …]}; `matrices`: {title: {"labels": […], "counts": [[…], …]}},
+        true labels down, predicted ones across.
+        """
+        return {}
 
 
 class GlobalBatchHooks:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from inspect import cleandoc
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from artel.config import RunConfig
 from artel.models import IGNORED, evaluating
-from artel.objectives.base import Better, Objective
+from artel.objectives.base import Objective, directions
+from artel.objectives.decoding import Decoding, in_python
+from artel.objectives.length_groups import as_tensors
 from artel.objectives.per_token import SUMS, token_metrics
-from artel.objectives.types import Batch, DocumentSamples, TokenView
-from artel.objectives.usage import in_python
+from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.text import Document, Dropped, Pair, Rejected
 from artel.tokens import Encoded, Rows, Sample, Samples, StoreSplit, Tokenizer
 
@@ -32,25 +34,17 @@ _EXAMPLE = "He said that he would come but he did not"
 _TOKEN, _INSERTED, _RULE = 1, 2, 4  # flags: input token, inserted token, comma by rule after an input token
 
 
-class InsertionTagging(Objective):
+class InsertionTagging(Objective, Decoding):
     """Objective `masked` on pairs."""
 
     auto_class = "AutoModelForMaskedLM"
     learns_from = ("pairs",)
-    does = "puts in what a text lacks, as commas"
-    pipeline_tag = "token-classification"
+    presentation = Presentation("puts in what a text lacks, as commas", pipeline_tag="token-classification")
     is_per_token = True
     continues = False
     encoder = True
     sums = (*SUMS, "missing", "guessed", "found", "by_rule", "found_by_rule")
-    better: ClassVar[dict[str, Better]] = {
-        "loss": "lower",
-        "perplexity": "lower",
-        "accuracy": "higher",
-        "precision": "higher",
-        "recall": "higher",
-        "f1": "higher",
-    }
+    better = directions(lower=["loss", "perplexity"], higher=["accuracy", "precision", "recall", "f1"])
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -65,18 +59,16 @@ class InsertionTagging(Objective):
         return f'artel generate {folder} --prompt "{_EXAMPLE}"'
 
     def usage(self) -> str:
-        return "\n".join(
-            [
-                f'inputs = tokenizer({in_python(_EXAMPLE)}, return_tensors="pt")',
-                "with torch.no_grad():",
-                "    guesses = model(**inputs).logits[0].argmax(dim=-1)",
-                "restored = []",
-                'for token, guess in zip(inputs["input_ids"][0].tolist(), guesses.tolist()):',
-                "    # The label of a token is what follows it and is missing, or the token itself.",
-                "    restored += [token] if guess == token or token in tokenizer.all_special_ids else [token, guess]",
-                "print(tokenizer.decode(restored, skip_special_tokens=True))",
-            ]
-        )
+        return cleandoc(f"""
+            inputs = tokenizer({in_python(_EXAMPLE)}, return_tensors="pt")
+            with torch.no_grad():
+                guesses = model(**inputs).logits[0].argmax(dim=-1)
+            restored = []
+            for token, guess in zip(inputs["input_ids"][0].tolist(), guesses.tolist()):
+                # The label of a token is what follows it and is missing, or the token itself.
+                restored += [token] if guess == token or token in tokenizer.all_special_ids else [token, guess]
+            print(tokenizer.decode(restored, skip_special_tokens=True))
+        """)
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         pairs = [document.record.fields for document in documents]
@@ -131,8 +123,6 @@ class InsertionTagging(Objective):
         return Sample(np.array(ids, dtype=np.int64), np.array(flags, dtype=np.uint8))
 
     def batch(self, rows: Rows) -> Batch:
-        import torch
-
         assert rows.flags is not None
         ids = np.full_like(rows.ids, self.tokenizer.pad_id)
         targets = np.full_like(ids, IGNORED)
@@ -150,12 +140,8 @@ class InsertionTagging(Objective):
             labels = np.where(followed, np.append(tokens[1:], 0)[kept], tokens[kept])
             targets[row, :count] = np.where(flags[kept] & _TOKEN, labels, IGNORED)
             by_rule[row, :count] = (flags[kept] & _RULE) > 0
-        tensors = {"input_ids": ids, "attention_mask": attended, "targets": targets, "by_rule": by_rule}
-        return Batch(
-            {name: torch.from_numpy(array) for name, array in tensors.items()},
-            targets=int((targets != IGNORED).sum()),
-            tokens=int(attended[rows.valid].sum()),
-        )
+        arrays = {"input_ids": ids, "attention_mask": attended, "targets": targets, "by_rule": by_rule}
+        return Batch(as_tensors(arrays), int((targets != IGNORED).sum()), int(attended[rows.valid].sum()))
 
     def token_views(self, rows: Rows) -> list[TokenView]:
         tensors = self.batch(rows).tensors
@@ -185,8 +171,8 @@ class InsertionTagging(Objective):
             metrics |= _scores("rule_", totals["found_by_rule"], totals["by_rule"], totals["missing"])
         return metrics
 
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        yield self.restore(model, prompt)
+    def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
+        return Reply([self.restore(model, prompt)])
 
     def restore(self, model: PreTrainedModel, text: str) -> str:
         """Return the text with the insertions that the model predicts."""

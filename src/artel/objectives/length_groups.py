@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 # Tokens in a group of the longest rows: enough to keep the device busy.
 _GROUP_TOKENS = {"cpu": 1024, "cuda": 16384}
 _FEWEST_ROWS = 4
-_MULTIPLE = 16  # few different shapes, and kernels prefer multiples of 8
 _PASS_TOKENS = 8192
 """Tokens of a forward pass in inference, padding included."""
 
@@ -84,8 +83,6 @@ def group_rows(
 
     If there are fewer rows than groups, unused rows of one token are added.
     """
-    import torch
-
     missing = max(0, count - len(rows))
     rows = [*rows, *[rows[0][:1]] * missing]
     lengths = np.array([len(row) for row in rows])
@@ -104,15 +101,35 @@ def group_rows(
     starts[order] = np.cumsum(row_lengths) - row_lengths
     kept = len(rows) - missing
     arrays["places"] = places[:kept]
-    return GroupedRows({name: torch.from_numpy(array) for name, array in arrays.items()}, groups, starts[:kept])
+    return GroupedRows(as_tensors(arrays), groups, starts[:kept])
 
 
 def _group(first: int, last: int, lengths: np.ndarray, longest: int) -> LengthGroup:
     """Return the group of rows with these ascending lengths. `longest`: length of the micro-batch's longest row."""
     length = int(lengths[-1])
     if lengths[0] < length:
-        length = min(-(-length // _MULTIPLE) * _MULTIPLE, longest)
+        length = min(rounded_up(length), longest)
     return LengthGroup(first, last, length, bool(lengths[0] < length))
+
+
+def as_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """Return tensors on the CPU, which share the arrays' memory if they are contiguous."""
+    import torch
+
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+
+
+def rounded_up(length: int) -> int:
+    """Return the next multiple of 16: few different shapes, and kernels prefer multiples of 8."""
+    return -(-length // 16) * 16
+
+
+def stacked(rows: Sequence[np.ndarray], length: int, padding: int) -> np.ndarray:
+    """Return rows of unequal length as int64 (rows, length), padded on the right."""
+    stacked = np.full((len(rows), length), padding, dtype=np.int64)
+    for row, ids in zip(stacked, rows, strict=True):
+        row[: len(ids)] = ids
+    return stacked
 
 
 def _padded(mask: np.ndarray, rows: Sequence[np.ndarray], padding: int) -> np.ndarray:

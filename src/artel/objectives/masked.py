@@ -7,8 +7,8 @@ in each epoch, the same after a restart.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -17,11 +17,12 @@ import xxhash
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED, evaluating
-from artel.objectives.base import Better, Objective
+from artel.objectives.base import Objective, directions
 from artel.objectives.collate import Texts, document_tensors, target_tensors
+from artel.objectives.decoding import Decoding, in_python
+from artel.objectives.length_groups import as_tensors
 from artel.objectives.per_token import SUMS, inputs_of, token_metrics, token_sums
-from artel.objectives.types import Batch, Reply, TokenView
-from artel.objectives.usage import in_python
+from artel.objectives.types import Batch, Presentation, Reply, TokenView
 from artel.tokens import Rows, Samples, StoreSplit, TokenBlocks, Tokenizer
 from artel.tokens.packing import document_numbers
 
@@ -32,18 +33,16 @@ if TYPE_CHECKING:
     from artel.models.generate import Sampling
 
 
-class Masked(Texts):
+class Masked(Texts, Decoding):
     auto_class = "AutoModelForMaskedLM"
     learns_from = ("text", "pairs")
-    verb = "fill-in"
-    does = "guesses hidden words, or fills in what is missing"
-    pipeline_tag = "fill-mask"
+    presentation = Presentation("guesses hidden words, or fills in what is missing", "fill-in", "fill-mask")
     section = "masked"
     causal = False
     continues = False
     encoder = True
     sums: ClassVar[tuple[str, ...]] = SUMS
-    better: ClassVar[dict[str, Better]] = {"loss": "lower", "perplexity": "lower", "accuracy": "higher"}
+    better = directions(lower=["loss", "perplexity"], higher=["accuracy"])
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -79,24 +78,20 @@ class Masked(Texts):
         return prompt if mask in prompt else f"{prompt} {mask}"
 
     def usage(self) -> str:
-        return "\n".join(
-            [
-                f'inputs = tokenizer({in_python(self.prompt(None))}, return_tensors="pt")',
-                "with torch.no_grad():",
-                "    logits = model(**inputs).logits[0]",
-                'for position in (inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero()[:, 0]:',
-                "    likeliest = logits[position].softmax(dim=-1).topk(5)",
-                "    for token, probability in zip(likeliest.indices, likeliest.values):",
-                '        print(f"{tokenizer.decode([token])!r} {probability:.3f}")',
-            ]
-        )
+        return cleandoc(f"""
+            inputs = tokenizer({in_python(self.prompt(None))}, return_tensors="pt")
+            with torch.no_grad():
+                logits = model(**inputs).logits[0]
+            for position in (inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero()[:, 0]:
+                likeliest = logits[position].softmax(dim=-1).topk(5)
+                for token, probability in zip(likeliest.indices, likeliest.values):
+                    print(f"{{tokenizer.decode([token])!r}} {{probability:.3f}}")
+        """)
 
     def dataset(self, split: StoreSplit) -> TokenBlocks:
         return self.blocks(split, self.config.data.block - self._frame.size, lookahead=0)
 
     def batch(self, rows: Rows) -> Batch:
-        import torch
-
         before, after = self._frame.before, self._frame.after
         count, length = rows.ids.shape
         ids = np.full((count, length + self._frame.size), self.tokenizer.pad_id, dtype=np.int64)
@@ -111,7 +106,7 @@ class Masked(Texts):
             numbers[row, :end] = np.pad(documents, (len(before), len(after)), mode="edge")
             if rows.valid[row]:
                 targets[row, inside] = labels
-        tensors = {"input_ids": torch.from_numpy(ids), **target_tensors(targets)}
+        tensors = as_tensors({"input_ids": ids}) | target_tensors(targets)
         if rows.flags is not None:
             tensors |= document_tensors(numbers if self.isolated_documents else np.minimum(numbers, 1))
         return Batch(tensors, int((targets != IGNORED).sum()), int(np.count_nonzero(numbers[rows.valid])))
@@ -158,17 +153,11 @@ class Masked(Texts):
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         """Return `token_metrics` of the hidden tokens, and the accuracy of always guessing the commonest token."""
-        return token_metrics(totals) | {"commonest_token": self._commonest_share(split)}
-
-    def _commonest_share(self, split: StoreSplit) -> float:
         if split not in self._commonest:
             ids = split.read(0, min(split.tokens, 10_000_000))
             counts = np.bincount(ids[~self._special[ids]])
             self._commonest[split] = float(counts.max() / counts.sum()) if len(counts) else 0.0
-        return self._commonest[split]
-
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        yield fill_masks(model, self.tokenizer, prompt).text
+        return token_metrics(totals) | {"commonest_token": self._commonest[split]}
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         filled = fill_masks(model, self.tokenizer, prompt)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,21 +20,18 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED
 from artel.objectives.answer_rows import Answer, AnswerSums, answer_tensors
-from artel.objectives.base import Better, Objective
+from artel.objectives.base import Objective, directions
 from artel.objectives.chat import Chat, template_problems, template_version
 from artel.objectives.collate import next_token_view
 from artel.objectives.conversation.frame import Unfit
 from artel.objectives.conversation.writer import ConversationWriter
-from artel.objectives.types import Batch, DocumentSamples, GenerationPrompt, TokenView
+from artel.objectives.types import Batch, DocumentSamples, Presentation, TokenView
 from artel.text import Conversation, Document, Dropped, Message, Preference, Rejected
-from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples
+from artel.tokens import Rows, Sample, StoreSplit, Tokenizer, TokenStore, WholeSamples
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
-
-    from artel.models.generate import Sampling
-    from artel.tokens.tokenizer.chat_template import TurnEnd
 
 _BETA = {"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "orpo": 0.1, "simpo": 2.0}
 _CHOSEN, _REJECTED, _OTHER = 0, 1, 2
@@ -44,27 +41,19 @@ _OTHER_ROWS = "other_"
 class PreferenceOptimization(Objective):
     auto_class = "AutoModelForCausalLM"
     learns_from = ("preferences",)
-    verb = "prefer"
-    does = "of two answers gives the better one"
-    pipeline_tag = "text-generation"
-    finetuning_rate = 5e-6
+    presentation = Presentation(
+        "of two answers gives the better one", "prefer", "text-generation", finetuning_rate=5e-6
+    )
     section = "preference"
     generates = True
-    continues = False
     sums = ("loss", "targets", "pairs", "right", "chosen", "chosen_reward", "rejected", "rejected_reward",
             "tokens", "entropy")  # fmt: skip
     outputs = ("chosen_logp", "rejected_logp", "other_logp")
-    better: ClassVar[dict[str, Better]] = {
-        "loss": "lower",
-        "accuracy": "higher",
-        "margin": "higher",
-        "chosen_reward": "higher",
-        "rejected_reward": "lower",
-    }
+    better = directions(lower=["loss", "rejected_reward"], higher=["accuracy", "margin", "chosen_reward"])
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
-        self._chat = Chat(config, tokenizer)  # it generates as chat does
+        self._chat = Chat(config, tokenizer)
         self.writes_day = self._chat.writes_day
         self._writer = ConversationWriter(tokenizer, self._chat.template, config.chat.learn_empty_thoughts)
         self._preference = config.preference
@@ -107,14 +96,10 @@ class PreferenceOptimization(Objective):
         super().plan_for(build, device)
         self._shares_prompts = can_share_prefixes(build(), device)
 
-    def command(self, folder: str, samples: Samples | None) -> str:
-        return self._chat.command(folder, samples)
-
-    def usage(self) -> str:
-        return self._chat.usage()
-
-    def turn_end(self) -> TurnEnd:
-        return self._chat.turn_end()
+    @property
+    def decoding(self) -> Chat:
+        """Its models answer as those of `chat` do."""
+        return self._chat
 
     def outputs_of(self, sample: Sample) -> np.ndarray | None:
         return None if sample.flags is None else sample.ids[sample.flags > 0]
@@ -158,21 +143,20 @@ class PreferenceOptimization(Objective):
             )
         if self._writer.has_control_token(_messages(pair), pair.tools):
             return Dropped("control_token")
-        sides = [self._side(pair, answer) for answer in (pair.chosen, pair.rejected)]
+        nothing = Sample(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8))
+        sides = [
+            self._writer.sample([*pair.prompt, answer], {len(pair.prompt)}, pair.tools) if answer else nothing
+            for answer in (pair.chosen, pair.rejected)
+        ]
         if max(len(side.ids) for side in sides) > self.config.data.block:
             return Dropped("longer_than_block")
         ids, flags = (np.concatenate(arrays) for arrays in zip(*((s.ids, s.flags) for s in sides), strict=True))
         return DocumentSamples([Sample(ids, flags, tuple(len(side.ids) for side in sides))])
 
-    def _side(self, pair: Preference, answer: Message | None) -> Sample:
-        if answer is None:
-            return Sample(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8))
-        return self._writer.sample([*pair.prompt, answer], {len(pair.prompt)}, pair.tools)
-
     def dataset(self, split: StoreSplit) -> WholeSamples:
-        return (
-            _WithOtherAnswers(split, self.config.data.block) if self._preference.loss == "kto" else WholeSamples(split)
-        )
+        if self._preference.loss == "kto":
+            return _WithOtherAnswers(split, self.config.data.block)
+        return WholeSamples(split)
 
     def batch(self, rows: Rows) -> Batch:
         """Return `answer_tensors` of the chosen and rejected answers, and `present` bool (rows, answers).
@@ -264,7 +248,9 @@ class PreferenceOptimization(Objective):
         present = batch.tensors["present"][:, :_OTHER]
         reference = batch.tensors.get("reference")
         compared = logps if reference is None or not self.needs_reference else logps - reference[:, :_OTHER]
-        rewards = self._rewards(compared, logps, counts)
+        rewards = self._beta * (logps if self._preference.loss in ("orpo", "simpo") else compared)
+        if self._preference.loss in ("ipo", "orpo", "simpo"):
+            rewards = rewards / counts.clamp(min=1)
         losses = self._losses(compared, logps, counts, self._kl)
         both = present.all(dim=1)
         used = present if losses.ndim == 2 else both
@@ -283,14 +269,6 @@ class PreferenceOptimization(Objective):
             entropies[present].sum(),
         ]
         return torch.stack([number.float() for number in sums])
-
-    def _rewards(self, compared: torch.Tensor, logps: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Return the implicit reward of each answer, (rows, 2)."""
-        if self._preference.loss in ("orpo", "simpo"):
-            return self._beta * logps / counts.clamp(min=1)
-        if self._preference.loss == "ipo":
-            return self._beta * compared / counts.clamp(min=1)
-        return self._beta * compared
 
     def _losses(self, compared: torch.Tensor, logps: torch.Tensor, counts: torch.Tensor, kl: float) -> torch.Tensor:
         """Return the loss of each pair, (rows,), or with KTO of each answer, (rows, 2). `kl`: its reference point."""
@@ -354,12 +332,6 @@ class PreferenceOptimization(Objective):
         kl = max(0.0, float(compared[:, _OTHER].mean()))
         answers = compared[:, :_OTHER]
         return float(self._losses(answers, answers, torch.ones_like(answers), kl)[present].mean())
-
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        return self._chat.show(model, prompt, sampling)
-
-    def generation_prompt(self, model: PreTrainedModel, prompt: str) -> GenerationPrompt:
-        return self._chat.generation_prompt(model, prompt)
 
 
 def _messages(pair: Preference) -> list[Message]:

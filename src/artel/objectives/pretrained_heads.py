@@ -6,11 +6,13 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
 from artel.config import RunConfig
+from artel.tokens import Tokenizer
 
 
 def base_labels(config: RunConfig, auto_class: str) -> list[str]:
@@ -64,6 +66,17 @@ def reads_conversations(folder: str) -> bool:
     from artel.tokens import load_tokenizer
 
     return bool(load_tokenizer(folder).hf.chat_template)
+
+
+def score_config(name: str, problem_type: str | None, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the values of the transformers configuration for a head with one output."""
+    return {
+        "num_labels": 1,
+        "id2label": {0: name},
+        "label2id": {name: 0},
+        "problem_type": problem_type,
+        "pad_token_id": tokenizer.pad_id,  # a decoder's score is taken at the last token that is not padding
+    }
 
 
 def names_its_problem(folder: str) -> bool:

@@ -7,22 +7,23 @@ al. 2021, "Rethink Training of BERT Rerankers in Multi-Stage Retrieval Pipeline"
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from inspect import cleandoc
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from artel.config import RunConfig
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.models import IGNORED
-from artel.objectives.base import Better, Objective
-from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
-from artel.objectives.pretrained_heads import gives_a_score, names_its_problem, reads_conversations
+from artel.objectives.base import Objective, directions
+from artel.objectives.decoding import Decoding, in_python
+from artel.objectives.length_groups import as_tensors, group_rows, logits_of_rows, row_logits
+from artel.objectives.pretrained_heads import gives_a_score, names_its_problem, reads_conversations, score_config
 from artel.objectives.rerank_samples import COLUMNS, HAS_SCORE, QUERY, DrawnNegatives, PairWriter, parts_of, scores_in
 from artel.objectives.statistics import sigmoid, spearman
-from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
-from artel.objectives.usage import in_python
+from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.text import Document, Dropped, Match, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples
 
@@ -36,26 +37,21 @@ _QUERY, _DOCUMENT = "Where is Anna?", "Anna is in the forest."  # an example
 _LISTED = 5
 
 
-class Rerank(Objective):
+class Rerank(Objective, Decoding):
     auto_class = "AutoModelForSequenceClassification"
     learns_from = ("matches",)
-    verb = "rank"
-    does = "orders documents by how well they answer a query"
-    pipeline_tag = "text-ranking"
-    finetuning_rate = 2e-5
+    presentation = Presentation("orders documents by how well they answer a query", "rank", "text-ranking", 2e-5)
     section = "rerank"
     needs_context = True
     continues = False
     encoder = True
     sums = ("loss", "targets")
     tasks = ("rerank", "score")
-    better: ClassVar[dict[str, Better]] = {
-        "loss": "lower",
-        "mrr": "higher",
-        "ndcg": "higher",
-        "accuracy": "higher",
-        "correlation": "higher",
-    }
+    why_no_prompts = (
+        "a query needs its document; prompts show nothing here",
+        "leave them out, and ask the model afterwards: artel generate --prompt QUERY --context DOCUMENT",
+    )
+    better = directions(lower=["loss"], higher=["mrr", "ndcg", "accuracy", "correlation"])
 
     @classmethod
     def claims(cls, architecture: str, folder: str) -> bool:
@@ -67,15 +63,6 @@ class Rerank(Objective):
         self._writer = PairWriter(tokenizer, config.data.block)
         self._splits: list[DrawnNegatives] = []
         self.outputs = tuple(f"score_{number}" for number in range(config.rerank.candidates))
-
-    @classmethod
-    def problems(cls, config: RunConfig) -> list[Problem]:
-        problems = super().problems(config)
-        if config.validate_.prompts:
-            what = "a query needs its document; prompts show nothing here"
-            fix = "leave them out, and ask the model afterwards: artel generate --prompt QUERY --context DOCUMENT"
-            problems.append(Problem("validate.prompts", what, fix))
-        return problems
 
     @classmethod
     def store_settings(cls, config: RunConfig) -> Any:
@@ -90,26 +77,17 @@ class Rerank(Objective):
     @property
     def head_config(self) -> dict[str, Any]:
         """One output, of which other libraries take the sigmoid, too."""
-        name = "relevance"
-        return {
-            "num_labels": 1,
-            "id2label": {0: name},
-            "label2id": {name: 0},
-            "problem_type": None,
-            "pad_token_id": self.tokenizer.pad_id,
-        }
+        return score_config("relevance", None, self.tokenizer)
 
     def command(self, folder: str, samples: Samples | None) -> str:
         return f'artel generate {folder} --prompt "{_QUERY}" --context "{_DOCUMENT}"'
 
     def usage(self) -> str:
-        return "\n".join(
-            [
-                f'inputs = tokenizer({in_python(_QUERY)}, {in_python(_DOCUMENT)}, return_tensors="pt")',
-                "with torch.no_grad():",
-                "    print(model(**inputs).logits[0, 0].sigmoid().item())",
-            ]
-        )
+        return cleandoc(f"""
+            inputs = tokenizer({in_python(_QUERY)}, {in_python(_DOCUMENT)}, return_tensors="pt")
+            with torch.no_grad():
+                print(model(**inputs).logits[0, 0].sigmoid().item())
+        """)
 
     # record -> samples
 
@@ -130,14 +108,9 @@ class Rerank(Objective):
             return
         drawn = DrawnNegatives(store.train, self.config.seed)
         samples = range(min(store.train.samples, _LISTED))
-        if not any(len(self._own(store.train, sample)) or drawn.draw(sample, 0, 1) for sample in samples):
+        if not any(drawn.own_negatives(sample) or drawn.draw(sample, 0, 1) for sample in samples):
             what = "no record has negatives, and there is no other document that could be one"
             raise InputError.at("data.sources", what, "give records with other documents, or with negatives")
-
-    def _own(self, split: StoreSplit, index: int) -> list[np.ndarray]:
-        sample = split.sample(index)
-        assert sample.flags is not None
-        return parts_of(sample.ids, sample.flags)[2:]
 
     # samples -> batch -> loss
 
@@ -151,8 +124,6 @@ class Rerank(Objective):
 
         Missing documents, and those of rows that fill the batch, have one token.
         """
-        import torch
-
         columns = self._columns(rows)
         present, labels = np.zeros((len(rows.ids), columns), dtype=bool), np.zeros((len(rows.ids), columns))
         labels[:, 0] = np.nan_to_num(scores_in(rows.numbers), nan=1.0)
@@ -165,7 +136,7 @@ class Rerank(Objective):
         ids, types = zip(*pairs, strict=True)
         count = self.group_count(len(ids))
         grouped = group_rows(ids, count, self.tokenizer.pad_id, types if self._writer.has_types else None)
-        tensors = {"present": torch.from_numpy(present), "labels": torch.from_numpy(labels.astype(np.float32))}
+        tensors = as_tensors({"present": present, "labels": labels.astype(np.float32)})
         learned = present[:, : self._learned]
         targets = learned.any(axis=1).sum() if self._rerank.loss == "listwise" else learned.sum()
         lengths = np.array(list(map(len, ids))).reshape(present.shape)
@@ -217,37 +188,27 @@ class Rerank(Objective):
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """Return the sums; a target is a query with a document, or with listwise a query with its documents."""
-        return self._sums(self._scores(model, batch), batch)
-
-    def _scores(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """Return the scores, float32 (samples, documents)."""
-        return row_logits(model, batch.tensors, batch.groups)[:, 0].view(batch.tensors["present"].shape)
-
-    def _sums(self, scores: torch.Tensor, batch: Batch) -> torch.Tensor:
-        import torch
-        import torch.nn.functional as F
-
-        scores, present, labels = (
-            tensor[:, : self._learned] for tensor in (scores, batch.tensors["present"], batch.tensors["labels"])
-        )
-        if self._rerank.loss == "listwise":
-            used = present.any(dim=1)
-            masked = scores.masked_fill(
-                ~present & used[:, None], -torch.inf
-            )  # rows that fill the batch need finite numbers, too
-            losses = -masked.log_softmax(dim=1)[:, 0]
-        else:
-            losses, used = F.binary_cross_entropy_with_logits(scores, labels, reduction="none"), present
-        return torch.stack([torch.where(used, losses, 0.0).sum(), used.sum().float()])
+        return self.evaluate_batch(model, batch)[0]
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the sums, and the scores, NaN for a missing document."""
         import torch
         import torch.nn.functional as F
 
-        scores = self._scores(model, batch)
-        outputs = scores.masked_fill(~batch.tensors["present"], torch.nan)
-        return self._sums(scores, batch), F.pad(outputs, (0, len(self.outputs) - outputs.shape[1]), value=torch.nan)
+        all_scores = row_logits(model, batch.tensors, batch.groups)[:, 0].view(batch.tensors["present"].shape)
+        outputs = all_scores.masked_fill(~batch.tensors["present"], torch.nan)
+        scores, present, labels = (
+            tensor[:, : self._learned] for tensor in (all_scores, batch.tensors["present"], batch.tensors["labels"])
+        )
+        if self._rerank.loss == "listwise":
+            used = present.any(dim=1)
+            # Rows that fill the batch need finite numbers, too.
+            masked = scores.masked_fill(~present & used[:, None], -torch.inf)
+            losses = -masked.log_softmax(dim=1)[:, 0]
+        else:
+            losses, used = F.binary_cross_entropy_with_logits(scores, labels, reduction="none"), present
+        sums = torch.stack([torch.where(used, losses, 0.0).sum(), used.sum().float()])
+        return sums, F.pad(outputs, (0, len(self.outputs) - outputs.shape[1]), value=torch.nan)
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         """Return `mrr`, `ndcg` (at 10) and `accuracy` of the ranking of each query's documents, and Spearman's
@@ -272,11 +233,7 @@ class Rerank(Objective):
         return {"tables": {"Rank of the first document that matches": table}}
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
-        """Return {"score": probability of a match} for each (query, document)."""
-        return [{"score": score} for score in self.scores(model, inputs)]
-
-    def scores(self, model: PreTrainedModel, inputs: Sequence[tuple[str, str]]) -> list[float]:
-        """Return the probability that each query and document match.
+        """Return {"score": probability of a match} for each (query, document).
 
         Long documents are cut, as in training. Raises InputError for a query that is too long.
         """
@@ -293,15 +250,12 @@ class Rerank(Objective):
         rows = [self._writer.row(query, document) for query, document in zip(queries, documents, strict=True)]
         ids, types = [ids for ids, _ in rows], [types for _, types in rows]
         logits = logits_of_rows(model, ids, self.tokenizer.pad_id, types if self._writer.has_types else None)
-        return [float(score) for score in sigmoid(logits[:, 0])]
+        return [{"score": float(score)} for score in sigmoid(logits[:, 0])]
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         """Return how well the document `context` answers the query."""
-        (score,) = self.scores(model, [(prompt, context)])
-        return Reply([f"{score:.4f}"], to_json={"query": prompt, "document": context, "score": score})
-
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        raise InputError.at("--prompt", "a query needs a document", "give --context DOCUMENT")
+        (answer,) = self.answers(model, "score", [(prompt, context)])
+        return Reply([f"{answer['score']:.4f}"], to_json={"query": prompt, "document": context, **answer})
 
 
 class _OfSplit(WholeSamples):

@@ -117,14 +117,16 @@ class DrawnNegatives:
         numbers = split.numbers().reshape(-1, COLUMNS)  # an empty split has no columns
         self._split, self._seed = split, seed
         self._queries, self._documents = np.asarray(numbers[:, QUERY]), np.asarray(numbers[:, DOCUMENT])
-        self._scored = np.asarray(numbers[:, HAS_SCORE])
+        self.has_matches = bool((numbers[:, HAS_SCORE] == 0).any())
+        """True if any record names a match without a score."""
         self._by_query = np.argsort(self._queries, kind="stable")
         self._sorted = self._queries[self._by_query]
 
-    @property
-    def has_matches(self) -> bool:
-        """True if any record names a match without a score."""
-        return bool((self._scored == 0).any())
+    def own_negatives(self, index: int) -> list[np.ndarray]:
+        """Return the negatives in a sample's record."""
+        sample = self._split.sample(index)
+        assert sample.flags is not None
+        return parts_of(sample.ids, sample.flags)[2:]
 
     def choose(self, own: list[np.ndarray], sample: int, epoch: int, count: int) -> list[np.ndarray]:
         """Return up to `count` of a record's negatives; a different choice in each epoch if it has more."""
@@ -142,7 +144,8 @@ class DrawnNegatives:
         """
         named = {document.tobytes() for document in own}
         key = np.uint64(xxhash.xxh3_64_intdigest(f"{self._seed}:negatives:{epoch}:{sample}".encode()))
-        known = set(self._documents[self._same_query(sample)].tolist())
+        first, last = (np.searchsorted(self._sorted, self._queries[sample], side) for side in ("left", "right"))
+        known = set(self._documents[self._by_query[first:last]].tolist())
         chosen: list[int] = []
         size = 4 * count
         for turn in range(_TRIES if count else 0):
@@ -157,12 +160,6 @@ class DrawnNegatives:
                 if len(chosen) == count:
                     return [self._document(index) for index in chosen]
         return [self._document(index) for index in chosen]
-
-    def _same_query(self, sample: int) -> np.ndarray:
-        """Return the samples with the same query."""
-        query = self._queries[sample]
-        first, last = (np.searchsorted(self._sorted, query, side) for side in ("left", "right"))
-        return self._by_query[first:last]
 
     def _document(self, index: int) -> np.ndarray:
         sample = self._split.sample(index)

@@ -13,23 +13,23 @@ answer, and the bits of the margin.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED
-from artel.objectives.base import Better, Objective
+from artel.objectives.base import Objective, directions
 from artel.objectives.chat import Chat, template_problems, template_version
 from artel.objectives.conversation.frame import Unfit
 from artel.objectives.conversation.writer import ConversationWriter
-from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
-from artel.objectives.pretrained_heads import gives_a_score, reads_conversations
+from artel.objectives.decoding import Decoding, in_python
+from artel.objectives.length_groups import as_tensors, group_rows, logits_of_rows, row_logits
+from artel.objectives.pretrained_heads import gives_a_score, reads_conversations, score_config
 from artel.objectives.statistics import calibration_bins, calibration_error, float_bits, floats_of_bits
-from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
-from artel.objectives.usage import in_python
-from artel.text import Document, Dropped, Message, Preference, Rejected, Tools
+from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
+from artel.text import Document, Dropped, Message, Preference, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer
 from artel.tokens.tokenizer.chat_template import template_of, writes_day
 
@@ -43,13 +43,12 @@ _CHOSEN, _REJECTED, _MARGIN = range(3)
 _PROMPT, _ANSWER = "Where is Anna?", "She is in the forest."  # an example
 
 
-class Reward(Objective):
+class Reward(Objective, Decoding):
     auto_class = "AutoModelForSequenceClassification"
     learns_from = ("preferences",)
-    verb = "score"
-    does = "gives answers a score: the better one the higher"
-    pipeline_tag = "text-classification"
-    finetuning_rate = 1e-5
+    presentation = Presentation(
+        "gives answers a score: the better one the higher", "score", "text-classification", finetuning_rate=1e-5
+    )
     section = "reward"
     needs_context = True
     continues = False
@@ -57,13 +56,11 @@ class Reward(Objective):
     sums = ("loss", "targets")
     outputs = ("chosen_score", "rejected_score")
     tasks = ("score",)
-    better: ClassVar[dict[str, Better]] = {
-        "loss": "lower",
-        "accuracy": "higher",
-        "margin": "higher",
-        "outcome_accuracy": "higher",
-        "calibration_error": "lower",
-    }
+    why_no_prompts = (
+        "a reward model judges answers and writes none; prompts show nothing here",
+        "leave them out, and ask the model afterwards: artel generate --prompt … --context ANSWER",
+    )
+    better = directions(lower=["loss", "calibration_error"], higher=["accuracy", "margin", "outcome_accuracy"])
 
     @classmethod
     def claims(cls, architecture: str, folder: str) -> bool:
@@ -76,12 +73,7 @@ class Reward(Objective):
 
     @classmethod
     def problems(cls, config: RunConfig) -> list[Problem]:
-        problems = [*super().problems(config), *template_problems(config)]
-        if config.validate_.prompts:
-            what = "a reward model judges answers and writes none; prompts show nothing here"
-            fix = "leave them out, and ask the model afterwards: artel generate --prompt … --context ANSWER"
-            problems.append(Problem("validate.prompts", what, fix))
-        return problems
+        return [*super().problems(config), *template_problems(config)]
 
     @classmethod
     def special_tokens(cls, config: RunConfig) -> list[str]:
@@ -98,14 +90,7 @@ class Reward(Objective):
     @property
     def head_config(self) -> dict[str, Any]:
         """One output. `regression` tells pipelines and servers that it is no probability."""
-        name = "reward"
-        return {
-            "num_labels": 1,
-            "id2label": {0: name},
-            "label2id": {name: 0},
-            "problem_type": "regression",
-            "pad_token_id": self.tokenizer.pad_id,  # a decoder's score is taken at the last token that is not padding
-        }
+        return score_config("reward", "regression", self.tokenizer)
 
     def command(self, folder: str, samples: Samples | None) -> str:
         return f'artel generate {folder} --prompt "{_PROMPT}" --context "{_ANSWER}"'
@@ -115,7 +100,7 @@ class Reward(Objective):
             f'messages = [{{"role": "user", "content": {in_python(_PROMPT)}}},',
             f'            {{"role": "assistant", "content": {in_python(_ANSWER)}}}]',
         ]
-        if self._reader.is_framed:
+        if self._reader.before:
             lines += [
                 "text = tokenizer.apply_chat_template(messages, tokenize=False)",
                 'inputs = tokenizer(text, return_tensors="pt")',
@@ -149,11 +134,12 @@ class Reward(Objective):
         assert isinstance(pair, Preference)
         sides = [[*pair.prompt, answer] if answer else [] for answer in (pair.chosen, pair.rejected)]
         messages: list[Message] = [message for side in sides for message in side]
-        self._reader.check_tools(messages, pair.tools, record.origin)
-        if self._reader.has_control_token(messages, pair.tools):
+        writer = self._reader.writer
+        writer.check_tools(messages, pair.tools, record.origin)
+        if writer.has_control_token(messages, pair.tools):
             return Dropped("control_token")
         try:
-            return [self._reader.text(side, pair.tools) if side else "" for side in sides]
+            return [writer.write(side, pair.tools).text if side else "" for side in sides]
         except Unfit as unfit:
             return Rejected(record.origin, "template", f"{unfit}; fix it", record.set_name)
 
@@ -164,8 +150,6 @@ class Reward(Objective):
 
         `present` is True for answers that exist. Missing answers, and rows that fill the batch, have one token.
         """
-        import torch
-
         present = (rows.numbers[:, :_MARGIN] > 0) & rows.valid[:, None]
         sides = [side for row in range(len(rows.ids)) for side in _sides(rows, row)]
         sides = [
@@ -174,12 +158,9 @@ class Reward(Objective):
         ]
         grouped = group_rows(sides, self.group_count(len(sides)), self.tokenizer.pad_id)
         margins = floats_of_bits(rows.numbers[:, _MARGIN]).astype(np.float32)
-        return Batch(
-            grouped.tensors | {"present": torch.from_numpy(present), "margins": torch.from_numpy(margins)},
-            targets=int(present.any(axis=1).sum()),
-            tokens=int(rows.lengths[rows.valid].sum()),
-            groups=grouped.groups,
-        )
+        tensors = grouped.tensors | as_tensors({"present": present, "margins": margins})
+        targets, tokens = int(present.any(axis=1).sum()), int(rows.lengths[rows.valid].sum())
+        return Batch(tensors, targets, tokens, grouped.groups)
 
     def token_views(self, rows: Rows) -> list[TokenView]:
         """Return both answers; no token is predicted."""
@@ -194,17 +175,14 @@ class Reward(Objective):
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """Return the sums; a target is a pair of answers, or an answer with a label."""
-        return self._sums(self._scores(model, batch), batch)
+        return self.evaluate_batch(model, batch)[0]
 
-    def _scores(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """Return the scores, float32 (samples, 2)."""
-        return row_logits(model, batch.tensors, batch.groups)[:, 0].view(-1, 2)
-
-    def _sums(self, scores: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Return the sums from the scores (samples, 2)."""
+    def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the sums, and the scores (samples, 2)."""
         import torch
         import torch.nn.functional as F
 
+        scores = row_logits(model, batch.tensors, batch.groups)[:, 0].view(-1, 2)
         present, margins = batch.tensors["present"], batch.tensors["margins"]
         chosen, rejected = scores.unbind(dim=1)
         pair = -F.logsigmoid(chosen - rejected - margins)
@@ -214,11 +192,7 @@ class Reward(Objective):
         single = -torch.where(present[:, _CHOSEN], F.logsigmoid(chosen), F.logsigmoid(-rejected))
         losses = torch.where(present.all(dim=1), pair, single)
         used = present.any(dim=1)
-        return torch.stack([torch.where(used, losses, 0.0).sum(), used.sum().float()])
-
-    def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        scores = self._scores(model, batch)
-        return self._sums(scores, batch), scores
+        return torch.stack([torch.where(used, losses, 0.0).sum(), used.sum().float()]), scores
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         """Return loss, `accuracy` (pairs whose chosen answer has the higher score), `margin` (mean difference),
@@ -240,11 +214,10 @@ class Reward(Objective):
         return {"tables": {"Calibration": bins}} if bins else {}
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
-        """Return {"score": number} for each (prompt, answer). A prompt is a user message, or a list of messages."""
-        return [{"score": score} for score in self.scores(model, inputs)]
+        """Return {"score": number} for each (prompt, answer). A prompt is a user message, or a list of messages.
 
-    def scores(self, model: PreTrainedModel, inputs: Sequence[tuple[Prompt, str]]) -> list[float]:
-        """Return the score of each answer after its prompt. Raises InputError if one is too long for the model."""
+        Raises InputError if one is too long for the model.
+        """
         from artel.models.loading.structure import position_limit
 
         rows = [self._reader.ids(prompt, answer) for prompt, answer in inputs]
@@ -253,15 +226,12 @@ class Reward(Objective):
             if limit is not None and len(row) > limit:
                 what = f"answer {number} has {len(row):,} tokens with its prompt, and the model takes {limit:,}"
                 raise InputError.at("--context", what, "shorten it")
-        return [float(score) for score in logits_of_rows(model, rows, self.tokenizer.pad_id)[:, 0]]
+        return [{"score": float(score)} for score in logits_of_rows(model, rows, self.tokenizer.pad_id)[:, 0]]
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         """Return the score of the answer `context` to the prompt."""
-        (score,) = self.scores(model, [(prompt, context)])
-        return Reply([f"{score:.4f}"], to_json={"prompt": prompt, "answer": context, "score": score})
-
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        raise InputError.at("--prompt", "a reward model judges an answer", "give --context ANSWER")
+        (answer,) = self.answers(model, "score", [(prompt, context)])
+        return Reply([f"{answer['score']:.4f}"], to_json={"prompt": prompt, "answer": context, **answer})
 
 
 def _sides(rows: Rows, row: int) -> list[np.ndarray]:
@@ -300,25 +270,8 @@ class ConversationReader:
         self.template = template_of(tokenizer, config.chat.template)
         tokenizer.hf.chat_template = self.template  # saved with the model
         self._tokenizer = tokenizer
-        self._writer = ConversationWriter(tokenizer, self.template)
-        self._before, self._after = _frame(tokenizer)
-
-    @property
-    def is_framed(self) -> bool:
-        """True if the tokenizer adds special tokens around the text."""
-        return bool(self._before)
-
-    def check_tools(self, messages: Sequence[Message], tools: Tools, origin: str) -> None:
-        """Raise InputError if the template does not write a conversation's tools, calls or results."""
-        self._writer.check_tools(messages, tools, origin)
-
-    def has_control_token(self, messages: Sequence[Message], tools: Tools = ()) -> bool:
-        """True if a text contains a control token of the tokenizer."""
-        return self._writer.has_control_token(messages, tools)
-
-    def text(self, messages: Sequence[Message], tools: Tools = ()) -> str:
-        """Return the conversation as the template writes it. Raises Unfit."""
-        return self._writer.write(messages, tools).text
+        self.writer = ConversationWriter(tokenizer, self.template)
+        self.before, self._after = _frame(tokenizer)
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Return the ids of written conversations, int64 (tokens,) each."""
@@ -327,16 +280,16 @@ class ConversationReader:
     def ids(self, prompt: Prompt, answer: str) -> np.ndarray:
         """Return the ids of a prompt and its answer. Raises InputError."""
         messages = [*_messages(prompt), Message("assistant", answer)]
-        if self.has_control_token(messages):
+        if self.writer.has_control_token(messages):
             what = "a text has a special token of the tokenizer, which would be read as the chat template's own"
             raise InputError.at("--prompt", what, "leave it out")
         try:
-            return self.encode([self.text(messages)])[0]
+            return self.encode([self.writer.write(messages).text])[0]
         except Unfit as unfit:
             raise InputError.at("--prompt", str(unfit), "fix it") from None
 
     def _framed(self, ids: np.ndarray) -> np.ndarray:
-        before, after = self._before, self._after
+        before, after = self.before, self._after
         if ids[: len(before)].tolist() == before:
             before = []
         if ids[len(ids) - len(after) :].tolist() == after:

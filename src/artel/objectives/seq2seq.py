@@ -11,19 +11,20 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from inspect import cleandoc
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from artel.config import ModelConfig, RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED
-from artel.objectives.base import Better, Objective
-from artel.objectives.length_groups import group_inputs, group_rows
+from artel.objectives.base import Objective, directions
+from artel.objectives.decoding import Decoding, in_python
+from artel.objectives.length_groups import as_tensors, group_inputs, group_rows, rounded_up, stacked
 from artel.objectives.per_token import SUMS, token_metrics
-from artel.objectives.seq2seq_text import MULTIPLE, GenerationInput, PairFraming, TextGenerator, stacked
-from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
-from artel.objectives.usage import in_python
+from artel.objectives.seq2seq_text import GenerationInput, PairFraming, TextGenerator, padded_length
+from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.printable import shortened
 from artel.text import Document, Dropped, Pair, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer
@@ -42,24 +43,19 @@ _LISTED, _LISTED_CHARACTERS = 10, 60  # pairs in a report, and characters of eac
 _EXAMPLE = "He come home yesterday."
 
 
-class SequenceToSequence(Objective):
+class SequenceToSequence(Objective, Decoding):
     auto_class = "AutoModelForSeq2SeqLM"
     learns_from = ("pairs",)
-    verb = "rewrite"
-    does = "writes a text for a text: corrected, shorter, in other words, in another language"
+    presentation = Presentation(
+        "writes a text for a text: corrected, shorter, in other words, in another language", "rewrite"
+    )
     section = "seq2seq"
     continues = False
     encoder = True
     sums = SUMS
     has_many_outputs = True
     tasks = ("generate",)
-    better: ClassVar[dict[str, Better]] = {
-        "loss": "lower",
-        "perplexity": "lower",
-        "accuracy": "higher",
-        "exact_match": "higher",
-        "chrf": "higher",
-    }
+    better = directions(lower=["loss", "perplexity"], higher=["accuracy", "exact_match", "chrf"])
 
     @classmethod
     def claims(cls, architecture: str, folder: str) -> bool:
@@ -145,13 +141,11 @@ class SequenceToSequence(Objective):
         return {"generation_config.json": settings.to_json_string().encode()}
 
     def usage(self) -> str:
-        return "\n".join(
-            [
-                f'inputs = tokenizer({in_python(self._seq2seq.prefix + self.prompt(None))}, return_tensors="pt")',
-                "outputs = model.generate(**inputs)",
-                "print(tokenizer.decode(outputs[0], skip_special_tokens=True))",
-            ]
-        )
+        return cleandoc(f"""
+            inputs = tokenizer({in_python(self._seq2seq.prefix + self.prompt(None))}, return_tensors="pt")
+            outputs = model.generate(**inputs)
+            print(tokenizer.decode(outputs[0], skip_special_tokens=True))
+        """)
 
     def outputs_of(self, sample: Sample) -> np.ndarray | None:
         return sample.ids[sample.numbers[_INPUT] :]
@@ -190,19 +184,17 @@ class SequenceToSequence(Objective):
         `predicted0`, `predicted1`, …: positions in the flattened targets of each group that have a target. `written`,
         bool (rows,): rows of validation for which the model also generates.
         """
-        import torch
-
         split = rows.numbers[:, _INPUT]
         count = len(rows.ids)
         inputs = [rows.ids[row, : split[row]] for row in range(count)]
         grouped = group_rows(inputs, self.group_count(count), self.tokenizer.pad_id)
         order = np.argsort(grouped.tensors["places"].numpy())
         outputs = [rows.ids[row, split[row] : rows.lengths[row]] for row in order]
-        targets = stacked(outputs, IGNORED)
+        targets = stacked(outputs, padded_length(outputs), IGNORED)
         targets[~rows.valid[order]] = IGNORED
         longest = np.array(list(map(len, outputs)))
         groups = tuple(
-            replace(group, target=_rounded(int(longest[group.first : group.last].max()), targets.shape[1]))
+            replace(group, target=min(rounded_up(int(longest[group.first : group.last].max())), targets.shape[1]))
             for group in grouped.groups
         )
         arrays: dict[str, np.ndarray] = {
@@ -212,12 +204,8 @@ class SequenceToSequence(Objective):
         for number, group in enumerate(groups):
             part = targets[group.first : group.last, : group.target]
             arrays[f"predicted{number}"] = np.flatnonzero(part != IGNORED)
-        return Batch(
-            grouped.tensors | {name: torch.from_numpy(array) for name, array in arrays.items()},
-            targets=int((targets != IGNORED).sum()),
-            tokens=int(rows.lengths[rows.valid].sum()),
-            groups=groups,
-        )
+        count, tokens = int((targets != IGNORED).sum()), int(rows.lengths[rows.valid].sum())
+        return Batch(grouped.tensors | as_tensors(arrays), count, tokens, groups)
 
     def token_views(self, rows: Rows) -> list[TokenView]:
         """Return what the encoder reads, and what the decoder writes."""
@@ -318,9 +306,6 @@ class SequenceToSequence(Objective):
             for each in self._generator.generate(model, requests)
         ]
 
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        yield self._generator.generate(model, [GenerationInput(prompt, sampling)])[0].text
-
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         (written,) = self._generator.generate(model, [GenerationInput(prompt, sampling)])
         notes = []
@@ -363,10 +348,6 @@ def _check_start(model: PreTrainedModel) -> None:
 
 def _line(text: str) -> str:
     return shortened(" ".join(text.split()), _LISTED_CHARACTERS)
-
-
-def _rounded(length: int, longest: int) -> int:
-    return min(-(-length // MULTIPLE) * MULTIPLE, longest)
 
 
 _ORDER = 6

@@ -10,6 +10,7 @@ import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
+from artel.objectives.length_groups import rounded_up, stacked
 from artel.tokens import Frame, Tokenizer
 
 if TYPE_CHECKING:
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from artel.models.generate import Sampling
-
-MULTIPLE = 16
-"""Unequal lengths are padded to a multiple of this."""
 
 
 class Framed(NamedTuple):
@@ -114,20 +112,15 @@ def _split_prefix(tokenizer: Tokenizer, prefix: str) -> tuple[list[int], str]:
     return special.ids.tolist(), prefix[max(ends) :]
 
 
+def padded_length(rows: Sequence[np.ndarray]) -> int:
+    """Return the length to pad rows to: that of the longest, rounded up if others are shorter."""
+    longest = max(map(len, rows))
+    return longest if min(map(len, rows)) == longest else rounded_up(longest)
+
+
 def _framed(before: Sequence[int], ids: np.ndarray, after: Sequence[int], room: int) -> Framed:
     framed = np.concatenate([np.array(part, dtype=np.int64) for part in (before, ids[:room], after)])
     return Framed(framed, len(ids) > room)
-
-
-def stacked(rows: Sequence[np.ndarray], padding: int) -> np.ndarray:
-    """Return rows of unequal length as int64 (rows, longest), padded on the right."""
-    longest = max(map(len, rows))
-    if min(map(len, rows)) < longest:
-        longest = -(-longest // MULTIPLE) * MULTIPLE
-    stacked = np.full((len(rows), longest), padding, dtype=np.int64)
-    for row, ids in zip(stacked, rows, strict=True):
-        row[: len(ids)] = ids
-    return stacked
 
 
 _ROWS = 16  # texts that are generated at once
@@ -206,7 +199,7 @@ class TextGenerator:
         for row in rows:
             check_embedded(model, self._tokenizer, row.tolist())
         device = model.get_input_embeddings().weight.device
-        ids = torch.from_numpy(stacked(rows, self._tokenizer.pad_id)).to(device)
+        ids = torch.from_numpy(stacked(rows, padded_length(rows), self._tokenizer.pad_id)).to(device)
         lengths = torch.tensor([len(row) for row in rows], device=device)[:, None]
         mask = (torch.arange(ids.shape[1], device=device)[None] < lengths).long()
         on_row = None if request.on_text is None or is_cut else self._reporter(request.on_text)

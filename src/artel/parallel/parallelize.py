@@ -5,7 +5,6 @@ The order: experts, stages, matrices, weights. Then the weights are loaded, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +15,7 @@ from transformers import PreTrainedModel
 from artel.config import RunConfig
 from artel.config.schema.run import ParallelConfig
 from artel.errors import InputError, Problem
+from artel.messages import logger
 from artel.models.device import autocast_dtype
 from artel.models.experts import experts_of
 from artel.models.hybrid_state import state_modules
@@ -108,7 +108,6 @@ class MeshPlan:
         precision: str,
         *,
         load_weights: WeightLoader | None,
-        tell: Callable[[str], None],
     ) -> ParallelStrategy:
         dims, config, device = self.dims, self.config, world.device
         if dims.holds_full_model:
@@ -117,14 +116,14 @@ class MeshPlan:
         experts: dict[nn.Module, DeviceMesh] = {}
         if dims.expert > 1:
             expert_mesh, rest = expert_meshes(mesh, dims.expert)
-            tell(split_experts(model, expert_mesh))
+            logger.info(split_experts(model, expert_mesh))
             experts = dict.fromkeys(experts_of(model).values(), rest)
         stages = []
         if dims.pipeline > 1:
             count = stage_count(dims.pipeline, config.schedule)
             stages = split_into_stages(model, range(mesh.get_local_rank("pipeline"), count, dims.pipeline), count)
         if dims.tensor > 1:
-            tell(split_by_tensor(model, mesh["tensor"], sequence=config.sequence))
+            logger.info(split_by_tensor(model, mesh["tensor"], sequence=config.sequence))
         fsdp_config = FsdpConfig.of(dims, autocast_dtype(precision), config.offload)
         # Offloaded weights stay in host memory. Buffers must be on the device that computes.
         weights_device = torch.device("cpu") if config.offload != "none" else device
@@ -143,7 +142,7 @@ class MeshPlan:
         if dims.context == 1:
             return FullyShardedDataParallel(model, objective, world, precision, dims)
         exchange = exchange_choice(model, dims.context, config.exchange, tensor=dims.tensor)
-        tell(f"sequences are shared by {dims.context} processes: {exchange.value}, {exchange.why}")
+        logger.info("sequences are shared by %s processes: %s, %s", dims.context, exchange.value, exchange.why)
         sequences = ShardedSequences(model, mesh["context"], exchange.value)
         return FullyShardedDataParallel(model, objective, world, precision, dims, sequences)
 

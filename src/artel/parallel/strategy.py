@@ -238,7 +238,6 @@ class ParallelPlan(Protocol):
         precision: str,
         *,
         load_weights: WeightLoader | None,
-        tell: Callable[[str], None],
     ) -> ParallelStrategy:
         """Split the model over the processes of `world`. Collective: all ranks must call it.
 

@@ -37,7 +37,7 @@ from artel.preparing import (
     check_texts,
     has_store,
     is_prepared,
-    prepare,
+    prepare_silently,
     tokenizer_place,
 )
 from artel.registry import STRATEGIES
@@ -82,10 +82,7 @@ def further_problems(error: WrongRunFile, start: Start | None = None) -> list[Pr
 
 
 def check_run(config: RunConfig, start: Start | None = None, further: Sequence[Check] = ()) -> None:
-    """Raise InputError with all problems of a run that can be found before any text is read.
-
-    `further` are checks added by the caller.
-    """
+    """Raise InputError with all problems, also of `further` checks, that can be found before any text is read."""
     problems = _problems(config, [*_checks(config, start or Start(), set()), *further], set())
     if problems:
         raise InputError(by_line(problems))
@@ -98,7 +95,7 @@ def notes_on_length(config: RunConfig) -> list[str]:
     length = None
     with suppress(InputError):  # reported by other checks
         if not config.model.auto and is_prepared(config):
-            prepared = prepare(config, verify=False)
+            prepared = prepare_silently(config)
             length = prepared_length(prepared.config, prepared)
     return unreached_settings(config, length if length and length.samples else None)
 
@@ -207,10 +204,7 @@ def _check_tokenizer(config: RunConfig) -> None:
 
 
 def _outline(config: RunConfig, auto_class: str) -> PreTrainedModel | None:
-    """Return the run's model on the meta device. None if there is no such model, which another check reports.
-
-    Raise InputError if it cannot be built, lacks weights, or does not take inputs of this length.
-    """
+    """Return the run's model on the meta device, or None if another check reports it. May raise InputError."""
     try:
         check_model(config.model.model_copy(update={"lora": None, "freeze": []}), auto_class)
     except InputError:

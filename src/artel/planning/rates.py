@@ -6,7 +6,6 @@ operations. Between two measured sizes the rate is interpolated on a log scale o
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch
 from pydantic import Field, TypeAdapter
 
 from artel.host import processor
+from artel.messages import logger
 from artel.models.flops import device_name
 from artel.planning.operations import ATTENTION, MEMORY, PRODUCT, Operation
 from artel.storage import cache_folder, write_file
@@ -93,10 +93,7 @@ def save_rates(about: dict[str, Any], rates: Sequence[Rates]) -> Path:
 
 
 def read_rates(processes: int, device: torch.device) -> Rates | None:
-    """Return the rates measured here for so many processes. None without any for this device and PyTorch.
-
-    More processes than were measured share the same cores, and are slower in proportion.
-    """
+    """Return this device's rates for so many processes, or None. More than were measured are slower in proportion."""
     file = cache_folder() / _FILE
     try:
         content = file.read_bytes()
@@ -119,5 +116,5 @@ def _parsed(file: Path, content: bytes) -> tuple[dict[str, Any], Mapping[int, Ma
         return about, _MEASURED.validate_python(about["processes"])
     except (ValueError, KeyError, TypeError, IndexError):
         what = f"{file}: is damaged, so the speed of this machine is not known; artel hardware measures it again"
-        logging.getLogger("artel").warning(what)
+        logger.warning(what)
         return {}, {}

@@ -1,7 +1,16 @@
 """Preparing: text, tokenizer and objective become a token store, once for the same inputs."""
 
 from artel.preparing.overlap import overlap_problems, refuse_overlaps
-from artel.preparing.prepare import Prepared, check_texts, has_store, is_prepared, prepare, remember, settled
+from artel.preparing.prepare import (
+    Prepared,
+    check_texts,
+    has_store,
+    is_prepared,
+    prepare,
+    prepare_silently,
+    remember,
+    settled,
+)
 from artel.preparing.record_decisions import as_begun
 from artel.preparing.run_mark import check_claim
 from artel.preparing.run_tokenizer import tokenizer_name, tokenizer_place
@@ -17,6 +26,7 @@ __all__ = [
     "is_prepared",
     "overlap_problems",
     "prepare",
+    "prepare_silently",
     "refuse_overlaps",
     "remember",
     "settled",

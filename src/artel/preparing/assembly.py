@@ -114,24 +114,19 @@ def _chosen(
     """Yield for each round and prepared shard its number, and bool (documents,): True for those to write."""
     (round_, number, document), stop = plan.start, plan.stop
     while (round_, number, 0) < stop:
-        chosen = _copies(workspace, number) > round_
+        chosen = _column(workspace, "copies", number, np.uint16) > round_
         chosen[:document] = False
         if (round_, number) == stop[:2]:
             chosen[stop[2] :] = False
-        yield number, chosen & (_splits(workspace, number) == SPLITS.index(plan.split))
+        yield number, chosen & (_column(workspace, "splits", number, np.uint8) == SPLITS.index(plan.split))
         number, document = number + 1, 0
         if number == len(shards):
             round_, number = round_ + 1, 0
 
 
-def _copies(workspace: Workspace, number: int) -> NDArray[np.uint16]:
-    """Return how often each document of a prepared shard is written."""
-    return np.fromfile(workspace.selection / "copies" / f"{number:05d}", np.uint16)
-
-
-def _splits(workspace: Workspace, number: int) -> NDArray[np.uint8]:
-    """Return the split of each document of a prepared shard."""
-    return np.fromfile(workspace.selection / "splits" / f"{number:05d}", np.uint8)
+def _column(workspace: Workspace, name: str, number: int, dtype: type[np.generic]) -> NDArray:
+    """Return a number of each document of a prepared shard: how often it is written (copies), or its split (splits)."""
+    return np.fromfile(workspace.selection / name / f"{number:05d}", dtype)
 
 
 def _runs(chosen: NDArray[np.bool_], stored: NDArray[np.uint8]) -> list[tuple[int, int, int]]:
@@ -151,7 +146,8 @@ def _write_sources(workspace: Workspace, folder: Path, split: str) -> dict[str, 
     shards = prepared_shards(workspace)
     if not any(shard.rows["has_source"].any() for shard in shards):
         return {}
-    rounds = max(int(_copies(workspace, number).max(initial=0)) for number in range(len(shards)))
+    copies = (_column(workspace, "copies", number, np.uint16) for number in range(len(shards)))
+    rounds = max(int(counts.max(initial=0)) for counts in copies)
     everything = ShardPlan("", split, (0, 0, 0), (rounds, 0, 0), 0)
     with (folder / SOURCES).open("wb") as stream:
         for number, chosen in _chosen(workspace, shards, everything):

@@ -13,9 +13,10 @@ import orjson
 
 from artel.config import RunConfig
 from artel.errors import InputError, WorkError
+from artel.messages import logger
 from artel.objectives import Objective, objective_of, objective_type
 from artel.preparing.document_lists import keep_list
-from artel.preparing.progress import Progress, Tell, reporting
+from artel.preparing.progress import Progress, reporting
 from artel.preparing.run_tokenizer import run_tokenizer
 from artel.preparing.stores import store_key
 from artel.preparing.workspace import Workspace
@@ -34,7 +35,7 @@ Check = Callable[..., None]
 """Raises an error found in the run so far; with `wait=True` after all checks are done."""
 
 
-def build_store(config: RunConfig, folder: Path, key: str, tell: Tell, check: Check) -> None:
+def build_store(config: RunConfig, folder: Path, key: str, check: Check) -> None:
     """Build the store of a run in `folder`, stage by stage, and reuse what an earlier start finished."""
     # These import torch, which is not needed if the store exists.
     from artel.preparing.assembly import write_store
@@ -45,14 +46,14 @@ def build_store(config: RunConfig, folder: Path, key: str, tell: Tell, check: Ch
     from artel.preparing.tasks import Stage, Tasks
 
     check_engine(config.prepare)
-    with reporting(tell, lambda: "dividing the sources into parts"):
+    with reporting(lambda: "dividing the sources into parts"):
         workspace = Workspace.of(folder.with_name(f"{key}.parts"), config)
 
     def run_tasks(stage: Stage, what: str) -> None:
         tasks = Tasks(workspace)
         if tasks.unfinished(stage):
-            tell(what)
-            report = Progress(tell, what)
+            logger.info(what)
+            report = Progress(what)
 
             def progress(done: int, count: int) -> None:
                 check()
@@ -61,26 +62,30 @@ def build_store(config: RunConfig, folder: Path, key: str, tell: Tell, check: Ch
             run_stage(tasks, stage, config.prepare, progress)
 
     if config.data.decontaminate is not None and not workspace.benchmarks.exists():
-        with reporting(tell, lambda: "reading the benchmarks"):
-            write_index(config.data, workspace.benchmarks, tell)
+        with reporting(lambda: "reading the benchmarks"):
+            write_index(config.data, workspace.benchmarks)
 
     def read_texts() -> Selection:
-        tokenizer = run_tokenizer(workspace, tell, lambda file: keep_list(config, file))
+        tokenizer = run_tokenizer(workspace, lambda file: keep_list(config, file))
         if tokenizer.spacing_is_lost and objective_type(config).generates:
-            tell("the tokenizer loses the spaces of a text, as will the model (tokenizer.train.pattern: whitespace)")
+            logger.info(
+                "the tokenizer loses the spaces of a text, as will the model (tokenizer.train.pattern: whitespace)"
+            )
         if tokenizer.changed_letters and objective_type(config).generates:
             changed = ", ".join(f"{letter} becomes {other}" for letter, other in tokenizer.changed_letters.items())
-            tell(f"the tokenizer changes letters, and the model will write them so: {changed}")
+            logger.info("the tokenizer changes letters, and the model will write them so: %s", changed)
         if tokenizer.odd_frame:
             odd = " and ".join(tokenizer.odd_frame)
-            tell(f"the tokenizer puts {odd} around each text: no special token; see post_processor in tokenizer.json")
+            logger.info(
+                "the tokenizer puts %s around each text: no special token; see post_processor in tokenizer.json", odd
+            )
         if config.data.dedup.lines != "none" and Tasks(workspace).unfinished("text"):
             run_tasks("lines", "looking for repeated lines")
             find_earlier_lines(workspace)
         run_tasks("text", "turning text into tokens")
         for note in encoder_notes(workspace):
-            tell(note)
-        with reporting(tell, lambda: "looking for duplicates"):
+            logger.info(note)
+        with reporting(lambda: "looking for duplicates"):
             find_exact(workspace)
         if config.data.dedup.near is not None:
             run_tasks("near", "looking for near-duplicates")
@@ -90,10 +95,12 @@ def build_store(config: RunConfig, folder: Path, key: str, tell: Tell, check: Ch
         selection = read_texts()
         wider = selection.larger_fraction()
         if wider is not None:
-            tell("the validation split is empty: some documents are set aside for it, and the text is read again")
+            logger.info(
+                "the validation split is empty: some documents are set aside for it, and the text is read again"
+            )
             workspace = workspace.hold_out(*wider)
             selection = read_texts()
-        with reporting(tell, lambda: "choosing what is kept"):
+        with reporting(lambda: "choosing what is kept"):
             objective = objective_of(config, load_tokenizer(str(workspace.tokenizer)))
             notes = notes_of(objective)
             selection.write(workspace.selection, lambda file: keep_list(config, file), notes, objective.review)
@@ -149,8 +156,5 @@ def _check_splits(config: RunConfig, manifest: dict[str, Any], ledger: dict[str,
         fix = f"write data.validation: 0, or the path of validation texts; or {more_documents(config.data)}"
         raise InputError.at("data.validation", what, fix)
     if config.data.held_out != 1.0 and splits["train"]["samples"] == 0:
-        raise InputError.at(
-            "data.sources",
-            "no training sample could be made of them",
-            "see what was dropped, and raise data.max_bad or fix it",
-        )
+        fix = "see what was dropped, and raise data.max_bad or fix it"
+        raise InputError.at("data.sources", "no training sample could be made of them", fix)

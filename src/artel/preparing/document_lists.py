@@ -46,11 +46,7 @@ _LISTED_ROWS = 20
 
 
 def write_contaminated(file: Path, found: Iterable[Contaminated], index: BenchmarkIndex) -> tuple[dict[str, Any], str]:
-    """Write a line for each document; return the counts of each benchmark, and a sentence for the user.
-
-    A line has the document's `origin` and `set`, the `benchmarks`, their `rows` (`file:line`, the first 20), the number
-    of rows (`count`), and the first n-gram that they share (`words`).
-    """
+    """Write a line for each document; return the counts of each benchmark, and a sentence for the user."""
     benchmark_of = [number for number, about in enumerate(index.benchmarks) for _ in range(about["rows"])]
     rows: set[int] = set()
     documents: Counter[int] = Counter()

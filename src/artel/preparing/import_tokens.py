@@ -29,12 +29,11 @@ import orjson
 import xxhash
 
 from artel.errors import InputError, Problem
+from artel.messages import logger, silenced
 from artel.storage import new_folder
 from artel.text.split import is_held_out, least_fraction
 from artel.tokens import Sample, StoreWriter, Tokenizer, load_tokenizer
 from artel.tokens.manifest import FORMAT, SPLITS
-
-Tell = Callable[[str], None]
 
 # Any constant would do. The run's seed is not used, so that all runs are evaluated on the same documents.
 _SEED = 20_261_121
@@ -49,9 +48,7 @@ class Imported:
     seconds: float
 
 
-def import_tokens(
-    path: str, folder: Path, tokenizer_name: str, validation: float | str, tell: Tell = lambda _: None
-) -> Imported:
+def import_tokens(path: str, folder: Path, tokenizer_name: str, validation: float | str) -> Imported:
     """Write the documents of token files as the token store `folder`, atomically.
 
     Args:
@@ -73,14 +70,19 @@ def import_tokens(
     share = validation if isinstance(validation, float) else 0.0
     with new_folder(folder) as partial:
         tokenizer.save(partial / "tokenizer")
-        writing = _written(files, partial, tokenizer, share, tell)
+        writing = _written(files, partial, tokenizer, share)
         if share and not writing.splits["validation"]["documents"]:
             least = least_fraction(np.array(writing.hashes), share)
             if least is not None:
-                tell(f"--validation {share:g} catches none of the {len(writing.hashes):,} documents: one is held out")
+                logger.info(
+                    "--validation %g catches none of the %s documents: one is held out",
+                    share,
+                    f"{len(writing.hashes):,}",
+                )
                 for split in SPLITS:
                     shutil.rmtree(partial / split)
-                writing = _written(files, partial, tokenizer, least, lambda line: None)
+                with silenced():
+                    writing = _written(files, partial, tokenizer, least)
         ledger = writing.ledger()
         _check_splits(ledger, validation)
         (partial / "ledger.json").write_bytes(orjson.dumps(ledger, option=orjson.OPT_INDENT_2))
@@ -88,15 +90,13 @@ def import_tokens(
     return Imported(folder, ledger, time.perf_counter() - start)
 
 
-def _written(
-    files: dict[str, list[TokenFile]], folder: Path, tokenizer: Tokenizer, share: float, tell: Tell
-) -> _Writing:
+def _written(files: dict[str, list[TokenFile]], folder: Path, tokenizer: Tokenizer, share: float) -> _Writing:
     """Write all documents, a fraction `share` of the training files into validation. Does not close the store."""
     vocabulary = tokenizer.vocabulary
-    writing = _Writing(StoreWriter(folder, vocabulary), tokenizer, vocabulary, tell)
+    writing = _Writing(StoreWriter(folder, vocabulary), tokenizer, vocabulary)
     for split, split_files in files.items():
         for file in split_files:
-            tell(f"{file.path}: {len(file.ids):,} tokens ({file.form})")
+            logger.info("%s: %s tokens (%s)", file.path, f"{len(file.ids):,}", file.form)
             writing.add(file, split, share)
     return writing
 
@@ -108,7 +108,6 @@ class _Writing:
     writer: StoreWriter
     tokenizer: Tokenizer
     vocabulary: int
-    tell: Tell
     read: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
     end_added: int = 0
@@ -132,7 +131,7 @@ class _Writing:
                 self._check(file, number, start + at * PIECE, piece)
             if not is_shown:  # ids of another tokenizer may be in range: people will see that this is no text
                 is_shown = True
-                self.tell(f"its first document begins: {self.tokenizer.decode(text[:32].tolist())[:80]!r}")
+                logger.info("its first document begins: %r", self.tokenizer.decode(text[:32].tolist())[:80])
             target = split
             if share:
                 self.hashes.append(_hash(pieces))
@@ -188,8 +187,7 @@ def _hash(pieces: list[np.ndarray]) -> int:
 def text_size(tokenizer: Tokenizer) -> Callable[[np.ndarray], tuple[int, int]]:
     """Return a function from ids (tokens,) to (characters, UTF-8 bytes) of their text, without end tokens.
 
-    For byte-level vocabularies it sums a table of sizes, which is exact even if a character is cut; for others
-    (SentencePiece, WordPiece) it decodes the ids.
+    Byte-level vocabularies have a table of sizes, exact even if a character is cut. Others decode the ids.
     """
     backend = tokenizer.hf.backend_tokenizer
     decoder = orjson.loads(backend.to_str())["decoder"] or {}
@@ -273,10 +271,7 @@ class TokenFile:
 
 
 def open_token_files(path: str, vocabulary: int, option: str) -> list[TokenFile]:
-    """Open the files that a name, a prefix of Megatron's or a glob given at `option` matches, sorted by name.
-
-    Raises InputError with the problems of all files.
-    """
+    """Open the files that a name, a prefix of Megatron's or a glob given at `option` matches, sorted by name."""
     opened: list[TokenFile] = []
     problems: list[Problem] = []
     for file in _find(path, option):

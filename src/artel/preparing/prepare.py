@@ -21,12 +21,13 @@ import orjson
 from artel.config import RunConfig
 from artel.errors import InputError, Problem, WorkError
 from artel.interrupts import explained
+from artel.messages import logger, silenced
 from artel.notebooks import html_table
 from artel.objectives import objective_type
 from artel.preparing.build_store import Check, build_store
 from artel.preparing.document_lists import LISTS, copy_lists
 from artel.preparing.overlap import output_problems, overlap_problems, refuse_overlaps
-from artel.preparing.progress import Tell, reporting
+from artel.preparing.progress import reporting
 from artel.preparing.record_decisions import as_begun, decided_before, settle, settled_before
 from artel.preparing.run_mark import check_claim
 from artel.preparing.run_tokenizer import check_tokenizer_folder
@@ -108,12 +109,11 @@ class Prepared:
 
 def prepare(
     config: RunConfig,
-    tell: Tell = lambda _: None,
     *,
     verify: bool = False,
     while_making: Callable[[], AbstractContextManager[Check]] = lambda: nullcontext(lambda **_: None),
 ) -> Prepared:
-    """Find the token store of a run, or build it from the sources.
+    """Find the token store of a run, or build it from the sources. Raises InputError, WorkError.
 
     If the texts are gone, the store that the run began with is used. RUN/rejected.jsonl lists the records that could
     not be used, even if there are too many.
@@ -122,8 +122,6 @@ def prepare(
         verify: read an existing store in full. A damaged one is reported, set aside and built again, byte for byte.
         while_making: a context manager around building a store. It yields a check that is called from time to time, and
             with `wait=True` before the store is written; an error that it raises ends the work.
-
-    Raises InputError, WorkError.
     """
     refuse_overlaps(config)
     if config.run:
@@ -132,36 +130,38 @@ def prepare(
         check_from_store(config, verify=verify)
         return Prepared(Path(config.data.from_store), made=False, config=decided_before(config))
     try:
-        with reporting(tell, lambda: "looking at the sources"):
-            check_text(config.data, tell)
+        with reporting(lambda: "looking at the sources"):
+            check_text(config.data)
             check_tokenizer_folder(config)
             key = store_key(config)
     except InputError as error:
-        return _without_texts(as_begun(config), error, tell, verify)
+        return _without_texts(as_begun(config), error, verify)
     stores, remote_stores = _stores(config)
-    settled = settle(config, stores / f"{key}.settled.json", tell)
+    settled = settle(config, stores / f"{key}.settled.json")
     if settled is not config:
         config, key = settled, store_key(settled)
     folder, made = stores / key, False
     address = remote_stores and f"{remote_stores}/{key}"
     is_damaged = verify and _is_whole(folder) and damage(folder) is not None
     if is_damaged or not _is_whole(folder, address):
-        with lock(stores / f"{key}.lock", lambda: tell("waiting for another process that prepares the same text")):
+        with lock(
+            stores / f"{key}.lock", lambda: logger.info("waiting for another process that prepares the same text")
+        ):
             aside = None
             if folder.exists() and (is_damaged or not _is_whole(folder)):
-                aside = _set_damaged_aside(folder, tell)
+                aside = _set_damaged_aside(folder)
             if address and not folder.exists():
-                _fetch(folder, address, tell)
+                _fetch(folder, address)
             if not _is_whole(folder):
                 if address:  # reports a missing permission now, not at the end
                     write_bytes(f"{address}.begun", b"")
                 remove_leftovers(stores)
                 _remove_forgotten(stores)
                 with explained(lambda: _kept_parts(folder)), while_making() as check:
-                    build_store(config, folder, key, tell, check)
+                    build_store(config, folder, key, check)
                 made = True
             if not _is_whole(folder, address):
-                tell(f"writing the store to {address}")
+                logger.info("writing the store to %s", address)
                 push_folder(folder, address)
                 write_file(_copy_note(folder), address)
             if aside is not None:
@@ -169,8 +169,14 @@ def prepare(
     copy_lists(config, folder)
     prepared = Prepared(folder, made, config)
     for note in prepared.notes() if made else ():
-        tell(note)
+        logger.info(note)
     return prepared
+
+
+@silenced()
+def prepare_silently(config: RunConfig) -> Prepared:
+    """Prepare a text, as `prepare` does, without messages."""
+    return prepare(config)
 
 
 def check_texts(config: RunConfig) -> None:
@@ -185,11 +191,11 @@ def check_texts(config: RunConfig) -> None:
         raise InputError(problems)
 
 
-def settled(config: RunConfig, tell: Tell) -> RunConfig:
+def settled(config: RunConfig) -> RunConfig:
     """Return the run with the values that its records decide. Reads the records once. Raises InputError."""
     if not objective_type(config).undecided(config):
         return config
-    return settle(config, _settled_file(config), tell)
+    return settle(config, _settled_file(config))
 
 
 def _settled_file(config: RunConfig) -> Path:
@@ -236,7 +242,7 @@ def _stores(config: RunConfig) -> tuple[Path, str]:
     return (Path(config.data.store) if config.data.store and not address else cache_folder() / "stores"), address
 
 
-def _without_texts(config: RunConfig, error: InputError, tell: Tell, verify: bool) -> Prepared:
+def _without_texts(config: RunConfig, error: InputError, verify: bool) -> Prepared:
     """Return the store that the run began with, if its texts cannot be read. Raises `error` if there is none."""
     folder = remembered_store(config, settings_digest(config))
     if folder is None:
@@ -246,11 +252,13 @@ def _without_texts(config: RunConfig, error: InputError, tell: Tell, verify: boo
     if fault is not None:
         fix = "the store cannot be made again without its texts: put them back, or a copy of the store"
         raise InputError([problem, Problem(fault.where, fault.what, fix)])
-    tell(f"{problem.where}: {problem.what}; the run continues with the store that was made of its texts: {folder}")
+    logger.info(
+        "%s: %s; the run continues with the store that was made of its texts: %s", problem.where, problem.what, folder
+    )
     return Prepared(folder, made=False, config=config)
 
 
-def _set_damaged_aside(folder: Path, tell: Tell) -> Path | None:
+def _set_damaged_aside(folder: Path) -> Path | None:
     """Rename a damaged store; return its new name, or None if another process has rebuilt it in the meantime."""
     if not _is_store_folder(folder):
         what, fix = "is in the place of a store and is not a store", "move it away, or choose another data.store"
@@ -260,7 +268,7 @@ def _set_damaged_aside(folder: Path, tell: Tell) -> Path | None:
         return None
     aside = set_aside(folder)
     _copy_note(folder).unlink(missing_ok=True)
-    tell(f"{fault.where} {fault.what}: the store is set aside and made again")
+    logger.info("%s %s: the store is set aside and made again", fault.where, fault.what)
     return aside
 
 
@@ -282,10 +290,10 @@ def _copy_note(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.copy")
 
 
-def _fetch(folder: Path, address: str, tell: Tell) -> None:
+def _fetch(folder: Path, address: str) -> None:
     """Download the store from S3, if another machine wrote it there."""
     if exists(f"{address}/manifest.json"):
-        tell(f"fetching the store {address}")
+        logger.info("fetching the store %s", address)
         manifest = orjson.loads(read_bytes(f"{address}/manifest.json"))
         pull_folder(address, folder, stored_files(manifest))
         write_file(_copy_note(folder), address)

@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 
 from artel.elapsed import paused
-
-Tell = Callable[[str], None]
+from artel.messages import logger
 
 _SECONDS = 10
 
@@ -17,18 +17,18 @@ _SECONDS = 10
 class Progress:
     """Reports the progress of a stage, at most every `seconds`."""
 
-    def __init__(self, tell: Tell, what: str, seconds: float = _SECONDS) -> None:
-        self._tell, self._what, self._seconds = tell, what, seconds
+    def __init__(self, what: str, seconds: float = _SECONDS) -> None:
+        self._what, self._seconds = what, seconds
         self._next = time.monotonic() + seconds
 
     def __call__(self, done: int, count: int) -> None:
         if time.monotonic() > self._next:
-            self._tell(f"{self._what}: {done:,} of {count:,} parts")
+            logger.info("%s: %s of %s parts", self._what, f"{done:,}", f"{count:,}")
             self._next = time.monotonic() + self._seconds
 
 
 @contextmanager
-def reporting(tell: Tell, what: Callable[[], str], seconds: float = _SECONDS) -> Iterator[None]:
+def reporting(what: Callable[[], str], seconds: float = _SECONDS) -> Iterator[None]:
     """Report `what` and the elapsed time every `seconds` inside the block.
 
     The block must not fork, because a thread reports.
@@ -41,11 +41,11 @@ def reporting(tell: Tell, what: Callable[[], str], seconds: float = _SECONDS) ->
             return
         with paused():  # from now on these lines show the seconds
             while True:
-                tell(f"{what()} ({time.monotonic() - start:,.0f} s)")
+                logger.info("%s (%s s)", what(), f"{time.monotonic() - start:,.0f}")
                 if done.wait(seconds):
                     return
 
-    thread = threading.Thread(target=report, daemon=True)
+    thread = threading.Thread(target=copy_context().run, args=(report,), daemon=True)
     thread.start()
     try:
         yield

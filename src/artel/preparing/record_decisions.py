@@ -16,20 +16,21 @@ import orjson
 
 from artel.config import RunConfig, load_run
 from artel.errors import InputError, Problem
+from artel.messages import logger
 from artel.objectives import objective_type
 from artel.preparing.document_lists import REJECTED, keep_list, rejected_file_of
-from artel.preparing.progress import Tell, reporting
+from artel.preparing.progress import reporting
 from artel.storage import write_file
 from artel.text import Ledger, Record, read_documents
 
 
-def settle(config: RunConfig, file: Path, tell: Tell) -> RunConfig:
+def settle(config: RunConfig, file: Path) -> RunConfig:
     """Return the run with the values that its records decide; the run itself if there are none.
 
     `file` stores the values. Raises InputError for records that cannot be read, or decide nothing.
     """
     if objective_type(config).undecided(config) and _decided(config, file) is None:
-        write_file(file, orjson.dumps(_decide(config, file, tell)))
+        write_file(file, orjson.dumps(_decide(config, file)))
     return settled_before(config, file)
 
 
@@ -73,7 +74,7 @@ def decided_before(config: RunConfig) -> RunConfig:
     return config
 
 
-def _decide(config: RunConfig, file: Path, tell: Tell) -> dict[str, Any]:
+def _decide(config: RunConfig, file: Path) -> dict[str, Any]:
     """Return the values of the undecided keys. `file`: where they will be stored."""
     kind, read = objective_type(config), 0
     is_one_set = config.data.held_out is not None  # the fraction held out depends on the labels
@@ -95,8 +96,8 @@ def _decide(config: RunConfig, file: Path, tell: Tell) -> dict[str, Any]:
                     rejected_file=rejected_file_of(config),
                 )
                 what = f"reading the records for {kind.section}.{kind.undecided(config)[0]}"
-                tell(what)
-                with reporting(tell, lambda: f"{what}: {read:,} read"):
+                logger.info(what)
+                with reporting(lambda: f"{what}: {read:,} read"):
                     return kind.decide(config, records())
         except InputError:
             if rejected.stat().st_size:  # too many: the selection will not list them

@@ -85,10 +85,7 @@ def claim(folder: Path, original: Path | None = None) -> str:
 
 
 def original_of(folder: Path) -> Path | None:
-    """Return the run whose folder was copied to make this one; None unless both exist.
-
-    A folder that was moved, or copied from another machine, is the same run at a new path.
-    """
+    """Return the run whose folder was copied to make this one, not moved; None unless both exist."""
     mark = _read(folder)
     run_id = mark.get("id") or _id_of_checkpoints(folder)
     recorded = mark.get("folder") or _recorded_run(folder)

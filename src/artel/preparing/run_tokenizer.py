@@ -10,8 +10,9 @@ import orjson
 
 from artel.config import RunConfig
 from artel.errors import InputError
+from artel.messages import logger
 from artel.preparing.document_lists import rejected_file_of
-from artel.preparing.progress import Tell, reporting
+from artel.preparing.progress import reporting
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
 from artel.text import Ledger, read_documents
@@ -56,11 +57,8 @@ def tokenizer_files(config: RunConfig) -> list[Any]:
     return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
 
-def run_tokenizer(workspace: Workspace, tell: Tell, keep_rejected: Callable[[Path], object]) -> Tokenizer:
-    """Save the run's tokenizer in the workspace, with the objective's special tokens, and load it from there.
-
-    `keep_rejected` is called with the file of rejected records if there are too many. Raises InputError.
-    """
+def run_tokenizer(workspace: Workspace, keep_rejected: Callable[[Path], object]) -> Tokenizer:
+    """Save the run's tokenizer in the workspace, with the objective's special tokens, and load it from there."""
     from artel.objectives import objective_of, objective_type
 
     config = workspace.config
@@ -68,7 +66,7 @@ def run_tokenizer(workspace: Workspace, tell: Tell, keep_rejected: Callable[[Pat
         kind = objective_type(config)
         rejected = workspace.path / "rejected.jsonl"
         try:
-            tokenizer = _new_tokenizer(workspace, kind.encoder, kind.special_tokens(config), rejected, tell)
+            tokenizer = _new_tokenizer(workspace, kind.encoder, kind.special_tokens(config), rejected)
         except InputError:
             if rejected.is_file() and rejected.stat().st_size:  # too many: the selection will not list them
                 keep_rejected(rejected)
@@ -79,14 +77,14 @@ def run_tokenizer(workspace: Workspace, tell: Tell, keep_rejected: Callable[[Pat
     return load_tokenizer(str(workspace.tokenizer))
 
 
-def _new_tokenizer(workspace: Workspace, encoder: bool, special: list[str], rejected: Path, tell: Tell) -> Tokenizer:
+def _new_tokenizer(workspace: Workspace, encoder: bool, special: list[str], rejected: Path) -> Tokenizer:
     config = workspace.config
     key, name = tokenizer_place(config)
     if name is not None:
         return load_tokenizer(name, key, runs_code=name == config.model.trust_remote_code)
     from artel.config import TokenizerTraining
 
-    tell("training the tokenizer")
+    logger.info("training the tokenizer")
     training = config.tokenizer.train or TokenizerTraining()
     training = training.model_copy(update={"special": list(dict.fromkeys([*special, *training.special]))})
     with rejected.open("wb") as stream:
@@ -104,8 +102,8 @@ def _new_tokenizer(workspace: Workspace, encoder: bool, special: list[str], reje
                 if document.split == "train":
                     yield document.record.text
 
-        with reporting(tell, lambda: f"training the tokenizer: {read:,} documents read"):
+        with reporting(lambda: f"training the tokenizer: {read:,} documents read"):
             tokenizer = train_tokenizer(texts(), training, encoder=encoder)
     if note := describe_vocabulary(training.vocab, tokenizer.vocabulary, training.pattern):
-        tell(note)
+        logger.info(note)
     return tokenizer

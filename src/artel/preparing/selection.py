@@ -89,8 +89,7 @@ class Selection:
     def larger_fraction(self) -> tuple[float, str] | None:
         """Return a larger fraction to hold out, and a note about it, if `data.validation` holds out no document.
 
-        It holds out as many documents as `data.validation` asks for, at least one: those with the lowest hashes, which
-        a larger `data.validation` would hold out first. None if nothing needs to change.
+        It holds out those that a larger `data.validation` would hold out first: the lowest hashes, at least one.
         """
         share = self._data.held_out
         if self._workspace.held_out is not None or not share or self._by_label:
@@ -107,10 +106,8 @@ class Selection:
             return None
         count = int(np.count_nonzero(all_hashes < fraction * 2**64))
         which = "the one whose hash comes first is" if count == 1 else f"the {count:,} whose hashes come first are"
-        return (
-            fraction,
-            f"data.validation {share:g} catches none of the {len(all_hashes):,} documents, so {which} held out",
-        )
+        what = f"data.validation {share:g} catches none of the {len(all_hashes):,} documents"
+        return fraction, f"{what}, so {which} held out"
 
     def write(
         self,
@@ -122,9 +119,6 @@ class Selection:
         """Write the selection into `folder` atomically; `keep_rejected` is called with the file of rejected records.
 
         `notes`, and those of `review` on the kept documents (`Objective.review`), go into the ledger.
-
-        Raises InputError if too many are rejected, if nothing is left, for named sets that do not occur, and like
-        `review`.
         """
         self._mix()
         self._copies[self._dropped > 0] = 0
@@ -204,10 +198,7 @@ class Selection:
             self._drop(np.array(documents), reason)
 
     def _hold_out_by_label(self) -> None:
-        """Hold out the texts with the lowest hashes of each label, and with a text all others of its group.
-
-        The split then depends only on texts and labels. A label with a single text is in training only.
-        """
+        """Hold out the texts with the lowest hashes of each label, and with a text its group. A single text stays."""
         hashes = np.concatenate([np.empty(0, np.uint64), *(shard.rows["split_hash"] for shard in self._shards)])
         held_out = [np.empty(0, np.uint64)]
         for documents in self._documents_by_label().values():
@@ -224,12 +215,11 @@ class Selection:
             numbers = shard.rows["labels"][kept]
             by_number = kept[np.argsort(numbers, kind="stable")] + start
             counts = np.bincount(numbers, minlength=len(shard.summary["labels"]))
-            for labels, chosen in zip(
-                shard.summary["labels"], np.split(by_number, np.cumsum(counts)[:-1]), strict=True
-            ):
+            parts = np.split(by_number, np.cumsum(counts)[:-1])
+            for labels, chosen in zip(shard.summary["labels"], parts, strict=True):
                 for label in labels or [""]:
                     documents[label].append(chosen)
-        return {label: np.concatenate(parts) for label, parts in documents.items()}
+        return {label: np.concatenate(chosen) for label, chosen in documents.items()}
 
     def _mix(self) -> None:
         """Apply weights and budgets to each source over all its shards. Validation documents are written once."""
@@ -356,10 +346,7 @@ class Selection:
         ledger.notes.append(f"validation has {count} {documents}, too few for meaningful metrics: {fix}")
 
     def _shard_plans(self, split: str) -> Iterator[ShardPlan]:
-        """Divide the documents of a split into store shards of `shard_tokens` or slightly more tokens.
-
-        Documents are in the order of the sources; second copies follow all first copies.
-        """
+        """Divide the documents of a split into store shards of `shard_tokens` or slightly more tokens, in order."""
         number = document = tokens = 0
         rounds = int(self._copies.max(initial=0))
         start: tuple[int, int, int] | None = None

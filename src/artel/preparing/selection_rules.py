@@ -52,10 +52,7 @@ def find_near(workspace: Workspace, shards: list[PreparedShard], group: int) -> 
 def near_duplicates_by_reason(
     workspace: Workspace, shards: list[PreparedShard], unusable: NDArray[np.bool_]
 ) -> dict[str, NDArray[np.int64]]:
-    """Return the numbers of near-duplicates to drop, by reason.
-
-    unusable: bool (all documents,), True if no sample can be made.
-    """
+    """Return the numbers of near-duplicates to drop, by reason. unusable: True if no sample can be made."""
     signatures = _signatures(shards, exact_kinds(workspace) == FIRST)
     pairs = (np.fromfile(workspace.near(group), np.int64).reshape(-1, 2) for group in range(BAND_GROUPS))
     # Validation texts given by a path are never dropped.
@@ -92,11 +89,8 @@ def copies_by_weight(
 ) -> NDArray[np.uint16]:
     """Return copies of each document, uint16 (documents,): with weight 2.3 two, and three for three of ten documents.
 
-    Which three depends only on the seed and the documents' digests: they stay the same when files are added.
-
-    Args:
-        sets: (documents,) indices into `set_names`.
-        digests: (documents,) DIGEST.
+    Which three depends only on the seed and the documents' digests: they stay the same when files are added. `sets`:
+    (documents,) indices into `set_names`.
     """
     by_name = _weights(source)
     weights = np.array([by_name.get(name, by_name.get("", 1.0)) for name in set_names], np.float64)[sets]
@@ -107,10 +101,7 @@ def copies_by_weight(
 def over_budget(
     source: SourceConfig, copies: NDArray[np.uint16], sizes: NDArray, digests: NDArray, seed: int
 ) -> NDArray[np.bool_]:
-    """Return bool (documents,): True beyond the source's budget, in an order drawn by the seed.
-
-    `sizes`: in bytes. A document with two copies counts twice.
-    """
+    """Return bool (documents,): True beyond the source's budget, in an order drawn by the seed. Each copy counts."""
     order = np.argsort(chances(digests, seed, "budget"), kind="stable")
     count = copies[order].astype(np.int64)
     is_over = np.zeros(len(copies), np.bool_)

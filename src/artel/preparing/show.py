@@ -87,7 +87,7 @@ class ReadSamples:
         self._objective = objective_of(config, tokenizer)
         self._samples = self._objective.dataset(split)
         self._tokenizer = tokenizer
-        self._ends = self._objective.turn_end()
+        self._ends = self._objective.decoding.turn_end()
         self._epoch = 0 if split is store.train else -1
 
     def __len__(self) -> int:

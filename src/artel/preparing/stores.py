@@ -69,10 +69,7 @@ def _digest(inputs: dict[str, Any]) -> str:
 
 
 def damage(folder: Path) -> Problem | None:
-    """Read a whole store; return what is wrong with it, or None.
-
-    Raises InputError if there is no permission to read it.
-    """
+    """Read a whole store; return what is wrong with it, or None. Raises InputError without permission to read."""
     try:
         TokenStore(folder).verify()
     except DamagedStore as error:
@@ -91,10 +88,7 @@ def set_aside(folder: Path) -> Path:
 
 
 def remember_store(config: RunConfig, settings: str, folder: Path) -> None:
-    """Write the store into RUN/store.json, so that the run can resume when its texts are gone.
-
-    `settings`: a digest from `settings_digest`.
-    """
+    """Write the store into RUN/store.json, so that the run can resume when its texts are gone."""
     content = orjson.dumps({"store": str(folder.resolve()), "settings": settings})
     file = _note(config)
     if not file.is_file() or file.read_bytes() != content:
@@ -117,10 +111,7 @@ def _note(config: RunConfig) -> Path:
 
 
 def check_from_store(config: RunConfig, *, verify: bool = False) -> None:
-    """Raise InputError if data.from_store is no store, damaged, of another objective or tokenizer, or teaches nothing.
-
-    `verify`: read all of it.
-    """
+    """Raise InputError if data.from_store is no store, damaged, for another objective or tokenizer, or of no use."""
     folder = Path(config.data.from_store or "")
     key = "data.from_store"
     try:

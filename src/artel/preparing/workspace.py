@@ -54,11 +54,11 @@ class Workspace:
         workspace = cls(path, config)
         held_out = workspace.held_out
         if held_out is not None:
-            workspace = cls(path, _with_validation(config, held_out["fraction"]))
+            data = config.data.holding_out(held_out["fraction"])
+            workspace = cls(path, config.model_copy(update={"data": data}))
         config = workspace.config
-        run_file = dump_run(
-            config, secrets=True
-        )  # workers need the secrets; the folder is removed when the store is finished
+        # Workers need the secrets. The folder is removed when the store is finished.
+        run_file = dump_run(config, secrets=True)
         if run_file != dump_run(config):
             _make_private(path)
         if not workspace._plan.is_file():
@@ -171,10 +171,6 @@ class Workspace:
     def remove_errors(self) -> None:
         for file in self._errors.glob("*.json"):
             file.unlink()
-
-
-def _with_validation(config: RunConfig, fraction: float) -> RunConfig:
-    return config.model_copy(update={"data": config.data.holding_out(fraction)})
 
 
 def _has_format(plan: Path) -> bool:

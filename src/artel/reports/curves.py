@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from artel.config import near_name
 from artel.errors import InputError, Problem, WorkError
 from artel.host import usable_cores
+from artel.messages import logger
 from artel.reports.metric_lines import Lines, Points, deserialize, read_lines, thinned
 from artel.storage import check_regular
 
@@ -211,8 +211,8 @@ def _start_reader(path: Path, begin: int, end: int, points: int) -> subprocess.P
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
 
 
-def read_curves(path: Path, tell: Callable[[str], None] = lambda _: None) -> Curves:
-    """Return the curves of a run's metrics.jsonl. An incomplete last line is left out and reported through `tell`.
+def read_curves(path: Path) -> Curves:
+    """Return the curves of a run's metrics.jsonl. An incomplete last line is left out and logged.
 
     Raise InputError if the file is missing, unreadable or has damaged lines.
     """
@@ -227,5 +227,5 @@ def read_curves(path: Path, tell: Callable[[str], None] = lambda _: None) -> Cur
         raise InputError.at(str(path), "there is no such file", "give the folder of a run that has been trained")
     curves = CurveReader(path).read()
     if curves.torn:
-        tell(f"{path}:{curves.lines + 1}: the last line was torn by a kill, and is left out")
+        logger.info("%s:%s: the last line was torn by a kill, and is left out", path, curves.lines + 1)
     return curves

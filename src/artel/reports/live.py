@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import orjson
 
 from artel.elapsed import paused
 from artel.errors import InputError
+from artel.messages import logger
 from artel.reports.page import Page
 from artel.reports.run_data import RunData, RunsReader
 
@@ -29,7 +30,7 @@ _SIGN_SECONDS = 15.0
 """Interval of comments sent to an open page, which reveal that it was closed."""
 
 
-def serve(folders: Sequence[str], port: int, language: str, tell: Callable[[str], None]) -> None:
+def serve(folders: Sequence[str], port: int, language: str) -> None:
     """Serve the report of some runs until Ctrl-C. `port` 0 picks a free one.
 
     Raise InputError if a folder is not a run's or is damaged, or if the port is taken.
@@ -43,11 +44,16 @@ def serve(folders: Sequence[str], port: int, language: str, tell: Callable[[str]
         what = f"{port} {_NOT_FREE[error.errno]}"
         raise InputError.at("--port", what, "give another one; --port 0 takes one that is free") from None
     try:
-        tell(f"the report is at http://{_HOST}:{server.server_port}/ and follows {', '.join(folders)}; Ctrl-C ends it")
+        logger.info(
+            "the report is at http://%s:%s/ and follows %s; Ctrl-C ends it",
+            _HOST,
+            server.server_port,
+            ", ".join(folders),
+        )
         with report, paused():
             server.serve_forever()
     except KeyboardInterrupt:
-        tell("the report is no longer served")
+        logger.info("the report is no longer served")
     finally:
         server.server_close()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from artel.host import process_exists
 
 State = Literal["not begun", "running", "complete", "stopped", "failed", "dead", "unknown"]
 
@@ -88,7 +89,7 @@ class SignsOfLife:
     def is_dead(self, rank: RankStatus) -> bool:
         """True if there was no sign for three intervals, or for some seconds if the process is gone from this host."""
         silence = self.silence(rank)
-        gone = rank.host == socket.gethostname() and not _process_exists(rank.pid)
+        gone = rank.host == socket.gethostname() and not process_exists(rank.pid)
         return silence > (min(rank.every, _SLACK) + 1 if gone else 3 * rank.every + _SLACK)
 
 
@@ -107,13 +108,3 @@ def status_of(ranks: list[RankStatus], signs: SignsOfLife, *, complete: bool, st
     if complete:
         return Status("complete", step)
     return Status("failed" if first.state == "failed" else "stopped", step, first.message)
-
-
-def _process_exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True

@@ -12,7 +12,6 @@ from artel.storage.atomic import (
     write_output,
 )
 from artel.storage.bus_errors import MappedFiles, kept_bus_error_handler, report_bus_errors
-from artel.storage.checksums import checksum
 from artel.storage.http.download import Download, fetch
 from artel.storage.locations import (
     cache_folder,
@@ -24,7 +23,7 @@ from artel.storage.locations import (
     user_path,
 )
 from artel.storage.locks import lock
-from artel.storage.regular_files import check_regular, check_regular_in, special_kind
+from artel.storage.regular_files import check_regular, check_regular_in, checksum, special_kind
 from artel.storage.remote.access import is_remote
 from artel.storage.remote.files import RemoteFile, fetch_remote, list_remote
 from artel.storage.remote.folders import (

@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 
 from artel.errors import InputError, WorkError
+from artel.host import process_exists
 from artel.storage.locations import disk_errors
 from artel.storage.regular_files import special_kind
 
@@ -30,10 +31,7 @@ _PARTIAL = re.compile(r"\..*\.partial-(\d+)-([0-9a-f]{8})[0-9a-f]{8}", re.DOTALL
 
 
 def write_file(path: Path | str, content: bytes | str) -> None:
-    """Write a file (text as UTF-8), replacing any file of that name. Creates the folders above it.
-
-    Raises WorkError (disk full) or InputError (cannot be written); the earlier file is then unchanged.
-    """
+    """Write a file (text as UTF-8) and the folders above it. If that fails, an earlier file is unchanged."""
     path = Path(path)
     data = content.encode() if isinstance(content, str) else content
     with disk_errors(path.parent):
@@ -52,10 +50,7 @@ def write_file(path: Path | str, content: bytes | str) -> None:
 
 
 def write_output(path: Path | str, content: bytes | str) -> None:
-    """Write a file that a user named. Follow a link; write into a pipe, a character device or /dev/stdout.
-
-    Only a regular file is replaced. Raises InputError for a folder, a disk or a socket, and as `write_file` does.
-    """
+    """Write a file that a user named: into a pipe, a character device or /dev/stdout, or in place of a regular file."""
     path = Path(path)
     with disk_errors(path.parent):
         if not is_stream(path):
@@ -100,10 +95,7 @@ def check_new_file(path: Path | str, key: str = "", fix: str = _NEW_NAME) -> Non
 
 
 def check_new(path: Path | str, key: str = "", fix: str = _NEW_NAME) -> None:
-    """Raise InputError if a file or folder that is to be written exists, even as a broken link.
-
-    `key` is the flag or key that names it.
-    """
+    """Raise InputError if a file or folder to write exists, even as a broken link. `key`: flag or key that names it."""
     if os.path.lexists(path):
         what = "exists already and is not overwritten"
         what = f"{path} {what}" if key else what
@@ -114,8 +106,7 @@ def check_new(path: Path | str, key: str = "", fix: str = _NEW_NAME) -> None:
 def new_folder(path: Path | str, *, replace: bool = False) -> Iterator[Path]:
     """Yield a folder to fill. It becomes `path` when the block succeeds, and is removed when it fails.
 
-    If `path` exists by then (another process was faster), that one is kept and this one removed; with `replace` this
-    one replaces it. Disk errors inside the block become those of `disk_errors`.
+    A `path` that exists by then (another process was faster) is kept, or replaced with `replace`.
     """
     path = Path(path)
     with disk_errors(path.parent):
@@ -157,7 +148,7 @@ def remove_leftovers(folder: Path | str) -> list[Path]:
     for entry in entries:
         match = _PARTIAL.fullmatch(entry.name)
         # The processes of other hosts, which write on a shared disk, may be alive.
-        if match is None or match[2] != _host() or _alive(int(match[1])):
+        if match is None or match[2] != _host() or process_exists(int(match[1])):
             continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry, ignore_errors=True)
@@ -174,10 +165,7 @@ def _remove_leftovers_once(folder: Path) -> None:
 
 
 def discard(folder: Path | str, *, ignore_errors: bool = True) -> None:
-    """Remove a folder and its content. It is renamed before the first file is removed.
-
-    Raises as `disk_errors` does if it cannot be renamed; WorkError if files stay, unless `ignore_errors`.
-    """
+    """Remove a folder and its content, renamed first. Raise WorkError for files that stay, unless `ignore_errors`."""
     folder = Path(folder)
     aside = _partial_name(folder)
     with disk_errors(folder.parent):
@@ -190,10 +178,7 @@ def discard(folder: Path | str, *, ignore_errors: bool = True) -> None:
 
 
 def point(link: Path | str, target: Path | str) -> None:
-    """Make `link` a relative symlink to `target` (the tree can be moved), atomically replacing an earlier link.
-
-    Raises InputError if a folder or file has that name, or the disk refuses.
-    """
+    """Make `link` a relative symlink to `target` (the tree can be moved), atomically replacing an earlier link."""
     link = Path(link)
     if link.exists() and not link.is_symlink():
         raise InputError.at(str(link), "is a folder or a file, where artel writes a link", "move it away")
@@ -234,16 +219,6 @@ def _partial_name(path: Path) -> Path:
 
 def _host() -> str:
     return f"{zlib.crc32(socket.gethostname().encode()):08x}"
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass  # another user's process, alive
-    return True
 
 
 def _apply_umask(folder: Path, begun: int) -> None:

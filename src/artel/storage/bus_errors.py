@@ -20,10 +20,8 @@ def _handle(number: int) -> None:
     what = "a file that was being read (a token store, a model's weights)"
     with suppress(Exception):
         what = ", ".join(shortened_files()) or what
-    os.write(
-        stderr_descriptor(),
-        f"artel: {what} became shorter, or its disk failed\n    {_FIX}\n".encode(errors="surrogateescape"),
-    )
+    message = f"artel: {what} became shorter, or its disk failed\n    {_FIX}\n"
+    os.write(stderr_descriptor(), message.encode(errors="surrogateescape"))
     os._exit(1)
 
 
@@ -54,11 +52,7 @@ class MappedFiles:
             self._before = {name: Path(name).stat() for name in _mapped_files()}
 
     def written_over(self) -> list[str]:
-        """Return the files whose content may have changed.
-
-        A file that was replaced is another one: the mapping keeps the old. One that became shorter ends the process
-        when its pages are read (`report_bus_errors`).
-        """
+        """Return the files whose content may have changed. A replaced file is another: the old one stays mapped."""
         return [name for name, before in self._before.items() if _is_written_over(name, before)]
 
 

@@ -41,10 +41,7 @@ def state_folder() -> Path | None:
 
 
 def cache_folder() -> Path:
-    """$ARTEL_CACHE, else $XDG_CACHE_HOME/artel, else ~/.cache/artel. It need not exist yet.
-
-    Raises InputError if there is no home folder.
-    """
+    """$ARTEL_CACHE, else $XDG_CACHE_HOME/artel, else ~/.cache/artel. It need not exist yet. Raises InputError."""
     artel_cache, xdg_cache = os.environ.get("ARTEL_CACHE"), os.environ.get("XDG_CACHE_HOME")
     if artel_cache:
         return user_path(artel_cache, "ARTEL_CACHE")
@@ -91,11 +88,9 @@ def _as_os_error(error: Exception) -> OSError | None:
 
 @contextmanager
 def disk_errors(folder: Path | str) -> Iterator[None]:
-    """Turn an OSError from writing in `folder` into an error with a remedy.
+    """Turn an OSError from writing in `folder` into an error with a remedy. Other errors pass.
 
-    Raises InputError if the folder cannot be written (read-only, no permission, a file where a folder should be),
-    WorkError if it no longer can: the disk or the quota is full, a limit is reached, the disk fails, or the folder is
-    gone. Other errors pass.
+    Raises InputError if the folder cannot be written, WorkError if it no longer can be: the disk is full, or fails.
     """
     try:
         yield
@@ -103,7 +98,8 @@ def disk_errors(folder: Path | str) -> Iterator[None]:
         error = _as_os_error(raised)
         if error is None:
             raise
-        if error.errno not in DISK_ERRORS or (error.errno == errno.ENOENT and not _is_below(error.filename, folder)):
+        is_elsewhere = error.errno == errno.ENOENT and not _is_below(error.filename, folder)
+        if error.errno not in DISK_ERRORS or is_elsewhere:
             raise
         raise disk_error(error, folder) from error
 

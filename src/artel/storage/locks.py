@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from artel.errors import WorkError
+from artel.host import process_exists
 from artel.storage.locations import disk_errors
 from artel.storage.regular_files import check_regular
 
@@ -28,13 +29,11 @@ def lock(
     keep: bool = True,
     shared: bool = False,
 ) -> Iterator[None]:
-    """Hold the lock file `path`, created if missing, for the length of the block.
-
-    Processes started inside the block do not hold it.
+    """Hold the lock file `path`, created if missing, in the block. Processes started in the block do not hold it.
 
     Args:
         on_wait: called once if another process holds the lock.
-        wait: whether to wait for that process, or the seconds to wait. After these raises WorkError, which names it.
+        wait: whether to wait for that process, or the seconds to wait. Then raises WorkError.
         keep: whether the file stays when the block ends.
         shared: processes that hold the lock shared hold it at the same time.
     """
@@ -95,12 +94,4 @@ def holders(path: Path) -> str:
 
 def _may_be_alive(line: str) -> bool:
     match = re.fullmatch(r"process (\d+) on (.*)", line)
-    if match is None or match[2] != socket.gethostname():
-        return True
-    try:
-        os.kill(int(match[1]), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+    return match is None or match[2] != socket.gethostname() or process_exists(int(match[1]))

@@ -17,10 +17,7 @@ _PANIC = re.compile(rb"\n?thread '[^\n]*' (\(\d+\) )?panicked at .*", re.DOTALL)
 
 @contextmanager
 def hide_panics() -> Iterator[None]:
-    """Buffer standard error until the end of the block, and then write it without the panics.
-
-    For short blocks, and for processes that print nothing themselves: a killed process loses the buffer.
-    """
+    """Hide panics until the end of the block: standard error is buffered, so a killed process loses what it printed."""
     _enter()
     try:
         yield

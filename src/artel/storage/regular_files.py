@@ -1,13 +1,17 @@
-"""Regular files. Reading anything else under a file's name may block forever, or never end."""
+"""Regular files (reading anything else under a file's name may block forever, or never end), and their checksums."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
+
+import xxhash
 
 from artel.errors import InputError, Problem
 
+_CHUNK = 1 << 20
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -22,10 +26,7 @@ def special_kind(mode: int) -> str:
 
 
 def check_regular(*files: Path) -> None:
-    """Raise InputError for those that exist and are neither regular files nor folders; links are followed.
-
-    The null device passes: it ends at once, and people use it as an empty file.
-    """
+    """Raise InputError for files that exist and are neither regular (the null device passes) nor folders."""
     problems = []
     for file in files:
         try:
@@ -45,3 +46,17 @@ def check_regular_in(folder: Path) -> None:
     except OSError:
         return
     check_regular(*files)
+
+
+def checksum(path: Path | str, on_chunk: Callable[[memoryview], object] = lambda chunk: None) -> str:
+    """Return the xxh3-128 of a file in 32 hex digits. It is as fast as the disk; it detects damage, not malice.
+
+    `on_chunk` is called with each chunk read, of at most 2**20 bytes.
+    """
+    digest = xxhash.xxh3_128()
+    buffer = memoryview(bytearray(_CHUNK))
+    with Path(path).open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+            on_chunk(buffer[:count])
+    return str(digest.hexdigest())

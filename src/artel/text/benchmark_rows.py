@@ -1,7 +1,4 @@
-"""The rows of benchmarks: their questions and their known answers.
-
-Benchmarks are files, or tasks of lm-evaluation-harness (Gao et al. 2021; the extra `tasks`).
-"""
+"""The rows of benchmarks: files, or tasks of lm-evaluation-harness (Gao et al. 2021; the extra `tasks`)."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from functools import partial
-from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -33,8 +29,7 @@ from artel.text.records import (
     Rejected,
 )
 from artel.text.sources.find import check_files
-from artel.text.sources.inputs import Input, inputs_of
-from artel.text.sources.read import read_inputs, read_with
+from artel.text.sources.inputs import Input, inputs_of, read_inputs, read_with
 
 # Problems listed per benchmark. A wrong field is wrong in every row.
 _MOST_PROBLEMS = 5
@@ -153,16 +148,8 @@ def task_problems(benchmark: BenchmarkConfig, key: str) -> list[Problem]:
     return [] if find_spec("lm_eval") else list(missing_extra("lm_eval", "tasks", key).problems)
 
 
-def task_version() -> str:
-    """Return the version of the harness: its questions may change."""
-    return version("lm_eval")
-
-
 def task_rows(benchmark: BenchmarkConfig, key: str) -> Iterator[Row]:
-    """Yield the evaluation examples of a task, or of all tasks of a group.
-
-    Raises InputError for an unknown task, and if its data cannot be loaded.
-    """
+    """Yield the evaluation examples of a task, or of all tasks of a group. Raises InputError."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "false")  # else datasets reports each file it opens to the Hub
     from lm_eval.tasks import TaskManager

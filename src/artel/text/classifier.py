@@ -11,7 +11,7 @@ words, falls into one of 2^20 buckets. `artel data classifier` trains it by logi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -26,6 +26,7 @@ from safetensors.numpy import load, save
 
 from artel.config import ClassifierConfig
 from artel.errors import InputError, missing_extra
+from artel.messages import logger
 from artel.storage import check_new, new_folder, user_path
 from artel.text.dedup.shingles import SHINGLE_VERSION, Shingler
 
@@ -171,14 +172,8 @@ class TrainedClassifier:
     kept: list[ThresholdResult]
 
 
-def train_classifier(
-    good: Iterable[str], bad: Iterable[str], folder: Path, tell: Callable[[str], None]
-) -> TrainedClassifier:
-    """Train a classifier on two sets of texts and write it into a new folder.
-
-    One text in ten, chosen by its hash, is held out for testing. Raises InputError for too few texts, if scikit-learn
-    is missing, and if the folder exists.
-    """
+def train_classifier(good: Iterable[str], bad: Iterable[str], folder: Path) -> TrainedClassifier:
+    """Train a classifier on two sets of texts, but for one text in ten, and write it into a new folder."""
     check_new(folder)
     if find_spec("sklearn") is None:
         raise missing_extra("scikit-learn", "classifier", "artel data classifier")
@@ -194,7 +189,7 @@ def train_classifier(
         if len(distinct) < _MIN_TEXTS or not 0 < held_out < len(distinct):
             what = f"{len(distinct):,} different texts, {held_out} of them to test on, are too few"
             raise InputError.at("GOOD" if is_good else "BAD", what, f"give {_MIN_TEXTS} or more, better thousands")
-        tell(f"{len(distinct):,} {'good' if is_good else 'bad'} texts")
+        logger.info("%s %s texts", f"{len(distinct):,}", "good" if is_good else "bad")
         texts += distinct
         labels += [is_good] * len(distinct)
     encoded = features(texts)

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,9 @@ from numpy.typing import NDArray
 
 from artel.config import BenchmarkConfig, DataConfig
 from artel.errors import InputError
+from artel.messages import logger
 from artel.storage import new_folder
-from artel.text.benchmark_rows import (
-    benchmark_files,
-    file_problems,
-    file_rows,
-    task_problems,
-    task_rows,
-    task_version,
-)
+from artel.text.benchmark_rows import benchmark_files, file_problems, file_rows, task_problems, task_rows
 from artel.text.dedup.shingles import SHINGLE_VERSION, Shingler
 from artel.text.records import Contaminated, Pair, Preference, Record
 
@@ -106,14 +101,14 @@ def benchmark_fingerprint(data: DataConfig) -> list[Any]:
     facts: list[Any] = [NGRAM_VERSION]
     for key, benchmark in _benchmarks(data):
         if benchmark.task:
-            facts.append(["task", benchmark.task, task_version()])
+            facts.append(["task", benchmark.task, version("lm_eval")])  # its questions may change
         else:
             files = benchmark_files(benchmark, key, data)
             facts += [[entry.address, entry.size, entry.version] for entry in files]
     return facts
 
 
-def write_index(data: DataConfig, folder: Path, tell: Callable[[str], None] = lambda _: None) -> None:
+def write_index(data: DataConfig, folder: Path) -> None:
     """Write the index of the run's benchmarks into `folder`. Raises InputError."""
     config = data.decontaminate
     assert config is not None
@@ -123,7 +118,7 @@ def write_index(data: DataConfig, folder: Path, tell: Callable[[str], None] = la
     about: list[dict[str, Any]] = []
     for key, benchmark in _benchmarks(data):
         name = benchmark.path or benchmark.task
-        tell(f"reading the benchmark {name}")
+        logger.info("reading the benchmark %s", name)
         first, short = len(origins), 0
         for row in task_rows(benchmark, key) if benchmark.task else file_rows(benchmark, key, data):
             row_hashes = np.unique(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -24,7 +24,7 @@ from artel.text.cleaning.pii import find_pii, mask_pii
 from artel.text.cleaning.quality import drop_reason
 from artel.text.cleaning.rules import check_packages, clean, drop_lines
 from artel.text.decontamination import BenchmarkIndex, check_benchmarks
-from artel.text.dedup.exact import RepeatedUnits, SeenDigests
+from artel.text.dedup.exact import RepeatedUnits
 from artel.text.dedup.near import check_near
 from artel.text.formats.chat import record_of
 from artel.text.ledger import Ledger, describe_drops
@@ -44,8 +44,7 @@ from artel.text.records import (
     Tagged,
 )
 from artel.text.sources.find import check_sources
-from artel.text.sources.inputs import InputShard, input_shards, source_at
-from artel.text.sources.read import read_shard
+from artel.text.sources.inputs import InputShard, input_shards, read_shard, source_at
 from artel.text.split import is_held_out, split_hash
 
 TEXT_VERSION = 2
@@ -152,9 +151,8 @@ def _decontaminated(
 ) -> Iterator[tuple[Record, Counter[str]]]:
     """Yield the records that share no n-grams with benchmarks."""
     for batch in _batches(records):
-        for (record, changed), contaminated in zip(
-            batch, benchmarks.find([record for record, _ in batch]), strict=True
-        ):
+        found = benchmarks.find([record for record, _ in batch])
+        for (record, changed), contaminated in zip(batch, found, strict=True):
             if contaminated is not None:
                 ledger.drop_contaminated(contaminated)
             else:
@@ -184,7 +182,7 @@ def read_documents(
     before reading (`check_text`), and if too much is unreadable or nothing is left.
     """
     check_text(data)
-    seen = SeenDigests()
+    seen: set[bytes] = set()
     units = RepeatedUnits(data.dedup.lines) if data.dedup.lines != "none" else None
     shards = input_shards(data)
     total = sum(shard.size for shard in shards)
@@ -196,7 +194,10 @@ def read_documents(
             remaining = math.inf if reads_all or not shard.size else (max_bytes or 0) * shard.size / total
             for cleaned in clean_shard(shard, data, source_ledger, units, benchmarks):
                 record = cleaned.document.record
-                if data.dedup.exact and not seen.add(cleaned.digest):
+                is_duplicate = cleaned.digest in seen
+                if data.dedup.exact:
+                    seen.add(cleaned.digest)
+                if is_duplicate:
                     source_ledger.drop(record.set_name, "duplicate")
                 elif not cleaned.has_new_text:
                     source_ledger.drop(record.set_name, "repeated")
@@ -215,12 +216,9 @@ def read_documents(
         check_ledger(data, ledger)
 
 
-def check_text(data: DataConfig, tell: Callable[[str], None] = lambda _: None) -> None:
-    """Raise InputError with all problems of the sources, or for a missing package, before any text is read.
-
-    `tell` is called for sources that cannot be reached but are known from an earlier run.
-    """
-    check_sources(data, tell)
+def check_text(data: DataConfig) -> None:
+    """Raise InputError with all problems of the sources, or for a missing package, before any text is read."""
+    check_sources(data)
     check_packages(data.clean)
     if data.clean.classifier is not None:
         check_classifier(data.clean.classifier)
@@ -230,10 +228,7 @@ def check_text(data: DataConfig, tell: Callable[[str], None] = lambda _: None) -
 
 
 def check_ledger(data: DataConfig, ledger: Ledger) -> None:
-    """Raise InputError if too much was unreadable, or nothing is left, or nothing is left for training.
-
-    Adds a note to the ledger if over a third was dropped for its length.
-    """
+    """Raise InputError if too much was unreadable or nothing is left to train on. Note drops for length."""
     total = ledger.total
     ledger.check_rejected(data.max_bad)
     if total.kept == 0:
@@ -261,6 +256,8 @@ _REMEDIES = {
     "excluded_set": "change include or exclude of data.sources",
     "answer_longer_than_window": "write a larger data.block, or give shorter answers",
     "question_too_long": "write a larger span_qa.question, or give shorter questions",
+    "longer_than_target": "write a larger seq2seq.target, or give shorter outputs",
+    **dict.fromkeys(("", "empty", "no_main_text"), "give files with text in them"),
 }
 
 
@@ -269,10 +266,6 @@ def _remedy(data: DataConfig, dropped: Counter[str]) -> str:
     reason = max(dropped, key=lambda name: dropped[name], default="")
     if reason == "longer_than_block":
         return f"write a larger data.block than {data.block:,}, or give shorter texts"
-    if reason == "longer_than_target":
-        return "write a larger seq2seq.target, or give shorter outputs"
-    if reason in ("", "empty", "no_main_text"):
-        return "give files with text in them"
     other = "give other documents, or change the key that drops them (docs/run-file.md)"
     return _REMEDIES.get(reason, other)
 
@@ -295,11 +288,7 @@ def _split(record: Record, key: str, data: DataConfig) -> tuple[Document, int]:
 
 
 def _identity(record: Record) -> str:
-    """Return the text for finding duplicates.
-
-    The same question with another answer is not a duplicate. Neither is the same text with other roles, or the same
-    answer rejected instead of chosen.
-    """
+    """Return the text for finding duplicates. It differs for other answers, other roles, and rejected answers."""
     if isinstance(record.fields, Pair | Conversation | Preference | Labeled | Tagged | Match):
         return repr(record.fields)
     if isinstance(record.fields, Question):
@@ -353,10 +342,7 @@ def _masked(value: Any, rules: CleanConfig, changed: Counter[str]) -> Any:
 def _cleaned_messages(
     record: Record, fields: Conversation | Preference, rules: CleanConfig, changed: Counter[str]
 ) -> Record:
-    """Return the record with its messages cleaned.
-
-    If one becomes empty, so does the record: the messages around it would not fit together.
-    """
+    """Return the record with its messages cleaned; empty if one becomes empty: the others would not fit together."""
 
     def cleaned(message: Message) -> Message:
         content, thought = (_cleaned_text(text, rules, changed) for text in (message.content, message.thought))

@@ -12,10 +12,7 @@ Split = Literal["train", "validation"]
 
 
 class BadRecord(Exception):
-    """A record, row or file that cannot be used.
-
-    Readers raise it, or yield it in place of a row and continue with the next row.
-    """
+    """A record, row or file that cannot be used. Readers raise it, or yield it in place of a row."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)

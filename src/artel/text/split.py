@@ -43,13 +43,7 @@ def is_held_out(hashed: int, fraction: float) -> bool:
 
 
 def least_fraction(hashes: NDArray[np.uint64], fraction: float) -> float | None:
-    """Return the least fraction that holds out `fraction` of the documents: at least one document, and never all.
-
-    Args:
-        hashes: (documents,), the `split_hash` of each document.
-
-    None if there are fewer than two documents or all hashes are equal.
-    """
+    """Return the least fraction that holds out about `fraction` of the documents, at least one, never all; or None."""
     hashes = np.sort(hashes)
     if len(hashes) < 2 or hashes[0] == hashes[-1]:
         return None

@@ -20,10 +20,7 @@ _JOINERS = "\u200d\ufe0e\ufe0f"  # join or follow the parts of one emoji
 
 
 def split_tag(tag: str) -> tuple[str, str]:
-    """Return (prefix, type) of a tag. The prefix is one of BIOES, whatever letters the scheme uses.
-
-    A tag without a prefix continues its type; `O` has the type "".
-    """
+    """Return (prefix of BIOES, type) of a tag. A tag without a prefix continues its type; `O` has the type ""."""
     if tag == OUTSIDE:
         return OUTSIDE, ""
     letter, dash, kind = tag.partition("-")
@@ -58,21 +55,18 @@ def entities_of(tags: Sequence[str]) -> list[tuple[int, int, str]]:
     return entities
 
 
-def tagged_record(text: str, spans: Iterable[Span], origin: str, set_name: str, group: str = "") -> Record:
+def tagged_record(text: str, spans: Iterable[Span], origin: str, set_name: str) -> Record:
     """Return the record of a text with its spans, sorted and without white space at their ends. Raises BadRecord."""
     if not text.strip():
         raise BadRecord("empty", "its text is empty; fill it in, or leave it out")
     checked = sorted(dict.fromkeys(_checked(text, span) for span in spans))
-    return Record(text, origin, set_name, Tagged(text, tuple(checked)), group)
+    return Record(text, origin, set_name, Tagged(text, tuple(checked)))
 
 
 def tagged_words(
     words: Sequence[str], tags: Sequence[str], kind: str, spaces: Sequence[bool] | None = None
 ) -> tuple[str, list[Span]]:
-    """Join words by spaces. Return the text and its spans: entities, or for kind `words` each word with its tag.
-
-    `spaces`: for each word, True if a space follows; None if a space follows every word. Raises BadRecord.
-    """
+    """Join words, with spaces where `spaces` is true. Return the text and its spans: entities, or tags of words."""
     plain = next((tag for tag in tags if tag != OUTSIDE and not has_prefix(tag)), None)
     if kind != WORDS and plain is not None and OUTSIDE not in tags:
         what = f"the tag {plain!r} has no B- or I-, and no word is O"
@@ -109,9 +103,8 @@ def _checked(text: str, span: Span) -> Span:
         raise BadRecord("span_empty", f"{what}; fix it, or leave it out")
     for offset in (start, end):
         if 0 < offset < len(text) and _is_continued(text, offset):
-            what = (
-                f"the span {start} to {end} ({label}) cuts the character {text[offset - 1 : offset + 1]!r} at {offset}"
-            )
+            cut = text[offset - 1 : offset + 1]
+            what = f"the span {start} to {end} ({label}) cuts the character {cut!r} at {offset}"
             raise BadRecord("span_cuts_character", f"{what}; fix it: a visible character must not be split")
     return start + len(covered) - len(covered.lstrip()), end - len(covered) + len(covered.rstrip()), label
 

@@ -102,9 +102,8 @@ class BalancedOrder:
         numbers = np.asarray(numbers, dtype=np.int64)
         rounds, positions = numbers // len(self._members), numbers % len(self._members)
         indices = np.empty(len(numbers), dtype=np.int64)
-        chosen = np.array(
-            [self._round(int(number))[position] for number, position in zip(rounds, positions, strict=True)]
-        )
+        pairs = zip(rounds, positions, strict=True)
+        chosen = np.array([self._round(int(number))[position] for number, position in pairs])
         for at, (members, order) in enumerate(zip(self._members, self._orders, strict=True)):
             of_class = chosen == at
             indices[of_class] = members[order.at(rounds[of_class])]

@@ -161,18 +161,6 @@ class DamagedStore(InputError):
     """A store whose files have changed since they were written."""
 
 
-class _Largest:
-    """Finds the largest number in a file that is read in chunks."""
-
-    def __init__(self, dtype: np.dtype) -> None:
-        self._dtype = dtype
-        self.number = -1
-
-    def __call__(self, chunk: memoryview) -> None:
-        whole = len(chunk) - len(chunk) % self._dtype.itemsize
-        self.number = max(self.number, int(np.frombuffer(chunk[:whole], self._dtype).max(initial=0)))
-
-
 class TokenStore:
     """An open store. Opening checks the size of every file; `verify` compares all checksums.
 
@@ -212,23 +200,27 @@ class TokenStore:
         return digest.hexdigest()
 
     def verify(self, vocabulary: int | None = None) -> None:
-        """Compare the checksums of all files, and check that all ids are below `vocabulary`.
+        """Compare the checksums of all files, and check that all ids are below `vocabulary`. Raise DamagedStore."""
+        dtype = np.dtype(self.manifest["dtype"]).newbyteorder("<")
+        largest = -1
 
-        Raise DamagedStore with the name of the file.
-        """
+        def compare(chunk: memoryview) -> None:
+            nonlocal largest
+            whole = len(chunk) - len(chunk) % dtype.itemsize
+            largest = max(largest, int(np.frombuffer(chunk[:whole], dtype).max(initial=0)))
+
         for file, _, expected in self._files(stored_files(self.manifest)):
             limit = vocabulary if file.suffix == ".tokens" else None
-            largest = _Largest(np.dtype(self.manifest["dtype"]).newbyteorder("<"))
+            largest = -1
             try:
-                actual = checksum(file) if limit is None else checksum(file, largest)
+                actual = checksum(file) if limit is None else checksum(file, compare)
             except OSError as error:
                 raise self._refused(file, error) from None
             if actual != expected:
-                raise self._damaged(
-                    str(file.relative_to(self.folder)), "does not have the checksum it was written with"
-                )
-            if limit is not None and largest.number >= limit:
-                what = f"holds the token {largest.number:,}, and its tokenizer has {limit:,}"
+                what = "does not have the checksum it was written with"
+                raise self._damaged(str(file.relative_to(self.folder)), what)
+            if limit is not None and largest >= limit:
+                what = f"holds the token {largest:,}, and its tokenizer has {limit:,}"
                 raise self._damaged(str(file.relative_to(self.folder)), what)
 
     def _files(self, facts: Iterator[Facts]) -> Iterator[tuple[Path, int, str]]:
@@ -280,12 +272,7 @@ class ShardWriter:
         self._ends.write(self.written.to_bytes(8, "little"))
 
     def add_many(
-        self,
-        tokens: NDArray,
-        lengths: NDArray,
-        origins: bytes,
-        flags: NDArray | None,
-        numbers: NDArray | None,
+        self, tokens: NDArray, lengths: NDArray, origins: bytes, flags: NDArray | None, numbers: NDArray | None
     ) -> None:
         """Add samples: tokens and flags (tokens,), lengths (samples,), lines of origins, numbers (samples, columns)."""
         self._tokens.write(np.ascontiguousarray(tokens, dtype=self._dtype).data)

@@ -20,6 +20,7 @@ import orjson
 from artel.config.schema.quantities import Interval
 from artel.errors import Interrupted, Problem, WorkError
 from artel.interrupts import SAME, answered_by, in_main_thread
+from artel.messages import logger
 from artel.models.flops import tokens_a_second, utilization
 from artel.storage import write_file
 from artel.training.evaluation import Validation
@@ -126,7 +127,7 @@ class ShowSamples:
 
     def _show(self, run: Run, prompt: str) -> dict[str, Any]:
         line = {"step": run.step, "prompt": prompt, "text": _continued(run, prompt)}
-        run.tell(f"step {run.step}: {prompt} → {line['text']}")
+        logger.info("step %s: %s → %s", run.step, prompt, line["text"])
         if run.world.first:
             lines = Lines(run.folder.samples)
             lines.add(line)
@@ -135,8 +136,9 @@ class ShowSamples:
 
 
 def _continued(run: Run, prompt: str) -> str:
-    sampling = run.objective.sampling(new_tokens=run.config.validate_.new_tokens, seed=run.config.seed)
-    return "".join(run.objective.show(run.strategy.model, prompt, sampling))
+    decoding = run.objective.decoding
+    sampling = decoding.sampling(new_tokens=run.config.validate_.new_tokens, seed=run.config.seed)
+    return "".join(decoding.reply(run.strategy.model, prompt, "", sampling).pieces)
 
 
 class MeasureEnd:
@@ -267,7 +269,7 @@ class EvaluateTasks:
                 if not strategy.holds_full_model:
                     raise  # the other ranks wait for this one within a layer
                 reason = str(error).strip().partition("\n")[0][:300] or type(error).__name__
-                run.tell(f"step {run.step}: validate.tasks could not be asked: {reason}")
+                logger.info("step %s: validate.tasks could not be asked: %s", run.step, reason)
                 return None
 
     def _record(self, run: Run, metrics: dict[str, float]) -> None:
@@ -315,7 +317,7 @@ def compare_with_best(
     patience = run.config.validate_.patience
     if patience is not None and progress.validations_since_best >= patience and not run.finished:
         progress.stopped_early = True
-        run.tell(f"step {run.step}: {name} has not improved since step {progress.best_step}; stopping")
+        logger.info("step %s: %s has not improved since step %s; stopping", run.step, name, progress.best_step)
 
 
 class StopOnSignal:

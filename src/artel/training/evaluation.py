@@ -13,6 +13,7 @@ from safetensors.torch import save
 
 from artel.config import RunConfig
 from artel.errors import InputError
+from artel.messages import logger
 from artel.objectives import Batch, Objective
 from artel.parallel import ParallelStrategy, World
 from artel.storage import write_file
@@ -28,15 +29,15 @@ _MESSAGE_SECONDS = 10.0
 class ProgressMessages:
     """Progress of a long piece of work, as a message every ten seconds: `evaluating 40%`."""
 
-    def __init__(self, tell: Callable[[str], None], what: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._tell, self._what, self._clock = tell, what, clock
+    def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._what, self._clock = what, clock
         self._last = clock()
 
     def __call__(self, share: float) -> None:
         now = self._clock()
         if now - self._last >= _MESSAGE_SECONDS:
             self._last = now
-            self._tell(f"{self._what} {share:.0%}")
+            logger.info("%s %s", self._what, f"{share:.0%}")
 
 
 def micro_batch_size(config: RunConfig, world: World) -> int:
@@ -102,7 +103,6 @@ def set_reference(
     micro_batch: int,
     file: Path,
     resumes: bool,
-    tell: Callable[[str], None],
 ) -> None:
     """Give an objective that needs a reference the untrained model's outputs for each sample.
 
@@ -115,12 +115,12 @@ def set_reference(
     world.barrier()  # all ranks read before the first one writes
     if known is None:
         what = "computing what the model says of each answer before training"
-        tell(what)
+        logger.info(what)
         parts = {"train": store.train, "validation": store.validation}
         known = {}
         for name, part in parts.items():
             if part.samples:
-                progress = ProgressMessages(tell, f"{what} ({name}):")
+                progress = ProgressMessages(f"{what} ({name}):")
                 known[name] = reference_outputs(objective, part, strategy, micro_batch, progress)
         if world.first:
             write_file(file, save(known, metadata={"store": store.digest}))

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import torch
 
+from artel.messages import logger
 from artel.models.loading.build import build_model
 from artel.models.loading.save import save_model
 from artel.storage import write_file
@@ -31,7 +32,7 @@ def finish(run: Run) -> dict[str, Any]:
     """
     run.check_folder()
     for failure in run.saver.failures:
-        run.tell(failure)
+        logger.info(failure)
     progress = run.progress_so_far()
     saved, model_step = _final_checkpoint(run, progress)
     result = {
@@ -65,7 +66,7 @@ def finish(run: Run) -> dict[str, Any]:
         run.folder.note_weights()
         comparison = record_reached(run.folder, run.config, result)
         if comparison is not None:
-            run.tell(comparison)
+            logger.info(comparison)
         write_file(run.folder.result, orjson.dumps(result, option=orjson.OPT_INDENT_2))
     run.world.barrier()
     return result
@@ -76,10 +77,10 @@ def close_trackers(run: Run, make_report: Callable[[], str | None]) -> None:
     run.trackers.finished(make_report)
     run.trackers.close()  # the progress bar ends before the last messages
     name = shlex.quote(str(run.folder.path))
-    run.tell(f"{run.folder.path}: {run.step:,} steps are done, the model is in {run.folder.model}; next:")
-    run.tell(f"    {run.objective.command(name, run.samples)}")
+    logger.info("%s: %s steps are done, the model is in %s; next:", run.folder.path, f"{run.step:,}", run.folder.model)
+    logger.info("    %s", run.objective.decoding.command(name, run.samples))
     for hint in run.trackers.hints:
-        run.tell(f"    {hint}")
+        logger.info("    %s", hint)
 
 
 def _final_checkpoint(run: Run, progress: Progress) -> tuple[Path, int]:

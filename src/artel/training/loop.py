@@ -41,7 +41,6 @@ def train(
     config: RunConfig,
     prepared: Prepared,
     world: World,
-    tell: Callable[[str], None],
     callbacks: Sequence[Callback] = (),
     clock: Callable[[], float] = time.monotonic,
     make_report: Callable[[], str | None] = no_report,
@@ -63,7 +62,7 @@ def train(
         at_end.callback(signals.close)
         with rank_status(folder, world) as status:
             with retained_host_memory(world.device):  # try micro-batches under the same conditions as steps
-                run, validation = open_run(config, prepared, world, tell, callbacks, clock)
+                run, validation = open_run(config, prepared, world, callbacks, clock)
             status.follow(run)
             guard, profile = Guard(run), Profile(run)
             for close in (run.trackers.close, run.saver.close, profile.close):  # the last is called first

@@ -23,7 +23,7 @@ import xxhash
 from transformers import PreTrainedModel
 
 import artel
-from artel.config import RunConfig
+from artel.config import RunConfig, Section
 from artel.errors import InputError
 from artel.host import memory, process_memory, reset_peak_memory
 from artel.models.activation_checkpointing import NotSelective, Recompute
@@ -217,10 +217,12 @@ def cache_key(
     """Return everything that decides which micro-batch fits: the key under which the answer is saved."""
     data, train = config.data, config.train
     lora, quantize, frozen = config.model.lora, config.model.quantize, config.model.freeze
+    plugin: Section | None = (config.model_extra or {}).get(config.objective)
+    plugin_settings = [] if plugin is None else [plugin.model_dump(mode="json")]
     return {
         "model": {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"},
         "trained": [lora and lora.model_dump(mode="json"), quantize, frozen],
-        "objective": [config.objective, OBJECTIVES[config.objective].settings(config)],
+        "objective": [config.objective, OBJECTIVES[config.objective].settings(config), *plugin_settings],
         "data": [data.block, data.packing, data.document_mask, most, row_tokens],
         "train": [train.micro_batch, train.activation_checkpointing, train.precision, train.weights, train.optimizer],
         "device": _device(device),

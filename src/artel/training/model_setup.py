@@ -6,7 +6,6 @@ load weights → find the micro-batch that fits → activation checkpointing →
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
+from artel.messages import logger
 from artel.models import Choice
 from artel.models.activation_checkpointing import Recompute, recompute
 from artel.models.attention_switch import use_artel_attention
@@ -102,13 +102,7 @@ def check_layout(
 
 
 def set_up_model(
-    config: RunConfig,
-    tokenizer: Tokenizer,
-    objective: Objective,
-    samples: Samples,
-    world: World,
-    steps: int | None,
-    tell: Callable[[str], None],
+    config: RunConfig, tokenizer: Tokenizer, objective: Objective, samples: Samples, world: World, steps: int | None
 ) -> TrainableModel:
     """Build the run's model, split over the processes of `world`, and its optimizer. Raise InputError.
 
@@ -118,7 +112,7 @@ def set_up_model(
     documents = getattr(objective, "apart", False)
     built, load_weights = _build(config, tokenizer, objective, plan, world, documents)
     for note in (*plan.notes, *built.notes):
-        tell(note)
+        logger.info(note)
     model, parameters = built.model, built.num_parameters
     use_artel_attention(model, encoders=plan.splits_sequences)
     compute_experts_in_autocast(model)
@@ -132,21 +126,23 @@ def set_up_model(
     if config.train.weights == "bf16":
         hold_in_bf16(model)
     if precision == "fp8":
-        tell(use_float8(model))
+        logger.info(use_float8(model))
     set_compute_precision(model, precision)
     model.train()
-    strategy = plan.parallelize(model, objective, world, precision, load_weights=load_weights, tell=tell)
+    strategy = plan.parallelize(model, objective, world, precision, load_weights=load_weights)
     strategy.check_split()
     if not is_checked and strategy.can_run_full_model:
         strategy.with_full_model(objective.check)
         is_checked = True
     if config.validate_.prompts and not strategy.can_generate:
-        tell("validate.prompts: no stage of a pipeline can write alone, so nothing is written while it trains")
+        logger.info("validate.prompts: no stage of a pipeline can write alone, so nothing is written while it trains")
     memory_limit = _memory_limit(config, strategy, world)
-    fitting = _fit(config, objective, samples, strategy, world, tell, plan.micro_batch)
+    fitting = _fit(config, objective, samples, strategy, world, plan.micro_batch)
     batch_plan = memory_limit.keep(fitting, strategy.all_reduce_min)
     if batch_plan != fitting:
-        tell(f"micro-batches of {batch_plan.size}, not {fitting.size}: memory ran out in an earlier step of this run")
+        logger.info(
+            "micro-batches of %s, not %s: memory ran out in an earlier step of this run", batch_plan.size, fitting.size
+        )
     recomputed = _recompute(model, config, batch_plan)
     compiled = compile_choice(config.train.compile, world.device, steps, config.train.budget, config.model.quantize)
     if plan.not_compiled_because is not None:
@@ -233,7 +229,6 @@ def _fit(
     samples: Samples,
     strategy: ParallelStrategy,
     world: World,
-    tell: Callable[[str], None],
     strategy_size: int | None,
 ) -> MicroBatchPlan:
     """Return micro-batch and recomputation: set by the run or its strategy, or what fits the longest sample."""
@@ -257,7 +252,7 @@ def _fit(
     def attempt(rows: int, mode: Recompute) -> None:
         nonlocal earlier
         suffix = "" if mode == modes[0] else f" with activation_checkpointing: {mode}"
-        tell(f"{earlier}checking whether a micro-batch of {rows} fits into memory{suffix}")
+        logger.info("%schecking whether a micro-batch of %s fits into memory%s", earlier, rows, suffix)
         earlier = f"a micro-batch of {rows} does not fit; "
         recompute(strategy.model, mode)
         try:

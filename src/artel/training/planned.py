@@ -13,6 +13,7 @@ import orjson
 import torch
 
 from artel.host import process_memory, usable_cores
+from artel.messages import logger
 from artel.models.flops import tokens_a_second
 from artel.storage import write_file
 from artel.training.comparison import choice_values, compared, read_choice
@@ -89,10 +90,10 @@ class CompareWithPlan:
         planned["tokens_per_second"] = planned.get("tokens_per_second") or expected.get("tokens_per_second")
         if self._is_said or not any(planned.values()):
             return
-        run.tell(f"measured after step {run.step:,}: {compared(planned, measured)}")
+        logger.info("measured after step %s: %s", f"{run.step:,}", compared(planned, measured))
         speed, hoped = measured["tokens_per_second"], planned["tokens_per_second"]
         if not run.finished and speed:
-            run.tell(_what_is_left(run, speed, hoped, "bits_per_byte" in expected))
+            logger.info(_what_is_left(run, speed, hoped, "bits_per_byte" in expected))
 
 
 def _what_is_left(run: Run, speed: float, planned: float | None, has_expectation: bool) -> str:

@@ -22,6 +22,7 @@ import orjson
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from artel.messages import logger
 from artel.storage import new_folder, write_file
 from artel.training.run import Run
 
@@ -51,9 +52,12 @@ class Profile:
         self._last = self._first + min(_RECORDED, left - skipped)
         self._begin = max(run.step, self._first - 1)  # the profiler itself warms up for a step
         if self._enabled and left < _SKIPPED + _RECORDED:
-            run.tell(
-                f"profile: of the {left} steps left, {self._last - self._first} from step {self._first + 1} on are "
-                f"recorded; {_SKIPPED + _RECORDED} or more give a steadier picture"
+            logger.info(
+                "profile: of the %s steps left, %s from step %s on are recorded; %s or more give a steadier picture",
+                left,
+                self._last - self._first,
+                self._first + 1,
+                _SKIPPED + _RECORDED,
             )
         self._start_if_due()
 
@@ -80,13 +84,17 @@ class Profile:
             return
         steps = self._run.step - self._first
         if steps < 1:
-            self._run.tell(f"profile: the run ended before step {self._first + 1} was over; nothing is written")
+            logger.info("profile: the run ended before step %s was over; nothing is written", self._first + 1)
             return
         folder = self._run.folder.profile
         table = _write(profiler, folder, steps)
-        self._run.tell(
-            f"profile: {steps} step(s) from step {self._first + 1} on, {table.milliseconds:,.1f} ms each: "
-            f"{table.largest(3)}; {folder / 'table.txt'}, and trace.json for ui.perfetto.dev"
+        logger.info(
+            "profile: %s step(s) from step %s on, %s ms each: %s; %s, and trace.json for ui.perfetto.dev",
+            steps,
+            self._first + 1,
+            f"{table.milliseconds:,.1f}",
+            table.largest(3),
+            folder / "table.txt",
         )
 
     def _start_if_due(self) -> None:

@@ -18,7 +18,7 @@ from artel.tokens import BalancedOrder, Order, Samples, Tokenizer
 from artel.training.budget import FEWEST_STEPS, Budget
 from artel.training.checkpoint.async_saver import Saver
 from artel.training.checkpoint.format import Progress
-from artel.training.checkpoint.items import CheckpointItems
+from artel.training.checkpoint.items import CheckpointItem
 from artel.training.metrics.trackers import Trackers
 from artel.training.micro_batch import MemoryLimit, MicroBatchPlan
 from artel.training.run_folder import RunFolder
@@ -47,11 +47,10 @@ class Run:
     memory_limit: MemoryLimit
     strategy: ParallelStrategy
     optimizer: OptimizerProtocol
-    items: CheckpointItems
+    items: list[CheckpointItem]
     saver: Saver
     trackers: Trackers
     progress: Progress
-    tell: Callable[[str], None]
     flops_per_token: float | None
     """FLOPs of training on one token; None where the device's peak is unknown."""
     peak_flops: float | None

@@ -18,6 +18,7 @@ from artel.config.schema.quantities import duration
 from artel.errors import InputError, Problem
 from artel.host import processor, reset_peak_memory
 from artel.interrupts import ended_at_once
+from artel.messages import logger
 from artel.models.compile import try_compiled
 from artel.models.flops import device_name, flops_a_token, peak_flops
 from artel.objectives import objective_of
@@ -28,7 +29,7 @@ from artel.tokens import PackedSamples, Samples, StoreSplit
 from artel.training.budget import Budget
 from artel.training.checkpoint.async_saver import Saver
 from artel.training.checkpoint.format import Progress, list_checkpoints, load_checkpoint
-from artel.training.checkpoint.items import CheckpointItems
+from artel.training.checkpoint.items import checkpoint_items
 from artel.training.checkpoint.retention import check_space, checkpoint_bytes, commit
 from artel.training.checkpoint.s3_mirror import fetch_newest
 from artel.training.evaluation import Validation, set_reference
@@ -52,40 +53,32 @@ def open_run(
     config: RunConfig,
     prepared: Prepared,
     world: World,
-    tell: Callable[[str], None],
     callbacks: Sequence[object] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Run, Validation]:
     """Return the run, ready for its next step, and its validation split. Raise InputError.
 
-    Only the first rank's messages go to `tell`. `callbacks` that have a state resume with the run. If packing was
-    chosen automatically, and the model turns out not to isolate samples, they are not packed.
+    `callbacks` that have a state resume with the run. If packing was chosen automatically, and the model turns out not
+    to isolate samples, they are not packed.
     """
-    if not world.first:
-        tell = _silent
     reset_peak_memory()  # do not count memory for preparing text and choosing a model, which is free again
     if config.data.packing == AUTO:
         config = with_packing(config, choose_packing(config, prepared.open().train).value)
     try:
-        return _open_run(config, prepared, world, tell, callbacks, clock)
+        return _open_run(config, prepared, world, callbacks, clock)
     except InputError as error:
         if not may_unpack(config) or any(problem.where not in _ISOLATION_KEYS for problem in error.problems):
             raise
-        tell(f"data.packing={ALONE}: {error.problems[0].what}")
+        logger.info("data.packing=%s: %s", ALONE, error.problems[0].what)
     config = with_packing(config, ALONE)
     world.barrier()  # all ranks have read the earlier choice
     if world.first:
         write_file(RunFolder(Path(config.run)).config, dump_run(config))
-    return _open_run(config, prepared, world, tell, callbacks, clock)
+    return _open_run(config, prepared, world, callbacks, clock)
 
 
 def _open_run(
-    config: RunConfig,
-    prepared: Prepared,
-    world: World,
-    tell: Callable[[str], None],
-    callbacks: Sequence[object],
-    clock: Callable[[], float],
+    config: RunConfig, prepared: Prepared, world: World, callbacks: Sequence[object], clock: Callable[[], float]
 ) -> tuple[Run, Validation]:
     started, budget = clock(), config.train.budget
     folder = RunFolder(Path(config.run))
@@ -100,16 +93,16 @@ def _open_run(
 
     if config.checkpoint.copy_to is not None:
         if world.first:
-            fetch_newest(folder.checkpoints, config, tell)
+            fetch_newest(folder.checkpoints, config)
         world.barrier()
     resumes = bool(list_checkpoints(folder.checkpoints))
-    set_teacher(objective, config, store, world, folder.teacher, resumes, tell)
-    tell("loading the model")
-    model = set_up_model(config, tokenizer, objective, samples, world, length.steps, tell)
+    set_teacher(objective, config, store, world, folder.teacher, resumes)
+    logger.info("loading the model")
+    model = set_up_model(config, tokenizer, objective, samples, world, length.steps)
     strategy, optimizer = model.strategy, model.optimizer
-    items = CheckpointItems(optimizer, callbacks)
-    set_reference(objective, store, strategy, world, model.batch_plan.size, folder.before, resumes, tell)
-    progress = load_checkpoint(folder.checkpoints, items, tell) or Progress(store=store.digest)
+    items = checkpoint_items(optimizer, callbacks)
+    set_reference(objective, store, strategy, world, model.batch_plan.size, folder.before, resumes)
+    progress = load_checkpoint(folder.checkpoints, items) or Progress(store=store.digest)
     if progress.step and progress.store != store.digest:
         raise InputError.at(
             "data",
@@ -123,15 +116,15 @@ def _open_run(
     if world.first:
         if progress.step:
             commit(folder.checkpoints, progress, config.checkpoint)
-        check_space(folder.checkpoints, checkpoint_bytes(strategy.model, config.train, strategy.stages), tell)
+        check_space(folder.checkpoints, checkpoint_bytes(strategy.model, config.train, strategy.stages))
     _check_same_step(progress, strategy, world)
     if world.first:
         drop_lines_after(folder.bad_steps, progress.step)
         drop_lines_after(folder.samples, progress.step or -1)  # a run that starts over repeats those of step 0
 
-    tell(f"{_describe(samples, config)} · {_describe_length(config, length)} · {model.summary}")
+    logger.info("%s · %s · %s", _describe(samples, config), _describe_length(config, length), model.summary)
     if progress.step:  # before a tracker drops metrics of later steps, so that a kill in between can be explained
-        tell(f"resuming from {position(config.train, length, progress.step, progress.seconds)}")
+        logger.info("resuming from %s", position(config.train, length, progress.step, progress.seconds))
     peak = peak_flops(device_name(world.device), model.precision)
     flops_per_token = None
     if peak is not None:
@@ -158,7 +151,7 @@ def _open_run(
             config.checkpoint,
             dump_run(config),
             sharded=not (strategy.holds_full_model or optimizer.saves_collectively),
-            tell=tell,
+            gathers=optimizer.saves_collectively,
         ),
         trackers=Trackers(
             config if world.first else config.model_copy(update={"track": []}),
@@ -167,7 +160,6 @@ def _open_run(
             steps=length.steps,
         ),
         progress=progress,
-        tell=tell,
         flops_per_token=flops_per_token,
         peak_flops=peak,
         window=torch.zeros(len(objective.sums), device=world.device),
@@ -263,14 +255,10 @@ def _compile(run: Run) -> None:
         return f"stopped while compiling the layers\n    {run.folder.how_to_continue}"
 
     with ended_at_once(last_line):  # compilers take minutes and must not be interrupted
-        run.tell("compiling the layers")
+        logger.info("compiling the layers")
         run.trackers.busy("compiling")
         failure = try_compiled(
             run.strategy.model, lambda: run.strategy.probe_memory(batch), run.strategy.forget_failed_pass
         )
     if failure is not None:
-        run.tell(f"the layers cannot be compiled, so they run as they are: {failure}")
-
-
-def _silent(message: str) -> None:
-    pass
+        logger.info("the layers cannot be compiled, so they run as they are: %s", failure)

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.errors import InputError, WorkError
+from artel.messages import logger
 from artel.objectives import Objective
 from artel.objectives.hooks import Teacher
 from artel.parallel import World
@@ -43,7 +44,6 @@ from artel.training.teacher_outputs import (
 )
 
 T = TypeVar("T")
-Tell = Callable[[str], None]
 _FORMAT = 1
 _SPLITS = {"train": False, "validation": True}
 
@@ -62,7 +62,7 @@ def set_cached_outputs(objective: Objective, store: TokenStore, note: Path) -> b
 
 
 def set_teacher(
-    objective: Objective, config: RunConfig, store: TokenStore, world: World, note: Path, resumes: bool, tell: Tell
+    objective: Objective, config: RunConfig, store: TokenStore, world: World, note: Path, resumes: bool
 ) -> None:
     """Give an objective its teacher, or the teacher's outputs for the store's samples. Collective.
 
@@ -73,14 +73,14 @@ def set_teacher(
     if teacher is None:
         return
     if teacher.settings is None:
-        tell(f"loading the teacher {teacher.model}, which stays in memory")
+        logger.info("loading the teacher %s, which stays in memory", teacher.model)
         model = load_teacher(teacher.model, config, objective, world)
         objective.set_teacher(model.call, model.config)
         return
-    folder = _cached_outputs(objective, teacher, config, store, world, note if resumes else None, tell)
+    folder = _cached_outputs(objective, teacher, config, store, world, note if resumes else None)
     alignment = read_manifest(folder).get("note")
     if alignment:
-        tell(alignment)
+        logger.info(alignment)
     if world.first and not (resumes and note.is_file()):
         write_file(note, orjson.dumps({"outputs": str(folder)}))
     for name, is_validation in _SPLITS.items():
@@ -88,20 +88,14 @@ def set_teacher(
 
 
 def _cached_outputs(
-    objective: Objective,
-    teacher: Teacher,
-    config: RunConfig,
-    store: TokenStore,
-    world: World,
-    note: Path | None,
-    tell: Tell,
+    objective: Objective, teacher: Teacher, config: RunConfig, store: TokenStore, world: World, note: Path | None
 ) -> Path:
     """Return the folder with the teacher's outputs, after computing what is missing."""
 
     def find() -> str:
         known = None if note is None else _noted_folder(note, store)
         if known is not None:
-            _remove_damaged(known, tell)
+            _remove_damaged(known)
             return str(known)
         inputs = {
             "format": _FORMAT,
@@ -114,12 +108,12 @@ def _cached_outputs(
             inputs["tokenizer"] = load_tokenizer(teacher.model, f"{objective.section}.teacher").fingerprint
         key = xxhash.xxh3_128_hexdigest(orjson.dumps(inputs, option=orjson.OPT_SORT_KEYS))
         folder = store.folder.resolve().with_name(f"{store.folder.name}.teachers") / key
-        _remove_damaged(folder, tell)
+        _remove_damaged(folder)
         return str(folder)
 
     folder = Path(_on_first(world, find))
     if not _on_first(world, folder.is_dir):
-        _compute(objective, teacher, config, store, world, folder, tell)
+        _compute(objective, teacher, config, store, world, folder)
     if not folder.is_dir():
         what = f"{folder} is not there for rank {world.rank}: the outputs of a teacher are shared by all processes"
         raise WorkError.at("data.store", what, "name a folder of a disk that all hosts have")
@@ -135,9 +129,9 @@ def _noted_folder(note: Path, store: TokenStore) -> Path | None:
         return None
 
 
-def _remove_damaged(folder: Path, tell: Tell) -> None:
+def _remove_damaged(folder: Path) -> None:
     """Remove damaged shards from a complete folder, and make it incomplete, so that they are computed again."""
-    with _locked(folder, tell):
+    with _locked(folder):
         if not folder.is_dir():
             return
         try:
@@ -146,18 +140,18 @@ def _remove_damaged(folder: Path, tell: Tell) -> None:
             damaged = ["manifest.json", *(str(file.relative_to(folder)) for file in folder.glob("*/*.safetensors"))]
         if not damaged:
             return
-        tell(f"{folder / damaged[0]} is not as it was written: the teacher is asked again")
+        logger.info("%s is not as it was written: the teacher is asked again", folder / damaged[0])
         for name in damaged:
             (folder / name).unlink(missing_ok=True)
         shutil.rmtree(_parts(folder), ignore_errors=True)
         folder.rename(_parts(folder))
 
 
-def _locked(folder: Path, tell: Tell) -> AbstractContextManager[object]:
+def _locked(folder: Path) -> AbstractContextManager[object]:
     """Lock a folder of outputs for changes: runs on one store may have the same teacher."""
     waiting = f"waiting for another run that asks the same teacher: {folder}"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    return lock(folder.with_name(f"{folder.name}.lock"), lambda: tell(waiting))
+    return lock(folder.with_name(f"{folder.name}.lock"), lambda: logger.info(waiting))
 
 
 def _parts(folder: Path) -> Path:
@@ -165,13 +159,7 @@ def _parts(folder: Path) -> Path:
 
 
 def _compute(
-    objective: Objective,
-    teacher: Teacher,
-    config: RunConfig,
-    store: TokenStore,
-    world: World,
-    folder: Path,
-    tell: Tell,
+    objective: Objective, teacher: Teacher, config: RunConfig, store: TokenStore, world: World, folder: Path
 ) -> None:
     """Compute the missing shards of a folder, and give it its final name."""
     splits = {"train": store.train, "validation": store.validation}
@@ -181,24 +169,24 @@ def _compute(
     parts = _parts(folder)
     if world.first:
         parts.mkdir(parents=True, exist_ok=True)
-    folder_lock = _locked(folder, tell)
+    folder_lock = _locked(folder)
     _on_first(world, folder_lock.__enter__)
     try:
         if _on_first(world, folder.is_dir):  # another run has computed them meanwhile
             return
         missing = _on_first(world, lambda: [shard for shard in shards if not (parts / shard.name).is_file()])
-        tell(f"loading the teacher {teacher.model}")
+        logger.info("loading the teacher %s", teacher.model)
         model = load_teacher(teacher.model, config, objective, world)
-        progress = ProgressMessages(tell, "asking the teacher:")
+        progress = ProgressMessages("asking the teacher:")
         done = len(shards) - len(missing)
         if done:
-            tell(f"asking the teacher: {done:,} of {len(shards):,} shards were there")
+            logger.info("asking the teacher: %s of %s shards were there", f"{done:,}", f"{len(shards):,}")
         for start in range(0, len(missing), world.size):
             progress(start / len(missing))
             _compute_shards(objective, model, config, datasets, missing[start : start + world.size], world, parts)
         del model
         release_memory(world.device)
-        _on_first(world, lambda: _finish(objective, folder, parts, shards, store, teacher, tell))
+        _on_first(world, lambda: _finish(objective, folder, parts, shards, store, teacher))
     finally:
         if world.first:
             folder_lock.__exit__(None, None, None)
@@ -246,13 +234,7 @@ def _compute_shards(
 
 
 def _finish(
-    objective: Objective,
-    folder: Path,
-    parts: Path,
-    shards: list[Shard],
-    store: TokenStore,
-    teacher: Teacher,
-    tell: Tell,
+    objective: Objective, folder: Path, parts: Path, shards: list[Shard], store: TokenStore, teacher: Teacher
 ) -> None:
     """Write the manifest of a folder that has all shards, give it its final name, and report its content."""
     about: dict[str, Any] = {"format": _FORMAT, "store": store.digest, "teacher": teacher.model}
@@ -267,12 +249,12 @@ def _finish(
         if answered:
             metrics = {"cross_entropy": loss / answered, "accuracy": right / answered}
             about[name] = {"targets": targets, "answered": int(answered), **metrics}
-            tell(f"the teacher on {name}: cross-entropy {loss / answered:.4f}, accuracy {right / answered:.4f}")
+            logger.info("the teacher on %s: cross-entropy %.4f, accuracy %.4f", name, loss / answered, right / answered)
     about["note"] = objective.alignment_note(all_answered / max(1, all_targets))
     write_manifest(parts, about, shards)
     parts.rename(folder)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    tell(f"the teacher's outputs are in {folder}: {size / 2**20:,.1f} MiB")
+    logger.info("the teacher's outputs are in %s: %s MiB", folder, f"{size / 2**20:,.1f}")
 
 
 def _on_first(world: World, work: Callable[[], T]) -> T:

@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from artel.config import ModelConfig, RunConfig
 from artel.config.schema.run import ParallelConfig
 from artel.errors import InputError
+from artel.messages import silenced
 from artel.models.attention_switch import use_artel_attention
 from artel.models.device import autocast_dtype, pick_precision
 from artel.models.loading.build import build_model, load_model, must_load_whole
@@ -85,7 +86,8 @@ def load_teacher(name: str, config: RunConfig, objective: Objective, world: Worl
     if not on_meta:
         model.to(world.device)
     plan = plan_parallelism(config.model_copy(update={"parallel": parallel}), world.size, world.on_host)
-    strategy = plan.parallelize(model, objective, world, precision, load_weights=load_weights, tell=lambda _: None)
+    with silenced():
+        strategy = plan.parallelize(model, objective, world, precision, load_weights=load_weights)
     model.eval()
     strategy.with_full_model(objective.check)
     strategy.with_full_model(output_head)

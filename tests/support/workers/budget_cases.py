@@ -15,6 +15,6 @@ from support.machine import Machine
 def train_on_a_budget(rank: int, world: int) -> dict[str, Any]:
     run = load_run(os.environ["RUN_FILE"])
     machine = Machine(lambda now: 0.5 if rank == 0 else 1.5, starts_at=1000.0 * rank)
-    prepared = prepare(run, lambda _: None)
-    train(run, prepared, World(rank, world, rank, torch.device("cpu"), world), lambda _: None, [machine], machine.clock)
+    prepared = prepare(run)
+    train(run, prepared, World(rank, world, rank, torch.device("cpu"), world), [machine], machine.clock)
     return {"shares": machine.shares, "rates": machine.rates, "seconds": machine.seconds}

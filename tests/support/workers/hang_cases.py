@@ -55,7 +55,7 @@ def hangs_with_pythons_lock():
 def trained(folder, case, callbacks=(), **changes):
     file = write_run(folder / f"{case}.yaml", train={"hang_timeout": LIMIT, **changes.pop("train", {})}, **changes)
     run = load_run(str(file))
-    train(run, prepare(run, lambda _: None), World(0, 1, 0, torch.device("cpu")), lambda _: None, callbacks)
+    train(run, prepare(run), World(0, 1, 0, torch.device("cpu")), callbacks)
 
 
 def free(folder):

@@ -24,11 +24,10 @@ def run_files(rank: int, world: int) -> list[str | None]:
     messages = []
     for file in os.environ["CASES"].split(os.pathsep):
         run = load_run(file, {})
-        said: list[str] = []
         start = time.monotonic()
         try:
-            prepared = prepare(run, lambda _: None)
-            train(prepared.config, prepared, processes, said.append)
+            prepared = prepare(run)
+            train(prepared.config, prepared, processes)
             messages.append(None)
         except ArtelError as error:
             messages.append(str(error))
@@ -51,7 +50,7 @@ def weight_norms(rank: int, world: int) -> list[float]:
 
     for file in os.environ["CASES"].split(os.pathsep):
         run = load_run(file, {})
-        train(run, prepare(run, lambda _: None), processes, lambda _: None, callbacks=[record])
+        train(run, prepare(run), processes, callbacks=[record])
     return norms
 
 
@@ -85,7 +84,7 @@ def held_at_the_step(rank: int, world: int) -> dict[str, int]:
         results["parameters"] = sum(parameter.numel() for parameter in model.parameters())
         results["layer"] = max(sum(each.numel() for each in layer.parameters()) for layer in layers)
 
-    train(run, prepare(run, lambda _: None), processes, lambda _: None, callbacks=[look])
+    train(run, prepare(run), processes, callbacks=[look])
     return results
 
 

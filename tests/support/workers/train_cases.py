@@ -14,4 +14,4 @@ if __name__ == "__main__":
     prepared = [prepare(load_run(name)) for name in sys.argv[1:]]
     with join_world(threads=1) as processes:
         for store in prepared:
-            train(store.config, store, processes, lambda text: None)
+            train(store.config, store, processes)

@@ -7,7 +7,6 @@ tolerance); all others are compared when a run resumes.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from pathlib import Path
@@ -56,6 +55,7 @@ from artel.config.schema.registered import (
     TrackerName,
 )
 from artel.config.schema.tokenizer import TokenizerConfig
+from artel.messages import logger
 from artel.plugins import load_plugin
 from artel.registry import CALLBACKS, OBJECTIVES, OPTIMIZERS, SCHEDULES, STRATEGIES, TRACKERS
 from artel.secrets import hide_secrets
@@ -210,7 +210,7 @@ class ValidateConfig(Section):
 def _without_threads(value: object) -> object:
     """torch.nn.DataParallel, one process with many threads, becomes ddp, a process for each device."""
     if isinstance(value, str) and value.lower().replace("_", "") in ("dp", "dataparallel"):
-        logging.getLogger("artel").warning("parallel.data: %s is run as ddp, a process for each device", value)
+        logger.warning("parallel.data: %s is run as ddp, a process for each device", value)
         return "ddp"
     return value
 

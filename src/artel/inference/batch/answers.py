@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -13,18 +13,18 @@ from artel.inference.batch.files import RESERVED, Prompt, refuse
 from artel.inference.engine.make import SequentialEngine, make_engine
 from artel.inference.engine.write import WrittenText, write_texts
 from artel.inference.open import OpenedModel
+from artel.messages import logger
 from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.structure import position_limit
 from artel.objectives.types import GenerationPrompt
 from artel.tokens.tokenizer.chat_template import TemplateRefuses, prompt_ids
 
-Tell = Callable[[str], None]
 _CONCURRENT, _CONCURRENT_ON_CPU = 64, 16
 _GENERATE = "generate"
 
 
 def answers(
-    opened: OpenedModel, prompts: Sequence[Prompt], start: int, sampling: Sampling, tell: Tell
+    opened: OpenedModel, prompts: Sequence[Prompt], start: int, sampling: Sampling
 ) -> Generator[dict[str, Any], None, None]:
     """Yield the results of the prompts from number `start` on, in order: their fields and the answer.
 
@@ -32,7 +32,7 @@ def answers(
     InputError; if possible beforehand, with all prompts that the model cannot take.
     """
     _check_kinds(opened, prompts[start:])
-    if _GENERATE in opened.objective.tasks:
+    if _GENERATE in opened.decoding.tasks:
         yield from _task_answers(opened, prompts[start:], start, sampling)
         return
     generation_prompts = _beginnings(opened, prompts[start:])
@@ -40,18 +40,18 @@ def answers(
         for number, prompt in enumerate(prompts[start:], start):
             yield _reply(opened, prompt, replace(sampling, seed=sampling.seed + number))
         return
-    with closing(write_beginnings(opened, generation_prompts, sampling, tell, first=start)) as texts:
+    with closing(write_beginnings(opened, generation_prompts, sampling, first=start)) as texts:
         for prompt, written in zip(prompts[start:], texts, strict=True):
             text = written.text
             if prompt.messages is not None:
                 text = text.strip()  # as `artel chat` does: whitespace around an answer belongs to the template
-            elif not opened.objective.continues:
+            elif not opened.decoding.continues:
                 text = text.lstrip()
             yield prompt.fields | {"text": text, "finish_reason": written.finish_reason, "tokens": written.tokens}
 
 
 def write_beginnings(
-    opened: OpenedModel, begin: Sequence[GenerationPrompt], sampling: Sampling, tell: Tell, first: int = 0
+    opened: OpenedModel, begin: Sequence[GenerationPrompt], sampling: Sampling, first: int = 0
 ) -> Generator[WrittenText, None, None]:
     """Yield the text that the model generates for each, in order, the i-th with the seed of prompt `first` + i."""
     window = position_limit(opened.model)
@@ -63,7 +63,7 @@ def write_beginnings(
     except InputError as error:  # too little memory for the keys and values of such a text
         note = f"one prompt after another: {error.problems[0].what}"
         engine = SequentialEngine(opened.model, opened.tokenizer, note)
-    tell(engine.note)
+    logger.info(engine.note)
     with closing(engine):
         texts = write_texts(engine, opened.tokenizer, begin, sampling, window, concurrent, first=first)
         with closing(texts):
@@ -80,7 +80,7 @@ def _task_answers(
         for number, prompt in enumerate(chunk, start + first):
             seed = sampling.seed + number if sampling.temperature else sampling.seed
             inputs.append({"text": prompt.text, "sampling": replace(sampling, seed=seed)})
-        written = opened.objective.answers(opened.model, _GENERATE, inputs)
+        written = opened.decoding.answers(opened.model, _GENERATE, inputs)
         for prompt, answer in zip(chunk, written, strict=True):
             yield prompt.fields | {name: answer[name] for name in RESERVED}
 
@@ -89,10 +89,10 @@ def _check_kinds(opened: OpenedModel, prompts: Sequence[Prompt]) -> None:
     """Raise InputError for prompts of a kind that the model does not take."""
     problems = []
     for prompt in prompts:
-        if opened.objective.needs_context and prompt.context is None:
+        if opened.decoding.needs_context and prompt.context is None:
             what = f"{opened.name} answers questions about texts"
             problems.append(Problem(prompt.place, what, 'write {"question": "…", "context": "…"}'))
-        elif prompt.context is not None and not (opened.objective.needs_context or opened.objective.takes_context):
+        elif prompt.context is not None and not (opened.decoding.needs_context or opened.decoding.takes_context):
             problems.append(Problem(prompt.place, f"{opened.name} answers no questions", 'write {"prompt": "…"}'))
         elif prompt.messages is not None and not opened.objective.generates:
             problems.append(Problem(prompt.place, f"{opened.name} does not talk", 'write {"prompt": "…"}'))
@@ -110,7 +110,7 @@ def _beginnings(opened: OpenedModel, prompts: Sequence[Prompt]) -> list[Generati
                 ids = prompt_ids(opened.tokenizer, template, list(prompt.messages))
                 begin: GenerationPrompt | None = GenerationPrompt(ids, end)
             else:
-                begin = opened.objective.generation_prompt(opened.model, prompt.text)
+                begin = opened.decoding.generation_prompt(opened.model, prompt.text)
             if begin is None:
                 return None
             check_embedded(opened.model, opened.tokenizer, begin.ids)
@@ -126,7 +126,7 @@ def _beginnings(opened: OpenedModel, prompts: Sequence[Prompt]) -> list[Generati
 
 def _reply(opened: OpenedModel, prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
     try:
-        reply = opened.objective.reply(opened.model, prompt.text, prompt.context or "", sampling)
+        reply = opened.decoding.reply(opened.model, prompt.text, prompt.context or "", sampling)
         made = reply.to_json or {"text": "".join(reply.pieces)}
     except InputError as error:
         problems = [Problem(prompt.place, problem.what, problem.fix) for problem in error.problems]
@@ -149,20 +149,14 @@ def check_reward(opened: OpenedModel, reward: OpenedModel) -> None:
     """Raise InputError if the model does not generate answers, or the reward model does not score them."""
     if not opened.objective.generates:
         raise InputError.at("--best-of", f"{opened.name} writes no answers to choose from", "leave it out")
-    if _SCORE not in reward.objective.tasks:
+    if _SCORE not in reward.decoding.tasks:
         learned = reward.objective.config.objective
         what = f"{reward.name} is a model for {learned}, which gives answers no score"
         raise InputError.at("--reward", what, "give a model of objective reward")
 
 
 def best_answers(
-    opened: OpenedModel,
-    reward: OpenedModel,
-    prompts: Sequence[Prompt],
-    start: int,
-    count: int,
-    sampling: Sampling,
-    tell: Tell,
+    opened: OpenedModel, reward: OpenedModel, prompts: Sequence[Prompt], start: int, count: int, sampling: Sampling
 ) -> Generator[dict[str, Any], None, None]:
     """Yield the results of the prompts from number `start` on, in order: the best of `count` answers, and all of them.
 
@@ -179,13 +173,13 @@ def best_answers(
         ]
     )
     repeated = [prompt for prompt in prompts for _ in range(count)]
-    with closing(answers(opened, repeated, start * count, sampling, tell)) as results:
+    with closing(answers(opened, repeated, start * count, sampling)) as results:
         for number, prompt in enumerate(prompts[start:], start):
             written = list(islice(results, count))
             question = prompt.text if prompt.messages is None else prompt.messages
             pairs = [(question, answer["text"]) for answer in written]
             try:
-                scored = reward.objective.answers(reward.model, _SCORE, pairs)
+                scored = reward.decoding.answers(reward.model, _SCORE, pairs)
             except InputError as error:
                 raise InputError([Problem(prompt.place, one.what, one.fix) for one in error.problems]) from None
             scores = [answer["score"] for answer in scored]

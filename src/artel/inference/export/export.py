@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,8 @@ from artel.config.model_name import check_model_name
 from artel.errors import InputError
 from artel.inference.deepspeed_checkpoints import AssembledModel, assemble, newest_checkpoint, write_universal
 from artel.inference.export import open_exporter
-from artel.inference.open import (
-    OpenedModel,
-    check_was_trained,
-    objective_of_folder,
-    open_checkpoint,
-    open_model,
-)
+from artel.inference.open import OpenedModel, check_was_trained, objective_of_folder, open_checkpoint, open_model
+from artel.messages import logger
 from artel.models.loading.build import load_model
 from artel.models.loading.check import check_whole
 from artel.models.loading.model_folder import check_folder, is_sharded_checkpoint, read_config
@@ -35,12 +30,10 @@ from artel.models.loading.save import write_model
 from artel.models.lora.adapter_folder import name_base, read_adapter
 from artel.models.lora.adapters import is_adapted
 from artel.models.text_vectors import module_folders
-from artel.preparing import prepare, refuse_overlaps
+from artel.preparing import prepare_silently, refuse_overlaps
 from artel.storage import check_new, new_folder
 from artel.tokens import load_tokenizer
 from artel.training import RunFolder
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +53,7 @@ class Exported:
 
 
 def export(
-    name: str,
-    folder: Path,
-    *,
-    merge: bool = False,
-    to: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    tell: Tell,
+    name: str, folder: Path, *, merge: bool = False, to: str | None = None, settings: Mapping[str, Any] | None = None
 ) -> Exported:
     """Write the model of a run (its newest checkpoint while it is unfinished) or of a folder to a new folder.
 
@@ -92,27 +79,24 @@ def export(
         work.mkdir()
         model = partial if exporter is None else work / "model"
         if merge:
-            tell("merging: base model in float32")
+            logger.info("merging: base model in float32")
             adapter = source if isinstance(source, Path) else _write_source(source, work / "adapter")
             done = replace(done, **_merge(adapter, run, model))
         else:
             _write_source(source, model)
         if exporter is not None:
-            tell(f"converting to {to}")
+            logger.info("converting to %s", to)
             exporter.write(model, partial)
         shutil.rmtree(work)
     return done
 
 
 def export_for_deepspeed(name: str, folder: Path) -> Exported:
-    """Write the newest checkpoint of a run: its model, and weights and optimizer state in DeepSpeed's format.
-
-    The folder appears when it is complete. Raise InputError before loading anything.
-    """
+    """Write the newest checkpoint of a run with its optimizer state in DeepSpeed's format. May raise InputError."""
     check_new(folder)
     run, checkpoint = newest_checkpoint(name)
     refuse_overlaps(run, [("DIR", folder)])
-    prepared = prepare(run)
+    prepared = prepare_silently(run)
     with new_folder(folder) as partial:
         _write_source(open_checkpoint(run, prepared, checkpoint), partial)
         write_universal(run, prepared, checkpoint, partial)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from artel.inference.push.hub import Hub
 from artel.inference.push.pushed_model import PushedModel, PushOptions, find_model, write_folder
+from artel.messages import logger
 from artel.preparing import refuse_overlaps
 from artel.storage import new_folder, scratch_folder
 
 __all__ = ["PushOptions", "Pushed", "push"]
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ class Pushed:
         return asdict(self)
 
 
-def push(name: str, repo: str, options: PushOptions, tell: Tell) -> Pushed:
+def push(name: str, repo: str, options: PushOptions) -> Pushed:
     """Upload the final model of the run in the folder `name`, or a checkpoint, with a model card: a commit on a branch.
 
     A missing repository is created, private by default. With `dry_run` the same files are written to a folder, and
@@ -48,31 +46,38 @@ def push(name: str, repo: str, options: PushOptions, tell: Tell) -> Pushed:
     model = find_model(name, options)
     revision = options.revision or model.revision
     if options.dry_run is not None:
-        return _write(model, repo, revision, options, options.dry_run, tell)
+        return _write(model, repo, revision, options, options.dry_run)
     hub = Hub()
     repo = hub.full_name(repo)
     private = hub.ready(repo, public=options.public)
     with scratch_folder(model.folder.path / "push") as folder:
-        _tell_left_out(write_folder(model, repo, options, folder, links=True), tell)
+        _tell_left_out(write_folder(model, repo, options, folder, links=True))
         files = _sizes(folder)
         whose = "private" if private else "public"
-        tell(f"uploading {len(files)} files, {sum(files.values()) / 1e6:,.1f} MB, to {repo} ({whose}), {revision}")
+        logger.info(
+            "uploading %s files, %s MB, to %s (%s), %s",
+            len(files),
+            f"{sum(files.values()) / 1e6:,.1f}",
+            repo,
+            whose,
+            revision,
+        )
         done = hub.upload(folder, repo, revision, options.message or _message(model))
     if done.removed:
-        tell(f"removed there, since they belong to an earlier model: {', '.join(done.removed)}")
-    tell(f"{done.url}" if done.changed else f"{done.url}: nothing has changed since it was pushed last")
+        logger.info("removed there, since they belong to an earlier model: %s", ", ".join(done.removed))
+    logger.info("%s" if done.changed else "%s: nothing has changed since it was pushed last", done.url)
     return Pushed(repo, revision, files, model.step, private, done.url, done.commit)
 
 
-def _write(model: PushedModel, repo: str, revision: str, options: PushOptions, into: Path, tell: Tell) -> Pushed:
+def _write(model: PushedModel, repo: str, revision: str, options: PushOptions, into: Path) -> Pushed:
     """Write what would be uploaded to a new folder."""
     refuse_overlaps(model.run, [("--dry-run", into)])
     with new_folder(into) as folder:
-        _tell_left_out(write_folder(model, repo, options, folder, links=False), tell)
+        _tell_left_out(write_folder(model, repo, options, folder, links=False))
         files = _sizes(folder)
     for file, size in files.items():
-        tell(f"{size:>14,} bytes  {into / file}")
-    tell(f"nothing was sent; without --dry-run these files are uploaded to {repo}, {revision}")
+        logger.info("%s bytes  %s", f"{size:>14,}", into / file)
+    logger.info("nothing was sent; without --dry-run these files are uploaded to %s, %s", repo, revision)
     return Pushed(repo, revision, files, model.step, not options.public, folder=str(into))
 
 
@@ -81,9 +86,9 @@ def _sizes(folder: Path) -> dict[str, int]:
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
 
 
-def _tell_left_out(names: list[str], tell: Tell) -> None:
+def _tell_left_out(names: list[str]) -> None:
     if names:
-        tell(f"left out, since artel did not write it: {', '.join(names)}")
+        logger.info("left out, since artel did not write it: %s", ", ".join(names))
 
 
 def _message(model: PushedModel) -> str:

@@ -22,7 +22,7 @@ from artel.models.loading.model_folder import read_config
 from artel.models.loading.save import write_model
 from artel.models.lora.adapter_folder import CONFIG, name_base, read_adapter
 from artel.objectives import Objective, objective_of
-from artel.preparing import prepare
+from artel.preparing import prepare_silently
 from artel.registry import OBJECTIVES
 from artel.reports.model_card import MAIN, Published, model_card
 from artel.reports.run_data import RunData, check_is_run, read_run
@@ -222,13 +222,10 @@ def _unknown_base(base: str) -> InputError:
 
 
 def write_folder(model: PushedModel, repo: str, options: PushOptions, folder: Path, *, links: bool) -> list[str]:
-    """Write the files of the repository into `folder`; with `links` those of RUN/model are only linked.
-
-    Return the names in RUN/model that were left out. Raise InputError for links there, which may lead to any file.
-    """
+    """Write or link the repository's files into `folder`. Return the names left out. May raise InputError."""
     left_out = []
     if model.checkpoint is not None:
-        opened = open_checkpoint(model.run, prepare(model.run), model.checkpoint)
+        opened = open_checkpoint(model.run, prepare_silently(model.run), model.checkpoint)
         write_model(opened.model, opened.tokenizer, folder, files=opened.objective.model_files(opened.model))
         del opened
     else:
@@ -273,10 +270,10 @@ def describe(model: PushedModel, data: RunData, repo: str, options: PushOptions,
         repo=repo,
         auto_class=_auto_class(objective, folder if not is_adapter else run.model.from_),
         objective=run.objective,
-        does=objective.does or OBJECTIVES[run.objective].does,
-        pipeline_tag=objective.pipeline_tag,
-        usage=objective.usage(),
-        command=objective.command(repo.split("/")[-1], None),
+        does=objective.presentation.does or OBJECTIVES[run.objective].presentation.does,
+        pipeline_tag=objective.presentation.pipeline_tag,
+        usage=objective.decoding.usage(),
+        command=objective.decoding.command(repo.split("/")[-1], None),
         model_type=_model_type(data, folder, is_adapter=is_adapter),
         parameters=sum(_sizes(folder)),
         step=model.step,

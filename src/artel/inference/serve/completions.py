@@ -18,10 +18,7 @@ from artel.inference.engine.base import EngineError, FinishReason, Generation
 from artel.inference.serve.errors import ApiError
 from artel.inference.serve.grammars import grammar_error
 from artel.inference.serve.metrics import Metrics
-from artel.inference.serve.schema import (
-    CompletionRequest,
-    SamplingBody,
-)
+from artel.inference.serve.schema import CompletionRequest, SamplingBody
 from artel.inference.serve.served import ServedModel
 from artel.models.generate import check_embedded
 from artel.models.sampler import Sampler, SamplingOptions, Token
@@ -126,11 +123,7 @@ async def write(
     tokens = _TokenQueue()
     generation = Generation(sampler, prompt.new_tokens + len(prompt.forced), prompt.end.ids, tokens.put)
     stream = TextStream(
-        tokenizer,
-        prompt.ids,
-        prompt.end.texts,
-        stop_until=prompt.stop_until,
-        special_tokens=prompt.special_tokens,
+        tokenizer, prompt.ids, prompt.end.texts, stop_until=prompt.stop_until, special_tokens=prompt.special_tokens
     )
     pending: list[Token] = []
     finish: FinishReason | None = None

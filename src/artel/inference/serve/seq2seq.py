@@ -55,10 +55,7 @@ class Seq2SeqCompletions:
         return self._shared | {"choices": choices, "usage": self._usage.to_json()}
 
     async def stream(self) -> AsyncGenerator[str, None]:
-        """Yield server-sent events, one text after another, in chunks or, with beam search, as a whole.
-
-        Raise ApiError for the first text before the first event; later errors are events.
-        """
+        """Yield server-sent events, text after text. Raise ApiError before the first event; later errors are events."""
         options = self._body.stream_options
         usage = {"usage": None} if options is not None and options.include_usage else {}
         has_begun = False
@@ -134,7 +131,7 @@ def _inputs(served: ServedModel, body: CompletionRequest, deadline: Deadline) ->
     for name, neutral in _NEUTRAL.items():
         if getattr(body, name) not in (None, neutral):
             raise ApiError(400, f"{served.name} writes a text for a text, and knows no {name}", name)
-    sampling = served.opened.objective.sampling(
+    sampling = served.opened.decoding.sampling(
         new_tokens=body.max_tokens,
         temperature=body.temperature,
         top_p=body.top_p,

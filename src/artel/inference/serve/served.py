@@ -36,10 +36,7 @@ class ServedModel:
     def __init__(
         self, opened: OpenedModel, name: str, requests: int | None, context: int | None, adapters: tuple[str, ...] = ()
     ) -> None:
-        """`requests` are computed concurrently; None: chosen for the model. `adapters`: names of its adapters.
-
-        Raise InputError if the context does not fit the model or the memory.
-        """
+        """`requests` are computed concurrently (None: chosen). May raise InputError for the context or memory."""
         self.opened = opened
         self.name = name
         self._logged: set[str] = set()
@@ -123,8 +120,8 @@ class ServedModel:
         return [path for path, is_offered in offered.items() if is_offered]
 
     def can(self, task: str) -> bool:
-        """True if its objective answers a task (`Objective.tasks`)."""
-        return task in self.opened.objective.tasks
+        """True if its objective answers a task (`Decoding.tasks`)."""
+        return task in self.opened.decoding.tasks
 
     @property
     def embeds(self) -> bool:
@@ -133,7 +130,7 @@ class ServedModel:
 
     @property
     def fills_masks(self) -> bool:
-        return self.opened.objective.pipeline_tag == "fill-mask"
+        return self.opened.objective.presentation.pipeline_tag == "fill-mask"
 
     @property
     def answers_questions(self) -> bool:

@@ -8,7 +8,6 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -27,6 +26,7 @@ from artel.inference.open import OpenedModel, move_to_device, objective_of_folde
 from artel.inference.serve.access import TimedProtocol, is_loopback
 from artel.inference.serve.app import Limits, make_app
 from artel.inference.serve.served import ServedModel, name_of
+from artel.messages import logger
 from artel.models.device import own_device
 from artel.models.loading.language_part import renamed_for_language_part
 from artel.models.lora.adapter_folder import load_adapter, read_adapter
@@ -34,8 +34,6 @@ from artel.models.lora.adapters import is_adapted
 from artel.storage import report_bus_errors
 from artel.tokens import load_tokenizer
 from artel.training import RunFolder
-
-Tell = Callable[[str], None]
 
 
 class Precision(StrEnum):
@@ -64,22 +62,24 @@ class ServerOptions:
     limits: Limits = field(default_factory=Limits)
 
 
-def serve(name: str, options: ServerOptions, tell: Tell) -> None:
+def serve(name: str, options: ServerOptions) -> None:
     """Serve a model until a signal comes. Raise InputError, if possible before loading the model."""
     loopback = check_key(options)
     report_bus_errors()  # weights are memory-mapped
     with ExitStack() as stack:
         listening = stack.enter_context(_listen(options.host, options.port))
-        tell("loading the model")
+        logger.info("loading the model")
         models = open_models(name, options)
         served = models[0]
         stack.callback(served.close)
         if served.engine is not None:
-            tell(f"{served.name}: {served.engine.note}, {served.context:,} tokens of prompt and answer each")
+            logger.info(
+                "%s: %s, %s tokens of prompt and answer each", served.name, served.engine.note, f"{served.context:,}"
+            )
         app = make_app(models, options.limits, key=options.key, loopback=loopback, origins=options.origins)
         host, port = listening.getsockname()[:2]
         names = ", ".join(model.name for model in models)
-        tell(f"{names} is served at http://{f'[{host}]' if ':' in host else host}:{port}/v1; Ctrl-C ends")
+        logger.info("%s is served at http://%s:%s/v1; Ctrl-C ends", names, f"[{host}]" if ":" in host else host, port)
         avoid_full_collections()
         config = uvicorn.Config(
             app, http=TimedProtocol, log_level="warning", lifespan="off", server_header=False, timeout_keep_alive=30
@@ -90,10 +90,7 @@ def serve(name: str, options: ServerOptions, tell: Tell) -> None:
 
 
 def avoid_full_collections() -> None:
-    """Make full garbage collections rare: all threads wait for one, even /health.
-
-    A body of 2 MB may be half a million lists, and full collections took half of the time to parse them.
-    """
+    """Make full garbage collections rare: all threads wait for one, and they took half the time of parsing 2 MB."""
     gc.freeze()
     gc.set_threshold(700, 10, 1000)
 
@@ -154,10 +151,7 @@ def check_key(options: ServerOptions) -> bool:
 
 
 def cast_weights(model: PreTrainedModel, precision: Precision, name: str) -> None:
-    """Convert a model's weights to float32 or bfloat16. Raise InputError if they are quantized.
-
-    Buffers stay as they are: the frequencies of rotary positions need float32.
-    """
+    """Convert a model's weights, but not rotary frequencies, to float32 or bfloat16. May raise InputError."""
     if precision is Precision.SAVED:
         return
     if getattr(model, "is_quantized", False):
@@ -215,10 +209,7 @@ def serve_with_vllm(name: str, options: ServerOptions) -> None:
 
 
 def vllm_arguments(name: str, options: ServerOptions) -> list[str]:
-    """Return the command line of vLLM's server. An adapter is served with its base model, under the adapter's name.
-
-    Raise InputError if a run has no model yet.
-    """
+    """Return vLLM's command line; an adapter keeps its name beside its base. Raise InputError without a model."""
     folder = _model_folder(name)
     trained = read_adapter(folder)
     arguments = ["serve", folder, "--served-model-name", name_of(name)] if trained is None else ["serve", trained.base]

@@ -62,7 +62,7 @@ def _learned_vectors(served: ServedModel, texts: list[Any], body: EmbeddingReque
     inputs = [{"text": text, "input_type": kind, "dimensions": body.dimensions} for text in texts]
     opened = served.opened
     try:
-        answers = opened.objective.answers(opened.model, "embed", inputs)
+        answers = opened.decoding.answers(opened.model, "embed", inputs)
     except InputError as error:
         (problem,) = error.problems
         raise ApiError(400, problem.what, problem.where) from None
@@ -128,7 +128,7 @@ def answer(served: ServedModel, body: AnswerRequest) -> dict[str, Any]:
     """Return the answer to a question from a document. Raise ApiError."""
     opened = served.opened
     try:
-        reply = opened.objective.reply(opened.model, body.question, body.context, Sampling())
+        reply = opened.decoding.reply(opened.model, body.question, body.context, Sampling())
     except InputError as error:
         raise ApiError(400, str(error.problems[0].what), "context") from None
     found = reply.to_json or {}
@@ -168,10 +168,7 @@ def entities(served: ServedModel, body: EntitiesRequest) -> dict[str, Any]:
 
 
 def rerank(served: ServedModel, body: RerankRequest) -> dict[str, Any]:
-    """Return the documents, best first. Raise ApiError.
-
-    Some of the documents may be empty, as with Cohere's server.
-    """
+    """Return the documents, of which some may be empty, best first. Raise ApiError."""
     documents = body.texts
     _refuse_empty(body.query, "query")
     if not any(document.strip() for document in documents):
@@ -210,7 +207,7 @@ def ask(served: ServedModel, task: str, inputs: list[Any], param: str = "input")
     """Return the answers of the model's objective. Raise ApiError for the key `param`."""
     opened = served.opened
     try:
-        return opened.objective.answers(opened.model, task, inputs)
+        return opened.decoding.answers(opened.model, task, inputs)
     except InputError as error:
         raise ApiError(400, error.problems[0].what, param) from None
 

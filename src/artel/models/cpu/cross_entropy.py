@@ -29,8 +29,7 @@ def cpu_cross_entropy_with_grad(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (loss of each row in nats, most likely ids, gradient), like `cross_entropy_with_grad` without shards.
 
-    logits (count, vocabulary) are overwritten by the gradient; targets int64 (count,), or `IGNORED`. Raise IndexError
-    for targets out of range.
+    logits (count, vocabulary) are overwritten by the gradient; targets int64 (count,), or `IGNORED`.
     """
     with _RecordFunctionFast(_NAME):
         losses, guesses = _cross_entropy(logits, targets)

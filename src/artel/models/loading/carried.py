@@ -7,7 +7,6 @@ source when the model is saved. If that is impossible, such layers are removed f
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -19,6 +18,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from artel.messages import logger
 from artel.models.loading.safetensors_files import TensorFiles
 from artel.printable import listed
 
@@ -52,8 +52,7 @@ def carry_unused(
 ) -> list[str]:
     """Remember the tensors in `files` that `model` does not use, to save them with it. Return notes for the user.
 
-    They are left out if the model has another head than `source`, since they may belong to the old head, and if the
-    vocabulary grew (`grown`: old numbers of rows) and they have one row per token.
+    They are left out if they may belong to another head, or have one row per token of a vocabulary that `grown`.
     """
     computed = {name for name, _ in model.named_buffers()}
     left = sorted(name for name in {*unused} - computed if not _COMPUTED.fullmatch(name))
@@ -95,10 +94,7 @@ def _announce_none(config: PreTrainedConfig) -> list[str]:
 def with_carried(
     model: PreTrainedModel, weights: dict[str, torch.Tensor] | None
 ) -> Iterator[dict[str, torch.Tensor] | None]:
-    """Yield `weights`, or those of `model`, with the additional tensors, which are memory-mapped.
-
-    If the source is gone, they are left out with a warning.
-    """
+    """Yield `weights`, or those of `model`, with the additional tensors (memory-mapped), if their source exists."""
     carried = carried_of(model)
     if carried is None:
         yield weights
@@ -110,7 +106,7 @@ def with_carried(
     except (OSError, KeyError, RuntimeError, SafetensorError) as error:
         (note,) = leave_out(model, carried.source, carried.names)
         reason = " ".join(str(error).split())[:200]
-        logging.getLogger("artel").warning("%s can no longer be read (%s). %s", carried.source, reason, note)
+        logger.warning("%s can no longer be read (%s). %s", carried.source, reason, note)
         yield weights
         return
     yield {**(model.state_dict() if weights is None else weights), **tensors}

@@ -1,9 +1,9 @@
-"""The transformers class with the head that an objective needs, and additional linear heads."""
+"""The transformers class with the head that an objective needs, and the modules that the objective adds."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import transformers
@@ -35,6 +35,9 @@ _PURPOSE = {
     "AutoModel": ("vectors of texts (embedding)", "bert, roberta or modernbert"),
     "AutoModelForQuestionAnswering": ("answers in documents (span_qa)", "bert, roberta or modernbert"),
 }
+
+Head = int | Callable[[PreTrainedConfig], nn.Module]
+"""A module that an objective adds: the outputs of a linear layer on hidden states, or a function that builds it."""
 
 _POOLER = "pooler"
 """A layer of headless models (`AutoModel`) that transforms the first token's state. No objective uses it. It stays
@@ -68,8 +71,7 @@ def check_head(model_type: str, auto_class: str, where: str, own: Collection[str
 def check_direction(config: PreTrainedConfig, auto_class: str, where: str) -> None:
     """Raise InputError if a model is to predict next tokens but is configured as a bidirectional encoder.
 
-    transformers has a causal mode for models like BERT, which `is_decoder` turns on (`causal` for XLM). They have a
-    masked head, except BertGeneration, whose headless class is called an encoder.
+    transformers has a causal mode for models like BERT, which `is_decoder` turns on (`causal` for XLM).
     """
     if auto_class != "AutoModelForCausalLM" or config.is_encoder_decoder:
         return
@@ -107,11 +109,12 @@ def check_sizes(config: PreTrainedConfig) -> None:
         raise InputError(problems)
 
 
-def model_class(config: PreTrainedConfig, auto_class: str, heads: Mapping[str, int], *, runs_code: bool = False) -> Any:
-    """Return the model class for a configuration, with linear `heads` (name -> outputs) as modules of those names.
+def model_class(
+    config: PreTrainedConfig, auto_class: str, heads: Mapping[str, Head], *, runs_code: bool = False
+) -> Any:
+    """Return the model class for a configuration, with `heads` as modules of those names.
 
-    With `runs_code` the class may come from the model's own code, which then runs. Raise InputError for impossible
-    sizes in the configuration.
+    With `runs_code` the class may come from the model's own code, which then runs. May raise InputError.
     """
     check_sizes(config)
     own = own_classes(config, runs_code=runs_code).get(auto_class)
@@ -127,13 +130,13 @@ def model_class(config: PreTrainedConfig, auto_class: str, heads: Mapping[str, i
 
 
 @functools.cache
-def _with_heads(base: type[PreTrainedModel], heads: tuple[tuple[str, int], ...]) -> type[PreTrainedModel]:
+def _with_heads(base: type[PreTrainedModel], heads: tuple[tuple[str, Head], ...]) -> type[PreTrainedModel]:
     """Return a subclass of the same name. Its files open as the base class, with the heads as additional tensors."""
 
     def build(self: Any, config: PreTrainedConfig) -> None:
         base.__init__(self, config)
-        for name, outputs in heads:
-            setattr(self, name, nn.Linear(config.hidden_size, outputs))
+        for name, head in heads:
+            setattr(self, name, nn.Linear(config.hidden_size, head) if isinstance(head, int) else head(config))
         self.post_init()
 
     return type(base.__name__, (base,), {"__init__": build, "__module__": base.__module__})

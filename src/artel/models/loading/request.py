@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from artel.config import ModelConfig
+from artel.models.loading.heads import Head
 from artel.models.loading.materialize import WeightSource
 from artel.models.quantization import num_weights
 
@@ -23,8 +24,8 @@ class ModelRequest:
     """The `model` section of a run file."""
     auto_class: str
     """The transformers class that an objective needs: `AutoModelForCausalLM`."""
-    heads: Mapping[str, int] = field(default_factory=dict)
-    """Linear heads that an objective adds, with the number of outputs of each."""
+    heads: Mapping[str, Head] = field(default_factory=dict)
+    """Modules that an objective adds to the model, by name. They are trained, sharded and saved with it."""
     block: int = 1
     """The longest input in tokens."""
     seed: int = 0

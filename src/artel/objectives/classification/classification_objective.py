@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from inspect import cleandoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
@@ -18,13 +19,21 @@ import orjson
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED
-from artel.objectives.base import Better, Objective
+from artel.objectives.base import Objective
 from artel.objectives.classification.framing import Framing
-from artel.objectives.classification.kinds import KINDS, THRESHOLDS, Kind, Undecided, Unfit
-from artel.objectives.length_groups import group_rows, logits_of_rows, row_logits
+from artel.objectives.classification.kinds import (
+    KINDS,
+    THRESHOLDS,
+    Number,
+    SeveralLabels,
+    SingleLabel,
+    Undecided,
+    Unfit,
+)
+from artel.objectives.decoding import Decoding, first_words, in_python
+from artel.objectives.length_groups import as_tensors, group_rows, logits_of_rows, row_logits
 from artel.objectives.pretrained_heads import base_labels, in_order_of
-from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
-from artel.objectives.usage import first_words, in_python
+from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.printable import shortened
 from artel.text import Document, Dropped, Labeled, Record, Rejected
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer
@@ -43,12 +52,10 @@ _NO_LABEL = {"-", "nan", "none", "null", "n/a", "<na>"}
 _EXAMPLE = "A quiet film that stays with you."
 
 
-class Classification(Objective):
+class Classification(Objective, Decoding):
     auto_class = "AutoModelForSequenceClassification"
     learns_from = ("labels",)
-    verb = "label"
-    does = "gives texts labels, or a number"
-    pipeline_tag = "text-classification"
+    presentation = Presentation("gives texts labels, or a number", "label", "text-classification")
     section = "classification"
     decided_by_records = ("kind", "labels")
     takes_context = True
@@ -56,12 +63,17 @@ class Classification(Objective):
     encoder = True
     sums = ("loss", "targets")
     tasks = ("classify",)
-    better: ClassVar[dict[str, Better]] = {name: way for kind in KINDS.values() for name, way in kind.better.items()}
+    better = SingleLabel.better | SeveralLabels.better | Number.better
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
         self._classification = config.classification
-        self._kind = _kind_of(config)
+        self._kind = (Undecided if self.undecided(config) else KINDS[config.classification.kind])(config.classification)
+        if not self._kind.has_classes and (
+            config.classification.class_weights == "balanced" or config.classification.balanced_sampling
+        ):
+            what = "weighs and balances labels, and these texts have a number each"
+            raise InputError.at("classification", what, "leave class_weights and balanced_sampling out")
         self._framing = Framing(tokenizer, config.data.block)
         self.outputs = self._kind.outputs
         best = config.checkpoint.best
@@ -99,7 +111,7 @@ class Classification(Objective):
 
     def notes(self, documents: Iterable[Document]) -> list[str]:
         labels = self.config.classification.labels
-        return [*super().notes(documents), *([] if labels == "auto" else _doubtful_labels(labels))]
+        return super().notes(documents) + ([] if labels == "auto" else _doubtful_labels(labels))
 
     @classmethod
     def has_classes(cls, config: RunConfig) -> bool:
@@ -125,11 +137,8 @@ class Classification(Objective):
             what = f"has {len(classification.labels)} labels, and kind: number gives each text a number"
             fix = "leave them out; or write kind: single, or multi"
             problems.append(Problem("classification.labels", what, fix))
-        if (
-            classification.kind in ("single", "auto")
-            and classification.labels != "auto"
-            and len(classification.labels) < 2
-        ):
+        is_short = classification.labels != "auto" and len(classification.labels) < 2
+        if classification.kind in ("single", "auto") and is_short:
             problems.append(Problem("classification.labels", "has fewer than two labels", "write all of them, or auto"))
         return problems
 
@@ -201,20 +210,13 @@ class Classification(Objective):
             self._kind.balance(np.asarray(split.numbers()[:, _TARGET:]))
 
     def batch(self, rows: Rows) -> Batch:
-        import torch
-
         lengths = np.where(rows.valid, rows.lengths, 1)
         ids = [row[:length] for row, length in zip(rows.ids, lengths, strict=True)]
         types = self._types(lengths, rows.numbers[:, _BEGINS])
         grouped = group_rows(ids, self.group_count(len(ids)), self.tokenizer.pad_id, types)
-        target = np.ascontiguousarray(self._kind.target(rows.numbers[:, _TARGET:]))
-        tensors = {"target": torch.from_numpy(target), "valid": torch.from_numpy(rows.valid)}
-        return Batch(
-            grouped.tensors | tensors,
-            targets=int(rows.valid.sum()),
-            tokens=int(rows.lengths[rows.valid].sum()),
-            groups=grouped.groups,
-        )
+        tensors = as_tensors({"target": self._kind.target(rows.numbers[:, _TARGET:]), "valid": rows.valid})
+        count, tokens = int(rows.valid.sum()), int(rows.lengths[rows.valid].sum())
+        return Batch(grouped.tensors | tensors, count, tokens, grouped.groups)
 
     def _types(
         self, lengths: Sequence[int] | np.ndarray, begins: Sequence[int] | np.ndarray
@@ -240,7 +242,7 @@ class Classification(Objective):
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
 
-        logits = self._logits(model, batch)
+        logits = row_logits(self._with_padding(model), batch.tensors, batch.groups)
         loss = self._kind.loss(logits, batch.tensors["target"])
         loss = torch.where(batch.tensors["valid"], loss, 0.0).sum()
         return torch.stack([loss, torch.full_like(loss, batch.targets)]), logits
@@ -276,9 +278,6 @@ class Classification(Objective):
             for said, row in zip(logits, rows, strict=True)
         ]
 
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        yield _in_words(self.answers(model, "classify", [prompt])[0])
-
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         (answer,) = self.answers(model, "classify", [(prompt, context) if context else prompt])
         ordered = sorted(answer.get("probabilities", {}).items(), key=lambda item: -item[1])
@@ -298,35 +297,21 @@ class Classification(Objective):
 
     def usage(self) -> str:
         several = ", top_k=None" if self._kind.answers_several else ""
-        lines = [
-            "from transformers import pipeline",
-            "",
-            f'classify = pipeline("text-classification", model=model, tokenizer=tokenizer{several})',
-            f"print(classify({in_python(self.prompt(None))}))",
-        ]
+        example = in_python(self.prompt(None))
         if any(source.second for source in self.config.data.sources):
-            example = f'{{"text": {in_python(self.prompt(None))}, "text_pair": {in_python(_EXAMPLE)}}}'
-            lines[-1] = f"print(classify({example}))"
-        return "\n".join(lines)
+            example = f'{{"text": {example}, "text_pair": {in_python(_EXAMPLE)}}}'
+        return cleandoc(f"""
+            from transformers import pipeline
 
-    def _logits(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """Return the logits, float32 (rows, outputs)."""
-        return row_logits(self._with_padding(model), batch.tensors, batch.groups)
+            classify = pipeline("text-classification", model=model, tokenizer=tokenizer{several})
+            print(classify({example}))
+        """)
 
     def _with_padding(self, model: PreTrainedModel) -> PreTrainedModel:
         """Set the padding token of a model without one: decoders look for the last token that is not padding."""
         if getattr(model.config, "pad_token_id", None) is None:
             model.config.pad_token_id = self.tokenizer.pad_id
         return model
-
-
-def _kind_of(config: RunConfig) -> Kind:
-    classification = config.classification
-    kind = (Undecided if Classification.undecided(config) else KINDS[classification.kind])(classification)
-    if not kind.has_classes and (classification.class_weights == "balanced" or classification.balanced_sampling):
-        what = "weighs and balances labels, and these texts have a number each"
-        raise InputError.at("classification", what, "leave class_weights and balanced_sampling out")
-    return kind
 
 
 def _checked_labels(counts: Counter[str], texts: int, text_lengths: int, kind: str) -> list[str]:

@@ -39,21 +39,17 @@ class Framing:
         """Yield the row of each input, which is one text or two."""
         encoded = self._tokenizer.encode([text for texts in inputs for text in texts])
         for texts in inputs:
-            ids = next(encoded)
-            yield self._of_one(ids) if len(texts) == 1 else self._of_two(ids, next(encoded))
-
-    def _of_one(self, ids: np.ndarray) -> FramedText:
-        frame = self.single
-        kept = ids[: self._block - frame.size]
-        framed = np.concatenate([frame.before, kept, frame.after]).astype(np.int64)
-        return FramedText(framed, 0, len(ids) - len(kept))
-
-    def _of_two(self, first: np.ndarray, second: np.ndarray) -> FramedText:
-        frame = self.pair
-        sizes = longest_first(len(first), len(second), self._block - frame.size)
-        before = [*frame.before, *first[: sizes[0]], *frame.between]
-        framed = np.array([*before, *second[: sizes[1]], *frame.after], dtype=np.int64)
-        return FramedText(framed, len(before), len(first) + len(second) - sum(sizes))
+            first, frame = next(encoded), self.single if len(texts) == 1 else self.pair
+            if len(texts) == 1:
+                kept = first[: self._block - frame.size]
+                ids = np.concatenate([frame.before, kept, frame.after]).astype(np.int64)
+                yield FramedText(ids, 0, len(first) - len(kept))
+                continue
+            second = next(encoded)
+            sizes = longest_first(len(first), len(second), self._block - frame.size)
+            before = [*frame.before, *first[: sizes[0]], *frame.between]
+            ids = np.array([*before, *second[: sizes[1]], *frame.after], dtype=np.int64)
+            yield FramedText(ids, len(before), len(first) + len(second) - sum(sizes))
 
 
 def longest_first(first: int, second: int, length: int) -> tuple[int, int]:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from artel.config import ClassificationConfig
-from artel.objectives.base import Better
+from artel.objectives.base import Better, directions
 from artel.objectives.classification.label_metrics import (
     HALF,
     best_thresholds,
     confusion_counts,
-    confusion_matrix,
     multi_label_metrics,
     number_metrics,
     roc_auc,
@@ -113,6 +112,14 @@ class Kind(ABC):
         """Return the thresholds by label; empty if none were chosen or set."""
         return {}
 
+    def _in_words(self, loss: str) -> str:
+        """Return the name of a loss with its options."""
+        options = self.classification
+        more = [f"focal, gamma {options.focal_gamma:g}"] if options.loss == "focal" else []
+        more += [f"smoothing {options.smoothing:g}"] if options.smoothing else []
+        more += ["weighed by label"] if options.class_weights == "balanced" else []
+        return f"{loss} ({', '.join(more)})" if more else loss
+
     def _number_of(self, label: str) -> int:
         if label not in self._numbers:
             known = ", ".join(map(shortened, self.labels[:20])) + (" …" if len(self.labels) > 20 else "")
@@ -125,14 +132,7 @@ class Kind(ABC):
 
 class SingleLabel(Kind):
     problem_type = "single_label_classification"
-    better: ClassVar[dict[str, Better]] = {
-        "loss": "lower",
-        "accuracy": "higher",
-        "macro_f1": "higher",
-        "micro_f1": "higher",
-        "matthews": "higher",
-        "auc": "higher",
-    }
+    better = directions(lower=["loss"], higher=["accuracy", "macro_f1", "micro_f1", "matthews", "auc"])
 
     def numbers(self, fields: Labeled) -> tuple[int, ...]:
         if len(fields.labels) != 1:
@@ -145,11 +145,19 @@ class SingleLabel(Kind):
         return numbers[:, 0]
 
     def loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return label_loss(logits, target, self.classification, self._weights)
+        """Return the cross-entropy for label indices (rows,)."""
+        import torch
+        import torch.nn.functional as F
+
+        options, weights = self.classification, self._weights
+        loss = F.cross_entropy(logits, target, reduction="none", label_smoothing=options.smoothing)
+        if options.loss == "focal":  # Lin et al. 2017, "Focal Loss for Dense Object Detection", equation 4
+            loss = (1 - torch.exp(-loss)) ** options.focal_gamma * loss
+        return loss if weights is None else loss * weights.to(loss.device)[target]
 
     @property
     def loss_description(self) -> str:
-        return loss_of_labels("cross-entropy of the label", self.classification)
+        return self._in_words("cross-entropy of the label")
 
     def metrics(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]:
         return single_label_metrics(logits, target)
@@ -163,7 +171,7 @@ class SingleLabel(Kind):
             | _area(probabilities[:, number], target == number)
             for number, (label, scores) in enumerate(zip(self.labels, by_label, strict=True))
         ]
-        matrix = confusion_matrix(self.labels, target, logits.argmax(axis=1))
+        matrix = {"labels": self.labels, "counts": counts.tolist()}
         return {"tables": {"labels": rows}, "matrices": {"true labels and predicted ones": matrix}}
 
     def answer(self, logits: np.ndarray) -> dict[str, Any]:
@@ -194,14 +202,7 @@ class SingleLabel(Kind):
 class SeveralLabels(Kind):
     problem_type = "multi_label_classification"
     answers_several = True
-    better: ClassVar[dict[str, Better]] = {
-        "loss": "lower",
-        "accuracy": "higher",
-        "macro_f1": "higher",
-        "micro_f1": "higher",
-        "tuned_macro_f1": "higher",
-        "auc": "higher",
-    }
+    better = directions(lower=["loss"], higher=["accuracy", "macro_f1", "micro_f1", "tuned_macro_f1", "auc"])
 
     def __init__(self, classification: ClassificationConfig) -> None:
         super().__init__(classification)
@@ -216,11 +217,22 @@ class SeveralLabels(Kind):
         return numbers.astype(np.float32)
 
     def loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return labels_loss(logits, target, self.classification, self._weights)
+        """Return the mean over labels. `target` (rows, labels): 0 or 1."""
+        import torch
+        import torch.nn.functional as F
+
+        options, weights = self.classification, self._weights
+        smooth = target * (1 - options.smoothing) + options.smoothing / 2
+        loss = F.binary_cross_entropy_with_logits(logits, smooth, reduction="none")
+        if options.loss == "focal":
+            loss = (1 - torch.exp(-loss)) ** options.focal_gamma * loss
+        if weights is not None:
+            loss = loss * torch.where(target > 0, weights.to(loss.device), 1.0)
+        return loss.mean(dim=1)
 
     @property
     def loss_description(self) -> str:
-        return loss_of_labels("binary cross-entropy of each label", self.classification)
+        return self._in_words("binary cross-entropy of each label")
 
     def metrics(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]:
         thresholds = self._thresholds if self._are_chosen else None
@@ -293,14 +305,7 @@ class SeveralLabels(Kind):
 class Number(Kind):
     problem_type = "regression"
     has_classes = False
-    better: ClassVar[dict[str, Better]] = {
-        "loss": "lower",
-        "rmse": "lower",
-        "mae": "lower",
-        "r2": "higher",
-        "pearson": "higher",
-        "spearman": "higher",
-    }
+    better = directions(lower=["loss", "rmse", "mae"], higher=["r2", "pearson", "spearman"])
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -316,7 +321,7 @@ class Number(Kind):
         return floats_of_bits(numbers[:, 0]).astype(np.float32)
 
     def loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return number_loss(logits, target)
+        return (logits[:, 0] - target).square()
 
     @property
     def loss_description(self) -> str:
@@ -348,45 +353,3 @@ KINDS: dict[str, type[Kind]] = {"single": SingleLabel, "multi": SeveralLabels, "
 def _area(probabilities: np.ndarray, positive: np.ndarray) -> dict[str, float]:
     area = roc_auc(probabilities, positive)
     return {} if area is None else {"auc": area}
-
-
-def loss_of_labels(plain: str, classification: ClassificationConfig) -> str:
-    """Return the loss in words. `plain`: the loss without options."""
-    more = [f"focal, gamma {classification.focal_gamma:g}"] if classification.loss == "focal" else []
-    more += [f"smoothing {classification.smoothing:g}"] if classification.smoothing else []
-    more += ["weighed by label"] if classification.class_weights == "balanced" else []
-    return f"{plain} ({', '.join(more)})" if more else plain
-
-
-def label_loss(
-    logits: torch.Tensor, target: torch.Tensor, classification: ClassificationConfig, weights: torch.Tensor | None
-) -> torch.Tensor:
-    """Return the loss of `logits` (rows, labels) for label indices (rows,), float32 (rows,). `weights`: per label."""
-    import torch
-    import torch.nn.functional as F
-
-    loss = F.cross_entropy(logits, target, reduction="none", label_smoothing=classification.smoothing)
-    if classification.loss == "focal":  # Lin et al. 2017, "Focal Loss for Dense Object Detection", equation 4
-        loss = (1 - torch.exp(-loss)) ** classification.focal_gamma * loss
-    return loss if weights is None else loss * weights.to(loss.device)[target]
-
-
-def labels_loss(
-    logits: torch.Tensor, target: torch.Tensor, classification: ClassificationConfig, weights: torch.Tensor | None
-) -> torch.Tensor:
-    """Return the mean loss over labels, float32 (rows,). `target` (rows, labels): 0 or 1. `weights`: of positives."""
-    import torch
-    import torch.nn.functional as F
-
-    smooth = target * (1 - classification.smoothing) + classification.smoothing / 2
-    loss = F.binary_cross_entropy_with_logits(logits, smooth, reduction="none")
-    if classification.loss == "focal":
-        loss = (1 - torch.exp(-loss)) ** classification.focal_gamma * loss
-    if weights is not None:
-        loss = loss * torch.where(target > 0, weights.to(loss.device), 1.0)
-    return loss.mean(dim=1)
-
-
-def number_loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return the squared error of `logits` (rows, 1), float32 (rows,)."""
-    return (logits[:, 0] - target).square()

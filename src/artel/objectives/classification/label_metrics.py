@@ -5,8 +5,6 @@ Means over labels leave out labels for which the metric is undefined.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from artel.objectives.statistics import mean_ranks, pearson, spearman
@@ -83,7 +81,9 @@ def multi_label_metrics(probabilities: np.ndarray, gold: np.ndarray, thresholds:
         "micro_f1": _ratio(2 * float(right.sum()), float(gold.sum() + predicted.sum())),
     }
     if thresholds is not None:
-        metrics["tuned_macro_f1"] = _macro_f1(probabilities > thresholds, gold)
+        tuned = probabilities > thresholds
+        by_label = scores_of_labels((tuned & gold).sum(axis=0), gold.sum(axis=0), tuned.sum(axis=0))
+        metrics["tuned_macro_f1"] = float(np.mean([scores["f1"] for scores in by_label]))
     return metrics | _mean_auc([roc_auc(column, true) for column, true in zip(probabilities.T, gold.T, strict=True)])
 
 
@@ -117,15 +117,6 @@ def _best_threshold(probabilities: np.ndarray, gold: np.ndarray) -> float:
     best = int(np.where(is_cut, f1, -1.0).argmax())
     below = float(sorted_probabilities[best + 1]) if best + 1 < len(order) else 0.0
     return (float(sorted_probabilities[best]) + below) / 2
-
-
-def confusion_matrix(labels: list[str], gold: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
-    return {"labels": labels, "counts": confusion_counts(gold, predicted, len(labels)).tolist()}
-
-
-def _macro_f1(predicted: np.ndarray, gold: np.ndarray) -> float:
-    by_label = scores_of_labels((predicted & gold).sum(axis=0), gold.sum(axis=0), predicted.sum(axis=0))
-    return float(np.mean([scores["f1"] for scores in by_label]))
 
 
 def _mean_auc(areas: list[float | None]) -> dict[str, float]:

@@ -39,13 +39,7 @@ from artel.objectives.conversation.frame import (
 )
 from artel.text import Message, ToolCall, Tools
 from artel.tokens import Tokenizer
-from artel.tokens.tokenizer.chat_template import (
-    TemplateRefuses,
-    added_tokens,
-    marks_before_calls,
-    render,
-    turn_end,
-)
+from artel.tokens.tokenizer.chat_template import TemplateRefuses, added_tokens, marks_before_calls, render, turn_end
 from artel.tokens.tokenizer.template_tools import ToolStyle, tool_style
 
 _OPEN_TAG = "<think>\n"
@@ -181,7 +175,10 @@ class Turns:
         return None
 
     def _frame(self, messages: Sequence[Message], tools: Tools) -> Frame:
-        marked = [_with_marked_calls(message, number) for number, message in enumerate(_marked(messages))]
+        marked = _marked(messages)
+        for number, message in enumerate(marked):
+            calls = (ToolCall(call.name, {"a": mark_for(number, "a")}, call.id) for call in message.tool_calls)
+            marked[number] = replace(message, tool_calls=tuple(calls))
         style = self._style(messages, tools)
         fields = [self._template_fields(message, style) for message in marked]
         text = self._render(fields, tools)
@@ -202,7 +199,10 @@ class Turns:
             first, end = own_slots[0], own_slots[-1] + 1
             opening = slots[first].before
             follows = slots[end].before if end < len(slots) else after
-            alone = text if number == len(messages) - 1 else self._alone(fields[: number + 1], text, tools)
+            alone = text
+            if number < len(messages) - 1:
+                with suppress(Unfit):  # the template may refuse a conversation that ends here
+                    alone = self._render(fields[: number + 1], tools)
             if after_prompt and number < len(messages) - 1 and marked[number].content not in alone:
                 # The template omits last answers: earlier ones are only read, not learned.
                 differences.append(Difference(turn, "unlearned"))
@@ -218,7 +218,9 @@ class Turns:
             # A turn is closed by the text that follows it both here and at the end of a conversation.
             closing = follows[: self._closing_length(follows, at_end)]
             frame.rests[number] = follows[len(closing) :]
-            frame.closed[number] = self._is_end(closing)
+            # Some closing texts end only a call, or the content before one.
+            ends_turn = closing.endswith(tuple(self._closing_marks)) or self._stop.search(closing) is not None
+            frame.closed[number] = ends_turn
             start = text.index(mark_of(slots[first])) - len(opening) + length
             kind = self._difference(
                 fields[:number], text, alone, start, text.rindex(mark_of(slots[end - 1])), number, tools
@@ -242,10 +244,6 @@ class Turns:
             return
         if marked[-1].content not in prompt:
             raise Unfit("the chat template leaves out what the assistant says")
-
-    def _is_end(self, closing: str) -> bool:
-        """True if a closing text ends the turn, and not only a call or the content before one."""
-        return closing.endswith(tuple(self._closing_marks)) or self._stop.search(closing) is not None
 
     def _prompt_length(self, before: list[dict[str, Any]], opening: str, tools: Tools) -> int:
         """Return the length of the generation prompt within the text before an assistant's content."""
@@ -297,15 +295,13 @@ class Turns:
         common = self._common(follows, at_end)
         if stop := self._stop.search(common):
             return stop.end()
-        written = self._token_end(common, len(common.rstrip()))
+        end = len(common.rstrip())  # or the end of the token around it: some tokens end with line feeds
+        tokens = self._any_token.finditer(common)
+        written = next((token.end() for token in tokens if token.start() < end < token.end()), end)
         # Without an end of turn at the end of a conversation, generation may stop at the next role.
         space = len(follows[written:]) - len(follows[written:].lstrip())
         stop = self._stop_token.match(follows, written + space)
         return stop.end() if stop else written
-
-    def _token_end(self, text: str, at: int) -> int:
-        """Return `at`, or the end of the token around it: some end with line feeds."""
-        return next((token.end() for token in self._any_token.finditer(text) if token.start() < at < token.end()), at)
 
     def _common(self, one: str, other: str) -> str:
         """Return the common prefix of two texts, in whole tokens."""
@@ -315,13 +311,6 @@ class Turns:
                 if token.start() < len(common) < token.end():
                     common = common[: token.start()]
         return common
-
-    def _alone(self, fields: list[dict[str, Any]], whole: str, tools: Tools) -> str:
-        """Render a conversation that ends with an answer, or return `whole` if the template refuses it."""
-        try:
-            return self._render(fields, tools)
-        except Unfit:
-            return whole
 
     def _open_end(self, fields: list[dict[str, Any]], tools: Tools) -> int:
         """Return the token to end an unclosed last turn: the one that begins the next turn, or the end token."""
@@ -366,11 +355,6 @@ def _marked(messages: Sequence[Message]) -> list[Message]:
         )
         for number, message in enumerate(messages)
     ]
-
-
-def _with_marked_calls(message: Message, number: int) -> Message:
-    calls = (ToolCall(call.name, {"a": mark_for(number, "a")}, call.id) for call in message.tool_calls)
-    return replace(message, tool_calls=tuple(calls)) if message.tool_calls else message
 
 
 def _count_contents(slots: list[Slot]) -> int:

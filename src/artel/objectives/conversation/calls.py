@@ -57,7 +57,12 @@ def call_turns(
     turns: list[CallTurn] = []
     left_out = 0
     for source in sources:
-        messages, tools = _read(source)
+        stored = json.loads(source["conversation"])
+        tools = tuple(stored["tools"])
+        messages = [
+            Message(**{**fields, "tool_calls": tuple(ToolCall(**call) for call in fields["tool_calls"])})
+            for fields in stored["messages"]
+        ]
         for number, answer in enumerate(messages):
             if len(turns) == most:
                 return turns, left_out
@@ -80,7 +85,10 @@ def call_metrics(turns: Sequence[CallTurn], texts: Sequence[str]) -> tuple[dict[
     """
     read = [read_calls(text, turn.tools) for turn, text in zip(turns, texts, strict=True)]
     right = [same_calls(calls, turn.answer.tool_calls) for turn, (_, calls) in zip(turns, read, strict=True)]
-    named = [_names(calls) == _names(turn.answer.tool_calls) for turn, (_, calls) in zip(turns, read, strict=True)]
+    named = [
+        sorted(call.name for call in calls) == sorted(call.name for call in turn.answer.tool_calls)
+        for turn, (_, calls) in zip(turns, read, strict=True)
+    ]
     expected = [is_right for turn, is_right in zip(turns, right, strict=True) if turn.answer.tool_calls]
     metrics = {"calls": sum(right) / len(turns), "calls_named": sum(named) / len(turns)}
     if expected:
@@ -114,19 +122,6 @@ def _canonical(call: ToolCall) -> tuple[str, str]:
 def _number(text: str) -> int | float:
     number = float(text)
     return int(number) if number.is_integer() else number
-
-
-def _names(calls: Iterable[ToolCall]) -> Counter[str]:
-    return Counter(call.name for call in calls)
-
-
-def _read(source: dict[str, Any]) -> tuple[list[Message], Tools]:
-    stored = json.loads(source["conversation"])
-    messages = [
-        Message(**{**fields, "tool_calls": tuple(ToolCall(**call) for call in fields["tool_calls"])})
-        for fields in stored["messages"]
-    ]
-    return messages, tuple(stored["tools"])
 
 
 def _calls_or_text(calls: Sequence[ToolCall], text: str) -> str:

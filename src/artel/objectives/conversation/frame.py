@@ -125,7 +125,10 @@ def locate(text: str, slots: list[Slot], after: str, frame: Frame, messages: Seq
     for slot, follows in zip(slots, following, strict=True):
         message = messages[slot.message]
         content = message.thought if slot.kind == "t" else message.content
-        fits = (form for form in _forms(content) if text.startswith(slot.before + form + follows, at))
+        as_json = json.dumps(content, ensure_ascii=False)[1:-1]
+        stripped = content.strip(), content.rstrip(), content.lstrip("\n"), content.strip("\n"), content.lstrip()
+        forms = (content, *stripped, as_json)
+        fits = (form for form in forms if text.startswith(slot.before + form + follows, at))
         form = next(fits, None)
         if form is None:
             raise _unexpected()
@@ -157,9 +160,3 @@ def _turn(number: int, text: str, spans: list[tuple[int, int]], frame: Frame) ->
 
 def _unexpected() -> Unfit:
     return Unfit("the chat template writes this conversation differently than others of its shape")
-
-
-def _forms(content: str) -> tuple[str, ...]:
-    as_json = json.dumps(content, ensure_ascii=False)[1:-1]
-    stripped = content.strip(), content.rstrip(), content.lstrip("\n"), content.strip("\n"), content.lstrip()
-    return content, *stripped, as_json

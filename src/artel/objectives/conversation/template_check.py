@@ -149,8 +149,9 @@ def end_notes(ends: TurnEnd, tokenizer: Tokenizer, template: str, model: str | N
     saved = _saved_ends(file) if model is not None and file.is_file() else set()
     inner = {*tokenizer.hf.convert_tokens_to_ids(sorted(marks_before_calls(tokenizer, template)))}
     if cutting := sorted(inner & (ends.ids | saved)):
+        named = " or ".join(map(repr, tokenizer.hf.convert_ids_to_tokens(cutting)))
         yield (
-            f"generation stops at {_named(tokenizer, cutting)}, and the chat template writes it between what an answer "
+            f"generation stops at {named}, and the chat template writes it between what an answer "
             "says and what it then calls: the call would not be written; let the tokenizer's eos_token, and "
             "eos_token_id in generation_config.json, be what ends the whole turn"
         )
@@ -163,10 +164,6 @@ def _saved_ends(file: Path) -> set[int]:
     except (OSError, ValueError, AttributeError):
         return set()
     return {number for number in (saved if isinstance(saved, list) else [saved]) if isinstance(number, int)}
-
-
-def _named(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    return " or ".join(map(repr, tokenizer.hf.convert_ids_to_tokens(ids)))
 
 
 def call_notes(documents: Iterable[Document]) -> list[str]:

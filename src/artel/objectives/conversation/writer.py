@@ -66,7 +66,9 @@ class ConversationWriter:
         `everything`: also learn all text outside the assistant's turns. Results of tools are never learned, and tags of
         empty thoughts only if the run says so.
         """
-        encoded = self._encode(written)
+        encoded = self._whole(written)
+        if cuts := self._cuts(encoded, written):
+            encoded = self._in_pieces(written, cuts)
         starts, ends = encoded.starts, encoded.ends
         flags = np.full(len(encoded.ids), everything, dtype=np.uint8)
         for turn in written.turns:
@@ -92,12 +94,6 @@ class ConversationWriter:
         if not cuts or np.array_equal(self._in_pieces(written, cuts).ids, whole.ids):
             return None
         return Difference(next(number for number, turn in enumerate(written.turns, 1) if turn.end >= cuts[0]), "tokens")
-
-    def _encode(self, written: WrittenOut) -> Encoded:
-        """Encode the text as a whole, or in pieces if turns would differ from generated tokens."""
-        whole = self._whole(written)
-        cuts = self._cuts(whole, written)
-        return self._in_pieces(written, cuts) if cuts else whole
 
     def _whole(self, written: WrittenOut) -> Encoded:
         return next(self._tokenizer.encode_with_offsets([written.text], control=True))

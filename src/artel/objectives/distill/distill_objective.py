@@ -15,6 +15,7 @@ target, so that they serve any epoch and step.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -22,14 +23,13 @@ import numpy as np
 from artel.config import RunConfig
 from artel.errors import InputError, Problem, WorkError
 from artel.models import IGNORED
-from artel.objectives.base import Better, Objective
+from artel.objectives.base import Objective, directions
 from artel.objectives.causal import Causal
 from artel.objectives.chat import Chat
 from artel.objectives.distill.other_tokenizer import TokenMap
 from artel.objectives.distill.teacher_checks import (
     KEY,
     by_text_problems,
-    check_widths,
     layout_problems,
     source_problems,
     teacher_model,
@@ -37,9 +37,11 @@ from artel.objectives.distill.teacher_checks import (
     tokenizer_problems,
 )
 from artel.objectives.hooks import CachedOutputs, Teacher, TeacherCall
+from artel.objectives.length_groups import as_tensors
 from artel.objectives.masked import Masked
 from artel.objectives.per_token import inputs_of, with_balance
-from artel.objectives.types import Batch
+from artel.objectives.types import Batch, Presentation
+from artel.registry import OBJECTIVES
 from artel.tokens import Rows, StoreSplit, Tokenizer
 from artel.tokens.store import token_type
 
@@ -49,15 +51,12 @@ if TYPE_CHECKING:
 
     from artel.objectives.distill.teacher_outputs import Classes
 
-_BETTER: dict[str, Better] = {"cross_entropy": "lower", "divergence": "lower", "agreement": "higher"}
+_BETTER = directions(lower=["cross_entropy", "divergence"], higher=["agreement"])
 
 
 class Distillation(Objective):
     """Mixin that adds distillation to the objective of `distill.on`."""
 
-    verb = ""
-    does = "learns what a teacher would say, beside the text itself"
-    is_offered = False
     section = "distill"
     sums: ClassVar[tuple[str, ...]] = (
         "loss",
@@ -102,11 +101,11 @@ class Distillation(Objective):
 
     @classmethod
     def for_run(cls, config: RunConfig) -> type[Objective]:
-        return next((kind for kind in _KINDS if kind._is_meant(config)), cls)
-
-    @classmethod
-    def _is_meant(cls, config: RunConfig) -> bool:
-        raise NotImplementedError
+        if config.distill.on != "auto":
+            taught = OBJECTIVES[config.distill.on]
+            return next(kind for kind in (Distill, DistillChat, DistillMasked) if kind.taught is taught)
+        kinds = {source.yields for source in config.data.sources}
+        return next((kind for kind in (Distill, DistillChat) if kinds & set(kind.taught.learns_from)), cls)
 
     @classmethod
     def small_run(cls, block: int) -> dict[str, Any]:
@@ -174,7 +173,11 @@ class Distillation(Objective):
     def check(self, model: PreTrainedModel) -> None:
         super().check(model)
         if self._distill.hidden is not None and self._teacher_config is not None:
-            check_widths(self._teacher_config, model.config)
+            teacher, student = (each.get_text_config().hidden_size for each in (self._teacher_config, model.config))
+            if teacher != student:
+                what = f"the teacher's hidden states have {teacher:,} numbers, the student's {student:,}"
+                fix = "give the student the teacher's width, or leave hidden out"
+                raise InputError.at("distill.hidden", what, fix)
 
     def set_cached_outputs(self, outputs: CachedOutputs, *, validation: bool) -> None:
         self._cached[validation] = outputs
@@ -199,9 +202,8 @@ class Distillation(Objective):
             sums, cached = outputs.of_ids(model, self._inputs(model, batch), batch)
             return sums, counts, cached
         device = batch.tensors["input_ids"].device
-        reading = self._token_map.read(batch, position_limit(model), isolated_documents=self.isolated_documents).to(
-            device
-        )
+        reading = self._token_map.read(batch, position_limit(model), isolated_documents=self.isolated_documents)
+        reading = reading.to(device)
         ids = torch.from_numpy(self._token_map.ids).to(device)
         sums, cached = outputs.by_text(model, self._inputs(model, reading.batch), reading, batch.targets, ids)
         return sums, counts, cached
@@ -214,8 +216,6 @@ class Distillation(Objective):
         `teacher_ids` int32 (rows, length, k), `teacher_log_probs` float16 (rows, length, k + 1), and with another
         tokenizer `teacher_aligned` bool (rows, length).
         """
-        import torch
-
         batch = super().batch(rows)  # type: ignore[safe-super]
         cached = self._cached.get(bool((rows.epochs < 0).any()))
         if cached is None:
@@ -233,10 +233,10 @@ class Distillation(Objective):
                 raise WorkError.at(str(cached.folder), what, "remove the folder: the teacher answers again")
             ids[row, positions], log_probs[row, positions] = of_sample["ids"], of_sample["log_probs"]
             aligned[row, positions] = of_sample.get("aligned", True)
-        more = {"teacher_ids": torch.from_numpy(ids), "teacher_log_probs": torch.from_numpy(log_probs)}
+        more = {"teacher_ids": ids, "teacher_log_probs": log_probs}
         if self._distill.tokenizer == "by_text":
-            more["teacher_aligned"] = torch.from_numpy(aligned)
-        return Batch(batch.tensors | more, batch.targets, batch.tokens)
+            more["teacher_aligned"] = aligned
+        return Batch(batch.tensors | as_tensors(more), batch.targets, batch.tokens)
 
     # The loss
 
@@ -332,39 +332,35 @@ class Distillation(Objective):
         return metrics
 
 
+def _presentation(taught: type[Objective]) -> Presentation:
+    does = "learns what a teacher would say, beside the text itself"
+    return replace(taught.presentation, does=does, verb="", is_offered=False)
+
+
 class Distill(Distillation, Causal):
     """Next tokens of texts. Registered for all kinds: `for_run` returns the class of a run."""
 
     learns_from = ("text", "conversations")
-    better: ClassVar[dict[str, Better]] = {**Causal.better, **_BETTER}
+    presentation = _presentation(Causal)
+    better = Causal.better | _BETTER
     taught = Causal
-
-    @classmethod
-    def _is_meant(cls, config: RunConfig) -> bool:
-        return _means(config, "causal", Causal)
 
 
 class DistillChat(Distillation, Chat):
     """The assistant's turns of conversations."""
 
-    better: ClassVar[dict[str, Better]] = {**Chat.better, **_BETTER}
+    presentation = _presentation(Chat)
+    better = Chat.better | _BETTER
     taught = Chat
-
-    @classmethod
-    def _is_meant(cls, config: RunConfig) -> bool:
-        return _means(config, "chat", Chat)
 
 
 class DistillMasked(Distillation, Masked):
     """Hidden tokens, different in each epoch, so that the teacher must stay in memory."""
 
-    better: ClassVar[dict[str, Better]] = {**Masked.better, **_BETTER}
+    presentation = _presentation(Masked)
+    better = Masked.better | _BETTER
     taught = Masked
     sees_ahead = True
-
-    @classmethod
-    def _is_meant(cls, config: RunConfig) -> bool:
-        return config.distill.on == "masked"
 
     @classmethod
     def problems(cls, config: RunConfig) -> list[Problem]:
@@ -373,12 +369,3 @@ class DistillMasked(Distillation, Masked):
             what = "other tokens are hidden in each epoch, so the teacher's outputs cannot be cached"
             problems.append(Problem("distill.top_k", what, "write null: the teacher answers while the student trains"))
         return problems
-
-
-_KINDS: tuple[type[Distillation], ...] = (Distill, DistillChat, DistillMasked)
-
-
-def _means(config: RunConfig, name: str, taught: type[Objective]) -> bool:
-    """True if a run distills an objective, by `distill.on` or by the kind of its sources."""
-    kinds = {source.yields for source in config.data.sources}
-    return config.distill.on == name or (config.distill.on == "auto" and bool(kinds & set(taught.learns_from)))

@@ -105,8 +105,10 @@ class TokenMap:
         self._special = _same_special(self._student, self._teacher, ends)
         self._is_special = np.zeros(student.vocabulary, dtype=bool)
         self._is_special[list(self._student.special)] = True
-        self.ids = _shared_ids(self._student, self._teacher, self._special)
+        ids = (-1 if piece is None else self._student.ids.get(piece, -1) for piece in self._teacher.pieces)
+        self.ids = np.array(list(ids), dtype=np.int64)
         """int64 (teacher's vocabulary,): the student's id of the same text; -1 for none."""
+        self.ids[list(self._special.values())] = list(self._special)
 
     @property
     def shared(self) -> float:
@@ -245,13 +247,6 @@ def _same_special(student: TokenTexts, teacher: TokenTexts, ends: tuple[int, int
     own = {number: content for number, content in student.special.items() if number != taken[0]}
     same = {number: written[content] for number, content in own.items() if content in written}
     return same if ends is None else same | {ends[0]: ends[1]}
-
-
-def _shared_ids(student: TokenTexts, teacher: TokenTexts, special: dict[int, int]) -> np.ndarray:
-    ids = np.array([-1 if piece is None else student.ids.get(piece, -1) for piece in teacher.pieces], dtype=np.int64)
-    for own, theirs in special.items():
-        ids[theirs] = own
-    return ids
 
 
 def _whole_characters(content: bytes) -> tuple[int, int]:

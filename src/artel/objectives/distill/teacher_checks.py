@@ -12,7 +12,7 @@ from artel.tokens import Tokenizer, load_tokenizer
 from artel.tokens.tokenizer.token_texts import token_texts
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    pass
 
 KEY = "distill.teacher"
 _LISTED = 3
@@ -132,14 +132,6 @@ def tokenizer_problems(student: Tokenizer, teacher: Tokenizer, key: str) -> list
         "teacher's texts: artel generate TEACHER --prompts FILE writes them"
     )
     return [Problem(key, f"the student's tokenizer is not the teacher's: {differs}", fix)]
-
-
-def check_widths(teacher: PreTrainedConfig, student: PreTrainedConfig) -> None:
-    """Raise InputError if the hidden states of two models differ in width."""
-    widths = [config.get_text_config().hidden_size for config in (teacher, student)]
-    if widths[0] != widths[1]:
-        what = f"the teacher's hidden states have {widths[0]:,} numbers, the student's {widths[1]:,}"
-        raise InputError.at("distill.hidden", what, "give the student the teacher's width, or leave hidden out")
 
 
 def _difference(student: Tokenizer, teacher: Tokenizer) -> str:

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,8 +18,9 @@ from artel.config import EmbeddingConfig, ModelConfig, RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED
 from artel.models.text_vectors import pools_texts
-from artel.objectives.base import Better, Objective
-from artel.objectives.embedding.losses import KEYS, MatchKeys, Texts, loss_description, loss_sum, match_keys
+from artel.objectives.base import Objective, directions
+from artel.objectives.decoding import Decoding, in_python
+from artel.objectives.embedding.losses import KEYS, MatchKeys, Texts, loss_sum, match_keys
 from artel.objectives.embedding.matches import (
     DOCUMENT,
     HASH,
@@ -34,14 +35,7 @@ from artel.objectives.embedding.matches import (
     choose,
     text_hash,
 )
-from artel.objectives.embedding.retrieval import (
-    DEPTH,
-    ValidatedTexts,
-    corpus_counts,
-    lookup_metrics,
-    mean_loss,
-    truncated_metrics,
-)
+from artel.objectives.embedding.retrieval import DEPTH, ValidatedTexts, lookup_metrics, mean_loss
 from artel.objectives.embedding.sentence_transformers import folder_files, read_folder
 from artel.objectives.embedding.vectors import (
     TextEncoder,
@@ -52,9 +46,8 @@ from artel.objectives.embedding.vectors import (
     packed_rows,
     packed_vectors,
 )
-from artel.objectives.length_groups import group_rows
-from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
-from artel.objectives.usage import in_python
+from artel.objectives.length_groups import as_tensors, group_rows
+from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.text import Document, Rejected
 from artel.tokens import Rows, Samples, StoreSplit, Tokenizer
 
@@ -73,13 +66,12 @@ _GOALS = {
 }
 
 
-class Embedding(Objective):
+class Embedding(Objective, Decoding):
     auto_class = "AutoModel"
     learns_from = ("matches",)
-    verb = "embed"
-    does = "turns texts into vectors, near one another where the texts match"
-    pipeline_tag = "sentence-similarity"
-    finetuning_rate = 2e-5
+    presentation = Presentation(
+        "turns texts into vectors, near one another where the texts match", "embed", "sentence-similarity", 2e-5
+    )
     section = "embedding"
     continues = False
     encoder = True
@@ -87,16 +79,12 @@ class Embedding(Objective):
     document_number = DOCUMENT
     has_many_outputs = True
     tasks = ("embed",)
+    why_no_prompts = ("a vector shows nothing to a reader", "leave them out; validation says what is found")
     needs_global_outputs = True
-    better: ClassVar[dict[str, Better]] = {
-        "loss": "lower",
-        "recall_at_1": "higher",
-        "recall_at_5": "higher",
-        f"recall_at_{DEPTH}": "higher",
-        f"mrr_at_{DEPTH}": "higher",
-        f"ndcg_at_{DEPTH}": "higher",
-        "spearman": "higher",
-    }
+    better = directions(
+        lower=["loss"],
+        higher=["recall_at_1", "recall_at_5", f"recall_at_{DEPTH}", f"mrr_at_{DEPTH}", f"ndcg_at_{DEPTH}", "spearman"],
+    )
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -118,9 +106,6 @@ class Embedding(Objective):
         if embedding.loss == "triplet" and embedding.negatives == 0:
             what = "0: a triplet is a query, what matches it, and what does not"
             problems.append(Problem("embedding.negatives", what, "write 1 or more"))
-        if config.validate_.prompts:
-            what = "a vector shows nothing to a reader"
-            problems.append(Problem("validate.prompts", what, "leave them out; validation says what is found"))
         if config.model.from_ is not None and pools_texts(config.model.from_):
             pooling = read_folder(config.model.from_)["embedding"]["pooling"]
             if pooling != embedding.pooling:
@@ -145,7 +130,15 @@ class Embedding(Objective):
 
     @property
     def loss_description(self) -> str:
-        return loss_description(self._embedding)
+        embedding = self._embedding
+        words = {
+            "in_batch_negatives": "in-batch negatives of the whole global batch",
+            "triplet": f"triplets, margin {embedding.margin:g}",
+            "cosine": "squared error of cosines",
+            "cosent": "CoSENT of the whole global batch",
+        }[embedding.loss]
+        sizes = f", at {', '.join(map(str, embedding.matryoshka))} numbers" if embedding.matryoshka else ""
+        return f"{words}{', both ways' if embedding.symmetric else ''}{sizes}"
 
     def check(self, model: PreTrainedModel) -> None:
         """Let texts share rows from now on, if the model isolates them."""
@@ -173,12 +166,11 @@ class Embedding(Objective):
         Texts are queries, then positives, then negatives, each in the order of the matches; `keys` also has those of
         positives that are not in the batch.
         """
-        import torch
-
         valid = np.flatnonzero(rows.valid)
         keep = valid if len(valid) else [0]  # a rank without samples must still call the model
         if rows.numbers[0, ROLE]:
-            texts, keys = self._single_texts(rows, keep)
+            texts = [rows.ids[row, : rows.lengths[row]] for row in keep]  # of validation; it uses no keys
+            keys = np.zeros((len(texts), len(KEYS)), dtype=np.int64)
             fewest = len(rows.ids)
         else:
             texts, keys = self._matches(rows, keep)
@@ -186,16 +178,11 @@ class Embedding(Objective):
         if not len(valid):
             keys[:, 0] = PADDING
         tokens = sum(map(len, texts)) if len(valid) else 0
-        tensors = {"keys": torch.from_numpy(keys)}
+        tensors = as_tensors({"keys": keys})
         if self._packs:
             return Batch(tensors | packed_rows(texts), len(valid), tokens)
         grouped = group_rows(texts, self.group_count(fewest), self.tokenizer.pad_id)
         return Batch(tensors | grouped.tensors, len(valid), tokens, grouped.groups)
-
-    def _single_texts(self, rows: Rows, keep: Sequence[int] | np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-        """Return the texts of validation, one per row, and unused keys."""
-        texts = [rows.ids[row, : rows.lengths[row]] for row in keep]
-        return texts, np.zeros((len(texts), len(KEYS)), dtype=np.int64)
 
     def _matches(self, rows: Rows, keep: Sequence[int] | np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
         """Return the texts of the matches in `keep`, and their keys."""
@@ -277,8 +264,13 @@ class Embedding(Objective):
     def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
         """Return the size of the corpus, and the metrics of truncated vectors (`embedding.matryoshka`)."""
         validated = ValidatedTexts.of(outputs, split)
-        shorter = truncated_metrics(validated, self._embedding)
-        return {"tables": {"Corpus": [corpus_counts(validated)], **({"Shorter vectors": shorter} if shorter else {})}}
+        shorter = [
+            {"dimensions": str(size), **lookup_metrics(validated, validated.vectors[:, :size], self._embedding)}
+            for size in self._embedding.matryoshka
+            if size < validated.vectors.shape[1]
+        ]
+        counts = {"queries": int((validated.roles == QUERY).sum()), "documents": len(validated.documents)}
+        return {"tables": {"Corpus": [counts], **({"Shorter vectors": shorter} if shorter else {})}}
 
     # use
 
@@ -299,9 +291,6 @@ class Embedding(Objective):
                 for vector, (row, is_cut) in zip(vectors, rows, strict=True)
             ]
         return result
-
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        yield from self.reply(model, prompt, "", sampling).pieces
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         (answer,) = self.answers(model, "embed", [prompt])

@@ -86,18 +86,6 @@ def _pair(queries: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
     return queries * _ODD + documents  # wraps around
 
 
-def loss_description(embedding: EmbeddingConfig) -> str:
-    """Return the loss in words."""
-    words = {
-        "in_batch_negatives": "in-batch negatives of the whole global batch",
-        "triplet": f"triplets, margin {embedding.margin:g}",
-        "cosine": "squared error of cosines",
-        "cosent": "CoSENT of the whole global batch",
-    }[embedding.loss]
-    sizes = f", at {', '.join(map(str, embedding.matryoshka))} numbers" if embedding.matryoshka else ""
-    return f"{words}{', both ways' if embedding.symmetric else ''}{sizes}"
-
-
 def loss_sum(texts: Texts, embedding: EmbeddingConfig, part: slice) -> torch.Tensor:
     """Return the loss of the queries within `part`, float32; with `matryoshka` the mean over its sizes.
 

@@ -14,8 +14,8 @@ import numpy as np
 import xxhash
 
 from artel.config import EmbeddingConfig
+from artel.objectives.decoding import first_words
 from artel.objectives.types import DocumentSamples
-from artel.objectives.usage import first_words
 from artel.text import Document, Match, Rejected
 from artel.tokens import Sample, Tokenizer
 
@@ -44,8 +44,10 @@ class MatchReader:
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected]:
         """Yield the samples of each match. Texts are cut to `block` tokens, which the ledger counts."""
         matches = [document.record.fields for document in documents]
-        texts = [text for match in matches if isinstance(match, Match) for text in self._with_prompts(match)]
-        prompts = self._embedding.prompts
+        prompts, texts = self._embedding.prompts, []
+        for match in matches:
+            assert isinstance(match, Match)
+            texts += [prompts.query + match.query, *(prompts.document + text for text in match.texts[1:])]
         as_documents = [prompts.document + match.query for match in matches if isinstance(match, Match)]
         ids = self._tokenizer.encode(texts)
         queries = self._tokenizer.encode(as_documents if prompts.query != prompts.document else [])
@@ -70,10 +72,6 @@ class MatchReader:
         (prompt,) = self._tokenizer.encode([self._embedding.prompts.query.rstrip()])
         inside = query[len(self.frame.before) : len(query) - len(self.frame.after)]
         return first_words(self._tokenizer, inside[len(prompt) :])
-
-    def _with_prompts(self, match: Match) -> list[str]:
-        prompts = self._embedding.prompts
-        return [prompts.query + match.query, *(prompts.document + text for text in match.texts[1:])]
 
     def _problem(self, match: Match, encoded: list[np.ndarray]) -> tuple[str, str] | None:
         """Return (reason, what to do) for a match that the loss cannot learn from."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -94,14 +93,6 @@ def lookup_metrics(validated: ValidatedTexts, vectors: np.ndarray, embedding: Em
     return retrieval_metrics(directions[queries], directions[validated.documents], judged, left_out)
 
 
-def truncated_metrics(validated: ValidatedTexts, embedding: EmbeddingConfig) -> list[dict[str, Any]]:
-    """Return a row of `lookup_metrics` for each truncated size (`embedding.matryoshka`)."""
-    sizes = [size for size in embedding.matryoshka if size < validated.vectors.shape[1]]
-    return [
-        {"dimensions": str(size), **lookup_metrics(validated, validated.vectors[:, :size], embedding)} for size in sizes
-    ]
-
-
 def mean_loss(validated: ValidatedTexts, embedding: EmbeddingConfig, batch: int) -> float:
     """Return the mean loss per query over batches of `batch` matches, in order."""
     import torch
@@ -133,11 +124,6 @@ def _match(validated: ValidatedTexts, match: list[int], most_negatives: int) -> 
         int(validated.scores[match[0]]),
     )
     return keys, [match[0], positives[0], *negatives]
-
-
-def corpus_counts(validated: ValidatedTexts) -> dict[str, int]:
-    """Return the numbers of queries and documents."""
-    return {"queries": int((validated.roles == QUERY).sum()), "documents": len(validated.documents)}
 
 
 @dataclass(frozen=True, slots=True)

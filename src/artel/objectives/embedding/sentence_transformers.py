@@ -84,11 +84,7 @@ def read_folder(folder: str) -> dict[str, Any]:
         what = "include_prompt: false leaves the prompt before a text out of its vector"
         raise InputError.at(str(path / str(modules[1]["path"])), what, "artel pools both; use it as it is")
     values: dict[str, Any] = {
-        "embedding": {
-            "pooling": known[modes[0]],
-            "normalize": "Normalize" in kinds,
-            "prompts": prompts,
-        }
+        "embedding": {"pooling": known[modes[0]], "normalize": "Normalize" in kinds, "prompts": prompts}
     }
     if isinstance(longest, int) and longest < _NO_LIMIT:
         values["data"] = {"block": longest}

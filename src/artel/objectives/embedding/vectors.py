@@ -12,7 +12,14 @@ from artel.config import EmbeddingConfig
 from artel.errors import InputError
 from artel.models import evaluating
 from artel.objectives.embedding.matches import MatchReader
-from artel.objectives.length_groups import LengthGroup, batches_by_length, group_inputs, group_rows
+from artel.objectives.length_groups import (
+    LengthGroup,
+    as_tensors,
+    batches_by_length,
+    group_inputs,
+    group_rows,
+    rounded_up,
+)
 from artel.tokens import Tokenizer
 
 if TYPE_CHECKING:
@@ -21,7 +28,6 @@ if TYPE_CHECKING:
 
 Pooling = Literal["mean", "cls", "last"]
 
-_MULTIPLE = 16
 _PACKED = 2048
 """Approximate tokens of a packed row."""
 _PROBE = 4  # tokens of a trial
@@ -35,8 +41,6 @@ def packed_rows(texts: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
     `texts` (texts,), the index of each text in the flattened (rows, slots); `firsts` and `lasts` (texts,), the indices
     of first and last tokens in the flattened rows.
     """
-    import torch
-
     places, length = _packed(list(map(len, texts)))
     rows = 1 + max(row for row, _ in places)
     ids, documents, positions = (np.zeros((rows, length), dtype=np.int64) for _ in range(3))
@@ -62,7 +66,7 @@ def packed_rows(texts: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
         "firsts": firsts,
         "lasts": firsts + np.array([len(text) - 1 for text in texts]),
     }
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return as_tensors(arrays)
 
 
 def _packed(lengths: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
@@ -73,7 +77,7 @@ def _packed(lengths: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
         row = filled.index(min(filled))  # into the emptiest row
         places[number] = (row, filled[row])
         filled[row] += lengths[number]
-    return places, -(-max(filled) // _MULTIPLE) * _MULTIPLE
+    return places, rounded_up(max(filled))
 
 
 def packed_vectors(

@@ -6,7 +6,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -112,22 +112,15 @@ def score(predictions: list[Prediction], *, classes: bool) -> dict[str, float]:
     scores = {"exact_match": float(exact), "f1": float(f1)}
     if answered:
         for name, side in (("start", 0), ("end", 1)):
-            scores[f"{name}_accuracy"] = float(
-                np.mean(
-                    [
-                        getattr(prediction, name) in {span[side] for span in prediction.source["answers"]}
-                        for prediction in answered
-                    ]
-                )
-            )
+            hits = [getattr(each, name) in {span[side] for span in each.source["answers"]} for each in answered]
+            scores[f"{name}_accuracy"] = float(np.mean(hits))
     if classes:
         gold = np.array([CLASSES.index(prediction.source["class"]) for prediction in predictions])
         probabilities = np.stack([prediction.classes for prediction in predictions])
         scores["class_accuracy"] = float((probabilities.argmax(axis=1) == gold).mean())
         present = [number for number in range(len(CLASSES)) if (gold == number).any()]
-        scores["mean_average_precision"] = float(
-            np.mean([average_precision(probabilities[:, number], gold == number) for number in present])
-        )
+        precisions = [average_precision(probabilities[:, number], gold == number) for number in present]
+        scores["mean_average_precision"] = float(np.mean(precisions))
     return scores
 
 
@@ -202,9 +195,7 @@ def _nq(prediction: Prediction) -> dict[str, Any]:
 
 def _long_answer(words: tuple[int, int], candidates: list[tuple[int, int]]) -> tuple[int, int] | None:
     """Return the smallest candidate that contains the answer; without candidates the answer itself."""
-    holding: Iterator[tuple[int, int]] = (
-        (start, end) for start, end in candidates if start <= words[0] and words[1] <= end
-    )
+    holding = ((start, end) for start, end in candidates if start <= words[0] and words[1] <= end)
     smallest = min(holding, key=lambda span: span[1] - span[0], default=None)
     return smallest if candidates else words
 

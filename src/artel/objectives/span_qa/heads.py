@@ -12,7 +12,6 @@ from artel.objectives.types import Batch
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
     from transformers import PreTrainedModel
 
 
@@ -33,17 +32,9 @@ def run_heads(model: PreTrainedModel, batch: Batch, *, five: bool) -> dict[str, 
     }
     if five:
         first = output.hidden_states[-1][:, 0]
-        outputs["class"] = _head(model, "answer_class")(first).float()
-        outputs["position"] = _head(model, "answer_position")(first).float().sigmoid()
+        outputs["class"] = model.get_submodule("answer_class")(first).float()
+        outputs["position"] = model.get_submodule("answer_position")(first).float().sigmoid()
     return outputs
-
-
-def _head(model: PreTrainedModel, name: str) -> nn.Module:
-    from torch import nn
-
-    head = getattr(model, name)
-    assert isinstance(head, nn.Module)
-    return head
 
 
 def best_spans(

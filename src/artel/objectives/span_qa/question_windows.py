@@ -69,7 +69,9 @@ class Windows:
         samples = []
         for first in window_starts(len(context.ids), length, self._span_qa.stride):
             sample = self._window(document, question, context, first, length, answer)
-            if is_validation or sample.numbers[CLASS] != UNKNOWN or self._keeps_unknown(fields, first):
+            key = f"{fields.id}:{fields.question}:{first}".encode()
+            keeps_unknown = xxhash.xxh3_64_intdigest(key) < self._span_qa.unknown_windows * 2**64
+            if is_validation or sample.numbers[CLASS] != UNKNOWN or keeps_unknown:
                 samples.append(sample)
         if not is_validation:
             return DocumentSamples(samples)
@@ -120,10 +122,6 @@ class Windows:
         context = window[max(0, answered - _CONTEXT_TOKENS) : max(answered, _CONTEXT_TOKENS)]
         texts = self._tokenizer.decode(question), self._tokenizer.decode(context)
         return " ".join(texts[0].split()), " ".join(texts[1].split())
-
-    def _keeps_unknown(self, question: Question, first: int) -> bool:
-        digest = xxhash.xxh3_64_intdigest(f"{question.id}:{question.question}:{first}".encode())
-        return digest < self._span_qa.unknown_windows * 2**64
 
 
 def window_starts(tokens: int, length: int, stride: int) -> range:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from inspect import cleandoc
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED, evaluating
-from artel.objectives.base import Better, Objective
+from artel.objectives.base import Objective, directions
+from artel.objectives.decoding import Decoding, in_python
+from artel.objectives.length_groups import as_tensors
 from artel.objectives.span_qa.answers import CLASSES, Prediction, nq_predictions, predict, score, squad_predictions
 from artel.objectives.span_qa.heads import WindowLoss, best_spans, run_heads
 from artel.objectives.span_qa.question_windows import BEGINS, CLASS, DOCUMENT, END, START, Windows
-from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
-from artel.objectives.usage import in_python
+from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.registry import FORMATS
 from artel.text import Document, Dropped, Question, Record, Rejected
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, one_row
@@ -31,30 +33,26 @@ _SHORTEST_WINDOW = 8
 _QUESTION, _CONTEXT = "Where is Anna?", "Anna is in the forest."  # an example
 
 
-class SpanQA(Objective):
+class SpanQA(Objective, Decoding):
     auto_class = "AutoModelForQuestionAnswering"
     learns_from = ("questions",)
-    verb = "answer"
-    does = "finds the answer to a question in a document"
-    pipeline_tag = "question-answering"
-    finetuning_rate = 3e-5
+    presentation = Presentation("finds the answer to a question in a document", "answer", "question-answering", 3e-5)
     section = "span_qa"
     needs_context = True
     continues = False
     encoder = True
     tasks = ("answer",)
+    why_no_prompts = (
+        "a question needs its document; prompts show nothing here",
+        "leave them out, and ask the model afterwards: artel generate --context",
+    )
     sums = ("loss", "targets")
     document_number = DOCUMENT
     outputs = ("start", "end", "score", "null", *(f"class_{name}" for name in CLASSES))
-    better: ClassVar[dict[str, Better]] = {
-        "loss": "lower",
-        "exact_match": "higher",
-        "f1": "higher",
-        "start_accuracy": "higher",
-        "end_accuracy": "higher",
-        "class_accuracy": "higher",
-        "mean_average_precision": "higher",
-    }
+    better = directions(
+        lower=["loss"],
+        higher=["exact_match", "f1", "start_accuracy", "end_accuracy", "class_accuracy", "mean_average_precision"],
+    )
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -81,10 +79,6 @@ class SpanQA(Objective):
         if config.checkpoint.best in ("class_accuracy", "mean_average_precision") and span_qa.heads == "span":
             what = f"{config.checkpoint.best} needs the class head"
             problems.append(Problem("checkpoint.best", what, "write span_qa: {heads: five}, or best: f1"))
-        if config.validate_.prompts:
-            what = "a question needs its document; prompts show nothing here"
-            fix = "leave them out, and ask the model afterwards: artel generate --context"
-            problems.append(Problem("validate.prompts", what, fix))
         return problems
 
     @property
@@ -112,18 +106,16 @@ class SpanQA(Objective):
         return f"artel generate {folder} --prompt {shlex.quote(question)} --context {shlex.quote(context)}"
 
     def usage(self) -> str:
-        return "\n".join(
-            [
-                f'inputs = tokenizer({in_python(_QUESTION)}, {in_python(_CONTEXT)}, return_tensors="pt")',
-                "with torch.no_grad():",
-                "    outputs = model(**inputs)",
-                "document = torch.tensor([part == 1 for part in inputs.sequence_ids()])",
-                "scores = outputs.start_logits[0, :, None] + outputs.end_logits[0]  # of each first and last token",
-                "scores[~(document[:, None] & document).triu()] = -torch.inf",
-                "first, last = divmod(scores.argmax().item(), len(scores))",
-                'print(tokenizer.decode(inputs["input_ids"][0, first : last + 1]))',
-            ]
-        )
+        return cleandoc(f"""
+            inputs = tokenizer({in_python(_QUESTION)}, {in_python(_CONTEXT)}, return_tensors="pt")
+            with torch.no_grad():
+                outputs = model(**inputs)
+            document = torch.tensor([part == 1 for part in inputs.sequence_ids()])
+            scores = outputs.start_logits[0, :, None] + outputs.end_logits[0]  # of each first and last token
+            scores[~(document[:, None] & document).triu()] = -torch.inf
+            first, last = divmod(scores.argmax().item(), len(scores))
+            print(tokenizer.decode(inputs["input_ids"][0, first : last + 1]))
+        """)
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         return self._windows.samples(documents)
@@ -140,8 +132,6 @@ class SpanQA(Objective):
             self._window_loss.balance_classes(np.bincount(split.numbers()[:, CLASS], minlength=len(CLASSES)))
 
     def batch(self, rows: Rows) -> Batch:
-        import torch
-
         positions = np.arange(rows.ids.shape[1])[None, :]
         attended = positions < rows.lengths[:, None]
         begins = rows.numbers[:, BEGINS, None]
@@ -157,11 +147,7 @@ class SpanQA(Objective):
         }
         if self._windows.frame.second_type:
             tensors["token_type_ids"] = ((positions >= begins) & attended) * self._windows.frame.second_type
-        return Batch(
-            {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in tensors.items()},
-            targets=int(rows.valid.sum()),
-            tokens=int(rows.lengths[rows.valid].sum()),
-        )
+        return Batch(as_tensors(tensors), int(rows.valid.sum()), int(rows.lengths[rows.valid].sum()))
 
     def token_views(self, rows: Rows) -> list[TokenView]:
         """Return the first window; its targets are the answer's tokens, or the first token if it has no answer."""
@@ -198,7 +184,7 @@ class SpanQA(Objective):
     def predictions(self, outputs: np.ndarray, split: StoreSplit) -> list[Prediction]:
         """Return the answer to each document of a split, from the windows that have outputs."""
         owners = np.asarray(split.numbers()[: len(outputs), DOCUMENT])
-        return self._predict(outputs, owners, split.sources(), lambda window: _offsets(split.sample(window)))
+        return self._predict(outputs, owners, split.sources(), split.sample)
 
     def answer(self, model: PreTrainedModel, question: str, context: str) -> Prediction:
         """Answer a question about a text. Raises InputError if the question is too long."""
@@ -214,10 +200,7 @@ class SpanQA(Objective):
                 outputs.append(self.evaluate_batch(model, self.batch(rows).to(model.device))[1].double().cpu().numpy())
         owners = np.zeros(len(outputs), dtype=np.int64)
         source = result.source or {}
-        (prediction,) = self._predict(
-            np.concatenate(outputs), owners, [source], lambda window: _offsets(result.samples[window])
-        )
-        return prediction
+        return self._predict(np.concatenate(outputs), owners, [source], result.samples.__getitem__)[0]
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         prediction = self.answer(model, prompt, context)
@@ -239,14 +222,11 @@ class SpanQA(Objective):
         outputs: np.ndarray,
         owners: np.ndarray,
         sources: Iterable[dict[str, Any]],
-        offsets: Callable[[int], np.ndarray],
+        window: Callable[[int], Sample],
     ) -> list[Prediction]:
+        def offsets(number: int) -> np.ndarray:
+            flags = window(number).flags
+            assert flags is not None
+            return flags
+
         return predict(outputs, owners, sources, offsets, classes=self._five, no_answer=self._span_qa.no_answer)
-
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        raise InputError.at("--prompt", "a question needs a document to be answered from", "give --context")
-
-
-def _offsets(sample: Sample) -> np.ndarray:
-    assert sample.flags is not None
-    return sample.flags

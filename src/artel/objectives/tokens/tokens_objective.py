@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from inspect import cleandoc
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED
-from artel.objectives.base import Better, Objective
-from artel.objectives.length_groups import group_inputs, group_rows
+from artel.objectives.base import Objective, directions
+from artel.objectives.decoding import Decoding, first_words, in_python
+from artel.objectives.length_groups import as_tensors, group_inputs, group_rows
 from artel.objectives.pretrained_heads import base_labels
 from artel.objectives.tokens.entities import (
     Scores,
@@ -25,8 +27,7 @@ from artel.objectives.tokens.entities import (
 )
 from artel.objectives.tokens.tag_set import TagSet, is_of_words, labels_of, labels_or_tags
 from artel.objectives.tokens.word_windows import DOCUMENT, NO_WORD, Windows, review_spans, words_of_spans
-from artel.objectives.types import Batch, DocumentSamples, Reply, TokenView
-from artel.objectives.usage import first_words, in_python
+from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.text import Document, Dropped, Record, Rejected, Tagged
 from artel.text.tags import ENTITIES, OUTSIDE, WORDS, split_tag
 from artel.tokens import Rows, Samples, StoreSplit, Tokenizer
@@ -38,15 +39,20 @@ if TYPE_CHECKING:
     from artel.models.generate import Sampling
 
 _EXAMPLE = "Anna Karenina went to Moscow."
+_PIPELINE_USAGE = cleandoc(f"""
+    from transformers import pipeline
+
+    tagger = pipeline("token-classification", model, tokenizer=tokenizer, aggregation_strategy="first")
+    for name in tagger({in_python(_EXAMPLE)}):
+        print(name["start"], name["end"], name["entity_group"], name["word"], name["score"])
+""")
 _SHORTEST_WINDOW = 8
 
 
-class Tokens(Objective):
+class Tokens(Objective, Decoding):
     auto_class = "AutoModelForTokenClassification"
     learns_from = (ENTITIES, WORDS)
-    verb = "tag"
-    does = "marks names in a text, or gives each word a tag"
-    pipeline_tag = "token-classification"
+    presentation = Presentation("marks names in a text, or gives each word a tag", "tag", "token-classification")
     section = "tokens"
     decided_by_records = ("labels",)
     tasks = ("entities",)
@@ -55,14 +61,7 @@ class Tokens(Objective):
     sums = ("loss", "targets", "right")
     document_number = DOCUMENT
     has_many_outputs = True
-    better: ClassVar[dict[str, Better]] = {
-        "loss": "lower",
-        "precision": "higher",
-        "recall": "higher",
-        "f1": "higher",
-        "macro_f1": "higher",
-        "accuracy": "higher",
-    }
+    better = directions(lower=["loss"], higher=["precision", "recall", "f1", "macro_f1", "accuracy"])
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -107,7 +106,12 @@ class Tokens(Objective):
     @classmethod
     def store_settings(cls, config: RunConfig) -> Any:
         base = base_labels(config, cls.auto_class) if config.tokens.labels == "auto" else []
-        return [config.data.block, cls.settings(config), is_of_words(config), *([base] if base else [])]
+        return [
+            config.data.block,
+            config.tokens.model_dump(mode="json"),
+            is_of_words(config),
+            *([base] if base else []),
+        ]
 
     @classmethod
     def small_run(cls, block: int) -> dict[str, Any]:
@@ -139,19 +143,24 @@ class Tokens(Objective):
         return f"artel generate {folder} --prompt {shlex.quote(first_words(self.tokenizer, text))}"
 
     def usage(self) -> str:
-        if self.tags.of_words:
-            return word_usage(_EXAMPLE)
-        if not all(split_tag(tag)[0] in "BIO" for tag in self.tags.tags):
-            return bilou_usage(_EXAMPLE)
-        return pipeline_usage(_EXAMPLE) if self._pipeline_finds_words() else bio_usage(_EXAMPLE)
-
-    def _pipeline_finds_words(self) -> bool:
-        """False if a space is a token in the example, as in small byte-level vocabularies.
-
-        The pipeline of transformers takes such a space for a word, and gives its tag to the next word.
-        """
-        offsets = self.tokenizer.hf(_EXAMPLE, return_offsets_mapping=True, add_special_tokens=False)["offset_mapping"]
-        return all(_EXAMPLE[start:end].strip() for start, end in offsets)
+        comment = "A word has the tag of its first token."
+        if not self.tags.of_words:
+            comment = "B- begins a name, I- and L- continue and end it, U- is a name of one word."
+            if all(split_tag(tag)[0] in "BIO" for tag in self.tags.tags):
+                # The pipeline of transformers takes a space that is a token, as in small byte-level vocabularies, for a
+                # word, and gives its tag to the next word.
+                encoded = self.tokenizer.hf(_EXAMPLE, return_offsets_mapping=True, add_special_tokens=False)
+                if all(_EXAMPLE[start:end].strip() for start, end in encoded["offset_mapping"]):
+                    return _PIPELINE_USAGE
+                comment = "B- begins a name, and I- continues it. A word has the tag of its first token."
+        return cleandoc(f"""
+            inputs = tokenizer({in_python(_EXAMPLE)}, return_tensors="pt")
+            with torch.no_grad():
+                tags = model(**inputs).logits[0].argmax(dim=-1)
+            for token, tag in zip(inputs["input_ids"][0].tolist(), tags.tolist()):
+                # {comment}
+                print(tokenizer.decode([token]), model.config.id2label[tag])
+        """)
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         return self._windows.samples(documents)
@@ -180,8 +189,6 @@ class Tokens(Objective):
         `places`: indices of first tokens in the flattened, concatenated groups. `words`: their indices in the flattened
         original rows. `targets`: tags, or IGNORED.
         """
-        import torch
-
         assert rows.flags is not None
         lengths = np.where(rows.valid, rows.lengths, 1)
         ids = [row[:length] for row, length in zip(rows.ids, lengths, strict=True)]
@@ -191,12 +198,8 @@ class Tokens(Objective):
         targets = flags[row, column] - 1
         targets[targets == len(self.tags.tags)] = IGNORED
         words = {"places": grouped.starts[row] + column, "words": row * flags.shape[1] + column, "targets": targets}
-        return Batch(
-            grouped.tensors | {name: torch.from_numpy(array) for name, array in words.items()},
-            targets=int((targets != IGNORED).sum()),
-            tokens=int(rows.lengths[rows.valid].sum()),
-            groups=grouped.groups,
-        )
+        count, tokens = int((targets != IGNORED).sum()), int(rows.lengths[rows.valid].sum())
+        return Batch(grouped.tensors | as_tensors(words), count, tokens, grouped.groups)
 
     def token_views(self, rows: Rows) -> list[TokenView]:
         assert rows.flags is not None
@@ -302,47 +305,3 @@ class Tokens(Objective):
             at = entity["end"]
         notes = () if answer["entities"] else ("no names found",)
         return Reply(["".join([*pieces, prompt[at:]])], notes, {"prompt": prompt, **answer})
-
-    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        yield from self.reply(model, prompt, "", sampling).pieces
-
-
-def pipeline_usage(text: str) -> str:
-    """Return Python with the pipeline of transformers, for BIO tags; a word has the tag of its first token."""
-    return "\n".join(
-        [
-            "from transformers import pipeline",
-            "",
-            'tagger = pipeline("token-classification", model, tokenizer=tokenizer, aggregation_strategy="first")',
-            f"for name in tagger({in_python(text)}):",
-            '    print(name["start"], name["end"], name["entity_group"], name["word"], name["score"])',
-        ]
-    )
-
-
-def bio_usage(text: str) -> str:
-    """Return Python that prints the tag of each token, for BIO tags if the pipeline does not find the words."""
-    return _by_tokens(text, "    # B- begins a name, and I- continues it. A word has the tag of its first token.")
-
-
-def bilou_usage(text: str) -> str:
-    """Return Python that prints the tag of each token, for BILOU tags, which the pipeline does not join."""
-    return _by_tokens(text, "    # B- begins a name, I- and L- continue and end it, U- is a name of one word.")
-
-
-def word_usage(text: str) -> str:
-    """Return Python that prints the tag of each token, for a tag of each word."""
-    return _by_tokens(text, "    # A word has the tag of its first token.")
-
-
-def _by_tokens(text: str, comment: str) -> str:
-    return "\n".join(
-        [
-            f'inputs = tokenizer({in_python(text)}, return_tensors="pt")',
-            "with torch.no_grad():",
-            "    tags = model(**inputs).logits[0].argmax(dim=-1)",
-            'for token, tag in zip(inputs["input_ids"][0].tolist(), tags.tolist()):',
-            comment,
-            "    print(tokenizer.decode([token]), model.config.id2label[tag])",
-        ]
-    )

@@ -81,16 +81,13 @@ def _is_letter(character: str) -> bool:
     if character < "\x80":
         return character.isalnum()
     category = unicodedata.category(character)
-    return category[0] in "MN" or (category[0] == "L" and not _stands_alone(character))
+    stands_alone = any(first <= ord(character) <= last for first, last in _ALONE)
+    return category[0] in "MN" or (category[0] == "L" and not stands_alone)
 
 
 # Scripts without spaces: Han, Hiragana, Katakana and related; Thai, Lao, Khmer, Burmese.
 _ALONE = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF),
           (0x20000, 0x3FFFF))  # fmt: skip
-
-
-def _stands_alone(character: str) -> bool:
-    return any(first <= ord(character) <= last for first, last in _ALONE)
 
 
 class Windows:

@@ -89,7 +89,6 @@ class DeepSpeedPlan:
         precision: str,
         *,
         load_weights: WeightLoader | None,
-        tell: Callable[[str], None],
     ) -> DeepSpeedStrategy:
         if self.shards_weights:
             make_shardable(model)

@@ -22,7 +22,7 @@ from artel.planning.hardware import Hardware
 from artel.planning.plan.batches import planned_data
 from artel.planning.plan.length import planned_length
 from artel.planning.plan.plan import processes_on_host
-from artel.preparing import prepare
+from artel.preparing import prepare_silently
 from artel.text import Ledger, read_documents
 from artel.training.comparison import expected_range
 
@@ -116,9 +116,7 @@ class _Option:
     """Bits per byte, by the fits."""
 
 
-def choose(
-    config: RunConfig, hardware: Hardware, processes: int, on_host: int, tell: Callable[[str], None] = lambda _: None
-) -> Choice:
+def choose(config: RunConfig, hardware: Hardware, processes: int, on_host: int) -> Choice:
     """Choose for a run with `model.auto` on `processes` processes, `on_host` of them on each host.
 
     On this machine's CPU a few steps are measured. For GPUs, one per process, public figures are used: measuring would
@@ -127,7 +125,7 @@ def choose(
     text = text_of(config)
     config = fitting_block(config, text)
     if hardware.shares_memory:
-        speed = measure_speed(config, planned_data(config), processes, on_host, tell)
+        speed = measure_speed(config, planned_data(config), processes, on_host)
         memory = hardware.memory_bytes / on_host
     else:
         used = replace(hardware, count=on_host, nodes=processes // on_host)
@@ -142,10 +140,7 @@ def is_doubtful(config: RunConfig, hardware: Hardware) -> bool:
 
 
 def check_before_text(config: RunConfig, processes: int, on_host: int) -> None:
-    """Raise InputError, with the shortest budget, if a few measured steps of the smallest model show it is too short.
-
-    Takes some seconds of CPU, and reads only the first documents of the text.
-    """
+    """Raise InputError with the shortest budget if measured steps of the smallest model, in seconds, exceed it."""
     if "block" not in config.data.model_fields_set:
         config = with_block(config, BLOCKS[-1])
     _check_shortest(config, processes, measure_smallest(config, planned_data(config), processes, on_host))
@@ -163,12 +158,10 @@ def decide(config: RunConfig, text: Text, speed: Speed, processes: int, memory: 
     )
 
 
-def choose_for_plan(
-    config: RunConfig, hardware: Hardware, nproc: int | None, tell: Callable[[str], None] = lambda _: None
-) -> Choice:
+def choose_for_plan(config: RunConfig, hardware: Hardware, nproc: int | None) -> Choice:
     """Choose for `artel plan`, with as many processes as `make_plan` takes. Raise InputError."""
     on_host = processes_on_host(config, hardware, nproc)
-    return choose(config, hardware, on_host * hardware.nodes, on_host, tell)
+    return choose(config, hardware, on_host * hardware.nodes, on_host)
 
 
 def text_of(config: RunConfig) -> Text:
@@ -180,7 +173,7 @@ def text_of(config: RunConfig) -> Text:
     data = planned_data(config)
     if data.store is not None:
         vocabulary = data.tokenizer.vocabulary
-        letters = _bytes_per_character(prepare(config).ledger()["parts"])
+        letters = _bytes_per_character(prepare_silently(config).ledger()["parts"])
         return Text(
             data.store.train.tokens, data.store.validation.tokens, vocabulary, "counted in the prepared text", letters
         )
@@ -270,10 +263,7 @@ def _seconds_for_steps(config: RunConfig) -> float:
 
 
 def _check_shortest(config: RunConfig, processes: int, seconds: Callable[[int], float]) -> None:
-    """Raise InputError, with the shortest budget, if there is no time for the minimum steps of the smallest model.
-
-    `seconds(tokens)` is the time of a step of that many tokens.
-    """
+    """Raise InputError if there is no time for the smallest model's minimum steps, of `seconds(tokens)` each."""
     fewest = min(seconds(batch * config.data.block) for batch in _batches(config, processes))
     least = max(_LEAST, _FEWEST_STEPS * fewest / _IN_STEPS)
     assert config.train.budget is not None

@@ -15,6 +15,7 @@ import torch
 from artel.config import ModelConfig, RunConfig
 from artel.errors import InputError
 from artel.host import usable_cores
+from artel.messages import logger, silenced
 from artel.models.attention_switch import use_artel_attention
 from artel.models.device import pick_precision
 from artel.models.experts import compute_experts_in_autocast
@@ -89,15 +90,15 @@ def _between(place: float, first: float, last: float) -> float:
     return first * (last / first) ** place
 
 
-def measure_speed(
-    config: RunConfig, data: PlannedData, processes: int, on_host: int, tell: Callable[[str], None] = lambda _: None
-) -> Speed:
+def measure_speed(config: RunConfig, data: PlannedData, processes: int, on_host: int) -> Speed:
     """Measure a few steps of two small models on a CPU, with a process's share of the cores. Takes seconds."""
     threads = config.train.threads or max(1, usable_cores() // on_host)
     with _measuring(threads):
         points = []
         for number, size in enumerate(_MEASURED, 1):
-            tell(f"measuring small model {number} of {len(_MEASURED)}: {size.layers} layers of {size.width}")
+            logger.info(
+                "measuring small model %s of %s: %s layers of %s", number, len(_MEASURED), size.layers, size.width
+            )
             points.append(_measure(config, data, size, processes))
     first, last = points
     small, large = within_reach(first, last), within_reach(last, first)
@@ -115,11 +116,7 @@ def measure_smallest(config: RunConfig, data: PlannedData, processes: int, on_ho
 
 
 def within_reach(point: Point, other: Point) -> Point:
-    """Return the point with at least half of the other's FLOP/s.
-
-    On an idle processor 128 × 2 reaches 0.8 of the FLOP/s of 320 × 5. If other programs use the cores, two threads wait
-    for each other at every small product, so that all steps may be slow: a fifteenth was measured.
-    """
+    """Return the point with at least half of the other's FLOP/s, since busy cores may slow all steps of one."""
     slowest = 2 * point.flops * other.per_token / other.flops
     return replace(point, per_token=min(point.per_token, slowest))
 
@@ -155,11 +152,7 @@ _Times = tuple[float, float]
 
 
 def usual(times: Sequence[_Times]) -> float:
-    """Return the median wall time, capped by CPU time to leave out other programs.
-
-    Not the minimum, because a run has slow steps too. By its fastest step 6 × 384 was chosen for 3,151 tokens/s on two
-    cores of a shared host, and reached 2,265.
-    """
+    """Return the median wall time, capped by CPU time. The fastest step promised 3,151 tokens/s where 2,265 came."""
     wall, cpu = (statistics.median(each) for each in zip(*times, strict=True))
     return min(wall, _WAITING * cpu)
 
@@ -193,10 +186,7 @@ def _measuring(threads: int) -> Iterator[None]:
 
 
 def plan_speed(config: RunConfig, vocabulary: int, hardware: Hardware) -> Speed:
-    """Plan two sizes on that hardware, with two batches each, as `artel plan` does.
-
-    Raise InputError if their speed is unknown.
-    """
+    """Plan two sizes on that hardware, with two batches each. Raise InputError if their speed is unknown."""
     if not hardware.has_rates:
         what = f"true needs a plan's speed, and {hardware.name} is not in the table of accelerators"
         raise InputError.at("model.auto", what, "write model: {config: {model_type: …}}, or model: {from: FOLDER}")
@@ -209,6 +199,7 @@ def plan_speed(config: RunConfig, vocabulary: int, hardware: Hardware) -> Speed:
     )
 
 
+@silenced()
 def _planned(config: RunConfig, size: Size, vocabulary: int, hardware: Hardware) -> Point:
     model = ModelConfig.model_validate({"config": size.config()})
     times, tokens = [], []

@@ -71,28 +71,20 @@ class Advice:
     """The smallest hardware that would do, if nothing fits."""
 
 
-def advise(
-    config: RunConfig,
-    own: Plan,
-    text: PlannedText,
-    nproc: int | None = None,
-    tell: Callable[[str], None] = lambda _: None,
-) -> Advice:
+def advise(config: RunConfig, own: Plan, text: PlannedText, nproc: int | None = None) -> Advice:
     """Search around `own`, the plan of the unchanged run, with its `planned_text`.
 
-    `nproc` fixes the processes per host. `tell` is called with a line for each traced plan. Raise InputError if the run
-    cannot be planned.
+    `nproc` fixes the processes per host. Logs a line for each traced plan. Raise InputError if the run cannot be
+    planned.
     """
-    return _Adviser(config, own, text, nproc, tell).advice()
+    return _Adviser(config, own, text, nproc).advice()
 
 
 class _Adviser:
     """One run on one kind of hardware."""
 
-    def __init__(
-        self, config: RunConfig, own: Plan, text: PlannedText, nproc: int | None, tell: Callable[[str], None]
-    ) -> None:
-        self._config, self._own, self._hardware, self._tell = config, own, own.hardware, tell
+    def __init__(self, config: RunConfig, own: Plan, text: PlannedText, nproc: int | None) -> None:
+        self._config, self._own, self._hardware = config, own, own.hardware
         self._text = text
         self._known = Known()
         self._models: dict[tuple[Any, ...], PreTrainedModel] = {}
@@ -123,12 +115,10 @@ class _Adviser:
         search, candidates = self._search(self._config, self._hardware), self._layouts(self._config)
         estimated = search.seconds(own, self._own.recompute, self._own.micro_batch)
         found = [Found(self._config, self._own, estimated)] if self._own.share <= 1 else []
-        best = search.fastest(candidates, Budget(_PLANS, self._tell), found, _MOST)
+        best = search.fastest(candidates, Budget(_PLANS), found, _MOST)
         if len(best) == _MOST or self._hardware.shares_memory:
             return best
-        return search.fastest(
-            self._layouts(self._config, offload="pinned"), Budget(_OFFLOAD_PLANS, self._tell), best, _MOST
-        )
+        return search.fastest(self._layouts(self._config, offload="pinned"), Budget(_OFFLOAD_PLANS), best, _MOST)
 
     def _different(self, same: list[Found]) -> Iterator[tuple[RunConfig, Found]]:
         """Yield the fastest layout of each change of the training, if it gains anything."""
@@ -138,7 +128,7 @@ class _Adviser:
             if config is None:
                 continue
             search = self._search(config, self._hardware)
-            for found in search.fastest(self._layouts(config), Budget(_PLANS_OF_A_CHANGE, self._tell), most=1):
+            for found in search.fastest(self._layouts(config), Budget(_PLANS_OF_A_CHANGE), most=1):
                 is_faster = fastest is not None and found.seconds is not None and found.seconds < _WORTH * fastest
                 if is_faster or not same:
                     yield config, found
@@ -157,7 +147,7 @@ class _Adviser:
         """Yield the smallest sufficient number of the same accelerators, and of larger ones if fewer are enough."""
         most: int | None = None
         for kinds in (more_of(self._hardware), larger_accelerators(self._hardware)):
-            budget = Budget(_HARDWARE_PLANS, self._tell)
+            budget = Budget(_HARDWARE_PLANS)
             for hardware in kinds:
                 if budget.left <= 0 or (most is not None and hardware.world_size >= most):
                     break
@@ -222,10 +212,7 @@ def more_of(hardware: Hardware) -> Iterator[Hardware]:
 
 
 def larger_accelerators(hardware: Hardware) -> list[Hardware]:
-    """Return accelerators with more memory than those of `hardware`, sorted by number and memory.
-
-    For a CPU, return all accelerators.
-    """
+    """Return accelerators with more memory than those of `hardware` (a CPU: all), sorted by number and memory."""
     least = 0 if hardware.shares_memory else hardware.memory_bytes
     kinds = [find_hardware(f"{name}:{count}") for name in ACCELERATORS for count in _COUNTS]
     kinds = [replace(kind, host_memory_bytes=hardware.host_memory_bytes) for kind in kinds if kind.memory_bytes > least]

@@ -8,7 +8,7 @@ is linear in the rows of a micro-batch: one or two plans tell which is the large
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import torch
 
 from artel.config import RunConfig
 from artel.errors import InputError
+from artel.messages import logger, silenced
 from artel.models.activation_checkpointing import Recompute
 from artel.planning.fit.estimate import (
     RECOMPUTES,
@@ -77,14 +78,13 @@ class Promise(NamedTuple):
 class Budget:
     """Number of plans that may still be traced. Announces each one."""
 
-    def __init__(self, plans: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, plans: int) -> None:
         self.left = plans
-        self._tell = tell
 
     def spend(self, layout: Layout, mode: Recompute, rows: int, hardware: Hardware, cost: int) -> None:
         self.left -= cost
         place = "here" if hardware.shares_memory else f"on {layout.processes} × {hardware.name}"
-        self._tell(f"advice: planning {in_words(layout)}, recomputed {mode}, micro-batches of {rows}, {place}")
+        logger.info("advice: planning %s, recomputed %s, micro-batches of %s, %s", in_words(layout), mode, rows, place)
 
 
 def in_words(layout: Layout) -> str:
@@ -128,10 +128,7 @@ class Search:
         return best[:most]
 
     def smallest(self, layouts: Iterable[Layout], budget: Budget) -> Found | None:
-        """Return the layout with the least memory, with full recomputation and the smallest micro-batch.
-
-        None if not even that fits.
-        """
+        """Return the layout with the least memory, fully recomputed and of the smallest micro-batch, if one fits."""
         may = [layout for layout in layouts if self.may_fit(layout, "full") and self._cost(layout) <= budget.left]
         quick = [layout for layout in may if self._cost(layout) == 1] or may
         promises = sorted(quick, key=lambda layout: self._promise(layout, "full"))
@@ -245,7 +242,8 @@ class Search:
             return None
         budget.spend(layout, mode, rows, self._hardware, self._cost(layout))
         try:
-            plan = make_plan(layout.at(mode, rows), self._hardware, layout.on_host, self._price, self._text)
+            with silenced():
+                plan = make_plan(layout.at(mode, rows), self._hardware, layout.on_host, self._price, self._text)
         except InputError:
             return None
         self._known.add(layout, plan)

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from artel.config.schema.quantities import read_seconds
 from artel.errors import InputError, Problem
+from artel.messages import logger
 from artel.objectives import Objective
 from artel.planning.hardware import find_hardware
 from artel.planning.new.look import Look, look_at
@@ -64,21 +65,21 @@ class Answers:
 
 def objectives_for(look: Look) -> dict[str, type[Objective]]:
     """Return the objectives that can learn from this text, by name."""
-    kinds = {name: OBJECTIVES[name] for name in OBJECTIVES.names if OBJECTIVES[name].is_offered}
+    kinds = {name: OBJECTIVES[name] for name in OBJECTIVES.names if OBJECTIVES[name].presentation.is_offered}
     return {name: kind for name, kind in kinds.items() if set(kind.learns_from) & look.kinds}
 
 
 def read_objective(answer: str, look: Look) -> str:
     """Return the objective for an answer, its name or its word for users. Raise InputError."""
     fitting = objectives_for(look)
-    words = {word: name for name, objective in fitting.items() for word in (name, objective.verb) if word}
+    words = {word: name for name, objective in fitting.items() for word in (name, objective.presentation.verb) if word}
     if answer in words:
         return words[answer]
-    if answer in OBJECTIVES and not OBJECTIVES[answer].is_offered:
+    if answer in OBJECTIVES and not OBJECTIVES[answer].presentation.is_offered:
         what = f"{answer} needs more than texts, and is not asked about here"
         raise InputError.at("--learn", what, f"begin with a recipe: artel recipes ls lists those of objective {answer}")
-    shown = ", ".join(objective.verb or name for name, objective in fitting.items())
-    known = {word for name in OBJECTIVES.names for word in (name, OBJECTIVES[name].verb)}
+    shown = ", ".join(objective.presentation.verb or name for name, objective in fitting.items())
+    known = {word for name in OBJECTIVES.names for word in (name, OBJECTIVES[name].presentation.verb)}
     near = difflib.get_close_matches(answer, words, 1)
     what = f"Unknown task {answer!r}" + (f"; did you mean {near[0]}?" if near else "")
     if answer in known:
@@ -117,7 +118,7 @@ def read_time_and_hardware(answer: str) -> tuple[str, str]:
     return read_time(time.strip()), read_hardware(hardware.strip())
 
 
-def answer_questions(given: Given, ask: Ask | None, tell: Callable[[str], object]) -> Answers:
+def answer_questions(given: Given, ask: Ask | None) -> Answers:
     """Take answers from the flags, and ask for the rest. Without `ask` raise InputError if a flag is missing."""
     if ask is None and given.missing:
         verb = "is" if len(given.missing) == 1 else "are"
@@ -125,33 +126,35 @@ def answer_questions(given: Given, ask: Ask | None, tell: Callable[[str], object
         example = "artel new run.yaml --text novel.txt --learn write --from scratch --time 30min"
         raise InputError.at("artel new", what, f"give all of them: {example}")
     _check_flags(given)
-    look = _answer(given.text, "Which text? Files, globs or folders", "", lambda text: look_at(_paths(text)), ask, tell)
-    tell(look.describe())
+    look = _answer(given.text, "Which text? Files, globs or folders", "", lambda text: look_at(_paths(text)), ask)
+    logger.info(look.describe())
     fitting = objectives_for(look)
     if given.learn is None:
         for name, objective in fitting.items():
-            tell(f"  {objective.verb or name:<10}{objective.does}")
+            logger.info("  %s%s", f"{objective.presentation.verb or name:<10}", objective.presentation.does)
     first = next(iter(fitting))
-    default = fitting[first].verb or first
-    name = _answer(given.learn, "What is to be learned?", default, lambda text: read_objective(text, look), ask, tell)
+    default = fitting[first].presentation.verb or first
+    name = _answer(given.learn, "What is to be learned?", default, lambda text: read_objective(text, look), ask)
     kind = fitting[name]
     has_answers = kind.generates and not kind.packs_text
     where, default = "From scratch, or from which model: a folder or a hub id?", SCRATCH
     if has_answers and kind.auto_class == _CAUSAL:
         where, default = "From which pretrained model: a folder or a hub id? Or from scratch?", PRETRAINED
-    model = _answer(given.model, where, default, read_model, ask, tell)
+    model = _answer(given.model, where, default, read_model, ask)
     if not model and look.bytes < _HOPELESS_BYTES and has_answers:
-        tell(
-            f"{in_bytes(look.bytes)} of text is too little to learn a language from: the answers will be noise. Take a "
-            f"pretrained model: --from FOLDER or --from {PRETRAINED}"
+        logger.info(
+            "%s of text is too little to learn a language from: the answers will be noise. Take a pretrained "
+            "model: --from FOLDER or --from %s",
+            in_bytes(look.bytes),
+            PRETRAINED,
         )
     if given.time is not None:
         return Answers(look, name, model, read_time(given.time), read_hardware(given.hardware or ""))
     if given.hardware is not None:
-        time = _answer(None, "How long?", "30min", read_time, ask, tell)
+        time = _answer(None, "How long?", "30min", read_time, ask)
         return Answers(look, name, model, time, read_hardware(given.hardware))
     question = "How long? Such as 30min, or for another machine 2h on h100-80gb:8"
-    time, hardware = _answer(None, question, "30min", read_time_and_hardware, ask, tell)
+    time, hardware = _answer(None, question, "30min", read_time_and_hardware, ask)
     return Answers(look, name, model, time, hardware)
 
 
@@ -168,14 +171,7 @@ def _check_flags(given: Given) -> None:
         raise InputError(problems)
 
 
-def _answer(
-    flag: str | list[str] | None,
-    question: str,
-    default: str,
-    read: Callable[[str], T],
-    ask: Ask | None,
-    tell: Callable[[str], object],
-) -> T:
+def _answer(flag: str | list[str] | None, question: str, default: str, read: Callable[[str], T], ask: Ask | None) -> T:
     """Read a flag, or ask. Repeat the question after a wrong answer; raise InputError for a wrong flag."""
     if flag is not None:
         return read(shlex.join(flag) if isinstance(flag, list) else flag)
@@ -185,7 +181,7 @@ def _answer(
             return read(ask(question, default))
         except InputError as error:
             for problem in error.problems:
-                tell(f"{problem.what}; {problem.fix}")
+                logger.info("%s; %s", problem.what, problem.fix)
 
 
 def _paths(text: str) -> list[str]:

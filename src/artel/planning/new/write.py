@@ -75,7 +75,7 @@ def _data(answers: Answers, objective: type[Objective]) -> Iterator[str]:
 
 def _model(answers: Answers, objective: type[Objective]) -> Iterator[Iterator[str]]:
     """Yield the lines after the data, for a model from scratch or a pretrained one."""
-    does = f"{objective.verb}: {objective.does}" if objective.verb else ""
+    does = f"{objective.presentation.verb}: {objective.presentation.does}" if objective.presentation.verb else ""
     if answers.model:
         yield _pretrained(answers, objective, does)
     elif objective.packs_text and objective.generates:
@@ -104,7 +104,7 @@ def _small(answers: Answers, objective: type[Objective], does: str) -> Iterator[
 def _pretrained(answers: Answers, objective: type[Objective], does: str) -> Iterator[str]:
     parameters, limit = _known(answers.model, objective)
     adapts = _needs_adapters(answers, objective, parameters)
-    rate = objective.finetuning_rate * (4 if adapts else 1)
+    rate = objective.presentation.finetuning_rate * (4 if adapts else 1)
     yield _line(f"  block: {min(_BLOCK, limit or _BLOCK)}", "tokens that the model sees at a time, at most")
     size = f"{parameters / 1e6:,.3g} M parameters; its own tokenizer" if parameters else "its own tokenizer"
     yield "model:"
@@ -118,15 +118,14 @@ def _pretrained(answers: Answers, objective: type[Objective], does: str) -> Iter
 
 
 def _known(name: str, objective: type[Objective]) -> tuple[int, int | None]:
-    """Return the number of parameters of a pretrained model and its longest block; (0, None) if only a hub knows it.
-
-    Raise InputError for a folder without a model.
-    """
+    """Return a pretrained model's parameters and longest block; (0, None) if only a hub knows. May raise InputError."""
     if not is_within_reach(name):
         return 0, None
     model = outline(ModelConfig.model_validate({"from": name}), objective.auto_class)
     if model is None:
-        raise InputError.at("--from", f"{name} cannot be opened for {objective.verb}", "give another model")
+        raise InputError.at(
+            "--from", f"{name} cannot be opened for {objective.presentation.verb}", "give another model"
+        )
     return sum(parameter.numel() for parameter in model.parameters()), position_limit(model)
 
 

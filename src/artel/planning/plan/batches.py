@@ -13,7 +13,7 @@ from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.objectives import Batch, Objective, objective_of, objective_type
 from artel.planning.outline import known_tokenizer, tokenizer_here
-from artel.preparing import is_prepared, prepare
+from artel.preparing import is_prepared, prepare_silently
 from artel.text import Ledger, read_documents
 from artel.tokens import (
     Rows,
@@ -69,7 +69,7 @@ class PlannedData:
 def planned_data(config: RunConfig) -> PlannedData:
     """Return the run's objective and its longest sample. Raise InputError."""
     if is_prepared(config):
-        prepared = prepare(config)
+        prepared = prepare_silently(config)
         store = prepared.open()
         objective = objective_of(prepared.config, prepared.tokenizer())
         samples = objective.dataset(store.train)
@@ -135,10 +135,7 @@ class UsualStep:
 
 
 def usual_step(config: RunConfig, data: PlannedData, rows: int, dp_degree: int) -> UsualStep | None:
-    """Return the usual step with `rows` rows on each of `dp_degree` data-parallel ranks. None if all rows are blocks.
-
-    A step takes as long as the rank with the most to compute.
-    """
+    """Return the usual step of the busiest of `dp_degree` ranks with `rows` rows each. None if all rows are blocks."""
     if data.objective.packs_text or data.objective.fills_blocks(config):
         return None
     ranks = range(min(dp_degree, max(1, _SAMPLES // rows)))
@@ -160,10 +157,7 @@ def usual_step(config: RunConfig, data: PlannedData, rows: int, dp_degree: int) 
 def _rows_of_steps(
     config: RunConfig, data: PlannedData, rows: int, steps: int, ranks: Sequence[int], dp_degree: int
 ) -> Iterator[list[list[Rows]]]:
-    """Yield, for each of the first steps, the micro-batches of these data-parallel ranks in the order of training.
-
-    Without a token store, samples read from the sources are drawn at random.
-    """
+    """Yield the ranks' micro-batches of each of the first steps, as in training, or at random without a store."""
     samples, batch = data.samples, config.train.batch
     length = None if data.store is None else run_length(config, samples, data.store.train)
     order = None if data.store is None else data.objective.order(data.store.train, len(samples))

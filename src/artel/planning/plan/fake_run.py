@@ -21,6 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import PreTrainedModel
 
 from artel.config import RunConfig
+from artel.messages import silenced
 from artel.models import loss
 from artel.models.activation_checkpointing import Recompute, recompute
 from artel.models.attention_switch import use_artel_attention
@@ -125,13 +126,7 @@ def trace_steps(
     return trace
 
 
-def _step(
-    strategy: ParallelStrategy,
-    optimizer: Optimizer,
-    batches: list[Batch],
-    targets: float,
-    trace: Trace,
-) -> None:
+def _step(strategy: ParallelStrategy, optimizer: Optimizer, batches: list[Batch], targets: float, trace: Trace) -> None:
     live, begin = trace.live, len(trace.live.events)
     strategy.run(batches, targets, optimizer.loss_factor)
     live.name((parameter.grad for parameter in strategy.model.parameters()), GRADIENTS)
@@ -163,12 +158,13 @@ def _record_operations(
     del trace.live.events[end:]
 
 
+@silenced()
 def _parallelized(
     config: RunConfig, model: PreTrainedModel, objective: Objective, world: World, precision: str
 ) -> ParallelStrategy:
     plan = plan_parallelism(config, world.size, world.on_host)
     model.to = lambda *_, **__: model
-    strategy = plan.parallelize(model, objective, world, precision, load_weights=None, tell=lambda _: None)
+    strategy = plan.parallelize(model, objective, world, precision, load_weights=None)
     del model.to
     strategy.skip_collectives()
     return strategy

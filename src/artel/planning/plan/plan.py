@@ -11,6 +11,7 @@ import torch
 
 from artel.config import RunConfig
 from artel.errors import InputError
+from artel.messages import logger
 from artel.models.activation_checkpointing import NotSelective, Recompute
 from artel.models.compile import OFF, compile_choice
 from artel.models.device import pick_precision
@@ -21,14 +22,7 @@ from artel.parallel import World
 from artel.parallel.mesh import read_parallel_dims
 from artel.planning.hardware import Hardware
 from artel.planning.operations import COLLECTIVE, Operation
-from artel.planning.performance import (
-    Forecast,
-    Range,
-    StepTime,
-    forecast,
-    slowest_stage,
-    step_time,
-)
+from artel.planning.performance import Forecast, Range, StepTime, forecast, slowest_stage, step_time
 from artel.planning.plan.batches import PlannedData, UsualStep, planned_data, usual_step
 from artel.planning.plan.length import PlannedLength, disk_bytes, planned_length
 from artel.planning.plan.models import ModelOutline
@@ -175,7 +169,6 @@ def make_plan(
     nproc: int | None = None,
     price: float | None = None,
     text: PlannedText | None = None,
-    tell: Callable[[str], None] = lambda _: None,
 ) -> Plan:
     """Plan a run on `hardware`. Raise InputError if it cannot be planned.
 
@@ -210,7 +203,7 @@ def make_plan(
         count = -(-most // rows)
         rows = -(-most // count)
         again = "" if mode == "none" else f", activation_checkpointing: {mode}"
-        tell(f"tracing two steps with micro-batches of {rows}{again}")
+        logger.info("tracing two steps with micro-batches of %s%s", rows, again)
         usual = usual_of(rows, dims.dp_degree)
         plan = _planned(
             config, hardware, outline, data, length, world_size, on_host, precision, count, rows, usual, mode, compiled
@@ -241,10 +234,7 @@ def _first_that_fits(plans: Iterator[Plan]) -> Plan:
 def _with_largest_micro_batch(
     planned: Callable[[int, Recompute], Plan], sizes: list[int], modes: tuple[Recompute, ...], enough: int
 ) -> Plan:
-    """Search as training does (`find_micro_batch`): the first mode in which `enough` rows fit, else the last mode.
-
-    Memory is linear in the rows, so two plans tell which of the ascending `sizes` is the largest that fits.
-    """
+    """Search as training does: the first mode in which `enough` rows fit, else the last. Memory is linear in rows."""
     for mode in modes:
         try:
             largest = plan = planned(sizes[-1], mode)

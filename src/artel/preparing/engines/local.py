@@ -23,6 +23,7 @@ from multiprocessing.process import BaseProcess
 from typing import IO, Literal
 
 from artel.errors import ArtelError, WorkError
+from artel.host import usable_cores
 from artel.interrupts import interrupted_after
 from artel.preparing.tasks import Stage, Tasks
 from artel.storage.panics import hide_panics
@@ -30,11 +31,6 @@ from artel.storage.unexpected_errors import worker_error
 from artel.tokens.tokenizer.fast_encoder import encode_in_one_thread
 
 _NUMBER = struct.Struct("<i")
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_here(tasks: Tasks, stage: Stage, workers: int | Literal["auto"], progress: Callable[[int, int], None]) -> None:
@@ -48,7 +44,7 @@ def run_here(tasks: Tasks, stage: Stage, workers: int | Literal["auto"], progres
             progress(done, len(unfinished))
             tasks.run(stage, number)
         return
-    count = min(cores() if workers == "auto" else workers, len(unfinished))
+    count = min(usable_cores() if workers == "auto" else workers, len(unfinished))
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryFile(buffering=0, dir=tasks.workspace.path) as queue:  # forked processes share its position
         queue.write(b"".join(map(_NUMBER.pack, unfinished)))

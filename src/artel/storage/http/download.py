@@ -1,14 +1,19 @@
-"""Downloads by http(s): each file once into a cache folder, atomically, with errors that name the address."""
+"""Downloads by http(s): each file once into a cache folder, atomically, with errors that name the address.
+
+A minimum rate keeps servers from blocking a download. Other schemes are not opened.
+"""
 
 from __future__ import annotations
 
 import base64
 import email.utils
 import http.client
+import io
 import json
 import os
 import re
 import socket
+import ssl
 import time
 import urllib.error
 import urllib.parse
@@ -23,11 +28,11 @@ import xxhash
 from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.secrets import HIDDEN, hide_secrets, variables_of, with_variables
 from artel.storage.http.resume import PartialDownload, fetch_once
-from artel.storage.http.time_limits import TooSlow, open_with_limits
 
 _PAUSES = (0.3, 1.0)  # seconds before the second and the third attempt
 _PROGRESS = 1 << 20  # bytes: after an attempt that received this many more, attempts are counted anew
 _CHUNK = 1 << 18
+_MIN_BYTES_PER_SECOND = 1_000  # that a server must reach over twice the timeout
 _FIX_ADDRESS = "check the address"
 _FIX_NETWORK = "check the address and the network (proxies: http_proxy, https_proxy), and start again"
 
@@ -56,10 +61,7 @@ def fetch(url: str, cache: Path | str, *, max_bytes: int | None = None, timeout:
 
     Args:
         url: `${NAME}` in it stands for an environment variable, whose value is never written to disk.
-        timeout: seconds for each wait on the network. Less than 1,000 bytes per second over twice this time is an
-            error too.
-
-    Raises InputError (no such page, too large, not an address), WorkError (the network or the server fails).
+        timeout: seconds for each wait on the network.
     """
     key = str(xxhash.xxh3_128_hexdigest(url.encode()))
     folder = fetch_once(Path(cache), key, lambda partial: _download_with_retries(url, partial, max_bytes, timeout))
@@ -96,7 +98,7 @@ def _download(url: str, partial: PartialDownload, max_bytes: int | None, timeout
     if about and partial.size:
         headers |= {"Range": f"bytes={partial.size}-", "If-Range": about["validator"]}
     try:
-        with open_with_limits(_request(url, headers), timeout) as response:
+        with _open_with_limits(_request(url, headers), timeout) as response:
             _check_length(url, response.headers)
             total = _prepare(response, partial)
             _check_size(url, total or 0, max_bytes, partial)
@@ -109,7 +111,7 @@ def _download(url: str, partial: PartialDownload, max_bytes: int | None, timeout
     except urllib.error.HTTPError as error:
         error.close()
         raise _status_error(url, error, partial, headers) from error
-    except TooSlow as error:
+    except _TooSlow as error:
         raise _Retry(str(error)) from error
     except TimeoutError as error:
         raise _Retry(f"no answer within {timeout:g} seconds") from error
@@ -127,10 +129,7 @@ def _check_length(url: str, headers: Message) -> None:
 
 
 def _prepare(response: http.client.HTTPResponse, partial: PartialDownload) -> int | None:
-    """Prepare for the rest of the body, or (if the content changed or ranges are not supported) for all of it.
-
-    Returns the total size in bytes, if the server states it.
-    """
+    """Prepare for the rest of the body, or for all of it if the content changed. Return the total size, if stated."""
     validator = _validator(response.headers)
     if response.status == 206:
         content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", "").strip())
@@ -205,13 +204,10 @@ def _check_secrets(url: str) -> None:
         what = f"its secret was not written down, {HIDDEN} stands in its place"
         fix = "give the address again, with ${NAME} for the secret, and set NAME in the environment"
         raise InputError.at(url, what, fix)
-    problems = [
-        Problem(url, f"there is no {name} in the environment", f"set it: export {name}=…")
-        for name in variables_of(url)
-        if name not in os.environ
-    ]
-    if problems:
-        raise InputError(problems)
+    missing = [name for name in variables_of(url) if name not in os.environ]
+    if missing:
+        what = "there is no {} in the environment"
+        raise InputError([Problem(url, what.format(name), f"set it: export {name}=…") for name in missing])
 
 
 def _request(url: str, headers: dict[str, str]) -> urllib.request.Request:
@@ -238,3 +234,90 @@ def _ascii(url: str) -> str:
     safe = "/:=&?~+!$,;'@()*[]%"
     path, query = urllib.parse.quote(parts.path, safe), urllib.parse.quote(parts.query, safe)
     return urllib.parse.urlunsplit((parts.scheme, netloc, path, query, ""))
+
+
+class _TooSlow(Exception):
+    """The server sends too few bytes per second."""
+
+
+def _open_with_limits(request: urllib.request.Request, timeout: float) -> Any:
+    """`urlopen` for http and https only, also after redirects. Raises _TooSlow for headers and body, and HTTPError."""
+    # build_opener's would also open ftp, local files and data.
+    opener = urllib.request.OpenerDirector()
+    errors = (urllib.request.UnknownHandler, urllib.request.HTTPDefaultErrorHandler, urllib.request.HTTPErrorProcessor)
+    for handler in (urllib.request.ProxyHandler, *errors, _Redirects, _Http, _Https):
+        opener.add_handler(handler())
+    return opener.open(request, timeout=timeout)
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    def http_error_302(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: http.client.HTTPMessage
+    ) -> Any:
+        target = urllib.parse.urljoin(req.full_url, headers.get("Location", headers.get("URI", "")))
+        if urllib.parse.urlsplit(target).scheme not in ("http", "https"):
+            what = f"{msg}, which leads to {target}: artel follows only http and https"
+            raise urllib.error.HTTPError(req.full_url, code, what, headers, fp)
+        return super().http_error_302(req, fp, code, msg, headers)
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
+
+class _MinimumRate(io.RawIOBase):
+    """Reads from a socket; raises _TooSlow if the rate is too low."""
+
+    def __init__(self, raw: io.RawIOBase, window: float) -> None:
+        self._raw, self._window = raw, window
+        self._start, self._received = time.monotonic(), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        try:
+            count = self._raw.readinto(buffer)
+        except TimeoutError:
+            # After a few bytes, a timeout means that the server is too slow, not that it gives no answer.
+            if self._received:
+                self._check_rate()
+            raise
+        self._received += count or 0
+        if time.monotonic() - self._start >= self._window:
+            self._check_rate()
+            self._start, self._received = time.monotonic(), 0
+        return count
+
+    def _check_rate(self) -> None:
+        elapsed = time.monotonic() - self._start
+        if self._received < _MIN_BYTES_PER_SECOND * min(elapsed, self._window):
+            raise _TooSlow(f"only {self._received:,} bytes came in {elapsed:.1f} seconds")
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        timeout = sock.gettimeout()
+        if timeout is not None:
+            self.fp = io.BufferedReader(_MinimumRate(self.fp.detach(), 2 * timeout))
+
+
+class _Connection(http.client.HTTPConnection):
+    response_class = _Response
+
+
+class _SecureConnection(http.client.HTTPSConnection):
+    response_class = _Response
+
+
+class _Http(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(_Connection, req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def https_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(_SecureConnection, req, context=ssl.create_default_context())

@@ -36,10 +36,7 @@ _CHUNK = 1 << 20
 
 
 class PartialDownload:
-    """The first `size` bytes of a download, and `about`: what the downloader must know to resume it.
-
-    With an empty `about` it cannot be resumed, and is removed when the download fails.
-    """
+    """The first `size` bytes of a download, and `about`: how to resume it. If that is empty, it cannot be resumed."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self.path, self._mark_path = folder / f"{key}.body", folder / f"{key}.json"
@@ -124,10 +121,9 @@ class PartialDownload:
 
 
 def fetch_once(cache: Path, key: str, download: Callable[[PartialDownload], dict[str, Any]]) -> Path:
-    """The folder CACHE/KEY with `body` and `headers.json`. If it does not exist, `download` downloads the body.
+    """Return CACHE/KEY with `body` and `headers.json`. If it does not exist, `download` resumes or begins the body.
 
-    `download` resumes the partial download that it is given, and returns the headers. One process downloads a key at a
-    time; others wait for it. Raises as `download` and `disk_errors` do.
+    `download` returns the headers. One process downloads a key at a time; others wait for it.
     """
     folder = cache / key
     if _is_whole(folder):

@@ -57,10 +57,7 @@ def fix_address(path: str) -> str:
 
 @contextmanager
 def open_remote(path: str) -> Iterator[Any]:
-    """The fsspec file system of an address, without cached listings.
-
-    Keys, region and AWS_ENDPOINT_URL for S3 are those of the environment, as for its own tools.
-    """
+    """The fsspec file system of an address, without cached listings. The environment has the keys for S3."""
     if scheme(path) == "s3":
         try:
             import s3fs
@@ -78,11 +75,7 @@ def open_remote(path: str) -> Iterator[Any]:
 
 @contextmanager
 def remote_errors(path: str, *permissions: str) -> Iterator[None]:
-    """Turn errors of the file systems into errors with the address and a remedy; `permissions` are those needed.
-
-    Raises InputError (no such file or bucket, no right to it, not an address), OutOfReach (the network, the server),
-    WorkError (anything else).
-    """
+    """Turn errors of the file systems into errors with the address and a remedy; `permissions` are those needed."""
     try:
         yield
     except ArtelError:

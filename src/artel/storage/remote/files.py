@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -13,6 +14,7 @@ from typing import Any
 import xxhash
 
 from artel.errors import ArtelError, InputError, WorkError
+from artel.messages import logger
 from artel.storage.atomic import write_file
 from artel.storage.http.resume import PartialDownload, fetch_once
 from artel.storage.locations import cache_folder
@@ -28,6 +30,8 @@ from artel.storage.remote.access import (
     scheme,
 )
 
+_logged: set[tuple[Path, str]] = set()
+
 # S3 sends about 80 MB/s per request: eight ranges at a time, in 64 MiB of memory, fill a fast line.
 _RANGE = 8 << 20
 _RANGES = 8
@@ -42,12 +46,11 @@ class RemoteFile:
     version: str
 
 
-def list_remote(path: str, tell: Callable[[str], None] | None = None) -> list[RemoteFile]:
+def list_remote(path: str) -> list[RemoteFile]:
     """The file at an address, or the files that a glob matches, sorted by name.
 
-    The cache folder keeps the last listing. It is used, and `tell` is called, if the service does not answer or
-    HF_HUB_OFFLINE is set: nodes without a network train on what was downloaded before. Raises InputError (no such file,
-    no permission, offline, a missing package), WorkError (the network or the server fails).
+    The cache folder keeps the last listing. It is used if the service does not answer or HF_HUB_OFFLINE is set: nodes
+    without a network train on what was downloaded before.
     """
     path = normalized(path)
     key = xxhash.xxh3_128_hexdigest(f"{endpoint(path)}\n{path}".encode())
@@ -58,8 +61,9 @@ def list_remote(path: str, tell: Callable[[str], None] | None = None) -> list[Re
         if (recorded := _read_record(record)) is None:
             raise
         listed, time = recorded
-        if tell is not None:
-            tell(f"{path} {error.problems[0].what.split(':')[0]}; the listing of {time} is used")
+        if (record, time) not in _logged and logger.isEnabledFor(logging.INFO):  # once, not at each look at the sources
+            _logged.add((record, time))
+            logger.info("%s %s; the listing of %s is used", path, error.problems[0].what.split(":")[0], time)
         return listed
     content = {"path": path, "asked": datetime.now().astimezone().isoformat(" ", "minutes")}
     with suppress(ArtelError):  # the cache cannot be written: nothing is lost while there is a network
@@ -68,11 +72,7 @@ def list_remote(path: str, tell: Callable[[str], None] | None = None) -> list[Re
 
 
 def fetch_remote(file: RemoteFile, cache: Path | str) -> Path:
-    """Download a listed file, or return it from `cache` if that version was downloaded before.
-
-    A download that was interrupted, also by a kill, is resumed. Raises as `list_remote` does, and WorkError if the file
-    changed since it was listed.
-    """
+    """Download a listed file, or return it from `cache` if it has that version. An interrupted download is resumed."""
     key = f"{endpoint(file.address)}\n{file.address}\n{file.version}\n{file.size}"
     digest = xxhash.xxh3_128_hexdigest(key.encode())
     return fetch_once(Path(cache), digest, lambda partial: _download(file, partial)) / "body"

@@ -19,9 +19,9 @@ from typing import Any
 
 from artel.errors import InputError, WorkError
 from artel.storage.atomic import new_folder
-from artel.storage.checksums import checksum
 from artel.storage.http.resume import UNFINISHED, remove_stale
 from artel.storage.locks import lock
+from artel.storage.regular_files import checksum
 from artel.storage.remote.access import LIST, READ, WRITE, error_kind, normalized, open_remote, remote_errors, scheme
 from artel.storage.remote.files import RemoteFile, fetch_remote, remote_file
 
@@ -35,10 +35,7 @@ _CHECKSUM = "xxh3-128"
 
 
 def exists(address: str) -> bool:
-    """True if there is a file (an object) at the address; for a finished folder, pass its manifest.json.
-
-    Raises InputError (no such bucket, no permission), WorkError (the network or the server fails).
-    """
+    """True if there is a file (an object) at the address; for a finished folder, pass its manifest.json."""
     address = normalized(address)
     with remote_errors(address, LIST, READ), open_remote(address) as files:
         return _exists(files, address)
@@ -51,32 +48,19 @@ def read_bytes(address: str) -> bytes:
         return bytes(files.cat_file(address))
 
 
-def write_bytes(address: str, data: bytes, exclusive: bool = False) -> bool:
-    """Write a small file to S3 atomically; return True if it was written.
-
-    With `exclusive` an existing file is kept and the result is False: of concurrent callers at most one gets True.
-    (None does if the network loses the answer to the first; `read_bytes` then tells whose it is.) Raises InputError
-    (no such bucket, no permission, not on S3), WorkError (the network or the server fails).
-    """
+def write_bytes(address: str, data: bytes) -> None:
+    """Write a small file to S3 atomically."""
     address = normalized(address)
     _check_writable(address)
     with remote_errors(address, WRITE), open_remote(address) as files:
-        try:
-            files.pipe_file(address, data, mode="create" if exclusive else "overwrite")
-        except OSError as error:
-            if exclusive and _code(error) == "PreconditionFailed":
-                return False
-            raise
-    return True
+        files.pipe_file(address, data)
 
 
 def push_folder(folder: Path, address: str, commit: str = MANIFEST) -> list[str]:
     """Upload a finished local folder to s3://BUCKET/PREFIX, its file `commit` last; return the uploaded names.
 
     Files of an earlier push with equal size and checksum are skipped. If `commit` exists already, nothing is done. S3
-    checks every upload (Content-MD5, and a checksum for each part of a large file), and its size is checked before
-    `commit` is written. Raises InputError (not on S3, no bucket, no permission), WorkError (network, server, a damaged
-    upload).
+    checks every upload (Content-MD5, and a checksum for each part of a large file).
     """
     address = normalized(address)
     _check_writable(address)
@@ -111,9 +95,7 @@ def finished_folders(address: str, commit: str = MANIFEST) -> list[str]:
     address = normalized(address)
     with remote_errors(address, LIST, READ), open_remote(address) as files:
         names = _list_folder(files, address)
-    return sorted(
-        name.removesuffix(f"/{commit}") for name in names if name.count("/") == 1 and name.endswith(f"/{commit}")
-    )
+    return sorted(name[: -len(commit) - 1] for name in names if name.count("/") == 1 and name.endswith(f"/{commit}"))
 
 
 def remove_remote_folder(address: str, commit: str = MANIFEST) -> None:
@@ -132,12 +114,8 @@ def pull_folder(
 ) -> None:
     """Download a folder that was pushed to `address` as `into`, atomically; if `into` exists, do nothing.
 
-    A pull that was interrupted, also by a kill, is resumed; other processes that pull the same folder wait for it.
-
-    Args:
-        expected: facts from its manifest, (name within the folder, bytes, xxh3-128), which the files must match.
-
-    Raises InputError (never finished, no permission), WorkError (network, server, a file that does not match).
+    A pull that was interrupted, also by a kill, is resumed; other processes that pull the same folder wait for it. Its
+    files must match `expected`, facts from its manifest: (name within the folder, bytes, xxh3-128).
     """
     into, address = Path(into), normalized(address)
     if into.is_dir():
@@ -213,12 +191,6 @@ def _check_writable(address: str) -> None:
     bucket, _, key = address.partition("://")[2].partition("/")
     if scheme(address) != "s3" or not bucket or not key:
         raise InputError.at(address, "is no place to write to", "write s3://BUCKET/PREFIX")
-
-
-def _code(error: Exception) -> str:
-    """S3's code of an error; s3fs keeps it in the cause."""
-    response = getattr(error.__cause__, "response", None) or {}
-    return str(response.get("Error", {}).get("Code", ""))
 
 
 def _damaged(address: str, name: str, what: str) -> WorkError:

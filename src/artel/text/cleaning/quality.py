@@ -36,11 +36,7 @@ _PAGE = 1000
 
 
 def drop_reason(record: Record, rules: CleanConfig) -> str | None:
-    """Return the ledger name of the first rule that drops a cleaned record; None if no rule does.
-
-    For questions and texts with spans only the minimum length applies. Raises InputError for
-    `rules.languages` if py3langid is not installed or does not know one of them.
-    """
+    """Return the ledger name of the first rule that drops a cleaned record. Questions and spans have a minimum only."""
     text = record.text
     if not text:
         return "empty"
@@ -68,10 +64,7 @@ def symbol_and_digit_fractions(text: str) -> tuple[float, float]:
 
 
 def repeated_fraction(units: Iterable[str]) -> float:
-    """Return the fraction (0 to 1) of characters in units (lines, paragraphs) that are equal to an earlier unit.
-
-    White space at the ends of units is ignored.
-    """
+    """Return the fraction (0 to 1) of characters in units (lines, paragraphs) that repeat an earlier unit, stripped."""
     seen: set[str] = set()
     total = repeated = 0
     for unit in units:
@@ -179,10 +172,7 @@ def _covered(positions: NDArray[np.int64], length: int, characters: NDArray[np.i
 
 
 def language_probability(text: str, languages: tuple[str, ...]) -> float | None:
-    """Return the probability (0 to 1) that a text is in one of `languages` (ISO 639 codes); None if it is too short.
-
-    Raises InputError at `data.clean.languages` if py3langid is not installed or does not know one of them.
-    """
+    """Return the probability (0 to 1) that a text is in one of `languages` (ISO 639 codes); None if it is too short."""
     identifier, known = _identifier()
     unknown = [code for code in languages if code not in known]
     if unknown:

@@ -41,11 +41,7 @@ def check_packages(rules: CleanConfig) -> None:
 
 
 def clean(text: str, rules: CleanConfig, changed: Counter[str] | None = None) -> str:
-    """Apply the rules for characters, line ends and trailing white space. All other characters stay.
-
-    Adds 1 to `changed` under the name of each rule that changed the text, such as `mojibake_repaired`. Raises
-    InputError if `rules.mojibake` is on and ftfy is not installed.
-    """
+    """Apply the rules for characters, line ends and trailing white space. Count the texts they change in `changed`."""
     done: set[str] = set()
     if not rules.mojibake:
         text = _apply(text, rules, done)
@@ -64,10 +60,7 @@ def clean(text: str, rules: CleanConfig, changed: Counter[str] | None = None) ->
 
 
 def drop_lines(text: str, rules: CleanConfig, changed: Counter[str]) -> str:
-    """Remove the lines that match an expression of `rules.drop_lines`.
-
-    Expressions are matched against stripped lines. Adds the number of lines to `changed["lines_dropped"]`.
-    """
+    """Remove the lines that, stripped, match an expression of `rules.drop_lines`. Count them in `changed`."""
     if not (text and rules.drop_lines):
         return text
     searches = [re.compile(pattern).search for pattern in rules.drop_lines]

@@ -20,28 +20,10 @@ _MIN_CHARACTERS = 30
 _BREAKS = {"line": re.compile(r"(\n)"), "paragraph": re.compile(r"(\n(?:[^\S\n]*\n)+)")}
 
 
-class SeenDigests:
-    """A set of digests. Each takes about 100 bytes of memory."""
-
-    def __init__(self) -> None:
-        self._seen: set[bytes] = set()
-
-    def add(self, digest: bytes) -> bool:
-        """Add a digest. True if it is new."""
-        count = len(self._seen)
-        self._seen.add(digest)
-        return len(self._seen) > count
-
-
 def repeated(shards: Sequence[NDArray], max_sorted: int = _MAX_SORTED) -> NDArray[np.bool_]:
-    """Find digests that occurred earlier.
+    """Return bool (digests,): true if an equal digest comes before, in the concatenation of `shards` (DIGEST arrays).
 
-    Args:
-        shards: DIGEST arrays, whose concatenation is searched.
-        max_sorted: bounds the memory. Each pass over the digests sorts about this many, those in one range of values.
-
-    Returns:
-        bool (digests,): true if an equal digest comes before.
+    Each pass sorts about `max_sorted` digests, those in one range of values, which bounds the memory.
     """
     count = sum(map(len, shards))
     is_repeated = np.zeros(count, dtype=np.bool_)
@@ -57,9 +39,8 @@ def repeated(shards: Sequence[NDArray], max_sorted: int = _MAX_SORTED) -> NDArra
             digests.append(shard[inside])
             start += len(shard)
         position, digest = np.concatenate(positions), np.concatenate(digests)
-        order = np.lexsort(
-            (position, digest["low"], digest["high"])
-        )  # equal digests stay in the order of their positions
+        # Equal digests stay in the order of their positions.
+        order = np.lexsort((position, digest["low"], digest["high"]))
         digest = digest[order]
         equal = (digest["high"][1:] == digest["high"][:-1]) & (digest["low"][1:] == digest["low"][:-1])
         is_repeated[position[order[1:]][equal]] = True
@@ -79,11 +60,7 @@ class RepeatedUnits:
         """Digests of the units in the texts, in order of first occurrence."""
 
     def remove_repeats(self, text: str, changed: Counter[str]) -> str:
-        """Remove the units that occurred before, in this text or in an earlier one, with the break before each.
-
-        White space at the ends of units is ignored. Adds the number of removed units to `changed["lines_repeated"]` or
-        `["paragraphs_repeated"]`.
-        """
+        """Remove the units that occurred before, with the break before each. Count them in `changed`."""
         chunks = _BREAKS[self._unit].split(text)  # units at even indices, breaks between them
         kept: list[str] = []
         removed = 0

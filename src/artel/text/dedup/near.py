@@ -228,11 +228,7 @@ class Signatures:
 def similar_pairs(
     signatures: Signatures, bands: Iterable[int], threshold: float, comparisons: int = _COMPARISONS
 ) -> NDArray[np.int64]:
-    """Return int64 (pairs, 2): documents that share a key in one of the bands, and are similar.
-
-    Returns only as many pairs as connect each cluster. `threshold` is the least similarity. A document is compared
-    with at most `comparisons` others of a key.
-    """
+    """Return int64 (pairs, 2): documents at least this similar that share a key, enough to connect each cluster."""
     clusters = _Clusters(len(signatures))
     pairs: list[tuple[int, int]] = []
     for band in bands:
@@ -255,13 +251,8 @@ def near_duplicates(
 ) -> dict[str, NDArray[np.int64]]:
     """Return the numbers of the documents to drop, by reason.
 
-    Args:
-        pairs: arrays of `similar_pairs`.
-        always_kept: bool (all documents,): validation texts given by a path, which are never dropped.
-        unusable: bool (all documents,): documents that give no samples, so they cannot replace another document.
-
-    A document is dropped if its cluster has one that is always kept (near_validation), or an earlier usable document
-    (near_duplicate).
+    A document is dropped if its cluster has one of `always_kept` (near_validation: a validation text given by a path),
+    or an earlier usable document (near_duplicate). Both arrays are bool (all documents,).
     """
     clusters = _Clusters(len(signatures))
     for group in pairs:

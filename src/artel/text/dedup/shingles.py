@@ -111,7 +111,7 @@ def _hashes(codes: NDArray[np.uint32], begins: NDArray[np.int64], ends: NDArray[
     The polynomial is the difference of two running sums over all characters, times the inverse power of the start of
     the word. So no word becomes a Python string. Mixing is needed because shingle hashes are sums of word hashes.
     """
-    powers, inverses = _powers(codes.size)
+    powers, inverses = _powers(_CHUNK if codes.size <= _CHUNK else 1 << (codes.size - 1).bit_length())
     sums = np.zeros(codes.size + 1, np.uint64)
     np.cumsum(codes * powers[: codes.size], out=sums[1:])
     hashes = (sums[ends] - sums[begins]) * inverses[begins]
@@ -121,13 +121,9 @@ def _hashes(codes: NDArray[np.uint32], begins: NDArray[np.int64], ends: NDArray[
     return hashes
 
 
-def _powers(count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return the powers of _BASE from 1 to at least `count`, and those of its inverse."""
-    return _powers_of(_CHUNK if count <= _CHUNK else 1 << (count - 1).bit_length())
-
-
 @cache
-def _powers_of(count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+def _powers(count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return the powers of _BASE from 1 to `count`, and those of its inverse."""
     powers = np.cumprod(np.full(count, _BASE, np.uint64), dtype=np.uint64)
     return powers, np.cumprod(np.full(count, _BASE_INVERSE, np.uint64), dtype=np.uint64)
 

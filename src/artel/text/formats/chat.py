@@ -134,9 +134,8 @@ class Converter:
             result = call_function(self._function, self._name, row)
             row = result if isinstance(result, dict) else row | {"messages": result}
         tools = self._reader.tools(row)
-        lists_all = (
-            bool(tools) and tools_field(row) is not None
-        )  # a system message may describe more functions in words
+        # A system message may describe more functions in words.
+        lists_all = bool(tools) and tools_field(row) is not None
         for path, turns in self._turns(row):
             try:
                 if isinstance(turns, BadRecord):

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from artel.config import SourceConfig
 from artel.text.formats.format import Format
-from artel.text.reading.source_file import Items, SourceFile
 from artel.text.records import AnswerClass, Question, Record
 from artel.text.tags import tagged_record
 
@@ -129,9 +128,7 @@ def _sentence(rng: random.Random) -> str:
     return f"Say {word} again: {word}."
 
 
-def _read(file: SourceFile) -> Items:
-    return _READERS.get(file.source.kind, read_dummy)(file.source)
-
-
 _READERS = {"text": read_dummy, "questions": read_dummy_questions, "entities": read_dummy_entities}
-DUMMY = Format(read=_read, yields=tuple(_READERS), has_files=False)
+DUMMY = Format(
+    read=lambda file: _READERS.get(file.source.kind, read_dummy)(file.source), yields=tuple(_READERS), has_files=False
+)

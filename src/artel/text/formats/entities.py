@@ -7,7 +7,6 @@ numbers in `tag_names` or in the parquet file. Files with CoNLL suffixes are rea
 Label Studio: {"data": {"text": …}, "annotations": [{"result": [{"value": {"start", "end", "labels"}}]}]}. Its offsets
 are those of JavaScript, which counts an emoji as two. If they do not fit the marked text, they are read that way.
 https://labelstud.io/guide/export#Label-Studio-JSON-format-of-annotated-tasks
-
 """
 
 from __future__ import annotations
@@ -162,10 +161,7 @@ def is_task(entry: dict[str, Any]) -> bool:
 
 
 def annotated_spans(entry: dict[str, Any], field: str) -> tuple[str, list[Span] | None]:
-    """Return (text, spans) of a task from its ground-truth annotation, else from the first one not cancelled.
-
-    Spans are None without an annotation. Raises BadRecord.
-    """
+    """Return (text, spans) of a task, by its ground truth or first annotation not cancelled. None: not annotated."""
     data = entry["data"]
     texts = [name for name, value in data.items() if isinstance(value, str)]
     name = field if field in texts else texts[0] if len(texts) == 1 else None

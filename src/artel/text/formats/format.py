@@ -79,8 +79,10 @@ def detected_formats() -> list[Format]:
     return [format for format in map(FORMATS.__getitem__, FORMATS.names) if format.is_detected]
 
 
-def _read(file: SourceFile) -> Items:
-    return format_of(file.source, file.origin, file.content_type).read(file)
-
-
-AUTO = Format(read=_read, goes_by_suffix=True, is_pages=True, is_plain_text=True, names_sets=True)
+AUTO = Format(
+    read=lambda file: format_of(file.source, file.origin, file.content_type).read(file),
+    goes_by_suffix=True,
+    is_pages=True,
+    is_plain_text=True,
+    names_sets=True,
+)

@@ -23,8 +23,6 @@ from artel.text.reading.subsets import set_column, set_name_of
 from artel.text.records import BadRecord, Record, Rejected
 
 _ARRAY_SUFFIXES = with_compressed(".json")
-
-
 SUFFIXES = (".ndjson", *with_compressed(".jsonl", ".json"))
 
 
@@ -42,9 +40,7 @@ def read_jsonl(file: SourceFile) -> Iterator[Record | Rejected]:
 def read_rows(file: SourceFile, parse: Callable[[bytes], Any] = orjson.loads) -> Iterator[tuple[str, Any]]:
     """Yield (origin, value) of each row; the value is a BadRecord if the row cannot be read.
 
-    The origin is `file:line` for JSON lines, and `file[number]` for an array or parquet. A row of parquet is a
-    dictionary of all columns. `parse` parses lines in UTF-8. Raises BadRecord for binary data; InputError for a line or
-    compressed array of over data.max_document bytes, an array that is not JSON, and a damaged parquet file.
+    The origin is `file:line` for JSON lines, and `file[number]` for an array or parquet. `parse` parses lines in UTF-8.
     """
     if file_name(file.origin).endswith(".parquet"):
         yield from parquet_rows(file)
@@ -146,9 +142,8 @@ def names_of(fields: dict[Any, Any]) -> str:
 def text_field(entry: dict[str, Any], name: str, source_key: str, key: str = "field") -> str:
     """Return the text in the field `name`, which `key` of the source at `source_key` names. Raises BadRecord."""
     if name not in entry:
-        raise BadRecord(
-            "no_field", f"has no field {name!r} (it has: {names_of(entry)}); write {column_fix(key, source_key)}"
-        )
+        what = f"has no field {name!r} (it has: {names_of(entry)})"
+        raise BadRecord("no_field", f"{what}; write {column_fix(key, source_key)}")
     if entry[name] is None:
         raise BadRecord("no_text", f"field {name!r} is empty (null); fill it in, or leave the row out")
     if not isinstance(entry[name], str):
@@ -162,12 +157,7 @@ def has_lines(file: SourceFile) -> bool:
 
 
 def line_parser(text: str, column: str) -> Callable[[bytes], Any]:
-    """Return a parser that, for most lines, creates only the fields `text` and `column`.
-
-    It does so if `text` is a string and `column` an object, a string or missing, and returns all fields otherwise.
-    simdjson then creates Python objects only for these two, and parses the rest faster. The parser raises
-    orjson.JSONDecodeError.
-    """
+    """Return a parser that, for most lines, creates only the fields `text` and `column`, if simdjson is installed."""
     if find_spec("simdjson") is None:
         return orjson.loads
     import simdjson

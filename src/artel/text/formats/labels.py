@@ -29,10 +29,7 @@ _MARKS = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "tru
 
 
 def read_labels(file: SourceFile) -> Iterator[Record | Rejected]:
-    """Yield a labeled text per row. For a text file, yield its documents, labeled by the name of its folder.
-
-    Pairs with the same first text go into the same split. A row that cannot be used is a Rejected item.
-    """
+    """Yield a labeled text per row; for a text file, its documents, labeled by the name of its folder."""
     if _is_text(file.origin):
         yield from _read_text_file(file)
         return
@@ -91,9 +88,8 @@ def _rows(file: SourceFile) -> Iterator[tuple[str, Sequence[Any] | BadRecord]]:
 
 def _field(entry: dict[str, Any], name: str, names: dict[str, list[str]], source_key: str) -> Any:
     if name not in entry:
-        raise BadRecord(
-            "no_field", f"has no field {name!r} (it has: {names_of(entry)}); write {column_fix('label', source_key)}"
-        )
+        what = f"has no field {name!r} (it has: {names_of(entry)})"
+        raise BadRecord("no_field", f"{what}; write {column_fix('label', source_key)}")
     value = entry[name]
     return _class_name(value, name, names[name]) if name in names else value
 

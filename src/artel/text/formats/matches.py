@@ -108,10 +108,7 @@ def _missing_fix(row: dict[str, Any], key: str, roles: list[str]) -> str:
 
 
 def _texts(row: dict[str, Any], names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the distinct texts of the first of these fields that the row has, and of numbered fields.
-
-    Each field is a text or a list of texts. Raises BadRecord.
-    """
+    """Return the distinct texts of the first of these fields that the row has, and of numbered fields."""
     present = [name for name in names if row.get(name) is not None][:1]
     present += [name for name in row if (match := _NUMBERED.fullmatch(name)) and match[1] in names]
     texts: list[str] = []

@@ -10,7 +10,6 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 
 from artel.text.cleaning.html import encoding_in_header, html_to_text, main_text, page_source
 from artel.text.formats.format import Format
@@ -67,7 +66,8 @@ def read_warc(file: SourceFile) -> Items:
     with open_decompressed(file.path, file.origin) as stream:
         try:
             for number, entry in enumerate(_entries(stream)):
-                origin = f"{file.origin}[{number}] {entry.address}".rstrip()
+                address = entry.headers.get("warc-target-uri", "").strip("<>")
+                origin = f"{file.origin}[{number}] {address}".rstrip()
                 try:
                     page = _page(entry, file.max_bytes)
                     if page is None:
@@ -96,22 +96,11 @@ class _BadArchive(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
 class _Entry:
-    """A WARC record: its headers, by lower-case names, and its block, which must be read before the next record."""
+    """A WARC record: its headers, by lower-case names, and its block, which may not fit in memory."""
 
-    headers: dict[str, str]
-    block: _Block
-
-    @property
-    def address(self) -> str:
-        return self.headers.get("warc-target-uri", "").strip("<>")
-
-
-class _Block:
-    """The bytes of a record, which may not fit in memory."""
-
-    def __init__(self, stream: io.BufferedReader, length: int) -> None:
+    def __init__(self, headers: dict[str, str], stream: io.BufferedReader, length: int) -> None:
+        self.headers = headers
         self._stream = stream
         self.remaining = length
 
@@ -122,10 +111,6 @@ class _Block:
             raise _BadArchive("truncated", f"it ends {self.remaining - len(data):,} bytes before the record does")
         self.remaining -= count
         return data
-
-    def skip(self) -> None:
-        while self.remaining:
-            self.read(1 << 20)
 
 
 def _entries(stream: io.BufferedReader) -> Iterator[_Entry]:
@@ -151,23 +136,21 @@ def _entries(stream: io.BufferedReader) -> Iterator[_Entry]:
         length = headers.get("content-length", "")
         if not (length.isascii() and length.isdigit() and len(length) < 19):
             raise _BadArchive("bad_warc", "a record does not say its length (Content-Length)")
-        block = _Block(stream, int(length))
-        yield _Entry(headers, block)
-        block.skip()
+        entry = _Entry(headers, stream, int(length))
+        yield entry
+        while entry.remaining:
+            entry.read(1 << 20)
 
 
 def _page(entry: _Entry, max_bytes: int) -> tuple[str, bytes] | None:
-    """Return (content type, content) of a record that is a page, else None.
-
-    Raises BadRecord if the content cannot be read, _BadArchive if the archive ends in it.
-    """
+    """Return (content type, content) of a record that is a page, else None. Raises BadRecord and _BadArchive."""
     kind = entry.headers.get("warc-type", "").lower()
     if kind in ("conversion", "resource"):
         content_type = entry.headers.get("content-type", "text/plain" if kind == "conversion" else "")
-        return (content_type, _read_rest(entry.block, b"", max_bytes)) if _is_text(content_type) else None
+        return (content_type, _read_rest(entry, b"", max_bytes)) if _is_text(content_type) else None
     if kind != "response" or not entry.headers.get("content-type", "").lower().startswith("application/http"):
         return None
-    start = entry.block.read(_MAX_HEADER_BYTES)
+    start = entry.read(_MAX_HEADER_BYTES)
     status, end = _STATUS.match(start), _HEADER_END.search(start)
     if status is None or end is None:
         raise BadRecord("bad_http", "is not an HTTP response with a status line and headers")
@@ -175,17 +158,17 @@ def _page(entry: _Entry, max_bytes: int) -> tuple[str, bytes] | None:
     content_type = headers.get("content-type", entry.headers.get("warc-identified-payload-type", ""))
     if status[1] != b"200" or not _is_text(content_type):
         return None
-    body = _read_rest(entry.block, start[end.end() :], max_bytes)
+    body = _read_rest(entry, start[end.end() :], max_bytes)
     if "chunked" in headers.get("transfer-encoding", "").lower():
         body = _without_chunks(body)
     return content_type, _decoded(body, headers.get("content-encoding", "").strip().lower(), max_bytes)
 
 
-def _read_rest(block: _Block, start: bytes, max_bytes: int) -> bytes:
-    size = len(start) + block.remaining
+def _read_rest(entry: _Entry, start: bytes, max_bytes: int) -> bytes:
+    size = len(start) + entry.remaining
     if size > max_bytes:
         raise _too_large(f"{size:,}", max_bytes)
-    return start + block.read(block.remaining)
+    return start + entry.read(entry.remaining)
 
 
 def _too_large(size: str, max_bytes: int) -> BadRecord:

@@ -32,11 +32,7 @@ _FIX_COLUMN = "write field: NAME of the column that holds the text"
 
 
 def read_parquet(file: SourceFile) -> Iterator[Record | Rejected]:
-    """Yield a record per row; its origin is `file[row]`, from 0.
-
-    Raises InputError for a damaged file, a column that is missing or has no text, and a text of over data.max_document
-    bytes.
-    """
+    """Yield a record per row; its origin is `file[row]`, from 0. Raises InputError for a damaged file."""
     source = file.source
     columns = [source.field]
     with _open(file.path, file.origin) as table:
@@ -168,9 +164,7 @@ def _batch_rows(path: Path, table: Any, columns: list[str]) -> int:
             size = sum(chunk.total_uncompressed_size for chunk in chunks)
             repeated = sum(_dictionary_size(file, chunk) for chunk in chunks)
             rows = min(
-                rows,
-                max(1, _BATCH_BYTES * group.num_rows // max(size, 1)),
-                max(1, _REPEATED_BYTES // max(repeated, 1)),
+                rows, max(1, _BATCH_BYTES * group.num_rows // max(size, 1)), max(1, _REPEATED_BYTES // max(repeated, 1))
             )
     return rows
 

@@ -34,10 +34,7 @@ def read_nq(file: SourceFile) -> Iterator[Record | Rejected]:
 
 
 def read_squad(file: SourceFile) -> Iterator[Record | Rejected]:
-    """Yield the questions of SQuAD 1.1 or 2: one JSON object.
-
-    The official files are one single line, so the origin also has the id of the question.
-    """
+    """Yield the questions of SQuAD 1.1 or 2. Official files are one line, so the origin also has the id."""
     fix = "write a larger data.max_document, or cut data up into several files"
     text = file.text(file.max_bytes, fix)
     positions = _Positions(text, file.origin)
@@ -59,10 +56,7 @@ def _record(question: Question, origin: str, set_name: str) -> Record:
 
 
 def _field(entry: Any, name: str, kind: type | tuple[type, ...], path: str = "") -> Any:
-    """Return a required field of a type (or of several). `path`: position of `entry` in the line or file.
-
-    Raises BadRecord.
-    """
+    """Return a required field of a type (or of several). `path`: position of `entry` in the line or file."""
     owner = path or "the line"
     if not isinstance(entry, dict):
         raise BadRecord("no_field", f"{owner} is {type(entry).__name__}; write an object with the field {name!r}")
@@ -293,10 +287,6 @@ class _Positions:
 
 
 NQ = Format(
-    read=read_nq,
-    yields=("questions",),
-    suffixes=with_compressed(".jsonl"),
-    counts_words=True,
-    has_lines=has_lines,
+    read=read_nq, yields=("questions",), suffixes=with_compressed(".jsonl"), counts_words=True, has_lines=has_lines
 )
 SQUAD = Format(read=read_squad, yields=("questions",), suffixes=(".json",))

@@ -32,10 +32,7 @@ _UNDECODED = range(0xDC80, 0xDD00)  # bytes that cannot be decoded, after `surro
 
 
 def read_table(file: SourceFile) -> Iterator[Record | Rejected]:
-    """Yield a record per row; its origin is `file:line`.
-
-    Raises InputError for a missing column, a quote that is never closed, or a damaged compressed file.
-    """
+    """Yield a record per row; its origin is `file:line`. Raises InputError for a missing column or an open quote."""
     source = file.source
     for origin, row in read_csv_rows(file, table_columns(source)):
         if isinstance(row, BadRecord):
@@ -51,17 +48,8 @@ def table_columns(source: SourceConfig) -> list[tuple[str, str]]:
     return [("field", source.field), *([("set_field", source.set_field)] if source.set_field else [])]
 
 
-def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
-    """Return a problem for each column that the table lacks."""
-    return check_columns(path, source, key, data, table_columns(source))
-
-
 def read_csv_rows(file: SourceFile, columns: Sequence[tuple[str, str]]) -> Iterator[Row]:
-    """Yield the values of `columns`, given as (key of the source, name in the header), row by row.
-
-    The delimiter is a comma, or a tab in .tsv files. Raises BadRecord for binary data, InputError for a wrong header, a
-    damaged compressed file, and a quote that is never closed inside a row.
-    """
+    """Yield the values of `columns`, given as (key of the source, name in the header), row by row."""
     return _rows(file, lambda origin, names: _column_indices(origin, names, columns, file.key))
 
 
@@ -80,10 +68,7 @@ def read_csv_objects(file: SourceFile) -> Iterator[tuple[str, dict[str, str] | B
 def check_columns(
     path: Path, source: SourceConfig, key: str, data: DataConfig, columns: Sequence[tuple[str, str]] | None = None
 ) -> list[Problem]:
-    """Return the problems in the header of a table if `columns` (default: all) are to be read.
-
-    Reads only the header. Binary data is reported later, by reading.
-    """
+    """Return the problems in the header of a table if `columns` (default: all) are to be read."""
     file = SourceFile(path, str(path), "", source, data, key=settings_key(key))
     try:
         with suppress(BadRecord), _table(file) as (_, header, origin):
@@ -201,5 +186,5 @@ CSV = Format(
     names_sets=True,
     is_table=True,
     has_lines=lambda file: True,
-    check=_check,
+    check=lambda path, source, key, data: check_columns(path, source, key, data, table_columns(source)),
 )

@@ -101,10 +101,7 @@ def _json_type(kind: str) -> str:
 
 
 def extract_tools(messages: list[Message], tools: Tools) -> tuple[list[Message], Tools, dict[str, int]]:
-    """Read the functions, calls and results inside texts. Return messages, functions and counts for the ledger.
-
-    Raises BadRecord.
-    """
+    """Read the functions, calls and results inside texts. Return messages, functions and counts for the ledger."""
     counts = {}
     if messages and messages[0].role == "system":
         text, described = _without_descriptions(messages[0].content, tools)
@@ -196,9 +193,8 @@ def check_results(messages: Iterable[Message]) -> None:
         if caller is None or (has_calls and not caller.tool_calls):
             raise BadRecord("no_call", f"message {number} is a tool result without a call before it; {fix}")
         if message.tool_call_id and ids and message.tool_call_id not in ids:
-            raise BadRecord(
-                "no_call", f"message {number} answers the call {message.tool_call_id!r}, which does not exist"
-            )
+            what = f"message {number} answers the call {message.tool_call_id!r}, which does not exist"
+            raise BadRecord("no_call", what)
         if has_calls and results > len(caller.tool_calls):
             count = len(caller.tool_calls)
             raise BadRecord("no_call", f"message {number} is a result too many for {count} calls; {fix}")

@@ -63,10 +63,7 @@ class RowReader:
         return fields
 
     def turns(self, value: Any, path: str) -> list[Turn]:
-        """Return turns from objects, columns (an object of lists), or texts of user and assistant in turn.
-
-        Each of these may be JSON in a string.
-        """
+        """Return turns from objects, columns (an object of lists), or texts of user and assistant; or JSON of these."""
         if isinstance(value, str) and value.lstrip().startswith("["):
             try:
                 value = json.loads(value)

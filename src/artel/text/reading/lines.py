@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from artel.errors import InputError
 from artel.text.reading.encodings import (
@@ -24,17 +23,8 @@ from artel.text.reading.encodings import (
     other_encoding_detail,
     with_line_feeds,
 )
-from artel.text.reading.files import (
-    COMPRESSED,
-    DECOMPRESSION_ERRORS,
-    decompression_error,
-    file_name,
-    open_decompressed,
-)
+from artel.text.reading.files import COMPRESSED, DECOMPRESSION_ERRORS, decompression_error, file_name, open_decompressed
 from artel.text.records import BadRecord
-
-if TYPE_CHECKING:
-    pass
 
 # Decompressed bytes buffered ahead of lines. A megabyte would leave the cache of a core before it is read.
 _READ_AHEAD = 1 << 17
@@ -54,8 +44,7 @@ def read_lines(
     """Yield (line number, the line without its end, or a BadRecord). Numbers begin at 1, in a span too.
 
     With `encoding` "auto" the lines that are not ASCII decide. A truncated compressed file yields a last bad line. Only
-    a file that `can_be_divided` has spans. Raises BadRecord for binary data, InputError for a line of over `max_bytes`
-    bytes.
+    a file that `can_be_divided` has spans. Raises BadRecord for binary data, InputError for a longer line.
     """
     name = line_encoding(file, origin, encoding)
     if not _has_line_feed_byte(name):
@@ -170,10 +159,7 @@ def _detected_encoding(file: Path, origin: str) -> str:
 
 
 def can_be_divided(file: Path, origin: str, encoding: str) -> bool:
-    """True if reading can begin in the middle of the file.
-
-    False for compressed and binary files, UTF-16, UTF-32 and JSON arrays.
-    """
+    """True if reading can begin inside the file: not if it is compressed, binary, UTF-16, UTF-32 or a JSON array."""
     if file_name(origin).endswith(COMPRESSED):
         return False
     with file.open("rb") as stream:
@@ -253,11 +239,7 @@ def _line_too_long(origin: str, number: int, max_bytes: int) -> InputError:
 
 
 def read_whole(file: Path, origin: str, max_bytes: int) -> bytes:
-    """Return the decompressed content of a file that is one document.
-
-    Raises BadRecord if it is damaged, InputError if it has more than `max_bytes` bytes, whatever size the file system
-    reports.
-    """
+    """Return the decompressed content of a file that is one document, of any size that the file system reports."""
     compressed = file_name(origin).endswith(COMPRESSED)
     with open_decompressed(file, origin) if compressed else file.open("rb", buffering=0) as stream:
         size = -1 if compressed else os.fstat(stream.fileno()).st_size

@@ -14,10 +14,6 @@ from artel.text.records import BadRecord, Dropped, Record, Rejected
 Items = Iterator[Record | Rejected | Dropped]
 
 
-def _ignore(set_name: str, encoding: str) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class SourceFile:
     """A file to read, and the settings for reading it."""
@@ -34,7 +30,7 @@ class SourceFile:
     """The lines to read, numbered from 1; None for the whole file."""
     is_cut: bool = False
     """True if a long text is read as several documents (`document: auto`)."""
-    on_encoding: Callable[[str, str], object] = _ignore
+    on_encoding: Callable[[str, str], object] = lambda set_name, encoding: None
     """Called with the name of the set and the encoding, if the encoding is detected."""
     key: str = "data.sources.0"
     """The key of its source in the run file, for messages. Validation texts have the key of the first source."""
@@ -49,10 +45,7 @@ class SourceFile:
         return read_lines(self.path, self.origin, self.source.encoding, self.max_bytes, self.span)
 
     def text(self, max_bytes: int, fix: str) -> str:
-        """Return the text of a file that is parsed as a whole, with line feeds as line ends.
-
-        Raises BadRecord for a line that cannot be read, InputError with `fix` for more than `max_bytes` characters.
-        """
+        """Return the text of a file that is parsed as a whole, with line feeds. `fix`: for the error of a long file."""
         lines: list[str] = []
         size = 0
         for number, line in read_lines(self.path, self.origin, self.source.encoding, max_bytes):

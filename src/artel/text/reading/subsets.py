@@ -52,11 +52,7 @@ def check_rows(source: SourceConfig, key: str) -> list[Problem]:
 
 
 def slice_rows(source: SourceConfig, key: str, count_pass: Callable[[], Items], read: Callable[[], Items]) -> Items:
-    """Yield the records in the `rows` of the source. Bad records count too.
-
-    Percents and negative numbers need the number of records. A first pass, `count_pass`, counts them without keeping
-    them in memory. Raises InputError if the source has no record in the slice.
-    """
+    """Yield the records in the `rows` of the source. `count_pass` first counts them for percents and negatives."""
     start, stop = _bounds(source.rows)
     if any(bound is not None and (bound.is_percent or bound.value < 0) for bound in (start, stop)):
         count = sum(1 for item in count_pass() if not isinstance(item, Dropped))
@@ -90,10 +86,7 @@ def _bounds(rows: str) -> tuple[_Bound | None, _Bound | None]:
 
 
 def set_name_of(fields: dict[str, Any], source: SourceConfig, default: str) -> str:
-    """Return the set of a record, from its field `set_field`; `default` if it need not have one.
-
-    Raises BadRecord if the field is missing or is not text: the record would be counted in the wrong set.
-    """
+    """Return the set of a record, from its field `set_field`. Raises BadRecord if it must have one and has none."""
     if not source.set_field:
         return default
     value: Any = fields
@@ -126,10 +119,7 @@ def filter_sets(items: Items, source: SourceConfig) -> Items:
 
 
 def check_sets(source: SourceConfig, key: str, seen: set[str]) -> list[Problem]:
-    """Return a problem for each key with set names that are not among the sets `seen` in the data.
-
-    A misspelled name would exclude nothing, or weigh nothing. A file of validation texts need not have every set.
-    """
+    """Return a problem for each key with set names not in `seen`: a misspelled name would exclude or weigh nothing."""
     if key == "data.validation":
         return []
     weights = source.weight if isinstance(source.weight, dict) else {}

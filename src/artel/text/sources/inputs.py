@@ -1,29 +1,35 @@
-"""The files of a run's sources, and the input shards in which workers read them."""
+"""The files of a run's sources, and the input shards in which workers read them, each file in its format."""
 
 from __future__ import annotations
 
 import glob
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
 from artel.registry import FORMATS
 from artel.secrets import hide_secrets
-from artel.storage import cache_folder, fetch, is_remote, list_remote, user_path
+from artel.storage import RemoteFile, cache_folder, fetch, fetch_remote, is_remote, list_remote, user_path
 from artel.text.formats.chat import converter_file
-from artel.text.formats.format import format_of
+from artel.text.formats.format import Format, format_of
 from artel.text.formats.text import CUT_CHARACTERS
-from artel.text.reading.files import file_name, is_url
-from artel.text.reading.lines import Span, can_be_divided
+from artel.text.reading.files import file_name, is_url, unchanged
+from artel.text.reading.lines import Span, can_be_divided, line_encoding
+from artel.text.reading.source_file import Items, SourceFile, settings_key
+from artel.text.reading.subsets import filter_sets, slice_rows
+from artel.text.records import BadRecord
 from artel.text.sources.find import all_sources, files_of, local_path
 from artel.text.sources.walk import may_match_inside
+
+OnEncoding = Callable[[str, str], object]
+T = TypeVar("T")
 
 MIN_CUT_BYTES = 5 * CUT_CHARACTERS
 """Shorter texts are always one document (`document: auto`)."""
@@ -77,10 +83,7 @@ def source_at(data: DataConfig, key: str) -> SourceConfig:
 
 
 def inputs_of(source: SourceConfig, key: str, data: DataConfig) -> Iterator[Input]:
-    """Yield the files of a source in reading order: as given, and sorted within a glob or folder.
-
-    Downloads http(s) addresses; lists addresses on S3 and the hub.
-    """
+    """Yield the files of a source in reading order (sorted within a glob or folder). Downloads http(s) addresses."""
     if not FORMATS[source.format].has_files:
         return
     for path in source.path:
@@ -149,10 +152,7 @@ def input_shards(data: DataConfig, size: int | None = None) -> list[InputShard]:
 
 
 def source_fingerprint(data: DataConfig) -> list[Any]:
-    """Return path, size and version of each file of the sources, without reading them.
-
-    Includes the modules of user converters and the files of outputs of pairs.
-    """
+    """Return path, size and version of each file of the sources, with modules of converters and outputs of pairs."""
     facts: list[Any] = []
     for key, source in all_sources(data):
         for entry in inputs_of(source, key, data):
@@ -168,9 +168,8 @@ def _spans(entry: Input, source: SourceConfig, size: int) -> list[Input]:
     """Divide a file into spans of about `size` bytes; empty if it cannot be divided."""
     if entry.size <= size or not format_of(source, entry.address).can_be_divided(source):
         return []
-    if is_url(entry.address) or is_remote(entry.address):
-        return []
-    if file_name(entry.address).endswith(".parquet"):  # `format: jsonl` reads it too
+    address = entry.address
+    if is_url(address) or is_remote(address) or file_name(address).endswith(".parquet"):  # jsonl reads parquet too
         return []
     if not can_be_divided(Path(entry.address), entry.address, source.encoding):
         return []
@@ -216,3 +215,63 @@ def source_paths(data: DataConfig) -> Iterator[SourcePath]:
             key = f"{source_key}.outputs"
             with suppress(InputError):
                 yield SourcePath(key, source.outputs, (user_path(source.outputs, key),))
+
+
+def read_shard(shard: InputShard, data: DataConfig, on_encoding: OnEncoding = lambda *_: None) -> Items:
+    """Yield the records of an input shard, of the sets that its source includes. Reports each file's encoding once."""
+    source = source_at(data, shard.key)
+
+    def read(on_encoding: OnEncoding = lambda *_: None) -> Items:
+        format: Format = FORMATS[source.format]
+        if format.has_files:
+            items = read_inputs(shard.inputs, source, data, _read_file, on_encoding, settings_key(shard.key))
+        else:
+            items = format.read(SourceFile(Path(), source.format, source.name or source.format, source, data))
+        return filter_sets(items, source) if source.include or source.exclude else items
+
+    yield from slice_rows(source, shard.key, read, lambda: read(on_encoding)) if source.rows else read(on_encoding)
+
+
+def read_with(reader: Callable[[SourceFile], Items], file: SourceFile) -> Items:
+    """Yield the records of a file. An unreadable file is one rejected record, of its first span."""
+    try:
+        yield from reader(file)
+    except BadRecord as error:
+        if file.span is None or file.span.start == 0:
+            yield file.reject(file.origin, error)
+
+
+def read_inputs(
+    inputs: Iterable[Input],
+    source: SourceConfig,
+    data: DataConfig,
+    read: Callable[[SourceFile], Iterable[T]],
+    on_encoding: OnEncoding = lambda *_: None,
+    key: str = "data.sources.0",
+) -> Iterator[T]:
+    """Call `read` on each file, downloading remote ones, and yield its results. Raises if a file changes meanwhile."""
+    for entry in inputs:
+        origin = hide_secrets(entry.address)  # for the ledger, the store and messages
+        set_name = source.name or hide_secrets(entry.path)
+        path = Path(entry.address)
+        file = SourceFile(path, origin, set_name, source, data, "", entry.span, entry.is_cut, on_encoding, key)
+        if is_url(entry.address):
+            download = fetch(entry.address, cache_folder() / "downloads", max_bytes=data.max_document)
+            yield from read(replace(file, path=download.path, content_type=download.content_type))
+        elif is_remote(entry.address):
+            remote = RemoteFile(entry.address, entry.size, entry.version)
+            yield from read(replace(file, path=fetch_remote(remote, cache_folder() / "remote")))
+        else:
+            with unchanged(file.path, entry.version):
+                yield from read(file)
+
+
+def _read_file(file: SourceFile) -> Items:
+    format = format_of(file.source, file.origin, file.content_type)
+    if file.source.encoding == "auto" and format.has_lines(file):
+        with suppress(BadRecord):  # binary data: the reader reports it
+            encoding = line_encoding(file.path, file.origin, "auto")
+            if file.span is None or file.span.start == 0:
+                file.on_encoding(file.set_name, encoding)
+            file = replace(file, source=file.source.model_copy(update={"encoding": encoding}))
+    yield from read_with(format.read, file)

@@ -92,11 +92,12 @@ class TurnEnd:
 
 
 NAMED = ("auto", "chatml", "plain")
+_WHERE = "chat.template"
 _LARGEST_FILE = 2**20
 """Bytes. Templates of published models have at most 30,000."""
 
 
-def template_of(tokenizer: Tokenizer, setting: str, where: str = "chat.template") -> str:
+def template_of(tokenizer: Tokenizer, setting: str) -> str:
     """Return the template for the setting `chat.template`: auto, chatml, plain, or a Jinja file.
 
     auto is the tokenizer's template (if it has several: the one for tool use when there are tools). Without one it is
@@ -104,27 +105,27 @@ def template_of(tokenizer: Tokenizer, setting: str, where: str = "chat.template"
     """
     if setting in ("chatml", "plain"):
         return CHATML if setting == "chatml" else PLAIN
-    return _tokenizer_template(tokenizer, where) if setting == "auto" else read_template(setting, where)
+    return _tokenizer_template(tokenizer) if setting == "auto" else read_template(setting)
 
 
-def read_template(file: str, where: str = "chat.template", *, trial_seconds: int = TRIAL_SECONDS) -> str:
+def read_template(file: str, *, trial_seconds: int = TRIAL_SECONDS) -> str:
     """Read the Jinja template in a file. Raise InputError if it is missing or not Jinja."""
     fix = "write auto, chatml, plain, or the path of a Jinja file"
     try:
-        path = user_path(file, where)
+        path = user_path(file, _WHERE)
         status = path.stat()
         if kind := special_kind(status.st_mode):
-            raise InputError.at(where, f"{file} is {kind}, not a regular file", fix)
+            raise InputError.at(_WHERE, f"{file} is {kind}, not a regular file", fix)
         if status.st_size > _LARGEST_FILE:
             what = f"{file} has {status.st_size:,} bytes, more than the {_LARGEST_FILE:,} of any template"
-            raise InputError.at(where, what, fix)
+            raise InputError.at(_WHERE, what, fix)
         template = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InputError.at(where, f"{file} cannot be read: {error.strerror}", fix) from None
+        raise InputError.at(_WHERE, f"{file} cannot be read: {error.strerror}", fix) from None
     except UnicodeDecodeError as error:
         what = f"{file} is not UTF-8 (byte {error.start})"
-        raise InputError.at(where, what, "save it as UTF-8") from None
-    _check(template, where, file, trial_seconds)
+        raise InputError.at(_WHERE, what, "save it as UTF-8") from None
+    _check(template, file, trial_seconds)
     return template
 
 
@@ -135,10 +136,7 @@ def render(
     add_generation_prompt: bool,
     tools: list[dict[str, Any]] | None = None,
 ) -> str:
-    """Render messages to one text, optionally with a generation prompt. Raise TemplateRefuses or InputError.
-
-    `tools`: functions that the model may call, in the format of OpenAI's API.
-    """
+    """Render messages to one text, with functions that the model may call. Raise TemplateRefuses or InputError."""
     try:
         return run_with_deadline(
             lambda: tokenizer.hf.apply_chat_template(
@@ -260,24 +258,24 @@ def added_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     return {token.content: number for number, token in added.items() if token.content.strip()}
 
 
-def _tokenizer_template(tokenizer: Tokenizer, where: str) -> str:
+def _tokenizer_template(tokenizer: Tokenizer) -> str:
     own = tokenizer.hf.chat_template
     templates = own if isinstance(own, dict) else {"default": own}  # several, by purpose: tool use, documents
     if "default" not in templates:
         what = f"the tokenizer has the templates {', '.join(templates)}, and none is the default"
-        raise InputError.at(where, what, "write chatml, or the path of a Jinja file")
+        raise InputError.at(_WHERE, what, "write chatml, or the path of a Jinja file")
     default = templates["default"] or (CHATML if set(CHATML_TOKENS) <= added_tokens(tokenizer).keys() else PLAIN)
-    _check_tokenizer_template(default, where, "the tokenizer's chat template")
+    _check_tokenizer_template(default, "the tokenizer's chat template")
     if "tool_use" not in templates:
         return str(default)
-    _check_tokenizer_template(templates["tool_use"], where, "the tokenizer's chat template for tools (tool_use)")
+    _check_tokenizer_template(templates["tool_use"], "the tokenizer's chat template for tools (tool_use)")
     return _by_tools(default, templates["tool_use"])
 
 
-def _check_tokenizer_template(template: Any, where: str, name: str) -> None:
+def _check_tokenizer_template(template: Any, name: str) -> None:
     if not isinstance(template, str):
-        raise InputError.at(where, f"{name} is {str(template)[:100]}, no text", "write chatml")
-    _check(template, where, name)
+        raise InputError.at(_WHERE, f"{name} is {str(template)[:100]}, no text", "write chatml")
+    _check(template, name)
 
 
 def _by_tools(default: str, tool_use: str) -> str:
@@ -295,7 +293,7 @@ _LONGER = "word " * 400
 """A content that reveals output growing faster than its input."""
 
 
-def _check(template: str, where: str, name: str, seconds: int = TRIAL_SECONDS) -> None:
+def _check(template: str, name: str, seconds: int = TRIAL_SECONDS) -> None:
     """Raise InputError if the template is not Jinja or exceeds its limits. Ignore refused messages."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -309,14 +307,14 @@ def _check(template: str, where: str, name: str, seconds: int = TRIAL_SECONDS) -
         return max(texts, key=len, default="")
 
     if template.encode(errors="replace").decode() != template:
-        raise InputError.at(where, f"{name} holds half a character", "fix it, or write chatml")
+        raise InputError.at(_WHERE, f"{name} holds half a character", "fix it, or write chatml")
     if template not in (CHATML, PLAIN):
-        try_template(write, where, name, seconds)
+        try_template(write, _WHERE, name, seconds)
     try:
         render_jinja_template([[{"role": "user", "content": "a"}]], chat_template=template)
     except TemplateSyntaxError as error:
         what = f"{name}:{error.lineno}: {error.message}"
-        raise InputError.at(where, what, "fix it, or write chatml") from None
+        raise InputError.at(_WHERE, what, "fix it, or write chatml") from None
     except Exception:
         pass
 

@@ -104,9 +104,8 @@ class Encoder:
                 quick = make(state)
                 different = self._difference(sample, quick(sample))
             except ImportError:
-                reasons.append(
-                    f"{name}, twenty times as fast as tokenizers, is not installed (pip install 'artel-lm[fast]')"
-                )
+                missing = "is not installed (pip install 'artel-lm[fast]')"
+                reasons.append(f"{name}, twenty times as fast as tokenizers, {missing}")
                 continue
             except BaseException as error:
                 if not _is_failure(error):
@@ -124,9 +123,8 @@ class Encoder:
     def _by_fastokens(self, state: dict[str, Any]) -> Encode:
         # Not needed for plain text, and fastokens rejects RoBERTa's post-processor.
         left_out = dict.fromkeys(("post_processor", "decoder", "truncation", "padding"))
-        fast = importlib.import_module(FASTOKENS).Tokenizer.from_json_str(
-            json.dumps(state | left_out, ensure_ascii=False)
-        )
+        kept = json.dumps(state | left_out, ensure_ascii=False)
+        fast = importlib.import_module(FASTOKENS).Tokenizer.from_json_str(kept)
         return lambda texts: _encode(fast, texts)
 
     def _by_words(self, state: dict[str, Any]) -> Encode:

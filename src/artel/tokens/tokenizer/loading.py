@@ -28,21 +28,13 @@ _MAX_IDS = 2**24  # sixty times the largest vocabularies
 _TEST_TEXT = "a word, \U00010fff"  # with a character that no word-level vocabulary has
 _MAX_TEST_TOKENS = 1200  # a hundred times its bytes
 
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "vocab.json",
-    "tokenizer.model",
-    "vocab.txt",
-    "spiece.model",
-    "tokenizer_config.json",
-)
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt", "spiece.model", _FILES[1])
 
 
 def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool = False) -> Tokenizer:
-    """Load a tokenizer from a folder (tokenizer.json, or vocab.json + merges.txt) or a hub id.
+    """Load a tokenizer from a folder (tokenizer.json, or vocab.json + merges.txt) or a hub id. Raise InputError.
 
-    Its own code runs only with `runs_code`. Raise InputError if there is no tokenizer, no fast version of it, or no end
-    token.
+    Its own code runs only with `runs_code`.
     """
     folder = Path(name)
     check_regular_in(folder)
@@ -88,9 +80,8 @@ def _no_tokenizer(where: str, folder: Path) -> InputError:
     subject = "" if where == str(folder) else f"{folder} "  # `where` already names the folder
     gguf = min((file.name for file in folder.glob("*.gguf")), default=None)
     if gguf is None:
-        return InputError.at(
-            where, f"{subject}holds no tokenizer", "it needs tokenizer.json, or vocab.json and merges.txt"
-        )
+        fix = "it needs tokenizer.json, or vocab.json and merges.txt"
+        return InputError.at(where, f"{subject}holds no tokenizer", fix)
     fix = f"give the model in Hugging Face's format, or run the file with llama.cpp: llama-cli -m {folder / gguf}"
     return InputError.at(where, f"{subject}holds no tokenizer, but {gguf}, which artel does not open", fix)
 

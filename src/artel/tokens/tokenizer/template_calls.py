@@ -76,10 +76,7 @@ class CallForm:
 
 
 def call_form(tokenizer: Tokenizer, template: str, style: ToolStyle, end: TurnEnd) -> CallForm | None:
-    """Return the form in which a template writes calls; None if it cannot be forced.
-
-    `end` is what ends an answer. The arguments must be JSON, or each have a tag.
-    """
+    """Return the form in which a template writes calls; None if arguments are neither JSON nor have a tag each."""
     trials = _Trials(tokenizer, template, style, end)
     one = trials.answer(_FIRST)
     if one is None or one.count(_FIRST.name) != 1:

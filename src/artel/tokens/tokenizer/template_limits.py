@@ -39,10 +39,7 @@ class EndlessTemplate(Exception):
 
 
 def try_template(write: Callable[[], str], where: str, name: str, seconds: int = TRIAL_SECONDS) -> None:
-    """Run `write`, which renders a template, in its own process.
-
-    Raise InputError if it exceeds its limits: `seconds` of CPU time, memory, output. Ignore errors of the template.
-    """
+    """Run `write`, which renders a template, in its own process. Raise InputError if it exceeds its limits."""
     result = run_in_child(lambda: "text" if len(write()) > _TEXT else "fine", seconds)
     if result != "fine":
         what = {
@@ -54,10 +51,9 @@ def try_template(write: Callable[[], str], where: str, name: str, seconds: int =
 
 
 def run_in_child(work: Callable[[], str], seconds: int, *, otherwise: str = "fine") -> str:
-    """Run `work` in a child process and return its short result.
+    """Run `work` in a child process and return its short result, `otherwise` if it raises.
 
-    Return "memory", "recursion" or "end" if it exceeds its memory, its depth, or `seconds` of CPU time, and `otherwise`
-    if it raises anything else.
+    Return "memory", "recursion" or "end" if it exceeds its memory, its depth, or `seconds` of CPU time.
     """
     reading, writing = os.pipe()
     with warnings.catch_warnings():
@@ -78,10 +74,7 @@ def run_in_child(work: Callable[[], str], seconds: int, *, otherwise: str = "fin
 
 
 def _run_child(work: Callable[[], str], writing: int, seconds: int, result: str) -> None:
-    """In the child: set the limits, run `work`, report its result and exit. The time limit kills it without a report.
-
-    `result` is reported if the work fails for another reason than its limits.
-    """
+    """In the child: set the limits, run `work`, report its result (`result` if it fails) and exit."""
     try:
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
         pages = int(Path("/proc/self/statm").read_text().split()[0])

@@ -122,9 +122,8 @@ def tool_style(tokenizer: Tokenizer, template: str) -> ToolStyle | None:
         text = _rendered(tokenizer, template, style, [Message("user", "triedquestion"), call])
         called = text.partition("triedquestion")[2]
         is_repr = "{'triedkey': 'triedvalue'}" in called and not as_text
-        if all(mark in called for mark in ("triedname", "triedkey", "triedvalue")) and not (
-            is_repr or '\\"triedkey' in called
-        ):
+        is_object_or_text = not is_repr and '\\"triedkey' not in called
+        if is_object_or_text and all(mark in called for mark in ("triedname", "triedkey", "triedvalue")):
             return _with_abilities(tokenizer, template, style, call)
     return None
 
@@ -133,9 +132,8 @@ def _with_abilities(tokenizer: Tokenizer, template: str, style: ToolStyle, call:
     """Return the style with `writes_tools` and `writes_results` set by trying."""
     asked = Message("user", "triedquestion")
     system = Message("system", "triedsystem")  # some templates render tools only with a system message
-    described = "".join(
-        _rendered(tokenizer, template, style, messages, (_TOOL,)) for messages in ([asked], [system, asked])
-    )
+    texts = (_rendered(tokenizer, template, style, messages, (_TOOL,)) for messages in ([asked], [system, asked]))
+    described = "".join(texts)
     results = [asked, call, Message("tool", "triedresult"), Message("assistant", "triedanswer")]
     answered = _rendered(tokenizer, template, style, results, (_TOOL,))
     return replace(style, writes_tools="trieddescription" in described, writes_results="triedresult" in answered)

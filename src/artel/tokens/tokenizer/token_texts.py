@@ -31,10 +31,7 @@ class TokenTexts:
 
 
 def token_texts(tokenizer: Tokenizer, where: str) -> TokenTexts:
-    """Return the text of each id of a byte-level BPE or a SentencePiece tokenizer (with ▁ and <0xD0>).
-
-    Raise InputError, at `where`, for a tokenizer whose tokens do not join to the text: WordPiece, pattern whitespace.
-    """
+    """Return the text of each id of a byte-level BPE or a SentencePiece tokenizer; raise InputError for others."""
     added = tokenizer.hf.added_tokens_decoder
     unknown = tokenizer.hf.unk_token_id
     if unknown == tokenizer.end_id:  # GPT-2 has one token for all roles

@@ -79,10 +79,7 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> int:
-        """The number of embedding rows it needs: its largest id plus one.
-
-        Cached until tokens are added: the search takes 35 ms for 49,152 tokens.
-        """
+        """The number of embedding rows it needs: its largest id plus one. Cached: the search takes 35 ms."""
         sizes = (self._backend.get_vocab_size(with_added_tokens=False), len(self._backend.get_added_tokens_decoder()))
         if self._counted is None or self._counted[0] != sizes:
             self._counted = sizes, max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
@@ -94,11 +91,7 @@ class Tokenizer:
         return xxhash.xxh3_128_hexdigest(self._whole.to_str().encode() + str(self.end_id).encode())
 
     def documents(self, texts: list[str]) -> Iterator[np.ndarray]:
-        """Yield the ids of each text as a causal language model learns it, int64 (tokens,).
-
-        These are the ids of transformers' `tokenizer(text)`, including its begin token, plus the end token if it adds
-        none.
-        """
+        """Yield transformers' `tokenizer(text)` of each text, int64 (tokens,), plus the end token if it adds none."""
         frame = self.frame(needed=False)
         after = frame.after if frame.after[-1:] == (self.end_id,) else (*frame.after, self.end_id)
         before, end = np.array(frame.before, np.int64), np.array(after, np.int64)
@@ -147,10 +140,7 @@ class Tokenizer:
         return 0 if self._encoder is None else self._encoder.doubtful
 
     def encode_with_offsets(self, texts: list[str], *, control: bool = False) -> Iterator[Encoded]:
-        """Yield the ids of each text with character offsets, without special tokens around it. Slower than `encode`.
-
-        With `control`, special tokens written in a text become these tokens: for the output of a chat template.
-        """
+        """Yield ids and character offsets of each text. With `control`, special tokens in it become these tokens."""
         with self._special_tokens_parsed(control):
             encodings = (self._whole if control else self._for_texts).encode_batch(texts, add_special_tokens=False)
         return self._with_offsets(texts, encodings)
@@ -244,11 +234,9 @@ class Tokenizer:
     def mask_id(self) -> int:
         """The id of the mask token. Raise InputError if there is none."""
         if self.hf.mask_token_id is None:
-            raise InputError.at(
-                self._where,
-                "the tokenizer has no mask token, which objective masked needs",
-                "take an encoder's tokenizer, or train one: tokenizer: {train: {vocab: 16384}}",
-            )
+            what = "the tokenizer has no mask token, which objective masked needs"
+            fix = "take an encoder's tokenizer, or train one: tokenizer: {train: {vocab: 16384}}"
+            raise InputError.at(self._where, what, fix)
         return int(self.hf.mask_token_id)
 
     @property
@@ -274,10 +262,7 @@ class Tokenizer:
         return sorted({*self.hf.all_special_ids, self.end_id})
 
     def frame(self, pair: bool = False, *, needed: bool = True) -> Frame:
-        """Return the special tokens around one text (`<s> … </s>`) or two, from an encoded example.
-
-        If they are `needed`, raise InputError for a tokenizer that adds none, like most of decoders.
-        """
+        """Return the special tokens around one text (`<s> … </s>`) or two. Raise InputError if they are `needed`."""
         arguments = ("a", "a") if pair else ("a",)
         encoding = self._whole.encode(*arguments)
         pieces: list[list[int]] = [[] for _ in range(len(arguments) + 1)]
@@ -289,11 +274,9 @@ class Tokenizer:
                 at = int(text or 0) + 1
         second = [kind for kind, text in zip(encoding.type_ids, encoding.sequence_ids, strict=True) if text == 1]
         if needed and (not pieces[0] or not pieces[-1] or (pair and not pieces[1])):
-            raise InputError.at(
-                self._where,
-                "the tokenizer puts no special tokens around a text, as encoders need them",
-                "take an encoder's tokenizer (BERT, RoBERTa …), or train one: tokenizer: {train: {}}",
-            )
+            what = "the tokenizer puts no special tokens around a text, as encoders need them"
+            fix = "take an encoder's tokenizer (BERT, RoBERTa …), or train one: tokenizer: {train: {}}"
+            raise InputError.at(self._where, what, fix)
         between = tuple(pieces[1]) if pair else ()
         return Frame(tuple(pieces[0]), between, tuple(pieces[-1]), second[0] if second else 0)
 
@@ -383,10 +366,7 @@ def mask_token(name: str) -> Any:
 
 
 def _without_special_tokens(backend: Any, special: Collection[str]) -> Any:
-    """Return a copy of a Unigram backend that never produces `special` tokens from text.
-
-    Such models (T5, XLM-R) have the special tokens in their vocabulary, as pieces with the best score.
-    """
+    """Return a copy of a Unigram backend (T5, XLM-R) that never produces `special` tokens from text."""
     state = json.loads(backend.to_str())
     state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] not in special]
     for piece in state["model"]["vocab"]:
@@ -410,8 +390,7 @@ def _state_without_added_space(step: Any) -> Any:
         return None
     for parts in ("normalizers", "pretokenizers"):
         if parts in step:
-            step = step | {
-                parts: [part for one in step[parts] if (part := _state_without_added_space(one)) is not None]
-            }
+            kept = (part for one in step[parts] if (part := _state_without_added_space(one)) is not None)
+            step = step | {parts: list(kept)}
     off = {"prepend_scheme": "never", "add_prefix_space": False}
     return step | {key: value for key, value in off.items() if key in step}

@@ -26,9 +26,7 @@ _GPT4 = (
 )
 
 
-def train_tokenizer(
-    texts: Iterator[str], settings: TokenizerTraining, *, encoder: bool = False, where: str = "tokenizer.train"
-) -> Tokenizer:
+def train_tokenizer(texts: Iterator[str], settings: TokenizerTraining, *, encoder: bool = False) -> Tokenizer:
     """Train byte-pair encoding (Sennrich et al. 2016) on texts split by `settings.pattern`.
 
     gpt2 and gpt4 work on bytes of UTF-8, like GPT-2: decoding restores every text exactly. whitespace is the tokenizer
@@ -72,7 +70,7 @@ def train_tokenizer(
     backend.train_from_iterator(counted(), trainer)
     if settings.vocab == "auto":  # the amount of text was not known before
         backend = _cut(backend, auto_vocabulary(size))
-    return Tokenizer(_as_transformers(backend, names), where)
+    return Tokenizer(_as_transformers(backend, names), "tokenizer.train")
 
 
 def _pre_tokenizer(pattern: str) -> Any:
@@ -100,10 +98,8 @@ def describe_vocabulary(requested: int | Literal["auto"], reached: int, pattern:
         return f"tokenizer.train.vocab: {reached:,} instead of {requested:,}: this text yields no more"
     if reached > requested:
         other = "" if pattern != "whitespace" else "; tokenizer.train.pattern: gpt4 begins with the 256 bytes instead"
-        return (
-            f"tokenizer.train.vocab: {reached:,} instead of {requested:,}: the text has so many characters, with the "
-            f"special tokens, and none are merged{other}"
-        )
+        what = f"tokenizer.train.vocab: {reached:,} instead of {requested:,}: the text has so many characters"
+        return f"{what}, with the special tokens, and none are merged{other}"
     return ""
 
 

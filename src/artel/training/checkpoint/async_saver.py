@@ -10,7 +10,6 @@ and again at the end.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import deepcopy
@@ -23,10 +22,11 @@ from torch.distributed.tensor import DTensor
 from artel.config.schema.run import CheckpointConfig
 from artel.errors import ArtelError
 from artel.host import memory
+from artel.messages import logger
 from artel.models.device import compute_on_one_core
 from artel.parallel import World
 from artel.training.checkpoint.format import Content, Progress, checkpoint_path, write_full, write_sharded
-from artel.training.checkpoint.items import CheckpointItems, Tensors
+from artel.training.checkpoint.items import CheckpointItem, Tensors, states
 from artel.training.checkpoint.retention import commit
 from artel.training.checkpoint.s3_mirror import copy_checkpoints
 
@@ -39,17 +39,20 @@ class Saver:
     def __init__(
         self,
         folder: Path,
-        items: CheckpointItems,
+        items: list[CheckpointItem],
         world: World,
         config: CheckpointConfig,
         run_file: str,
         *,
         sharded: bool,
-        tell: Callable[[str], None],
+        gathers: bool,
     ) -> None:
-        """`sharded`: every rank writes its own shards. Otherwise the first rank holds, and writes, everything."""
+        """`sharded`: every rank writes its own shards. Otherwise the first rank writes everything.
+
+        `gathers`: the first rank gathers the tensors from all ranks, and training waits for the checkpoint.
+        """
         self._folder, self._items, self._world = folder, items, world
-        self._config, self._run_file, self._sharded, self._tell = config, run_file, sharded, tell
+        self._config, self._run_file, self._sharded, self._gathers = config, run_file, sharded, gathers
         # A separate group, so that the thread's collectives do not mix with the loop's.
         self._group = dist.new_group(backend="gloo") if sharded else None
         self._thread = ThreadPoolExecutor(1, "checkpoints", initializer=_begin_thread, initargs=(world.device,))
@@ -62,20 +65,20 @@ class Saver:
     def touch_memory(self) -> None:
         """Allocate the buffers in the thread. Call it once the optimizer has its state."""
         if self._writes and self._is_asynchronous():
-            self._pending = self._thread.submit(self._allocate, self._items.state())
+            self._pending = self._thread.submit(self._allocate, states(self._items))
 
     def save(self, progress: Progress, *, last: bool) -> bool:
         """Start writing a checkpoint, and finish it if `last`. Return False if it is known to have failed."""
         self.wait()
-        if not (self._writes or self._items.optimizer.saves_collectively):
+        if not (self._writes or self._gathers):
             return True
-        items = self._items.state()
+        files = states(self._items)
         if not self._writes:
             return True
         in_background = not last and self._is_asynchronous()
         if in_background:
-            items = self._copy(items)
-        content = Content(items, deepcopy(progress), self._run_file)
+            files = self._copy(files)
+        content = Content(files, deepcopy(progress), self._run_file)
         self._pending = self._thread.submit(self._write, content)
         return in_background or self.wait()
 
@@ -96,28 +99,28 @@ class Saver:
 
     def _is_asynchronous(self) -> bool:
         """True if there is memory for the buffers. Decided once."""
-        if not self._config.asynchronous or self._items.optimizer.saves_collectively:
+        if not self._config.asynchronous or self._gathers:
             return False
         if self._has_memory is None:
-            items = self._items.state().values()
-            needed = sum(_buffer_bytes(_local(tensor)) for tensors in items for tensor in tensors.values())
+            files = states(self._items).values()
+            needed = sum(_buffer_bytes(_local(tensor)) for tensors in files for tensor in tensors.values())
             self._has_memory = sys.platform != "linux" or needed <= _MEMORY_SHARE * memory().free / self._world.on_host
             if not self._has_memory:
                 copy = f"a copy in host memory, {needed / 1e9:.1f} GB, would take more than half of what is free"
-                self._tell(f"checkpoints are written while training waits: {copy}")
+                logger.info("checkpoints are written while training waits: %s", copy)
         return self._has_memory
 
-    def _allocate(self, items: dict[str, Tensors]) -> bool:
-        for item, tensors in items.items():
-            self._buffers[item] = {name: _empty_like(tensor).zero_() for name, tensor in tensors.items()}
+    def _allocate(self, files: dict[str, Tensors]) -> bool:
+        for file, tensors in files.items():
+            self._buffers[file] = {name: _empty_like(tensor).zero_() for name, tensor in tensors.items()}
         return True
 
-    def _copy(self, items: dict[str, Tensors]) -> dict[str, Tensors]:
+    def _copy(self, files: dict[str, Tensors]) -> dict[str, Tensors]:
         """Return copies in host memory that training does not change."""
         copied = {}
-        for item, tensors in items.items():
-            buffers = self._buffers.setdefault(item, {})
-            copied[item] = {name: _copy_into(buffers, name, tensor) for name, tensor in tensors.items()}
+        for file, tensors in files.items():
+            buffers = self._buffers.setdefault(file, {})
+            copied[file] = {name: _copy_into(buffers, name, tensor) for name, tensor in tensors.items()}
         if self._world.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         return copied
@@ -147,7 +150,7 @@ class Saver:
 
     def _failed(self, message: str) -> None:
         self.failures.append(message)
-        self._tell(message)
+        logger.info(message)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

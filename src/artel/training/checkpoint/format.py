@@ -1,7 +1,7 @@
 """Checkpoints: everything a run needs to resume, in safetensors and JSON, complete or absent, verified when read.
 
     checkpoints/step-000001500/model.safetensors       trained parameters and buffers by name, tied ones once
-                               optimizer.safetensors   `parameter|state` by name
+                               optimizer.safetensors   `parameter|state` by name; `parameter|ema` with `train.ema`
                                shard-*.safetensors     in place of both if they are sharded: each process's shards
                                callbacks.safetensors   `callbacks/class/name`, for callbacks with a state
                                state.json              step, best metric, time spent, digest of the token store
@@ -20,7 +20,6 @@ No random state is stored, since order and dropout are functions of (seed, step)
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -30,24 +29,20 @@ import orjson
 import torch
 import torch.distributed as dist
 import transformers
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
-from torch.distributed.tensor import DTensor
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 import artel
 from artel.errors import ArtelError, InputError, Problem, WorkError
+from artel.messages import logger
 from artel.models.flops import tokens_a_second
-from artel.parallel import OptimizerProtocol
 from artel.storage import check_regular, check_regular_in, checksum, new_folder, remove_leftovers
-from artel.training.checkpoint.items import CALLBACKS, MODEL, OPTIMIZER, CheckpointItems, Tensors, is_of_callback
+from artel.training.checkpoint.items import FIRST_RANK_FILES, CheckpointItem, Tensors, exported_tensors, item_of
 from artel.training.checkpoint.sharded_files import broadcast_from_first, read_shards, stored_shapes, write_shards
 from artel.training.optim.local_shards import trained_tensors
-from artel.training.optim.optimizer import AVERAGE, Optimizer
 from artel.training.run_folder import written_checkpoints
 
-_AVERAGE = f"|{AVERAGE}"
-_MODEL, _OPTIMIZER, _CALLBACKS = f"{MODEL}.safetensors", f"{OPTIMIZER}.safetensors", f"{CALLBACKS}.safetensors"
 _STATE, SUMS, RUN_FILE, _VERSIONS = "state.json", "checksums.json", "run.yaml", "versions.json"
 
 
@@ -114,7 +109,7 @@ class Content:
     """Content of a checkpoint."""
 
     items: dict[str, Tensors]
-    """Item -> its tensors by name. Names are unique over all items (the optimizer's are `parameter|state`)."""
+    """File, as items name it -> its tensors by name. Names are unique over all files."""
     progress: Progress
     run_file: str
 
@@ -122,13 +117,13 @@ class Content:
 def write_full(path: Path, content: Content) -> None:
     """Write a checkpoint from one process that holds all of it. Raise WorkError or InputError of the disk."""
     with new_folder(path, replace=True) as partial:
-        for item, tensors in content.items.items():
-            save_file(_contiguous(tensors), partial / f"{item}.safetensors")
+        for file, tensors in content.items.items():
+            save_file(_contiguous(tensors), partial / f"{file}.safetensors")
         _write_facts(partial, content)
 
 
 def write_sharded(path: Path, content: Content, *, first: bool, group: dist.ProcessGroup | None) -> None:
-    """Write a checkpoint whose model and optimizer are sharded. Collective. The callbacks' states are rank 0's.
+    """Write a checkpoint whose items are sharded. Collective. `FIRST_RANK_FILES` are those of rank 0.
 
     Raise WorkError or InputError of the disk on every process, unless only the first one fails at the end.
     """
@@ -145,10 +140,12 @@ def write_sharded(path: Path, content: Content, *, first: bool, group: dist.Proc
             raise refused
         if place is None:
             raise WorkError.at(str(path), "the first process could not make the folder")
-        write_shards(Path(place), content.items[MODEL] | content.items[OPTIMIZER], group)
+        files = content.items
+        shards = {name: each for file in files if file not in FIRST_RANK_FILES for name, each in files[file].items()}
+        write_shards(Path(place), shards, group)
         if first:
-            if CALLBACKS in content.items:
-                save_file(_contiguous(content.items[CALLBACKS]), Path(place) / _CALLBACKS)
+            for file in files.keys() & FIRST_RANK_FILES:
+                save_file(_contiguous(files[file]), Path(place) / f"{file}.safetensors")
             _write_facts(Path(place), content)
 
 
@@ -167,8 +164,8 @@ def _write_facts(partial: Path, content: Content) -> None:
     (partial / SUMS).write_bytes(orjson.dumps(sums, option=orjson.OPT_INDENT_2))
 
 
-def load_checkpoint(folder: Path, items: CheckpointItems, tell: Callable[[str], None]) -> Progress | None:
-    """Load the newest undamaged checkpoint into model, optimizer and callbacks. Return its progress, or None.
+def load_checkpoint(folder: Path, items: list[CheckpointItem]) -> Progress | None:
+    """Load the newest undamaged checkpoint into the items of a run. Return its progress, or None.
 
     Report a damaged checkpoint and try the one before it. Raise InputError if all of them are damaged.
     """
@@ -181,18 +178,16 @@ def load_checkpoint(folder: Path, items: CheckpointItems, tell: Callable[[str], 
                 progress = read_progress(path)
                 if path.name != f"step-{progress.step:09d}":
                     raise ValueError(f"{_STATE} is of step {progress.step}")
-                callbacks = load_file(path / _CALLBACKS) if (path / _CALLBACKS).is_file() else {}
-                _load(path, items.optimizer)
+                tensors = _read(path, items)
             except (torch.OutOfMemoryError, MemoryError):
                 raise
             except Exception as error:  # checksums are right but the content is not: whatever each reader raises
-                if items.optimizer.saves_collectively:  # a collective failed, perhaps since another process is gone
-                    raise
                 fault = f"is damaged ({' '.join(str(error).split())[:300] or type(error).__name__})"
             else:
-                items.load_callbacks(callbacks)
+                for item, own in zip(items, tensors, strict=True):
+                    item.load(own)
                 return progress
-        tell(f"{path} {fault}: the checkpoint before it is taken")
+        logger.info("%s %s: the checkpoint before it is taken", path, fault)
         problems.append(Problem(str(path), fault))
     if problems:
         raise InputError([*problems, Problem(str(folder), "no checkpoint is whole", "begin anew with --restart")])
@@ -210,24 +205,20 @@ def read_progress(path: Path) -> Progress:
     return progress
 
 
-def _load(path: Path, optimizer: OptimizerProtocol) -> None:
-    if optimizer.saves_collectively or ((path / _MODEL).is_file() and not _is_sharded(optimizer.weights())):
-        weights, state = _full_tensors(path)
-        optimizer.load_weights(weights)
-    else:
-        assert isinstance(optimizer, Optimizer)
-        read_shards(path, optimizer.weights())
-        state = optimizer.allocate_state(stored_shapes(path))
-        read_shards(path, state)
-    optimizer.load(state)
+def _read(path: Path, items: list[CheckpointItem]) -> list[Tensors]:
+    """Return the tensors of each item. Weights that are not gathered for saving are read into the model itself."""
+    shapes: dict[type[CheckpointItem], dict[str, tuple[torch.Size, torch.dtype]]] = {type(item): {} for item in items}
+    for name, stored in stored_shapes(path).items():
+        shapes[item_of(name)][name] = stored
+    tensors = [item.allocate(shapes[type(item)]) for item in items]
+    read_shards(path, {name: tensor for own in tensors for name, tensor in own.items()})
+    return tensors
 
 
 def load_weights(path: Path, model: PreTrainedModel) -> None:
-    """Load a checkpoint's weights into a model that this process holds in full."""
-    weights = full_weights(path)
-    with torch.no_grad():
-        for name, tensor in trained_tensors(model).items():
-            tensor.copy_(weights[name])
+    """Load a checkpoint's weights, as `full_weights`, into a model that this process holds in full."""
+    stored = exported_tensors(stored_shapes(path))
+    read_shards(path, {stored[name]: tensor for name, tensor in trained_tensors(model).items()})
 
 
 def full_weights(path: Path) -> Tensors:
@@ -235,37 +226,11 @@ def full_weights(path: Path) -> Tensors:
 
     With `train.ema` these are the averages, by which the run is judged.
     """
-    if (path / _MODEL).is_file():
-        weights = load_file(path / _MODEL)
-        with safe_open(path / _OPTIMIZER, "pt") as state:
-            names = [name for name in state.keys() if name.endswith(_AVERAGE)]  # noqa: SIM118 - no dictionary
-            averages = {name: state.get_tensor(name) for name in names}
-    else:
-        weights = _join_shards(path, lambda name: _is_weight(name) or name.endswith(_AVERAGE))
-        averages = {name: weights.pop(name) for name in [*weights] if name.endswith(_AVERAGE)}
-    return weights | {name.removesuffix(_AVERAGE): average for name, average in averages.items()}
-
-
-def _full_tensors(path: Path) -> tuple[Tensors, Tensors]:
-    """Return full weights and full optimizer state."""
-    if (path / _MODEL).is_file():
-        return load_file(path / _MODEL), load_file(path / _OPTIMIZER)
-    both = _join_shards(path, lambda name: not is_of_callback(name))
-    weights = {name: tensor for name, tensor in both.items() if _is_weight(name)}
-    return weights, {name: tensor for name, tensor in both.items() if not _is_weight(name)}
-
-
-def _join_shards(path: Path, chosen: Callable[[str], bool]) -> Tensors:
-    """Return the chosen tensors of a sharded checkpoint in full."""
-    shapes = {name: stored for name, stored in stored_shapes(path).items() if chosen(name)}
-    tensors = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+    shapes = stored_shapes(path)
+    weights = exported_tensors(shapes)
+    tensors = {name: torch.empty(shapes[name][0], dtype=shapes[name][1]) for name in weights.values()}
     read_shards(path, tensors)
-    return tensors
-
-
-def _is_weight(name: str) -> bool:
-    """True for a tensor of the model. The optimizer's have the name of a state after the parameter's name."""
-    return "|" not in name and not is_of_callback(name)
+    return {weight: tensors[name] for weight, name in weights.items()}
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -299,10 +264,6 @@ def fault_of(path: Path) -> str | None:
     except (OSError, ValueError, AttributeError, TypeError, SafetensorError) as error:
         return f"is damaged ({error})"
     return None
-
-
-def _is_sharded(tensors: Tensors) -> bool:
-    return any(isinstance(tensor, DTensor) for tensor in tensors.values())
 
 
 def _contiguous(tensors: Tensors) -> Tensors:

@@ -1,30 +1,140 @@
-"""The items of a checkpoint: the model's weights, the optimizer's state, and what callbacks keep.
+"""The items of a checkpoint: what a run saves besides its progress, and resumes from.
 
-A new item is one line in `CheckpointItems.state`. A callback of a user's own becomes one by having `state_dict` and
-`load_state_dict`, as everything with a state has in PyTorch (`torch.distributed.checkpoint.stateful.Stateful`).
+An item says which tensors it has, how they are saved and loaded, and which of them an exported model has as weights. A
+new item is a class and its place in `ITEMS`. A callback's state is saved if the callback has `state_dict` and
+`load_state_dict`, like everything with a state in PyTorch (`torch.distributed.checkpoint.stateful.Stateful`).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import ClassVar
 
 import torch
 from torch.distributed.checkpoint.stateful import Stateful
 
 from artel.errors import InputError, WorkError
 from artel.parallel import OptimizerProtocol
+from artel.training.optim.averages import AVERAGE, STEPS
+from artel.training.optim.local_shards import Shapes
+from artel.training.optim.optimizer import Optimizer
 
 Tensors = dict[str, torch.Tensor]
 
-MODEL, OPTIMIZER, CALLBACKS = "model", "optimizer", "callbacks"
+
+class CheckpointItem(ABC):
+    """A part of a run's state. A stored tensor belongs to the last of `ITEMS` that owns its name."""
+
+    file: ClassVar[str]
+    """Name without suffix of its file, if one process writes the checkpoint. Items may share a file."""
+    is_sharded: ClassVar[bool] = True
+    """True if each rank has its own shards. False if those of rank 0 are saved, and loaded on all ranks."""
+
+    def __init__(self, optimizer: OptimizerProtocol, callbacks: Iterable[object]) -> None:
+        self._optimizer = optimizer
+
+    @classmethod
+    @abstractmethod
+    def owns(cls, name: str) -> bool:
+        """True for the names of its tensors."""
+
+    @classmethod
+    def weight_name(cls, name: str) -> str | None:
+        """Return which weight of an exported model a stored tensor is, or None. Later items replace earlier ones."""
+        return None
+
+    @abstractmethod
+    def state(self) -> Tensors:
+        """Return this rank's tensors by name: the run's, not copies. Shards are DTensors."""
+
+    def allocate(self, shapes: Shapes) -> Tensors:
+        """Return the tensors to be filled with this rank's shards of the stored ones, and given to `load`."""
+        return {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+
+    @abstractmethod
+    def load(self, tensors: Tensors) -> None:
+        """Inverse of `state`."""
 
 
-class CheckpointItems:
-    """The state that a run saves besides its progress and resumes from."""
+class Weights(CheckpointItem):
+    """The model's trained parameters and persistent buffers."""
 
-    def __init__(self, optimizer: OptimizerProtocol, callbacks: Iterable[object] = ()) -> None:
-        """Raises InputError for two callbacks with a state and one name: their states would be mixed up."""
-        self.optimizer = optimizer
+    file = "model"
+
+    @classmethod
+    def owns(cls, name: str) -> bool:
+        return True
+
+    @classmethod
+    def weight_name(cls, name: str) -> str | None:
+        return name
+
+    def state(self) -> Tensors:
+        return self._optimizer.weights()
+
+    def allocate(self, shapes: Shapes) -> Tensors:
+        return super().allocate(shapes) if self._optimizer.saves_collectively else self._optimizer.weights()
+
+    def load(self, tensors: Tensors) -> None:
+        self._optimizer.load_weights(tensors)
+
+
+class OptimizerState(CheckpointItem):
+    """The optimizer's state by `parameter|state`, and the loss scale."""
+
+    file = "optimizer"
+
+    @classmethod
+    def owns(cls, name: str) -> bool:
+        return "|" in name
+
+    def state(self) -> Tensors:
+        return self._optimizer.state()
+
+    def allocate(self, shapes: Shapes) -> Tensors:
+        optimizer = self._optimizer
+        return optimizer.allocate_state(shapes) if isinstance(optimizer, Optimizer) else super().allocate(shapes)
+
+    def load(self, tensors: Tensors) -> None:
+        self._optimizer.load(tensors)
+
+
+class Averages(CheckpointItem):
+    """The averages of the weights (`train.ema`), which an exported model has in place of the weights."""
+
+    file = "optimizer"
+
+    def __init__(self, optimizer: OptimizerProtocol, callbacks: Iterable[object]) -> None:
+        self._averages = optimizer.averages if isinstance(optimizer, Optimizer) else None
+
+    @classmethod
+    def owns(cls, name: str) -> bool:
+        return name.endswith((f"|{AVERAGE}", f"|{STEPS}"))
+
+    @classmethod
+    def weight_name(cls, name: str) -> str | None:
+        return name.removesuffix(f"|{AVERAGE}") if name.endswith(f"|{AVERAGE}") else None
+
+    def state(self) -> Tensors:
+        return {} if self._averages is None else self._averages.state()
+
+    def allocate(self, shapes: Shapes) -> Tensors:
+        return {} if self._averages is None else self._averages.allocate(shapes)
+
+    def load(self, tensors: Tensors) -> None:
+        if self._averages is not None:
+            self._averages.load(tensors)
+
+
+class CallbackStates(CheckpointItem):
+    """The states of callbacks that have one, by `callbacks/class/name`."""
+
+    file = "callbacks"
+    is_sharded = False
+
+    def __init__(self, optimizer: OptimizerProtocol, callbacks: Iterable[object]) -> None:
+        """Raises InputError for two callbacks with a state and the same name: their states would be mixed up."""
         self._callbacks: dict[str, Stateful] = {}
         for callback in callbacks:
             if isinstance(callback, Stateful):
@@ -34,30 +144,58 @@ class CheckpointItems:
                     raise InputError.at("callbacks", what, "give their classes different names")
                 self._callbacks[name] = callback
 
-    def state(self) -> dict[str, Tensors]:
-        """The tensors of each item by name, on each rank that writes. They are the run's own, not copies.
+    @classmethod
+    def owns(cls, name: str) -> bool:
+        return name.startswith("callbacks/")
 
-        Parameters of the model may be DTensors. Raises WorkError for a callback's state that is no tensors by name.
-        """
-        items = {MODEL: self.optimizer.weights(), OPTIMIZER: self.optimizer.state()}
-        of_callbacks: Tensors = {}
+    def state(self) -> Tensors:
+        """Return the tensors of all callbacks. Raise WorkError for a state that is not tensors by name."""
+        tensors: Tensors = {}
         for name, callback in self._callbacks.items():
             for key, tensor in callback.state_dict().items():
                 if not isinstance(tensor, torch.Tensor):
                     what = f"{key} of its state_dict is of type {type(tensor).__name__}"
                     raise WorkError.at(f"callbacks: {name}", what, "return tensors by name: torch.tensor(…)")
-                of_callbacks[f"{CALLBACKS}/{name}/{key}"] = tensor
-        return items | {CALLBACKS: of_callbacks} if of_callbacks else items
+                tensors[f"callbacks/{name}/{key}"] = tensor
+        return tensors
 
-    def load_callbacks(self, saved: Tensors) -> None:
-        """Give each callback its part of a checkpoint; one that the checkpoint does not know stays as it is."""
+    def load(self, tensors: Tensors) -> None:
+        """Give each callback its state. A callback that the checkpoint does not know stays as it is."""
         for name, callback in self._callbacks.items():
-            prefix = f"{CALLBACKS}/{name}/"
-            state = {key.removeprefix(prefix): tensor for key, tensor in saved.items() if key.startswith(prefix)}
+            prefix = f"callbacks/{name}/"
+            state = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
             if state:
                 callback.load_state_dict(state)
 
 
-def is_of_callback(name: str) -> bool:
-    """True if a stored tensor of that name belongs to a callback, not to the model or the optimizer."""
-    return name.startswith(f"{CALLBACKS}/")
+ITEMS: tuple[type[CheckpointItem], ...] = (Weights, OptimizerState, Averages, CallbackStates)
+FIRST_RANK_FILES = frozenset(item.file for item in ITEMS if not item.is_sharded)
+
+
+def checkpoint_items(optimizer: OptimizerProtocol, callbacks: Iterable[object] = ()) -> list[CheckpointItem]:
+    """Return the items of a run. Raise InputError for two callbacks with a state and the same name."""
+    return [item(optimizer, callbacks) for item in ITEMS]
+
+
+def states(items: Iterable[CheckpointItem]) -> dict[str, Tensors]:
+    """Return the tensors of all items by file. Collective if the optimizer gathers full tensors."""
+    by_file: dict[str, Tensors] = {}
+    for item in items:
+        by_file.setdefault(item.file, {}).update(item.state())
+    return {file: tensors for file, tensors in by_file.items() if tensors or file not in FIRST_RANK_FILES}
+
+
+def item_of(name: str) -> type[CheckpointItem]:
+    """Return the item that a stored tensor belongs to."""
+    return next(item for item in reversed(ITEMS) if item.owns(name))
+
+
+def exported_tensors(stored: Iterable[str]) -> dict[str, str]:
+    """Return which stored tensor each weight of an exported model is, from the names of the stored tensors."""
+    names = [(item_of(name), name) for name in stored]
+    return {
+        weight: name
+        for item in ITEMS
+        for owner, name in names
+        if owner is item and (weight := item.weight_name(name)) is not None
+    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -11,6 +10,7 @@ from transformers import PreTrainedModel
 from artel.config import TrainConfig
 from artel.config.schema.run import CheckpointConfig
 from artel.errors import InputError
+from artel.messages import logger
 from artel.storage import discard, disk_errors, point
 from artel.training.checkpoint.format import Progress, checkpoint_path, list_checkpoints
 from artel.training.optim.local_shards import trained_tensors
@@ -59,12 +59,12 @@ def checkpoint_bytes(model: PreTrainedModel, train: TrainConfig, stages: int) ->
     return stages * (weights + state_bytes(model, train))
 
 
-def check_space(folder: Path, expected: int, tell: Callable[[str], None]) -> None:
+def check_space(folder: Path, expected: int) -> None:
     """Report the size of a checkpoint and the free space. Raise InputError if not even one fits."""
     with disk_errors(folder):
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         free = shutil.disk_usage(existing).free
-    tell(f"a checkpoint takes about {_words(expected)}; {_words(free)} are free in {folder}")
+    logger.info("a checkpoint takes about %s; %s are free in %s", _words(expected), _words(free), folder)
     if free < expected:
         what = f"a checkpoint takes about {_words(expected)}, and only {_words(free)} are free"
         raise InputError.at(str(folder), what, "free space there, or choose another folder (run=…)")

@@ -6,12 +6,12 @@ written last and removed first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from artel.config import RunConfig, load_run
 from artel.config.schema.run import CheckpointConfig
 from artel.errors import InputError, Problem
+from artel.messages import logger
 from artel.preparing.run_mark import note_former_id
 from artel.storage import discard, finished_folders, pull_folder, push_folder, remove_remote_folder
 from artel.training.checkpoint.format import RUN_FILE, SUMS, checkpoint_path, fault_of, list_checkpoints, read_progress
@@ -35,7 +35,7 @@ def copy_checkpoints(folder: Path, config: CheckpointConfig) -> None:
             remove_remote_folder(f"{config.copy_to}/{name}", SUMS)
 
 
-def fetch_newest(folder: Path, config: RunConfig, tell: Callable[[str], None]) -> None:
+def fetch_newest(folder: Path, config: RunConfig) -> None:
     """Download the newest undamaged copy, and the best one, into `folder`, unless local checkpoints are newer.
 
     Raise InputError if the copies belong to another run, or all of them are damaged.
@@ -47,23 +47,21 @@ def fetch_newest(folder: Path, config: RunConfig, tell: Callable[[str], None]) -
     for name in reversed(copies):
         if any(path.name >= name for path in list_checkpoints(folder)):
             return
-        tell(f"{name} is fetched from {address}")
+        logger.info("%s is fetched from %s", name, address)
         fault = _fetch(folder, name, config)
         if fault is None:
-            _fetch_best(folder, read_progress(folder / name).best_step, copies, config, tell)
+            _fetch_best(folder, read_progress(folder / name).best_step, copies, config)
             for damaged_name in damaged:  # only now that one is good: the run writes them again when it gets there
                 remove_remote_folder(f"{address}/{damaged_name}", SUMS)
             return
-        tell(f"{address}/{name} {fault}: the copy before it is fetched")
+        logger.info("%s/%s %s: the copy before it is fetched", address, name, fault)
         damaged[name] = fault
     if damaged:
         problems = [Problem(f"{address}/{name}", fault) for name, fault in damaged.items()]
         raise InputError([*problems, Problem(address, "no copy is whole", "begin anew with --restart")])
 
 
-def _fetch_best(
-    folder: Path, step: int | None, copies: list[str], config: RunConfig, tell: Callable[[str], None]
-) -> None:
+def _fetch_best(folder: Path, step: int | None, copies: list[str], config: RunConfig) -> None:
     """Download the copy of the best step unless it is here. Without it the run continues as after a full disk."""
     if step is None:
         return
@@ -71,7 +69,9 @@ def _fetch_best(
     if path.name in copies and not path.exists():
         fault = _fetch(folder, path.name, config, any_length=True)
         if fault is not None:
-            tell(f"{config.checkpoint.copy_to}/{path.name}, the best, {fault}: the run continues without it")
+            logger.info(
+                "%s/%s, the best, %s: the run continues without it", config.checkpoint.copy_to, path.name, fault
+            )
 
 
 def remove_copies(address: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from artel.errors import WorkError
+from artel.training.optim.local_shards import Shapes
 
 
 class _ShardWriter(HuggingFaceStorageWriter):
@@ -75,12 +77,14 @@ def read_shards(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     Each process reads what it needs, without communication. Raise WorkError.
     """
     try:
-        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that each process reads for itself
+            load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     except CheckpointException as error:
         raise _work_error(folder, error) from None
 
 
-def stored_shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+def stored_shapes(folder: Path) -> Shapes:
     """Return the full shape and dtype of each stored tensor, sharded or not."""
     stored_tensors = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     return {name: (stored.size, stored.properties.dtype) for name, stored in stored_tensors.items()}  # type: ignore[union-attr]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from artel.errors import InputError, WorkError
+from artel.messages import logger
 from artel.tokens import step_numbers
 from artel.training.checkpoint.format import Progress, load_checkpoint
 from artel.training.metrics.jsonl import Lines
@@ -149,7 +150,7 @@ class Guard:
             then = f"on with the next one, from the weights of step {restored.step}"
         elif self._train.on_bad_step == "rewind":
             then = "it is left out, since there is no checkpoint yet to go back to"
-        run.tell(f"step {bad.step}: {what}; {then}. Documents: {named}")
+        logger.info("step %s: %s; %s. Documents: %s", bad.step, what, then, named)
         return restored is not None
 
     def _record(self, run: Run, bad: _Pending, what: str, did: str, documents: list[str]) -> None:
@@ -167,7 +168,7 @@ def _rewind(run: Run) -> Progress | None:
     run.saver.wait()  # the newest checkpoint may still be in progress
     run.world.barrier()
     try:
-        restored = load_checkpoint(run.folder.checkpoints, run.items, run.tell)
+        restored = load_checkpoint(run.folder.checkpoints, run.items)
     except InputError as error:  # all are damaged, which is not the user's input in a running run
         raise WorkError(error.problems) from None
     run.strategy.model.zero_grad(set_to_none=True)

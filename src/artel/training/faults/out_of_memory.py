@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import torch
 
 from artel.errors import ArtelError, OutOfMemory, WorkError
+from artel.messages import logger
 from artel.models.activation_checkpointing import recompute
 from artel.training.micro_batch import MicroBatchPlan, is_out_of_memory, next_smaller
 from artel.training.run import Run
@@ -56,11 +57,13 @@ def use_less_memory(run: Run) -> None:
     if run.world.device.type == "cuda":
         torch.cuda.empty_cache()
     run.batch_plan = smaller
-    run.tell(f"{where}: out of memory with micro-batches of {before.size}; tried again with {_in_words(smaller)}")
+    logger.info(
+        "%s: out of memory with micro-batches of %s; tried again with %s", where, before.size, _in_words(smaller)
+    )
     try:
         run.memory_limit.lower(smaller)
     except ArtelError as error:  # the next start will have to find the size again
-        run.tell(f"{where}: this cannot be remembered: {error.in_a_line}")
+        logger.info("%s: this cannot be remembered: %s", where, error.in_a_line)
 
 
 def _in_words(plan: MicroBatchPlan) -> str:

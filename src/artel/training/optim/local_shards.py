@@ -6,10 +6,15 @@ given the local shards as parameters, which share memory with the DTensors.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
+
+Shapes = Mapping[str, tuple[torch.Size, torch.dtype]]
+"""Full shape and dtype of stored tensors by name."""
 
 
 class LocalShard:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
@@ -18,8 +17,9 @@ from artel.config import TrainConfig
 from artel.errors import InputError, Problem, missing_extra
 from artel.models.compile import repeated_layers
 from artel.registry import OPTIMIZERS
+from artel.training.optim.averages import WeightAverages
 from artel.training.optim.bf16_adamw import RoundedAdamW
-from artel.training.optim.local_shards import LocalShard, trained_tensors
+from artel.training.optim.local_shards import LocalShard, Shapes, trained_tensors
 from artel.training.optim.loss_scaler import LossScale
 from artel.training.optim.muon import iteration_dtype
 from artel.training.optim.parameter_groups import layer_shares, parameter_groups, weight_matrices
@@ -87,10 +87,6 @@ def plain_optimizer(model: PreTrainedModel, train: TrainConfig, seed: int) -> Ca
     return partial(OPTIMIZERS[train.optimizer].build, groups, train, seed)
 
 
-AVERAGE, _STEPS = "ema", "ema_steps"
-"""States of `train.ema`: the average of a parameter, and the number of good steps, one tensor for all parameters."""
-
-
 class Optimizer:
     """One or two optimizers of PyTorch, stepped together; each group's peak learning rate follows one schedule.
 
@@ -113,10 +109,11 @@ class Optimizer:
         self._largest_norm = train.clip.limit if train.clip and train.clip.by == "norm" else None
         self._largest_value = train.clip.limit if train.clip and train.clip.by == "value" else None
         self._model = model
-        self._ema = train.ema
         matrices = _matrices(model, OPTIMIZERS[train.optimizer])
         trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._shards = [LocalShard(name, parameter, takes_dtensor=parameter in matrices) for name, parameter in trained]
+        self.averages = None if train.ema is None else WeightAverages(model, self._shards, train.ema.decay)
+        """The averages of the weights (`train.ema`), if the run keeps them."""
         self._by_stepped = {shard.stepped: shard for shard in self._shards}
         stepped = {shard.parameter: shard.stepped for shard in self._shards}
         self._optimizers = _optimizers(model, train, seed, matrices, stepped, precision)
@@ -182,57 +179,13 @@ class Optimizer:
                 pieces = [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
                 torch._foreach_div_(pieces, divisor)
             optimizer.step()
-            if self._ema is not None:
-                self._average(optimizer, self._ema.decay, found_inf)
+        if self.averages is not None:
+            self.averages.update(found_inf)
         self._clear_grads()
 
-    def _average(self, optimizer: torch.optim.Optimizer, decay: float, found_inf: torch.Tensor | None) -> None:
-        """Move the averages of the weights (`train.ema`) towards the weights. They are saved as the optimizer's state.
-
-        In good step s the decay is (s - 1) / (s + 8), at most `decay`: otherwise short runs would end with what is
-        mostly their beginning. So the average begins as the weights after the first good step.
-        """
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        steps = next((values[_STEPS] for values in optimizer.state.values() if _STEPS in values), None)
-        if steps is None:
-            steps = torch.zeros((), device=parameters[0].device)
-        good = 1.0 if found_inf is None else 1 - found_inf
-        steps += good
-        share = (1 - ((steps - 1) / (steps + 8)).clamp(max=decay)) * good
-        for parameter in parameters:
-            values = optimizer.state[parameter]
-            if parameter.grad is not None and AVERAGE not in values:  # without one the optimizer has no state yet
-                values[AVERAGE], values[_STEPS] = parameter.detach().clone(), steps
-            if AVERAGE in values:
-                average, weight = values[AVERAGE], parameter.detach()
-                if isinstance(average, DTensor) and isinstance(weight, DTensor):
-                    average, weight = average.to_local(), weight.to_local()
-                average.lerp_(weight, share)
-
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
+    def averaged(self) -> AbstractContextManager[None]:
         """Inside the block the model has the averages of its weights (`train.ema`), if there are any."""
-        self._swap_averages()
-        try:
-            yield
-        finally:
-            self._swap_averages()
-
-    @torch.no_grad()
-    def _swap_averages(self) -> None:
-        if self._ema is None:
-            return
-        for module in self._model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()  # what was gathered is out of date now
-        for shard in self._shards:
-            shard.refresh()
-        for optimizer in self._optimizers:
-            for parameter, values in optimizer.state.items():
-                if (average := values.get(AVERAGE)) is not None:
-                    weight = parameter.clone()
-                    parameter.copy_(average)
-                    average.copy_(weight)
+        return nullcontext() if self.averages is None else self.averages.in_model()
 
     def _clip_values(self, limit: float) -> None:
         """Cut off each number of the gradients at `limit`, times the loss factor that they still have."""
@@ -266,11 +219,10 @@ class Optimizer:
                     if value is not None and key not in _TABLES:
                         tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
                         shard = self._by_stepped[parameter]  # type: ignore[index]  # the keys are parameters
-                        # The one count of averaged steps would be refused as memory that several names share.
-                        state[f"{shard.name}|{key}"] = tensor.clone() if key == _STEPS else shard.to_global(tensor)
+                        state[f"{shard.name}|{key}"] = shard.to_global(tensor)
         return state if self.loss_scale is None else state | self.loss_scale.state()
 
-    def allocate_state(self, shapes: dict[str, tuple[torch.Size, torch.dtype]]) -> dict[str, torch.Tensor]:
+    def allocate_state(self, shapes: Shapes) -> dict[str, torch.Tensor]:
         """Memory for this rank's shards of a state with tensors of these shapes, to be filled and given to `load`."""
         shards = {shard.name: shard for shard in self._shards}
         state = {}
@@ -314,9 +266,6 @@ class Optimizer:
                 values[key] = tensor.to(parameter.device)
         for optimizer in self._optimizers:
             _add_tables(optimizer)
-            counts = [values for values in optimizer.state.values() if _STEPS in values]
-            for values in counts:
-                values[_STEPS] = counts[0][_STEPS]
 
 
 # What 8-bit codes mean: bitsandbytes keeps one table for all parameters and refers to it in the state of each.

@@ -1,0 +1,120 @@
+"""How the models of an objective answer, and examples of their use."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from artel.config import RunConfig
+from artel.errors import InputError
+from artel.objectives.types import GenerationEval, GenerationPrompt, Reply
+from artel.tokens import Samples, StoreSplit, Tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from artel.models.generate import Sampling
+    from artel.tokens.tokenizer.chat_template import TurnEnd
+
+_PROMPT_WORDS, _PROMPT_TOKENS = 4, 100
+"""Length of a prompt taken from the training text, and tokens decoded for it."""
+
+
+class Decoding:
+    """A second base class of objectives whose models answer. This one refuses all prompts."""
+
+    continues: ClassVar[bool] = True
+    """True if the output continues the prompt; False if it answers it."""
+    needs_context: ClassVar[bool] = False
+    """True if a prompt is a question about a text (`artel generate --context`)."""
+    takes_context: ClassVar[bool] = False
+    """True if a prompt may come with a second text (`artel generate --context`)."""
+    tasks: ClassVar[tuple[str, ...]] = ()
+    """Tasks of `answers`: classify, embed, entities, generate, rerank, score. `answer` is done by `reply`."""
+
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+
+    def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
+        """Return what `artel generate` prints. `context` is empty unless the objective takes one."""
+        raise InputError.at("--prompt", "models of this objective answer no prompts", "see artel evaluate")
+
+    def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
+        """Return the model's answer to each input as plain values. `task` is one of `tasks`. Raises InputError."""
+        raise NotImplementedError
+
+    def generation_prompt(self, model: PreTrainedModel, prompt: str) -> GenerationPrompt | None:
+        """Return the ids that a model which `generates` continues; None if only `reply` can answer a prompt."""
+        return None
+
+    def generation_eval(self, model: PreTrainedModel, split: StoreSplit) -> GenerationEval | None:
+        """Return what to generate for a split in an evaluation, and how to score it; None for most objectives."""
+        return None
+
+    def turn_end(self) -> TurnEnd | None:
+        """Return what ends an assistant's turn; None for other texts than conversations."""
+        return None
+
+    def default_sampling(self) -> Sampling:
+        from artel.models.generate import Sampling
+
+        return Sampling()
+
+    def sampling(self, **settings: Any) -> Sampling:
+        """Return the default sampling with those `settings` that are not None."""
+        return replace(self.default_sampling(), **{name: each for name, each in settings.items() if each is not None})
+
+    def command(self, folder: str, samples: Samples | None) -> str:
+        """Return a command that shows what the model of a finished run does.
+
+        `folder`: the run's folder, quoted for a shell. `samples`: its training samples; None if they must not be shown.
+        """
+        return f"artel generate {folder} --prompt {shlex.quote(self.prompt(samples))}"
+
+    def usage(self) -> str:
+        """Return Python for the model card that runs `model` with transformers, `tokenizer` and `torch` only."""
+        return f'inputs = tokenizer({in_python(self.prompt(None))}, return_tensors="pt")\nprint(model(**inputs).logits)'
+
+    def prompt(self, samples: Samples | None) -> str:
+        """Return a text to continue: the first of `validate.prompts`, or the first words of the training text."""
+        if samples is None:
+            return next(filter(None, self.config.validate_.prompts), "Once upon a time")
+        if self.config.validate_.prompts:
+            return self.config.validate_.prompts[0]
+        ids = samples.read(0).ids[:_PROMPT_TOKENS]
+        is_special = np.isin(ids, self.tokenizer.special_ids)
+        parts = np.split(np.arange(len(ids)), np.flatnonzero(is_special))  # of several documents in a block
+        words = " ".join(self.tokenizer.decode(ids[part[~is_special[part]]]) for part in parts).split()
+        return " ".join(words[: min(_PROMPT_WORDS, max(1, len(words) - 1))])  # the last may be cut
+
+
+# Building blocks for examples of use
+
+_TOKENS, _WORDS = 40, 12
+
+
+def in_python(text: str) -> str:
+    """Return a text as a Python literal in double quotes."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def first_words(tokenizer: Tokenizer, ids: np.ndarray) -> str:
+    """Return the first words of a text in one line. `ids`: (tokens,), without special tokens."""
+    return " ".join(tokenizer.decode(ids[:_TOKENS]).split()[:_WORDS])
+
+
+def generation_usage(max_tokens: int, ends: Collection[int] = ()) -> list[str]:
+    """Return Python that lets `model` continue `inputs`, up to `max_tokens` or one of the ids `ends`."""
+    stop = f", eos_token_id={sorted(ends)}" if ends else ""
+    length = max(1, min(100, max_tokens))
+    return [
+        f"outputs = model.generate(**inputs, max_new_tokens={length}, do_sample=True, top_k=50{stop})",
+        'written = outputs[0, inputs["input_ids"].shape[1] :]',
+        "print(tokenizer.decode(written, skip_special_tokens=True))",
+    ]
