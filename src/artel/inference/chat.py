@@ -115,7 +115,10 @@ class ChatSession:
             logger.info("%s: its tokenizer has no chat template; the conversation is written as %s", opened.name, name)
 
     def answer(self, message: str) -> Iterator[str]:
-        """Yield the answer to a message in chunks, added to the history. Raise InputError before the first."""
+        """Yield the answer to a message in chunks, which are added to the history as they come.
+
+        Raise InputError, without changing the conversation, if the model cannot take the message.
+        """
         if self.open_calls:
             names = ", ".join(call.name for call in self.open_calls)
             raise InputError.at("message", f"the model waits for what it called: {names}", "give the results")
@@ -162,7 +165,10 @@ class ChatSession:
         return self._messages(self.exchanges, ToolStyle())
 
     def save(self, path: str) -> None:
-        """Write the conversation as a line of `format: chat`, over its own file only. Raise InputError or WorkError."""
+        """Write the conversation as a line of JSON, which `format: chat` reads. Raise InputError or WorkError.
+
+        Only a file that this session wrote is replaced.
+        """
         if not self.exchanges:
             raise InputError.at("save", "nothing has been said yet", "write a message first")
         file = user_path(path, "save").absolute()
@@ -174,7 +180,10 @@ class ChatSession:
         self._saved.add(file)
 
     def load(self, path: str) -> None:
-        """Replace this conversation, with its system message, by a saved one. Raise InputError."""
+        """Replace this conversation, and its system message, by one that `save` wrote. Raise InputError.
+
+        `save` may then replace the file.
+        """
         file = user_path(path, "load").absolute()
         fields = read_conversation(file, path)
         messages = fields["messages"]

@@ -145,7 +145,10 @@ def _mismatch(opened: OpenedModel, run: RunConfig) -> str:
 
 
 def with_teacher(objective: Objective, run: RunConfig, store: TokenStore, world: World) -> None:
-    """Give the objective its teacher, or the teacher's saved outputs, which are not recomputed, or no such metrics."""
+    """Give the objective its teacher, or the teacher's saved outputs; without either, omit the teacher's metrics.
+
+    Outputs from training are not recomputed: that can take hours and much disk space.
+    """
     teacher, note = objective.teacher, RunFolder(Path(run.run)).teacher
     if teacher is None:
         return

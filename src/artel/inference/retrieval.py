@@ -44,7 +44,10 @@ def check_embeds(opened: OpenedModel) -> None:
 def _read_matches_and_corpus(
     data: str, corpus: str | None
 ) -> tuple[dict[str, tuple[list[str], list[str]]], list[str], int]:
-    """Return ({query: (positives, negatives)}, their documents and those of `corpus`, number of rejected records)."""
+    """Return ({query: (positives, negatives)}, documents, rejected records) of a file or glob of matches.
+
+    The documents are those of the matches, then the texts of `corpus`. What was dropped is logged.
+    """
     data_ledger, corpus_ledger = Ledger(), Ledger()
     matches = _merged_matches(data, data_ledger)
     texts = dict.fromkeys(text for positives, negatives in matches.values() for text in [*positives, *negatives])
@@ -123,7 +126,10 @@ def can_search(opened: OpenedModel) -> bool:
 
 
 def search(opened: OpenedModel, query: str, text: str) -> list[Hit]:
-    """Rank the paragraphs of `text` by how well they match `query`, best first. Raise InputError if either is empty."""
+    """Rank the paragraphs of `text` by how well they match `query`, best first.
+
+    Raise InputError if the query is empty or the text has no words.
+    """
     if not query.strip():
         raise InputError.at("--prompt", "there is no query", 'write --prompt "WHAT TO LOOK FOR"')
     found = list(paragraphs(text))
@@ -243,7 +249,10 @@ class Corpus:
 
 
 def evaluate_on_corpus(opened: OpenedModel, corpus: str, data: str | None) -> EvaluationResult:
-    """Return recall, MRR and nDCG with all of `corpus` for queries of `data` or a BEIR folder. May raise InputError."""
+    """Compute recall, MRR and nDCG of a model of vectors, with the queries of `data` or of a folder in BEIR's format.
+
+    All documents of `corpus` are searched. Raise InputError.
+    """
     check_embeds(opened)
     is_folder = Path(corpus).is_dir()
     if is_folder and data is not None:

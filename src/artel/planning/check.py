@@ -82,7 +82,10 @@ def further_problems(error: WrongRunFile, start: Start | None = None) -> list[Pr
 
 
 def check_run(config: RunConfig, start: Start | None = None, further: Sequence[Check] = ()) -> None:
-    """Raise InputError with all problems, also of `further` checks, that can be found before any text is read."""
+    """Raise InputError with all problems of a run that can be found before any text is read.
+
+    `further` are checks added by the caller.
+    """
     problems = _problems(config, [*_checks(config, start or Start(), set()), *further], set())
     if problems:
         raise InputError(by_line(problems))
@@ -204,7 +207,10 @@ def _check_tokenizer(config: RunConfig) -> None:
 
 
 def _outline(config: RunConfig, auto_class: str) -> PreTrainedModel | None:
-    """Return the run's model on the meta device, or None if another check reports it. May raise InputError."""
+    """Return the run's model on the meta device. None if there is no such model, which another check reports.
+
+    Raise InputError if it cannot be built, lacks weights, or does not take inputs of this length.
+    """
     try:
         check_model(config.model.model_copy(update={"lora": None, "freeze": []}), auto_class)
     except InputError:

@@ -40,7 +40,10 @@ def is_within_reach(name: str | None) -> bool:
 
 
 def tokenizer_here(config: RunConfig) -> Tokenizer | None:
-    """Load the run's tokenizer from its folder or the hub's cache, or None. May raise InputError."""
+    """Load the run's tokenizer from its folder or the hub's cache. None if it is in a store or still to be trained.
+
+    Raise InputError.
+    """
     where, name = tokenizer_place(config)
     if name is None or config.data.from_store or has_store(config):
         return None
@@ -53,7 +56,10 @@ def tokenizer_here(config: RunConfig) -> Tokenizer | None:
 
 
 def outline_model(config: RunConfig, auto_class: str) -> PreTrainedModel:
-    """Return the run's model on the meta device, with embeddings for the coming tokenizer. May raise InputError."""
+    """Return the run's model on the meta device. A new model has as many embeddings as the tokenizer will have ids.
+
+    Raise InputError if it cannot be built, or does not take inputs of `data.block` tokens.
+    """
     request = ModelRequest(config.model, auto_class, block=config.data.block)
     is_new = config.model.from_ is None
     model = from_scratch(request, known_tokenizer(config)) if is_new else pretrained_structure(request)

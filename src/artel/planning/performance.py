@@ -253,7 +253,10 @@ class MeasuredCost:
         return self._rates.seconds(key, size) if size else 0.0
 
     def _collective(self, operation: Operation) -> float:
-        """Scale the measurement between two processes; the smallest is a floor. A pass is half an all-reduce."""
+        """Scale the measurement between two processes. A single pass takes half of an all-reduce.
+
+        No collective is faster than the smallest measured one, which is the time to synchronize.
+        """
         count, name = len(operation.ranks), operation.name
         key = "all_gather" if "gather" in name else "reduce_scatter" if "reduce_scatter" in name else "all_reduce"
         if count < 2 or key not in self._rates:

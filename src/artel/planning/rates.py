@@ -93,7 +93,10 @@ def save_rates(about: dict[str, Any], rates: Sequence[Rates]) -> Path:
 
 
 def read_rates(processes: int, device: torch.device) -> Rates | None:
-    """Return this device's rates for so many processes, or None. More than were measured are slower in proportion."""
+    """Return the rates measured here for so many processes. None without any for this device and PyTorch.
+
+    More processes than were measured share the same cores, and are slower in proportion.
+    """
     file = cache_folder() / _FILE
     try:
         content = file.read_bytes()

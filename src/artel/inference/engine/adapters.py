@@ -18,7 +18,11 @@ class _Request:
 
 
 class AdapterTurns:
-    """Shares an engine between the adapters of its model, in turns so that none starves. Call it in one thread."""
+    """Shares an engine between the adapters of its model. All methods are called in one thread.
+
+    Requests for the active adapter start immediately until one for another adapter arrives. Its turn comes when all
+    running answers are finished, so that no request starves.
+    """
 
     def __init__(self, engine: Engine, model: PreTrainedModel) -> None:
         """The engine must not share prefixes of prompts: their keys and values depend on the adapter."""

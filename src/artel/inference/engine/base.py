@@ -115,7 +115,10 @@ _CORE_FLOPS = 50e9
 
 
 def concurrent_requests(model: PreTrainedModel) -> int:
-    """Return the number of answers, 16 to 64, that get a token each in about half a second on this CPU."""
+    """Return the number of answers, 16 to 64, that get a token each in about half a second on this CPU.
+
+    A queued answer waits for its first token. If a step is slow, more concurrent answers would all be late.
+    """
     flops = 2 * sum(parameter.numel() for parameter in model.parameters())
     rows = _STEP_SECONDS * _CORE_FLOPS * torch.get_num_threads() / flops
     return next((count for count in (_MAX_REQUESTS, _MAX_REQUESTS // 2) if rows >= count), DEFAULT_REQUESTS)

@@ -52,7 +52,8 @@ def make_engine(
 def steady_length(model: PreTrainedModel) -> int | None:
     """Return the length up to which rotary frequencies are constant; None if they never change.
 
-    transformers chooses `dynamic` and `longrope` ones by the highest position of any text in a batch.
+    With `rope_type: dynamic` or `longrope`, transformers chooses them by the highest position in a forward pass
+    (`dynamic_rope_update`), of any text: in a batch, an answer would depend on the other answers.
     """
     config: Any = model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}

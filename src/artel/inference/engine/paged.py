@@ -138,7 +138,11 @@ class _Choosing(ContinuousBatchingLogitsProcessor):
 
 
 def _pages(model: PreTrainedModel, requests: int, context: int) -> int:
-    """Return the pages of the cache: a quarter of all requests' maximum. Raise InputError if one has no room."""
+    """Return the number of pages of the cache. Raise InputError if there is no room for one request.
+
+    The cache holds a quarter of the maximum of all requests, since few fill their context. If it is full, the batcher
+    evicts a request and computes it again later.
+    """
     config: Any = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -142,7 +142,10 @@ class _Text:
         self.left -= 1
 
     def next_input(self, window: int | None) -> tuple[list[int], int]:
-        """Return the model's next input and the tokens to generate from it. A full window loses its older half."""
+        """Return the model's next input, and the number of tokens to generate from it.
+
+        A full window loses its older half, as in `continue_ids`.
+        """
         if window is None:
             return self._ids, self.left
         ids = self._ids if len(self._ids) <= window else self._ids[-max(1, window // 2) :]

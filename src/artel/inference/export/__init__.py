@@ -15,7 +15,10 @@ class Exporter(Protocol):
     """Writes a model in another format than a Hugging Face folder."""
 
     def __init__(self, settings: Any) -> None:
-        """Called before a model is loaded, with the registry's settings or an empty section. May raise InputError."""
+        """Called before a model is loaded, with the settings that the registry names, or an empty section.
+
+        Raise InputError if a program is missing.
+        """
 
     def write(self, model: Path, folder: Path) -> None:
         """Convert the Hugging Face folder `model`, a temporary copy, and write into `folder`. Raise WorkError."""

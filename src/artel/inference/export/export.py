@@ -92,7 +92,10 @@ def export(
 
 
 def export_for_deepspeed(name: str, folder: Path) -> Exported:
-    """Write the newest checkpoint of a run with its optimizer state in DeepSpeed's format. May raise InputError."""
+    """Write the newest checkpoint of a run: its model, and weights and optimizer state in DeepSpeed's format.
+
+    The folder appears when it is complete. Raise InputError before loading anything.
+    """
     check_new(folder)
     run, checkpoint = newest_checkpoint(name)
     refuse_overlaps(run, [("DIR", folder)])

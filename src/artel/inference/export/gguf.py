@@ -40,7 +40,10 @@ class GgufTools:
 
 
 def find_gguf_tools(type_: str, llama_cpp: str | None) -> GgufTools:
-    """Find llama.cpp's programs in `llama_cpp`, $LLAMA_CPP, on PATH or as a package. May raise InputError."""
+    """Find llama.cpp's converter, and llama-quantize if the type needs it: in its folder, on PATH, or as a package.
+
+    The folder is `llama_cpp`, or the environment variable LLAMA_CPP. Raise InputError with the fix.
+    """
     weights_type = type_.lower()
     if weights_type not in _CONVERTED + _QUANTIZED:
         near = difflib.get_close_matches(weights_type, _CONVERTED + _QUANTIZED, 1)
@@ -103,7 +106,10 @@ class GgufExporter:
 
 
 def write_gguf(tools: GgufTools, model: Path, folder: Path) -> None:
-    """Write model.gguf and Modelfile for a Hugging Face folder, whose config may change. May raise WorkError."""
+    """Write `folder`/model.gguf and `folder`/Modelfile for the Hugging Face folder `model`, whose config may change.
+
+    Raise WorkError if a tool fails.
+    """
     tokenizer = load_tokenizer(str(model), where=str(model))
     _restore_keys(model / "config.json")
     file = folder / "model.gguf"
@@ -146,7 +152,10 @@ def _pre_tokenizer(tokenizer: Tokenizer) -> str | None:
 
 
 def modelfile(tokenizer: Tokenizer, model: Path) -> str:
-    """Return Ollama's Modelfile: weights, stop texts, chat template, and sampling from generation_config.json."""
+    """Return Ollama's Modelfile: weights, stop texts, sampling parameters and chat template.
+
+    Sampling parameters come from generation_config.json, or are the defaults of `artel generate`.
+    """
     file = model / "generation_config.json"
     saved = _read_object(file) if file.is_file() else {}
     chatml = _writes_chatml(tokenizer)

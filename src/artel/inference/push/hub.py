@@ -49,7 +49,10 @@ class Hub:
         return repo if "/" in repo else f"{self._user}/{repo}"
 
     def ready(self, repo: str, *, public: bool) -> bool:
-        """Create the repository if missing. Return True if it is private; raise InputError if it must not be."""
+        """Create the repository if it does not exist. Return True if it is private.
+
+        Raise InputError if it exists and is private, but a public one was requested.
+        """
         with hub_errors(repo):
             try:
                 private = bool(self._api.repo_info(repo).private)
@@ -62,7 +65,10 @@ class Hub:
         return private
 
     def upload(self, folder: Path, repo: str, revision: str, message: str) -> Uploaded:
-        """Upload the folder as a commit on a branch, made if missing, which removes an earlier model's files."""
+        """Upload the folder as a commit on a branch, which is created if missing.
+
+        The commit removes weights and configurations of an earlier model: loaders would prefer them.
+        """
         with hub_errors(repo), _progress():
             if revision != MAIN:
                 self._api.create_branch(repo, branch=revision, exist_ok=True)

@@ -222,7 +222,10 @@ def _unknown_base(base: str) -> InputError:
 
 
 def write_folder(model: PushedModel, repo: str, options: PushOptions, folder: Path, *, links: bool) -> list[str]:
-    """Write or link the repository's files into `folder`. Return the names left out. May raise InputError."""
+    """Write the files of the repository into `folder`; with `links` those of RUN/model are only linked.
+
+    Return the names in RUN/model that were left out. Raise InputError for links there, which may lead to any file.
+    """
     left_out = []
     if model.checkpoint is not None:
         opened = open_checkpoint(model.run, prepare_silently(model.run), model.checkpoint)

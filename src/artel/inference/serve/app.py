@@ -76,7 +76,10 @@ class Limits:
 
 
 def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loopback: bool, origins: list[str]) -> App:
-    """Return the application for `models`, the first by default. Web pages of `origins` may call it (CORS)."""
+    """Return the application for `models`; a request without a model's name is for the first.
+
+    Web pages of `origins` may call it (CORS).
+    """
     app = FastAPI(title="artel", version=artel.__version__, docs_url=None, redoc_url=None)
     metrics = Metrics()
     admission = AdmissionLimit(limits.requests or models[0].requests, limits.queue)

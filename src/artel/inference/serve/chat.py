@@ -42,7 +42,10 @@ def chat_tools(body: ChatRequest) -> Tools:
 
 
 def _fields(function: Function) -> dict[str, Any]:
-    """Return a function's fields for the prompt. Parameters are not copied, which takes 0.5 s for 2 MB."""
+    """Return the fields of a function that belong in the prompt: known ones with a value.
+
+    Parameters are not copied: `model_dump` takes 0.5 s for 2 MB of them, and other threads wait for it.
+    """
     known = {name: getattr(function, name) for name in Function.model_fields}
     return {name: value for name, value in known.items() if value is not None}
 

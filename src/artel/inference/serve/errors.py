@@ -59,7 +59,10 @@ _MAX_KEY = 64
 
 
 def invalid_body(error: ValidationError, body: dict[str, Any], known: Collection[str]) -> ApiError:
-    """Return the error for a body, with keys `known`, that does not fit its schema: up to ten problems, and a count."""
+    """Return the error for a body that does not fit its schema: up to ten problems, and the number of others.
+
+    `known`: the keys that the body may have.
+    """
     count = error.error_count()
     if count > _MAX_PROBLEMS:  # pydantic can only list all of them, which takes seconds
         unknown = ", ".join(repr(key[:50]) for key in islice((key for key in body if key not in known), 3))
@@ -72,7 +75,10 @@ def invalid_body(error: ValidationError, body: dict[str, Any], known: Collection
 
 
 def wrong_keys(problems: Sequence[Any], body: Any) -> list[tuple[str, Any]]:
-    """Return (path in the body, problem) for pydantic's errors, each once: of several kinds, for the one sent."""
+    """Return (path in the body, problem) for pydantic's errors, each once.
+
+    If a key takes several kinds of value, only the problem with the kind that was sent is returned.
+    """
     wrong = [(_path(body, problem), problem) for problem in problems]
     specific = {path for path, problem in wrong if not _is_type_error(problem)}
     parents = {path[:at] for path, _ in wrong for at, sign in enumerate(path) if sign == "."}

@@ -127,7 +127,10 @@ class CannotForce(Exception):
 
 
 def required_calls_grammar(form: CallForm, tools: Tools, tokenizer: Tokenizer, *, several: bool) -> str:
-    """Return a grammar of a call of `tools`, or `several` if the form allows it. Raise CannotForce if it cannot."""
+    """Return a grammar of answers that are a call of `tools`, or, if the form allows it, `several` calls.
+
+    Raise CannotForce for parameters that the form cannot express.
+    """
     symbols = _Symbols(tokenizer)
     rules = _call_rules(form, [(tool["function"], True) for tool in tools], symbols, several=several)
     return "\n".join([f"start: {symbols.of(form.opens)} calls", *rules])

@@ -35,7 +35,10 @@ class Body(BaseModel):
 
 
 class ClientObject(BaseModel):
-    """A part of a request that clients copy from responses. Unknown fields are ignored, and logged once."""
+    """A part of a request that clients copy from responses, with fields that differ between clients.
+
+    Unknown fields are ignored, and logged once.
+    """
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
@@ -371,7 +374,10 @@ class RerankRequest(Body):
 
 
 class ScoreRequest(Body):
-    """Pairs of texts to score, as with vLLM's server. A single `text_1` is paired with each `text_2`."""
+    """Pairs of texts to score, as with vLLM's server: prompts and answers, or queries and documents.
+
+    A single `text_1` is paired with each `text_2`. A prompt may be the messages of a conversation.
+    """
 
     model: str = ""
     text_1: Text | Texts | Annotated[list[Message], Field(min_length=1, max_length=10_000)]

@@ -55,7 +55,10 @@ class Seq2SeqCompletions:
         return self._shared | {"choices": choices, "usage": self._usage.to_json()}
 
     async def stream(self) -> AsyncGenerator[str, None]:
-        """Yield server-sent events, text after text. Raise ApiError before the first event; later errors are events."""
+        """Yield server-sent events, one text after another, in chunks or, with beam search, as a whole.
+
+        Raise ApiError for the first text before the first event; later errors are events.
+        """
         options = self._body.stream_options
         usage = {"usage": None} if options is not None and options.include_usage else {}
         has_begun = False

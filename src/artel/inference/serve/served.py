@@ -36,7 +36,10 @@ class ServedModel:
     def __init__(
         self, opened: OpenedModel, name: str, requests: int | None, context: int | None, adapters: tuple[str, ...] = ()
     ) -> None:
-        """`requests` are computed concurrently (None: chosen). May raise InputError for the context or memory."""
+        """`requests` are computed concurrently; None: chosen for the model. `adapters`: names of its adapters.
+
+        Raise InputError if the context does not fit the model or the memory.
+        """
         self.opened = opened
         self.name = name
         self._logged: set[str] = set()

@@ -90,7 +90,10 @@ def serve(name: str, options: ServerOptions) -> None:
 
 
 def avoid_full_collections() -> None:
-    """Make full garbage collections rare: all threads wait for one, and they took half the time of parsing 2 MB."""
+    """Make full garbage collections rare: all threads wait for one, even /health.
+
+    A body of 2 MB may be half a million lists, and full collections took half of the time to parse them.
+    """
     gc.freeze()
     gc.set_threshold(700, 10, 1000)
 
@@ -151,7 +154,10 @@ def check_key(options: ServerOptions) -> bool:
 
 
 def cast_weights(model: PreTrainedModel, precision: Precision, name: str) -> None:
-    """Convert a model's weights, but not rotary frequencies, to float32 or bfloat16. May raise InputError."""
+    """Convert a model's weights to float32 or bfloat16. Raise InputError if they are quantized.
+
+    Buffers stay as they are: the frequencies of rotary positions need float32.
+    """
     if precision is Precision.SAVED:
         return
     if getattr(model, "is_quantized", False):
@@ -209,7 +215,10 @@ def serve_with_vllm(name: str, options: ServerOptions) -> None:
 
 
 def vllm_arguments(name: str, options: ServerOptions) -> list[str]:
-    """Return vLLM's command line; an adapter keeps its name beside its base. Raise InputError without a model."""
+    """Return the command line of vLLM's server. An adapter is served with its base model, under the adapter's name.
+
+    Raise InputError if a run has no model yet.
+    """
     folder = _model_folder(name)
     trained = read_adapter(folder)
     arguments = ["serve", folder, "--served-model-name", name_of(name)] if trained is None else ["serve", trained.base]

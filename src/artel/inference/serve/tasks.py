@@ -168,7 +168,10 @@ def entities(served: ServedModel, body: EntitiesRequest) -> dict[str, Any]:
 
 
 def rerank(served: ServedModel, body: RerankRequest) -> dict[str, Any]:
-    """Return the documents, of which some may be empty, best first. Raise ApiError."""
+    """Return the documents, best first. Raise ApiError.
+
+    Some of the documents may be empty, as with Cohere's server.
+    """
     documents = body.texts
     _refuse_empty(body.query, "query")
     if not any(document.strip() for document in documents):

@@ -240,7 +240,10 @@ class _ObjectEnd:
 
 
 def optional_calls(form: CallForm, tools: Tools, *, no_text: bool = False) -> CallDeltas:
-    """Return a reader of answers that follow `optional_calls_grammar`. `no_text`: those without calls are JSON."""
+    """Return a reader of answers that follow `optional_calls_grammar`.
+
+    `no_text`: an answer with calls begins with them, and any other is JSON, which may mention the mark.
+    """
     return _CallsAfterText(form.mark, required_calls(replace(form, opens=form.opens_after_text), tools), no_text)
 
 

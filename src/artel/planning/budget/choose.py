@@ -140,7 +140,10 @@ def is_doubtful(config: RunConfig, hardware: Hardware) -> bool:
 
 
 def check_before_text(config: RunConfig, processes: int, on_host: int) -> None:
-    """Raise InputError with the shortest budget if measured steps of the smallest model, in seconds, exceed it."""
+    """Raise InputError, with the shortest budget, if a few measured steps of the smallest model show it is too short.
+
+    Takes some seconds of CPU, and reads only the first documents of the text.
+    """
     if "block" not in config.data.model_fields_set:
         config = with_block(config, BLOCKS[-1])
     _check_shortest(config, processes, measure_smallest(config, planned_data(config), processes, on_host))
@@ -263,7 +266,10 @@ def _seconds_for_steps(config: RunConfig) -> float:
 
 
 def _check_shortest(config: RunConfig, processes: int, seconds: Callable[[int], float]) -> None:
-    """Raise InputError if there is no time for the smallest model's minimum steps, of `seconds(tokens)` each."""
+    """Raise InputError, with the shortest budget, if there is no time for the minimum steps of the smallest model.
+
+    `seconds(tokens)` is the time of a step of that many tokens.
+    """
     fewest = min(seconds(batch * config.data.block) for batch in _batches(config, processes))
     least = max(_LEAST, _FEWEST_STEPS * fewest / _IN_STEPS)
     assert config.train.budget is not None

@@ -114,7 +114,10 @@ class Fits:
         return self.rates[self.optimizer]["muon_learning_rate"].at(tokens)
 
     def bits_per_byte(self, loss: float, bytes_per_character: float) -> float:
-        """Convert a result of `loss` to other bytes per character, at the bits per character of the fitted novel."""
+        """Convert a result of `loss` to a text with another number of bytes per character.
+
+        Assumes the bits per character of the fitted novel: "Moby-Dick" had 2.15, predicted 2.16 (benchmarks/NOTES.md).
+        """
         return loss * self.bytes_per_character / bytes_per_character
 
     def loss(

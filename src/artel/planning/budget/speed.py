@@ -116,7 +116,11 @@ def measure_smallest(config: RunConfig, data: PlannedData, processes: int, on_ho
 
 
 def within_reach(point: Point, other: Point) -> Point:
-    """Return the point with at least half of the other's FLOP/s, since busy cores may slow all steps of one."""
+    """Return the point with at least half of the other's FLOP/s.
+
+    On an idle processor 128 × 2 reaches 0.8 of the FLOP/s of 320 × 5. If other programs use the cores, two threads wait
+    for each other at every small product, so that all steps may be slow: a fifteenth was measured.
+    """
     slowest = 2 * point.flops * other.per_token / other.flops
     return replace(point, per_token=min(point.per_token, slowest))
 
@@ -152,7 +156,11 @@ _Times = tuple[float, float]
 
 
 def usual(times: Sequence[_Times]) -> float:
-    """Return the median wall time, capped by CPU time. The fastest step promised 3,151 tokens/s where 2,265 came."""
+    """Return the median wall time, capped by CPU time to leave out other programs.
+
+    Not the minimum, because a run has slow steps too. By its fastest step 6 × 384 was chosen for 3,151 tokens/s on two
+    cores of a shared host, and reached 2,265.
+    """
     wall, cpu = (statistics.median(each) for each in zip(*times, strict=True))
     return min(wall, _WAITING * cpu)
 
@@ -186,7 +194,10 @@ def _measuring(threads: int) -> Iterator[None]:
 
 
 def plan_speed(config: RunConfig, vocabulary: int, hardware: Hardware) -> Speed:
-    """Plan two sizes on that hardware, with two batches each. Raise InputError if their speed is unknown."""
+    """Plan two sizes on that hardware, with two batches each, as `artel plan` does.
+
+    Raise InputError if their speed is unknown.
+    """
     if not hardware.has_rates:
         what = f"true needs a plan's speed, and {hardware.name} is not in the table of accelerators"
         raise InputError.at("model.auto", what, "write model: {config: {model_type: …}}, or model: {from: FOLDER}")

@@ -212,7 +212,10 @@ def more_of(hardware: Hardware) -> Iterator[Hardware]:
 
 
 def larger_accelerators(hardware: Hardware) -> list[Hardware]:
-    """Return accelerators with more memory than those of `hardware` (a CPU: all), sorted by number and memory."""
+    """Return accelerators with more memory than those of `hardware`, sorted by number and memory.
+
+    For a CPU, return all accelerators.
+    """
     least = 0 if hardware.shares_memory else hardware.memory_bytes
     kinds = [find_hardware(f"{name}:{count}") for name in ACCELERATORS for count in _COUNTS]
     kinds = [replace(kind, host_memory_bytes=hardware.host_memory_bytes) for kind in kinds if kind.memory_bytes > least]

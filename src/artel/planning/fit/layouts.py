@@ -63,7 +63,8 @@ def layouts(
 ) -> Iterator[Layout]:
     """Yield each layout of `processes` processes, `on_host` per host, that passes `check_layout`.
 
-    `model` is the run's, on the meta device. Splits are powers of two; all but data and pipeline stay within a host.
+    `model` is the run's, on the meta device. Splits are powers of two. Tensor, context and expert parallelism stay
+    within a host.
     """
     auto_class = objective_type(config).auto_class
     seen = set()

@@ -128,7 +128,10 @@ class Search:
         return best[:most]
 
     def smallest(self, layouts: Iterable[Layout], budget: Budget) -> Found | None:
-        """Return the layout with the least memory, fully recomputed and of the smallest micro-batch, if one fits."""
+        """Return the layout with the least memory, with full recomputation and the smallest micro-batch.
+
+        None if not even that fits.
+        """
         may = [layout for layout in layouts if self.may_fit(layout, "full") and self._cost(layout) <= budget.left]
         quick = [layout for layout in may if self._cost(layout) == 1] or may
         promises = sorted(quick, key=lambda layout: self._promise(layout, "full"))

@@ -118,7 +118,10 @@ def _pretrained(answers: Answers, objective: type[Objective], does: str) -> Iter
 
 
 def _known(name: str, objective: type[Objective]) -> tuple[int, int | None]:
-    """Return a pretrained model's parameters and longest block; (0, None) if only a hub knows. May raise InputError."""
+    """Return the number of parameters of a pretrained model and its longest block; (0, None) if only a hub knows it.
+
+    Raise InputError for a folder without a model.
+    """
     if not is_within_reach(name):
         return 0, None
     model = outline(ModelConfig.model_validate({"from": name}), objective.auto_class)

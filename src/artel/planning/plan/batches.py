@@ -135,7 +135,10 @@ class UsualStep:
 
 
 def usual_step(config: RunConfig, data: PlannedData, rows: int, dp_degree: int) -> UsualStep | None:
-    """Return the usual step of the busiest of `dp_degree` ranks with `rows` rows each. None if all rows are blocks."""
+    """Return the usual step with `rows` rows on each of `dp_degree` data-parallel ranks. None if all rows are blocks.
+
+    A step takes as long as the rank with the most to compute.
+    """
     if data.objective.packs_text or data.objective.fills_blocks(config):
         return None
     ranks = range(min(dp_degree, max(1, _SAMPLES // rows)))
@@ -157,7 +160,10 @@ def usual_step(config: RunConfig, data: PlannedData, rows: int, dp_degree: int) 
 def _rows_of_steps(
     config: RunConfig, data: PlannedData, rows: int, steps: int, ranks: Sequence[int], dp_degree: int
 ) -> Iterator[list[list[Rows]]]:
-    """Yield the ranks' micro-batches of each of the first steps, as in training, or at random without a store."""
+    """Yield, for each of the first steps, the micro-batches of these data-parallel ranks in the order of training.
+
+    Without a token store, samples read from the sources are drawn at random.
+    """
     samples, batch = data.samples, config.train.batch
     length = None if data.store is None else run_length(config, samples, data.store.train)
     order = None if data.store is None else data.objective.order(data.store.train, len(samples))

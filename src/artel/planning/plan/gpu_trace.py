@@ -29,7 +29,10 @@ from artel.models.compile import repeated_layers
 
 
 def save_as_compiled(model: nn.Module, on_drop: Callable[[torch.Tensor], None] = lambda _: None) -> None:
-    """Make repeated layers save what compiled ones would (FakeTensors only). Tell `on_drop` of dropped tensors."""
+    """Make the repeated layers save what compiled ones would. For FakeTensors only: dropped tensors lose their values.
+
+    `on_drop` is called with each dropped tensor: a compiled layer frees it right after the kernel that computes it.
+    """
     for layer in repeated_layers(model):
         layer.forward = _as_compiled(layer.forward, on_drop)
 
@@ -80,7 +83,10 @@ class _Node:
 
 
 class SavedAsCompiled(TorchDispatchMode):
-    """Wraps a layer's call. On exit it drops saved tensors that no product needs and that are cheap to recompute."""
+    """Wraps one call of a layer. On exit it drops the saved tensors that a compiled layer would recompute.
+
+    A tensor is dropped if no product reads or returns it, and its unsaved sources are not larger than it.
+    """
 
     def __init__(self, inputs: Any, on_drop: Callable[[torch.Tensor], None] = lambda _: None) -> None:
         """`inputs`: the layer's arguments, in any nesting. `on_drop` is called with each dropped tensor."""

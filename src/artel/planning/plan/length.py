@@ -97,7 +97,10 @@ def with_planned_packing(config: RunConfig) -> RunConfig:
 
 
 def _sampled(config: RunConfig, data: PlannedData) -> tuple[np.ndarray, float] | None:
-    """Return (tokens of each sample, fraction of the text that was read), with duplicates. None if unreadable."""
+    """Return (tokens of each sample, fraction of the training text that was read).
+
+    Duplicates are not removed. None if no representative part of the text can be read.
+    """
     try:
         pieces = [piece for piece in input_shards(config.data, _PIECE_BYTES) if piece.key != "data.validation"]
     except InputError:  # the text may be where the run will be: `artel prepare` says so if it is not

@@ -176,7 +176,10 @@ def remember_values(fake: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _known_result(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return an operator's result with values if all of its tensors' are known, else None, and unlearn changed ones."""
+    """Return an operator's result with values, if the values of all of its tensors are known; else None.
+
+    An in-place operator that mixes in unknown values makes the changed tensor unknown.
+    """
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if not tensors or not all(hasattr(tensor, _VALUES) for tensor in tensors):
         for tensor in tensors if getattr(getattr(func, "_schema", None), "is_mutable", False) else ():

@@ -48,7 +48,10 @@ class ModelOutline:
         return int(self.whole.config.get_text_config().num_hidden_layers)
 
     def build(self, precision: str, layers: int | None = None) -> PreTrainedModel:
-        """Return the first `layers` layers of the model as trained. `precision`: fp32, bf16, fp16 or fp8 of layers."""
+        """Return the model as it is trained, with adapters and frozen weights, and only its first `layers` layers.
+
+        `precision` is what layers compute in: fp32, bf16, fp16 or fp8.
+        """
         model_config = copy.deepcopy(self.whole.config)
         if layers is not None:
             _shorten(model_config, self.layers, layers)

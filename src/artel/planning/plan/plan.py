@@ -234,7 +234,10 @@ def _first_that_fits(plans: Iterator[Plan]) -> Plan:
 def _with_largest_micro_batch(
     planned: Callable[[int, Recompute], Plan], sizes: list[int], modes: tuple[Recompute, ...], enough: int
 ) -> Plan:
-    """Search as training does: the first mode in which `enough` rows fit, else the last. Memory is linear in rows."""
+    """Search as training does (`find_micro_batch`): the first mode in which `enough` rows fit, else the last mode.
+
+    Memory is linear in the rows, so two plans tell which of the ascending `sizes` is the largest that fits.
+    """
     for mode in modes:
         try:
             largest = plan = planned(sizes[-1], mode)

@@ -89,7 +89,10 @@ def rank_memory(
     on_gpu: bool,
     compiled: bool,
 ) -> RankMemory:
-    """Return the memory of a rank, with `count` micro-batches of `rows` longest samples; `usual` ones give the time."""
+    """Return the memory of the rank of `world`, with `count` micro-batches of `rows` rows per step.
+
+    Memory is that of micro-batches of the longest sample, operations are those of `usual` ones.
+    """
     traced = min(count, 2 * max(1, config.parallel.pipeline))
     rounds = ROUNDS_IN_SHARDS if is_sharded(config, world) else 1
     counts = outline.layer_counts(config.parallel.pipeline, rounds) if config.parallel.pipeline == 1 else None
@@ -139,7 +142,10 @@ def _total(peak: dict[str, int]) -> int:
 
 
 def _peaks(trace: Trace) -> list[dict[str, int]]:
-    """Return bytes by kind at the peaks of each phase: of the total, and of each kind, which more layers may raise."""
+    """Return bytes by kind at the peaks of each phase: of the total, and of each kind.
+
+    In a longer model another of these moments may be the peak of the total.
+    """
     moments = ("", *(kind for kind in KINDS if kind != WEIGHTS))
     return [bytes_by_kind(trace.live.events, *phase, most) for phase in trace.phases for most in moments]
 
@@ -147,7 +153,10 @@ def _peaks(trace: Trace) -> list[dict[str, int]]:
 def _extended(
     fewer: list[dict[str, int]], more: list[dict[str, int]], counts: tuple[int, int], layers: int
 ) -> list[dict[str, int]]:
-    """Extrapolate each moment of two models to `layers` layers, linearly. A pair that turns negative is left out."""
+    """Extrapolate each moment of two shorter models to a model of `layers` layers: a straight line in the layers.
+
+    A pair is left out if a kind would become negative: the two are then not the same moment of a step.
+    """
     times = (layers - counts[1]) / (counts[1] - counts[0])
     extended = [
         {kind: round(longer[kind] + times * (longer[kind] - shorter[kind])) for kind in longer}
