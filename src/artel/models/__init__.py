@@ -27,7 +27,10 @@ class Choice:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model in evaluation mode inside the block, without gradients and without compiled layers (any length)."""
+    """Put the model in evaluation mode inside the block, without gradients and without compiled layers.
+
+    Inputs may have any length here, and compiled layers would be compiled again for each.
+    """
     import torch
 
     was_training = model.training

@@ -43,9 +43,12 @@ def recompute(model: PreTrainedModel, mode: Recompute) -> str:
 
     `none` keeps everything. `selective` keeps the results of matrix products and attention, and recomputes elementwise
     operations and adapters. `full` keeps only the input of each layer. Call it before the layers are compiled; a later
-    call replaces an earlier one. Loss and gradients are the same in every mode. If uncompiled layers modify in place a
-    result that `selective` keeps, the first forward pass raises NotSelective. The description begins with `none` if
-    transformers marks an architecture as not supporting it.
+    call replaces an earlier one. If transformers marks an architecture as not supporting it, nothing changes and the
+    description begins with `none`.
+
+    Loss and gradients are the same in every mode, also with dropout and with frozen embeddings. Without gradients
+    (validation, generation) nothing changes. If uncompiled layers modify in place a result that `selective` keeps, the
+    first forward pass raises NotSelective.
     """
     layers = _layers(model)
     for layer in layers:

@@ -82,7 +82,10 @@ def is_exchanging() -> bool:
 
 @contextmanager
 def attention_exchange(exchange: Exchange) -> Iterator[None]:
-    """Use `exchange` for `attention` inside the block, in all threads. Run the backward pass inside it too."""
+    """Use `exchange` for `attention` inside the block. Run the backward pass inside it too.
+
+    It applies to all threads, since activation checkpointing calls `attention` again on autograd's threads.
+    """
     global _exchange
     before, _exchange = _exchange, exchange
     try:
@@ -119,7 +122,8 @@ def attend(
 ) -> torch.Tensor:
     """Attention of query (rows, heads, queries, size) to key and value (rows, key heads, length, size).
 
-    `query_ranges`: the positions of the queries in the sequence of the keys (default: all). Returns query's shape.
+    `query_ranges`: the positions of the queries in the sequence of the keys (default: all). For each range only the
+    keys that it may see are read. Return a tensor of query's shape.
     """
     if isinstance(options.mask, BlockMask):
         flex = flex_attention if torch.compiler.is_compiling() or query.device.type == "cpu" else _compiled_flex()
@@ -166,7 +170,10 @@ def attend(
 
 
 def _padding(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions) -> Padding | None:
-    """Return the visible keys if `dropout_attention` applies: with dropout, or a mask that only hides padding."""
+    """Return the visible keys if `dropout_attention` applies: with dropout, or a mask that only hides padding.
+
+    None otherwise, also for a mask whose values would have to be read while layers are compiled.
+    """
     mask, drops = options.mask, options.dropout > 0.0
     assert mask is None or isinstance(mask, torch.Tensor)
     is_supported = supports_heads(query, key, value) if drops else supports_training(query, key, value)
@@ -201,8 +208,9 @@ def _attend_documents(
     states = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
     indices, outputs = [], []
     for tokens, firsts in starts.items():
-        tokens_of = torch.arange(tokens, device=query.device)
-        index = (torch.tensor(firsts, device=query.device)[:, None] + tokens_of).flatten()
+        index = (
+            torch.tensor(firsts, device=query.device)[:, None] + torch.arange(tokens, device=query.device)
+        ).flatten()
         heads = [state.index_select(0, index).unflatten(0, (-1, tokens)).transpose(1, 2) for state in states]
         attended = _attend_range(heads[0], heads[1], heads[2], None, options, range(tokens), range(tokens))
         indices.append(index)
@@ -239,8 +247,9 @@ def _attend_branches(
             spans = [shared, span] if branch else [span]
             keys, values = (torch.cat([each[:, :, part] for part in spans], dim=2) for each in (row_key, row_value))
             positions = range(keys.shape[2])
-            row_part = row_query[:, :, span]
-            pieces.append(_attend_range(row_part, keys, values, None, options, positions[-length:], positions))
+            pieces.append(
+                _attend_range(row_query[:, :, span], keys, values, None, options, positions[-length:], positions)
+            )
         outputs.append(torch.cat(pieces, dim=2))
     return torch.cat(outputs)
 
@@ -313,7 +322,10 @@ def _positions(span: range, device: torch.device) -> torch.Tensor:
 
 
 def query_positions(part: int, device: torch.device) -> torch.Tensor:
-    """Return the positions of a mask's queries, int64 (queries,). `part`: this process's tokens of each row."""
+    """Return the sequence positions of a mask's queries, int64 (queries,).
+
+    `part`: the number of tokens of each sequence that this process holds (all, without an `Exchange`).
+    """
     spans = [range(part)] if _exchange is None else _exchange.query_ranges(part)
     return torch.cat([_positions(span, device) for span in spans])
 
@@ -322,7 +334,9 @@ def query_positions(part: int, device: torch.device) -> torch.Tensor:
 def _compiled_flex() -> Any:
     """Return compiled FlexAttention, for layers that are not compiled: only compiled it is a single kernel.
 
-    About ten graphs are needed (rows, blocks, gradients). Beyond PyTorch's limit of 8 it would compute all scores.
+    The second length compiles a kernel for any length, as in transformers (`WrappedFlexAttention`). One row or several,
+    one block or several, with or without gradients: about ten graphs. Beyond PyTorch's limit of 8 it would fall back to
+    computing all scores.
     """
     return torch.compile(flex_attention, recompile_limit=_FLEX_GRAPHS)  # type: ignore[call-overload]
 
@@ -330,7 +344,8 @@ def _compiled_flex() -> Any:
 def block_mask(documents: torch.Tensor, positions: torch.Tensor, *, causal: bool) -> BlockMask:
     """Build FlexAttention's mask, in blocks of 128 tokens, for tokens that see only their own document.
 
-    documents int64 (rows, length): each token's document number. positions int64 (queries,).
+    documents int64 (rows, length): each token's document number. positions int64 (queries,): the positions of the
+    queries in the sequence.
     """
     all_positions = len(positions) == documents.shape[1]  # then the kernel needs no lookup
 

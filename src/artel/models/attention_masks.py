@@ -41,7 +41,8 @@ def attention_choice(model: PreTrainedModel, device: torch.device, *, documents:
 def takes_block_masks(model: PreTrainedModel, device: str | None = None) -> bool:
     """True if FlexAttention keeps documents apart: with artel's attention on a GPU, if it supports the model.
 
-    `device`: the type of device the model will run on (default: its own).
+    It has no dropout, its GPU kernels need heads of at least 16, and a window would need its own block mask.
+    `allow_block_masks` overrides the choice. `device`: the type of device the model will run on (default: its own).
     """
     on_gpu = (device or model.device.type) == "cuda"  # on a CPU FlexAttention has no backward (torch 2.13)
     config = model.config.get_text_config()
@@ -60,7 +61,10 @@ def _head_size(model: PreTrainedModel) -> int:
 
 
 def takes_document_numbers(model: PreTrainedModel) -> bool:
-    """True if document numbers keep documents apart: with artel's attention on a CPU, on whole sequences, no window."""
+    """True if document numbers are enough to keep documents apart: with artel's attention on a CPU, on whole sequences.
+
+    Not for an encoder with a window: its mask has to include the window, which numbers cannot.
+    """
     config = model.config.get_text_config()
     implementation = model.config._attn_implementation
     has_window = getattr(config, "sliding_window", None) is not None
@@ -73,7 +77,10 @@ def takes_document_numbers(model: PreTrainedModel) -> bool:
 
 
 def takes_branches(model: PreTrainedModel, device: str | None = None) -> bool:
-    """True if branch numbers keep branches apart: with artel's attention on a CPU, on whole sequences."""
+    """True if branch numbers are enough to keep branches apart: with artel's attention on a CPU, on whole sequences.
+
+    `device` as for `takes_block_masks`.
+    """
     return (
         (device or model.device.type) == "cpu"
         and model.config._attn_implementation == NAME
@@ -90,5 +97,8 @@ def attention_dropout(model: PreTrainedModel) -> float:
 
 
 def allow_block_masks(model: PreTrainedModel, allowed: bool) -> None:
-    """Decide for this model whether it gets block masks, on any device. It gets no document numbers from now on."""
+    """Decide for this model whether it gets block masks, on any device. It gets no document numbers from now on.
+
+    False if its code modifies masks in a way that only bool masks support; True to run forward passes on a CPU.
+    """
     _BLOCK_MASKS[model] = allowed

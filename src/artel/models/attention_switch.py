@@ -27,7 +27,8 @@ def use_artel_attention(model: PreTrainedModel, *, encoders: bool = False) -> bo
     """Switch a model to artel's attention. Return False, without changes, if its architecture needs its own.
 
     Encoders keep the masks of transformers, for padding. With `encoders` they do not, and a two-dimensional mask in the
-    model's inputs is ignored. Encoder-decoders keep their attention.
+    model's inputs is ignored. Encoder-decoders keep their attention: it covers two sequences and adds a bias to pairs
+    of positions (T5).
     """
     if model.config.is_encoder_decoder:
         return False

@@ -39,6 +39,8 @@ def compile_choice(
 ) -> Choice:
     """Return `layers` or `off`, and why, for `train.compile` in a run of `steps`, or of `budget` seconds.
 
+    `quantize` is the value of `model.quantize`.
+
     `auto` compiles on a GPU, and on a CPU with a C++ compiler in runs of over 1,000 steps or five minutes. On a CPU it
     takes about 30 s and makes training a quarter faster (1,417 instead of 1,126 tokens/s for a GPT-2 of 6 × 384 on two
     cores): break-even after two and a half minutes.
@@ -65,7 +67,11 @@ def compile_choice(
 
 
 def compile_layers(model: PreTrainedModel, *, fixed: bool) -> None:
-    """Compile the repeated layers in place, when they first run. With `fixed`, all batches have the same shape."""
+    """Compile the repeated layers in place. PyTorch compiles them when they first run.
+
+    With `fixed`, all batches have the same shape, and graphs are specialized to it. Otherwise the second length
+    compiles graphs for any length.
+    """
     # It would split layers at the bucket boundaries of DistributedDataParallel. Here each layer is its own graph.
     if dist.is_initialized():
         torch._dynamo.config.optimize_ddp = False
@@ -107,7 +113,10 @@ def _warm_up(options: dict[str, Any]) -> None:
 
 
 def try_compiled(model: PreTrainedModel, step: Callable[[], object], forget: Callable[[], object]) -> str | None:
-    """Run `step`, which compiles the layers. If it fails, call `forget`, run it uncompiled, and return why."""
+    """Run `step` (forward and backward), which compiles the layers. If it fails, call `forget` and run it uncompiled.
+
+    Return why compiling failed, or None. Raise an error that also occurs without compiling.
+    """
     try:
         with uninterrupted_compilers():
             step()

@@ -66,7 +66,8 @@ def cross_entropy_with_grad(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (loss of each row in nats, most likely ids, gradient of the summed loss, in the logits' dtype).
 
-    logits (count, columns): the first `vocabulary` columns are ids, of `shard` if given. targets int64 (count,).
+    logits (count, columns): the first `vocabulary` columns are ids, the rest is padding. targets int64 (count,), or
+    `IGNORED`. With `shard` the logits are those of its ids.
     """
     scores = logits.float()
     scores[:, vocabulary:] = -torch.inf
@@ -93,7 +94,10 @@ def cross_entropy_with_grad(
 
 
 def row_entropies(logits: torch.Tensor, shard: VocabularyShard | None) -> torch.Tensor:
-    """Return the entropy of softmax(logits) of each row in nats, over the ids of all shards, float32, no gradient."""
+    """Return the entropy of softmax(logits) of each row in nats, float32 (count,), without gradient.
+
+    logits (count, ids). With `shard` they are those of its ids, and the entropy covers the ids of all processes.
+    """
     rows = max(1, _ENTROPY_LOGITS.get(logits.device.type, 2**22) // logits.shape[1])
     parts = [_moments(piece) for piece in logits.detach().split(rows)]
     best, total, weighted = torch.cat(parts, dim=1)

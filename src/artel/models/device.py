@@ -23,7 +23,10 @@ _PAUSE_SOFT = 1  # omp_pause_soft of OpenMP 5.0: keeps the number of threads tha
 
 
 def own_device() -> torch.device:
-    """Return this process's current GPU, or the CPU if there is none (`parallel.local_device` picks it by rank)."""
+    """Return the current GPU of this process, or the CPU if there is no GPU.
+
+    With several processes, `parallel.local_device` picks the GPU by rank.
+    """
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
@@ -47,7 +50,11 @@ def autocast_is_on(device_type: str) -> bool:
 
 
 def bf16_is_native(device: torch.device) -> bool:
-    """True if bf16 products run in hardware. Emulated on a CPU they are 400 times slower than float32."""
+    """True if matrix products in bf16 run in hardware.
+
+    On a CPU without such instructions PyTorch emulates them at 0.3 GFLOP/s, where float32 reaches 115 (two cores of a
+    server processor with AVX2 only).
+    """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type == "cpu":
@@ -60,9 +67,10 @@ def bf16_is_native(device: torch.device) -> bool:
 
 
 def pick_precision(requested: str, device: torch.device, weights: str = "fp32") -> str:
-    """Return what layers compute in: fp32, bf16, fp16 or fp8. Raise InputError if fp8 is not supported.
+    """Return what layers compute in: fp32, bf16, fp16 or fp8.
 
-    `auto` is bf16 if the device multiplies it natively or the `weights` are bf16, else fp32.
+    `auto` is bf16 if the device multiplies it natively or the `weights` are bf16, else fp32. Every device supports bf16
+    and fp16, some by emulation. Raise InputError if fp8 is not supported.
     """
     if requested == "auto":
         return "bf16" if weights == "bf16" or bf16_is_native(device) else "fp32"

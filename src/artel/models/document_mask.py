@@ -49,11 +49,13 @@ _FIX = "write data.document_mask: false, or take another architecture"
 def document_inputs(
     model: PreTrainedModel, documents: torch.Tensor, positions: torch.Tensor, *, causal: bool
 ) -> dict[str, Any]:
-    """Return inputs with which tokens see only their own document: `attention_mask`, `position_ids`, and a split.
+    """Return inputs with which tokens see only their own document: `attention_mask`, `position_ids`, and a
+    `DocumentSplit` for layers with a recurrent state.
 
     documents int64 (rows, length): each token's document number; the tokens of a document are adjacent. positions int64
     (rows, part): each token's position in its document, from 0; under context parallelism only for the tokens that this
-    process holds. With `causal` a token sees no later ones. A `DocumentSplit` is for layers with a recurrent state.
+    process holds. With `causal` a token sees no later ones. On a CPU the mask is the document numbers if `attention`
+    takes them. Otherwise it takes rows x part x length bytes, or four times that if the model adds it to the scores.
     """
     queries = query_positions(positions.shape[1], documents.device)
     inputs = position_ids(model, positions)
@@ -106,14 +108,20 @@ def _bool_or_additive(visible: torch.Tensor, dtype: torch.dtype, implementation:
 
 
 def first_position(model: PreTrainedModel) -> int:
-    """Return the position id of the first token: 0, or pad_id + 1 in models with a padding index like RoBERTa."""
+    """Return the position id of the first token: 0, or pad_id + 1 in models like RoBERTa.
+
+    These have a padding index in their position embedding.
+    """
     table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)
     return 0 if padding is None else padding + 1
 
 
 def document_problems(model: ModelConfig, auto_class: str) -> list[Problem]:
-    """Return a problem if the configuration shows that an architecture cannot keep documents apart."""
+    """Return a problem if the configuration shows that an architecture cannot keep documents apart.
+
+    This runs before any text is read. It reports no other problems; `check_documents` later tests the model itself.
+    """
     config = _configuration(model)
     if config is None:
         return []
@@ -154,7 +162,8 @@ def _configuration(model: ModelConfig) -> PreTrainedConfig | None:
 def check_documents(model: PreTrainedModel, *, causal: bool) -> None:
     """Raise InputError if a model does not respect `document_inputs` on its device.
 
-    A model that fails with block masks or document numbers is tested again with bool masks, and keeps those.
+    Two short documents of different lengths must get the same logits in one row as in two. A model that fails with
+    block masks or document numbers is tested again with bool masks, and keeps those.
     """
     if takes_block_masks(model) or takes_document_numbers(model):
         try:
@@ -184,8 +193,9 @@ def _check_apart(model: PreTrainedModel, causal: bool) -> None:
         raise InputError.at("data.document_mask", what, _FIX) from None
     difference = _relative_difference(joined, separate)
     if not difference < _tolerance(model):
-        differs = f"logits differ by {difference:.0e} of the largest"
-        what = f"{model.config.model_type} does not keep documents apart: {differs}"
+        what = (
+            f"{model.config.model_type} does not keep documents apart: logits differ by {difference:.0e} of the largest"
+        )
         raise InputError.at("data.document_mask", what, _FIX)
 
 
@@ -227,12 +237,18 @@ def _prefix_block_mask(documents: torch.Tensor, branches: torch.Tensor) -> Block
 
 
 def can_share_prefixes(model: PreTrainedModel, device: str | None = None) -> bool:
-    """True if attention skips what a branch does not see: with FlexAttention, or with artel's attention on a CPU."""
+    """True if attention skips what a branch does not see: with FlexAttention, or with artel's attention on a CPU.
+
+    `device`: the type of device the model will run on (default: its own).
+    """
     return takes_block_masks(model, device) or takes_branches(model, device)
 
 
 def obeys_shared_prefixes(model: PreTrainedModel) -> bool:
-    """True if two sequences get the same logits in one row with a shared prefix as in two rows. Runs a few tokens."""
+    """True if two sequences get the same logits in one row with a shared prefix as in two rows. Runs a few tokens.
+
+    Always False unless the model `can_share_prefixes`.
+    """
     if not can_share_prefixes(model):
         return False
     device = model.get_input_embeddings().weight.device

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def decoder_inputs(model: PreTrainedModel, targets: torch.Tensor) -> torch.Tensor:
     """Return decoder inputs for `targets`, both int64 (rows, length): the targets shifted right by one token.
 
-    The model chooses the first token. mBART takes the last target, so a padding row gets an arbitrary one.
+    The model chooses the first token, usually `decoder_start_token_id`. mBART starts with the last target, so each row
+    needs one: a padding row gets an arbitrary one.
     """
     own = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     if own is not None:

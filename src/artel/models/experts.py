@@ -40,7 +40,11 @@ class LowRank(NamedTuple):
 
 
 def experts_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules by name that hold all experts of a layer in tensors, by attributes that transformers sets."""
+    """Return the modules by name that hold all experts of a layer in tensors, with the expert dimension first.
+
+    transformers has several implementations for them (`use_experts_implementation`), and they are recognized by the
+    attributes that it sets. All take tokens, the experts chosen for each token, and the weights of these.
+    """
     return {
         name: module
         for name, module in model.named_modules()
@@ -95,7 +99,8 @@ def experts_forward(
 ) -> torch.Tensor:
     """Apply the experts to tokens (count, width); top_k_index int64 and top_k_weights are (count, choices).
 
-    In one process's share of experts, the index `num_experts` means another's expert, with a weight of 0.
+    `self` is an expert module. If it is one process's share, the index `num_experts` means an expert of another
+    process, and its weight is 0.
     """
     device_type = hidden_states.device.type
     dtype = torch.get_autocast_dtype(device_type) if autocast_is_on(device_type) else hidden_states.dtype
@@ -140,7 +145,10 @@ def _forward(
 
 
 def _groups(chosen: torch.Tensor, experts: int, multiple: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return (end of each expert's padded group of rows, row of each element of sorted `chosen`, number of rows)."""
+    """Return (end of each expert's group of rows, int32; row of each element of `chosen`; number of rows).
+
+    `chosen` is sorted. Groups are padded to a multiple, and the number of rows is enough for any choice.
+    """
     numbers = torch.arange(experts, device=chosen.device)
     ends = torch.searchsorted(chosen, numbers, right=True)
     sizes = ends.diff(prepend=ends.new_zeros(1))

@@ -35,9 +35,10 @@ _ATTEMPTS = ((_NAME, False), ("eager", False), ("eager", True))
 def flops_a_token(config: PreTrainedConfig, auto_class: str, length: int) -> float | None:
     """Return the FLOPs of training on one token in rows of `length`; None if the model does not run on the meta device.
 
-    The forward pass runs on the meta device, and PyTorch counts, the head at every token. A mixture counts the experts
-    that a token goes to. An architecture with its own attention (BLOOM, MPT, GPT-J) counts the full square, which it
-    computes. All weights count as trained. An encoder-decoder reads `length` tokens and predicts as many.
+    `auto_class`: the transformers class with its head (`AutoModelForCausalLM`); the head counts at every token. The
+    forward pass runs on the meta device, and PyTorch counts. A mixture counts the experts that a token goes to. An
+    architecture with its own attention (BLOOM, MPT, GPT-J) counts the full square, which it computes. All weights count
+    as trained. An encoder-decoder reads `length` tokens and predicts as many.
     """
     for attention, masked in _ATTEMPTS:
         try:
@@ -55,7 +56,10 @@ def tokens_a_second(tokens: int, seconds: float) -> float | None:
 
 
 def utilization(flops: float | None, tokens: float | None, peak: float | None, devices: int = 1) -> float | None:
-    """Return the MFU, 0 to 1: FLOPs per token x tokens per second over the peak of the devices; None if unknown."""
+    """Return the MFU, 0 to 1: FLOPs per token x tokens per second over the peak of `devices` with `peak` FLOP/s each.
+
+    None (unknown) if any of them is None.
+    """
     if flops is None or tokens is None or peak is None:
         return None
     return flops * tokens / (peak * devices)

@@ -22,7 +22,10 @@ _ARTEL = Path(artel.__file__).parent
 
 
 def profiler_range(name: str) -> AbstractContextManager[object]:
-    """Return a named range for the trace while PyTorch's profiler runs, else a null context, which takes 25 µs less."""
+    """Return a named range for the trace (`artel: loss`) while PyTorch's profiler runs, else a null context.
+
+    `record_function` takes at least 26 µs even while no profiler runs; this takes 1.6 µs (two busy cores).
+    """
     is_recording = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]  # not in its __all__
     return record_function(name) if is_recording else nullcontext()
 
@@ -50,7 +53,9 @@ def architecture_error(error: Exception, model: PreTrainedModel) -> InputError |
 def forget_failed_pass(model: nn.Module, within: Iterable[nn.Module] | None = None) -> None:
     """After an error in the forward or backward pass: drop the gradients and reset fully_shard's state.
 
-    `within`: the modules that ran, if not the model itself (the stages of a pipeline).
+    Otherwise fully_shard would take the next backward pass for the rest of this one and exchange no gradients.
+    `within`: the modules that ran, if not the model itself. For a pipeline these are its stages, each a root module
+    of fully_shard.
     """
     model.zero_grad(set_to_none=True)
     for module in [model] if within is None else within:

@@ -52,7 +52,8 @@ def generate_text(
 ) -> Iterator[str]:
     """Continue `prompt`. Yield text as soon as its characters are complete, until the end token or the limit.
 
-    `window`: the model's longest input in tokens; older tokens are dropped.
+    `window`: the model's longest input in tokens; older tokens are dropped. An empty prompt starts a new document. The
+    state of PyTorch's random generators does not change.
     """
     ids = tokenizer.prompt(prompt)
     return generate_from_ids(model, tokenizer, ids, sampling, window, text_end(model, tokenizer), special_tokens=True)
@@ -75,7 +76,8 @@ def generate_from_ids(
 ) -> Generator[str, None, bool]:
     """Continue `ids`. Yield text like `write`, and return True if it ended within the limit.
 
-    Neither the tokens and texts of `stop` nor parts of them are yielded, nor special ones unless `special_tokens`.
+    Neither the tokens and texts of `stop` nor parts of them are yielded: text that may become a stop text is held back.
+    Special tokens are left out of the text unless `special_tokens`.
     """
     stream = TextStream(tokenizer, ids, stop.texts, special_tokens=special_tokens)
     count, finished = 0, True
@@ -118,7 +120,10 @@ def continue_ids(
     window: int | None,
     stop: frozenset[int],
 ) -> Generator[int, None, None]:
-    """Yield tokens that continue `ids`, until one of `stop` or `new_tokens`. `choose` gets logits, float32 (rows,)."""
+    """Yield tokens that continue `ids`, until one of `stop` (not yielded) or `new_tokens`. May raise InputError.
+
+    `choose` gets the last logits, float32 (rows,), and returns the next id.
+    """
     device = next(model.parameters()).device
     check_embedded(model, tokenizer, ids)
     ids = list(ids)

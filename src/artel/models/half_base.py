@@ -113,7 +113,10 @@ _CLASSES: dict[type[nn.Module], type[nn.Module] | None] = {
 
 
 def _embedding_of(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the class for an embedding that does more than a lookup (Gemma scales), run on the rows in float32."""
+    """Return the class for an embedding that does more than a lookup (Gemma scales by a factor in the weight's dtype).
+
+    Its own forward pass runs on a table of the selected rows, in float32.
+    """
 
     def forward(self: Any, input_ids: torch.Tensor) -> torch.Tensor:
         table, padding = self._parameters.pop("weight"), self.padding_idx
@@ -131,7 +134,10 @@ def _embedding_of(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return `x` in `dtype`, detached. Layers with the same input share one copy, which lives as long as `x`."""
+    """Return `x` in `dtype`, detached. Layers with the same input (queries, keys, values) share one copy.
+
+    The copy lives as long as `x`.
+    """
     if x.dtype == dtype:
         return x.detach()
     if x.is_inference():

@@ -70,7 +70,10 @@ class DocumentSplit:
 
 
 def document_split(documents: torch.Tensor) -> DocumentSplit | None:
-    """Split a batch, int64 (rows, length), into documents. None if every row is one document, or without values."""
+    """Split a batch into documents. None if every row is one document, or if the tensors have no values (planning).
+
+    documents int64 (rows, length): each token's document number.
+    """
     if documents.is_meta or isinstance(documents, FakeTensor):
         return None
     numbers = documents.cpu().numpy()
@@ -118,7 +121,11 @@ def _has_state(module: nn.Module) -> bool:
 
 
 def enable_document_split(model: PreTrainedModel) -> bool:
-    """Make a model with state modules accept a `DocumentSplit`. Return False if it has none. Patches a model once."""
+    """Make a model with state modules accept a `DocumentSplit`. Return False if it has no such modules.
+
+    Each model is patched once. The modules keep the split until the model's next forward pass, since activation
+    checkpointing runs them again.
+    """
     if model not in _CHANGED:
         modules = state_modules(model)
         for module in modules:
@@ -155,9 +162,10 @@ def _by_documents(base: Any) -> type[Any]:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _run_by_documents(forward: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a module's `forward` on each group of documents and join the outputs, without masks of whole rows.
+    """Run a module's `forward` on each group of documents and join the outputs.
 
-    The split is no argument, since compiled layers would be compiled again for each number of groups.
+    Masks of whole rows are dropped. The split is read here and is not an argument, since compiled layers would be
+    compiled again for each number of groups.
     """
     split: DocumentSplit = module.__dict__[SPLIT]
     args = tuple(None if _is_mask(value) else value for value in args)

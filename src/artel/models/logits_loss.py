@@ -31,7 +31,10 @@ _CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 64 * 2**20}
 
 
 class PositionLogits:
-    """A model's logits at some positions, without gradient, computed in chunks as they are read: keep the head."""
+    """A model's logits at some positions, without gradient, computed chunk by chunk as they are read.
+
+    The output head must stay available until then: under FSDP its weights are gathered only while the model runs.
+    """
 
     def __init__(self, model: PreTrainedModel, inputs: dict[str, Any], places: torch.Tensor) -> None:
         """Run `model` on `inputs`. `places`, int64 (count,): the positions in the flattened rows."""
@@ -58,7 +61,8 @@ def loss_of_logits(
 ) -> torch.Tensor:
     """Run `model` on `inputs` and return the sums of `loss` over the positions, float32 (`size`,).
 
-    Only the first sum has a gradient. `places`, int64 (count,): the positions in the flattened rows.
+    Only the first sum has a gradient. `places`, int64 (count,): the positions in the flattened rows. A model without a
+    plain output head computes all its logits at once.
     """
     outputs, head = _at_places(model, inputs, places)
     with profiler_range("artel: loss"):
@@ -136,8 +140,11 @@ def target_log_probs(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Run `model` on `inputs`. Return (log-probability of each target, entropy of its prediction), in nats.
 
-    Both are float32 (count,). Entropies have no gradient; None without `with_entropies`. targets int64 (count,).
-    `places`, int64 (count,): the positions in the flattened rows that predict them. One may predict several.
+    Both are float32 (count,). Entropies have no gradient; None without `with_entropies`, as they take twice as long as
+    the log-probabilities.
+
+    targets int64 (count,). `places`, int64 (count,): the positions in the flattened rows that predict them. A position
+    may predict several.
     """
     outputs, head = _at_places(model, inputs, places)
     with profiler_range("artel: loss"):

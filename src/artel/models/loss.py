@@ -161,7 +161,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 class ChunkedHead:
-    """Computes the head's products for a chunk of positions at a time, and accumulates its gradients."""
+    """Computes the head's products for a chunk of positions at a time, and accumulates its gradients.
+
+    `head_arguments` prepares the arguments.
+    """
 
     def __init__(
         self,
@@ -213,7 +216,8 @@ class ChunkedHead:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return (loss of each position in nats, most likely ids, gradient of the summed loss w.r.t. the logits).
 
-        The gradient also has rows for padding positions. `entropies`, float32 (positions,): filled, in nats.
+        The gradient also has rows for padding positions, which are zero. `entropies`, float32 (positions,): filled with
+        the entropy of the prediction at each position of the chunk, in nats.
         """
         inputs, count = self._inputs[self._padded_chunk(chunk)], len(targets)
         if missing := len(inputs) - count:

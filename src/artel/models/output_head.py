@@ -69,7 +69,10 @@ def _tested_head(model: PreTrainedModel) -> nn.Linear | None:
 
 
 def _is_linear_after(model: PreTrainedModel, head: nn.Linear, factor: float) -> bool:
-    """True if the head can be applied last, after what follows it in the model, to hidden states scaled by `factor`."""
+    """True if the head can be applied last, after what follows it in the model, for hidden states scaled by `factor`.
+
+    A scale after the head (Granite, Cohere) can move before it, unless the head has a bias, which is scaled as well.
+    """
     ids = torch.arange(3, 6, device=head.weight.device)[None] % head.weight.shape[0]
     batch = {"input_ids": ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
     inputs: list[torch.Tensor] = []

@@ -40,9 +40,11 @@ def require_bitsandbytes() -> None:
 
 
 def loading_options(quantize: str, reference: PreTrainedModel, in_full: Sequence[str]) -> dict[str, Any]:
-    """Return the options of `from_pretrained` that quantize (`int8`, `nf4`) while it loads, on this process's device.
+    """Return the options of `from_pretrained` that quantize (`int8`, `nf4`) while it loads.
 
-    `reference` is the model on the meta device; `in_full` names modules that are trained in full.
+    `reference` is the model on the meta device; `in_full` names modules that are trained in full. Weights go straight
+    to this process's device: quantizing 13 billion weights on a CPU first would take minutes, and memory for them.
+    4-bit layers multiply in float32 until `set_compute_precision` changes that.
     """
     require_bitsandbytes()
     # It warns at every product that inputs are rounded to float16, which is how LLM.int8() works.
@@ -131,13 +133,19 @@ def scales(model: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _linear_layers(model: nn.Module) -> list[Any]:
-    """Return the linear layers that have weights (not those of another pipeline stage), without peft's wrappers."""
+    """Return the linear layers that have weights (not those of another pipeline stage), without peft's wrappers.
+
+    A wrapper's `weight` is that of the layer inside.
+    """
     layers = (module for module in model.modules() if isinstance(module, nn.Linear))
     return [layer for layer in layers if getattr(layer, "weight", None) is not None]
 
 
 class ShardableInt8(nn.Linear):
-    """An 8-bit layer of bitsandbytes whose weight, int8 (rows, columns), may be sharded; its own layer keeps a copy."""
+    """An 8-bit layer of bitsandbytes whose weight, int8 (rows, columns), may be sharded and gathered.
+
+    bitsandbytes' own layer keeps a second, full copy of the weight and computes with that.
+    """
 
     threshold: float
     """Larger inputs are multiplied in 16 bits (LLM.int8(), on a GPU)."""
@@ -156,7 +164,10 @@ class ShardableInt8(nn.Linear):
 
 
 class Shardable4bit(nn.Linear):
-    """A 4-bit layer of bitsandbytes that saves only its weight for the backward pass; its own layer saves a view."""
+    """A 4-bit layer of bitsandbytes that saves only its weight parameter for the backward pass.
+
+    bitsandbytes' own layer saves a view, which would keep the weights gathered by DeepSpeed alive until then.
+    """
 
     compute_dtype: torch.dtype
     quant_state: Any
@@ -191,7 +202,10 @@ class _Product4bit(torch.autograd.Function):
 
 
 def make_shardable(model: nn.Module) -> None:
-    """Make quantized weights plain frozen parameters that a strategy can shard, except under DoRA, which reads them."""
+    """Make a model's quantized weights, if any, plain frozen parameters that a strategy can shard.
+
+    Layers under DoRA stay as they are: peft computes the norms of their weights from bitsandbytes' attributes.
+    """
     under_dora = {module.base_layer for module in model.modules() if getattr(module, "lora_variant", None)}
     for layer in _linear_layers(model):
         weight: Any = layer.weight
@@ -213,7 +227,11 @@ def make_shardable(model: nn.Module) -> None:
 
 
 def keep_trainable_format(model: PreTrainedModel) -> None:
-    """Keep 4-bit weights in the format with gradients: bitsandbytes (0.50) may convert them for AVX512-BF16."""
+    """Keep 4-bit weights in the format that supports gradients.
+
+    On a CPU with AVX512-BF16, bitsandbytes (0.50) converts them at the first product without gradients (a validation)
+    to a format that has none, and never converts them back.
+    """
     for layer in model.modules():
         if hasattr(layer, "support_avx512bf16_for_cpu"):
             layer.support_avx512bf16_for_cpu = False
@@ -236,8 +254,11 @@ def use_float8(model: PreTrainedModel, *, emulate: bool = False) -> str:
     """Make the linear layers of the repeated layers multiply in float8. Return a description.
 
     Embeddings and the output head compute in bf16, and so do matrices with a side that is not a multiple of 16 and
-    GPT-2's Conv1D. Call it before layers are compiled. `emulate` rounds to float8 but multiplies in the weights' dtype,
-    for tests on a CPU. Raise InputError for a model with adapters, whose matrices are too narrow to benefit.
+    GPT-2's Conv1D, whose matrix is transposed. Parameters keep their identity, names and dtype: training, saving and
+    loading do not change. Call it before layers are compiled. `emulate` rounds to float8 but multiplies in the weights'
+    dtype, for tests on a CPU.
+
+    Raise InputError for a model with adapters, whose matrices are too narrow to benefit.
     """
     if is_adapted(model):
         what = "fp8 is for whole matrices, and model.lora trains narrow ones"

@@ -33,7 +33,10 @@ _RECORDED = "_artel_logits"
 
 
 def router_aux_loss_of(model: PreTrainedModel) -> RouterAuxLoss | None:
-    """Return the model's router loss, always the same object, or None. Call it before a split into pipeline stages."""
+    """Return the model's router loss, or None if its configuration has no coefficient. Always the same object.
+
+    Call it before a model is split into pipeline stages, so that all of its layers count.
+    """
     if model not in _LOSSES:
         coefficient = getattr(model.config.get_text_config(), _KEY, None)
         routers = _routers(model)
@@ -71,7 +74,8 @@ class RouterAuxLoss:
     def recording(self) -> Iterator[list[torch.Tensor]]:
         """After the block, the list has the logits (tokens, experts) of the routers that ran in it, in order of layers.
 
-        Calls without gradient and recomputation are not recorded. A nested block ends the recording.
+        Calls without gradient and recomputation in a backward pass are not recorded. A nested block takes what was
+        recorded so far and ends the recording.
         """
         logits: list[torch.Tensor] = []
         self._is_recording = True
@@ -85,8 +89,10 @@ class RouterAuxLoss:
     def loss(self, logits: list[torch.Tensor], targets: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
         """Return the sum over rows of loss times number of targets: a scalar, float32.
 
-        targets int64 (rows, length): a row without targets adds nothing. real bool (rows, length): False for padding;
-        None for no padding. With `context` the loss is the sum of the results of all processes.
+        `logits`: from `recording`. targets int64 (rows, length), or `IGNORED`: a row without targets (padding) adds
+        nothing. real bool (rows, length): False for padding; None for no padding. With `context` all tensors cover this
+        process's part of each row, and the loss is the sum of the results of all processes. Raise InputError for a
+        router whose output has another form.
         """
         is_token = torch.ones_like(targets, dtype=torch.float32) if real is None else real.float()
         has_target = (targets != IGNORED).float()
@@ -120,7 +126,10 @@ class RouterAuxLoss:
 
 
 def attach_loss(tensor: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
-    """Return `tensor` unchanged. Its backward pass also runs that of the scalar `loss`, for a pipeline stage."""
+    """Return `tensor` unchanged. Its backward pass also runs that of the scalar `loss`, with a gradient of 1.
+
+    For a pipeline stage, which computes part of the loss but outputs only hidden states.
+    """
     result: torch.Tensor = _AttachedLoss.apply(tensor, loss)
     return result
 

@@ -56,7 +56,11 @@ class TextStream:
         self._utf_8 = getincrementaldecoder("utf-8")()
 
     def add(self, token: int) -> Piece:
-        """Return the text that is final after this token. Byte tokens are decoded when their run ends."""
+        """Return the text that is final after this token.
+
+        A run of byte tokens is decoded when it ends: if it is not UTF-8, all of it becomes U+FFFD. A stop text in the
+        run is found immediately.
+        """
         self._pending.append(token)
         self._run.append(token)
         if token not in self._bytes or self._ends_within_run(token):

@@ -81,7 +81,8 @@ def cpu_attention(
 ) -> torch.Tensor:
     """Attention of query (rows, heads, length, size), with a causal mask or none. Return a tensor of query's shape.
 
-    key and value (rows, key heads, length, size); key heads divides heads. Computes in bf16 or autocast's precision.
+    key and value (rows, key heads, length, size); key heads divides heads. Computes in bf16, or in autocast's precision
+    if autocast is on.
     """
     dtype = compute_dtype(query)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -178,7 +179,8 @@ def forward_of_documents(
 ) -> None:
     """Write the attention of `heads` (query, key and value in bf16) with dropout into `output` and `log_sums`.
 
-    Arguments as for `backward_of_documents`, which needs the documents in the same order.
+    `empty_heads` creates output; log_sums is float32 (rows, heads, length). `documents` and `every_query` as for
+    `backward_of_documents`, which needs the documents in the same order.
     """
     functions = library("attention")
     assert functions is not None

@@ -37,7 +37,10 @@ class Padding(NamedTuple):
 
 
 def padding_of(mask: torch.Tensor, *, causal: bool) -> Padding | None:
-    """Convert a mask, bool (rows, 1, length, length), if it only hides padding, with `causal` also later keys."""
+    """Convert a mask, bool (rows, 1, length, length), if it only hides padding. None for any other mask.
+
+    `causal`: it may also hide the keys after each query. A mask without values (in a plan) is assumed to be padding.
+    """
     keys = mask[:, 0, -1]  # the last query sees all that any query sees
     if isinstance(mask, FakeTensor):
         return Padding(keys.long(), causal)

@@ -49,7 +49,8 @@ def library(name: str) -> ctypes.CDLL | None:
 def uninterrupted_compilers() -> Iterator[None]:
     """Shield C++ compilers from Ctrl-C: they would leave truncated files in PyTorch's cache.
 
-    Compilers inherit the signal mask of the thread that starts them. In this process the interrupt is delayed.
+    Ctrl-C reaches all processes of a terminal. Compilers inherit the signal mask of the thread that starts them. In
+    this process, which would otherwise end them, the interrupt is delayed until the block ends.
     """
     with interrupted_after():
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

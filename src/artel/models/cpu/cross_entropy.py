@@ -29,7 +29,8 @@ def cpu_cross_entropy_with_grad(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (loss of each row in nats, most likely ids, gradient), like `cross_entropy_with_grad` without shards.
 
-    logits (count, vocabulary) are overwritten by the gradient; targets int64 (count,), or `IGNORED`.
+    logits (count, vocabulary) are overwritten by the gradient; targets int64 (count,), or `IGNORED`. Raise IndexError
+    for targets out of range.
     """
     with _RecordFunctionFast(_NAME):
         losses, guesses = _cross_entropy(logits, targets)

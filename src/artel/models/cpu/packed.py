@@ -37,7 +37,10 @@ def packable_bytes(model: nn.Module) -> int:
 
 
 def pack(model: nn.Module) -> Callable[[], None]:
-    """Make float32 linear layers use packed copies of their weights as they are now. Return a function to undo it."""
+    """Make float32 linear layers use packed copies of their weights, without gradients. Return a function to undo it.
+
+    Later changes of the weights have no effect. Does nothing if the C++ cannot be built.
+    """
     linears = _linears(model) if library("packed") is not None else []
     panels = [_panels(linear.weight.detach()) for linear in linears]  # all first, since memory may not suffice
     for linear, weights in zip(linears, panels, strict=True):

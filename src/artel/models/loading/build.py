@@ -43,7 +43,8 @@ def must_load_whole(config: ModelConfig) -> str | None:
 def base_dtype(config: RunConfig, precision: str) -> torch.dtype | None:
     """Return the dtype of frozen matrices under adapters; None for float32, or if `model.quantize` decides.
 
-    `model.lora.base: auto` keeps the saved dtype if layers compute in 16 bits, which halves the memory.
+    `model.lora.base: auto` keeps the saved dtype if layers compute in 16 bits, which halves the memory. If they compute
+    in float32, each product would have to convert its matrix. DeepSpeed in 16 bits keeps all weights in 16 bits anyway.
     """
     lora, saved = config.model.lora, saved_dtype(config.model)
     if lora is None or saved is None or config.model.quantize != "none" or config.train.weights == "bf16":
@@ -67,9 +68,11 @@ def saved_dtype(config: ModelConfig) -> torch.dtype | None:
 
 
 def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = False) -> BuiltModel:
-    """Build the model of a run: from scratch or pretrained, with adapters and frozen parameters. May raise InputError.
+    """Build the model of a run: from scratch or pretrained, with adapters and frozen parameters.
 
-    With `on_meta` it stays on the meta device, so that it can be sharded before `materialize` loads its weights.
+    Heads that a pretrained model lacks are initialized. With `on_meta` the model stays on the meta device, so that it
+    can be sharded first; `materialize(model, built.weights)` then loads the shards of each process. May raise
+    InputError.
     """
     config = request.config
     if config.auto:
@@ -105,9 +108,10 @@ def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = 
 
 
 def load_model(request: ModelRequest, tokenizer: Tokenizer, *, merge: bool = False) -> PreTrainedModel:
-    """Load the model of the folder or hub id `request.config.from_` for use. May raise InputError.
+    """Load the model of the folder or hub id `request.config.from_` for use. All weights must be in its files.
 
-    An adapter is loaded with its base, or with `merge` added to the weights of its base.
+    For an adapter's folder, load its base model with the adapter, or with `merge` with the adapter's updates added to
+    its weights. May raise InputError.
     """
     adapter = read_adapter(str(request.config.from_))
     if adapter is None:
@@ -126,7 +130,11 @@ def load_model(request: ModelRequest, tokenizer: Tokenizer, *, merge: bool = Fal
 
 
 def name_ends(model: PreTrainedModel, request: ModelRequest, tokenizer: Tokenizer) -> list[str]:
-    """Set the end tokens in the model's configurations to those it is trained with. Return notes about changes."""
+    """Set the end tokens in the model's configurations to those it is trained with, like transformers' Trainer.
+
+    config.json gets the tokenizer's end token; generation_config.json gets all of them, added to its own. Return notes
+    for the user about changes.
+    """
     if not request.end_ids:
         return []
     configured = _as_list(getattr(model.config, "eos_token_id", None))

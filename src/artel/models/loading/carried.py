@@ -52,7 +52,8 @@ def carry_unused(
 ) -> list[str]:
     """Remember the tensors in `files` that `model` does not use, to save them with it. Return notes for the user.
 
-    They are left out if they may belong to another head, or have one row per token of a vocabulary that `grown`.
+    They are left out if the model has another head than `source`, since they may belong to the old head, and if the
+    vocabulary grew (`grown`: old numbers of rows) and they have one row per token.
     """
     computed = {name for name, _ in model.named_buffers()}
     left = sorted(name for name in {*unused} - computed if not _COMPUTED.fullmatch(name))
@@ -94,7 +95,10 @@ def _announce_none(config: PreTrainedConfig) -> list[str]:
 def with_carried(
     model: PreTrainedModel, weights: dict[str, torch.Tensor] | None
 ) -> Iterator[dict[str, torch.Tensor] | None]:
-    """Yield `weights`, or those of `model`, with the additional tensors (memory-mapped), if their source exists."""
+    """Yield `weights`, or those of `model`, with the additional tensors, which are memory-mapped.
+
+    If the source is gone, they are left out with a warning.
+    """
     carried = carried_of(model)
     if carried is None:
         yield weights

@@ -71,7 +71,8 @@ def check_head(model_type: str, auto_class: str, where: str, own: Collection[str
 def check_direction(config: PreTrainedConfig, auto_class: str, where: str) -> None:
     """Raise InputError if a model is to predict next tokens but is configured as a bidirectional encoder.
 
-    transformers has a causal mode for models like BERT, which `is_decoder` turns on (`causal` for XLM).
+    transformers has a causal mode for models like BERT, which `is_decoder` turns on (`causal` for XLM). They have a
+    masked head, except BertGeneration, whose headless class is called an encoder.
     """
     if auto_class != "AutoModelForCausalLM" or config.is_encoder_decoder:
         return
@@ -114,7 +115,8 @@ def model_class(
 ) -> Any:
     """Return the model class for a configuration, with `heads` as modules of those names.
 
-    With `runs_code` the class may come from the model's own code, which then runs. May raise InputError.
+    With `runs_code` the class may come from the model's own code, which then runs. Raise InputError for impossible
+    sizes in the configuration.
     """
     check_sizes(config)
     own = own_classes(config, runs_code=runs_code).get(auto_class)

@@ -26,8 +26,9 @@ def initial_values(
 ) -> dict[str, torch.Tensor]:
     """Return the initial values of a module's own parameters and buffers, by their local names, on the CPU.
 
-    `reference`: the full model on the meta device. A parameter tied to another module's is left out. `only_unsaved`:
-    only buffers that are never saved.
+    `reference`: the full model on the meta device, unchanged afterwards. A parameter tied to another module's belongs
+    to that module and is left out. `only_unsaved`: only buffers that are never saved (positions, frequencies), which
+    need no random numbers.
     """
     path: list[Any] = [reference]
     for child in name.split(".") if name else ():
@@ -56,7 +57,10 @@ def initial_values(
 
 
 def initialize_again(model: nn.Module, reference: PreTrainedModel, first_rows: dict[str, int], seed: int) -> None:
-    """Reset parameters and buffers of a full model to their initial values, each from its row in `first_rows` on."""
+    """Reset parameters and buffers of a full model to their initial values, each from its row in `first_rows` on.
+
+    `reference`: the same model on the meta device, with the names used in `first_rows`.
+    """
     names = canonical_names(reference)
     rows = {names[name]: row for name, row in first_rows.items()}
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
@@ -129,7 +133,11 @@ def _unset_names(module: nn.Module, on_meta: set[str]) -> list[str]:
 
 
 def _constructed(reference: PreTrainedModel, seed: int) -> PreTrainedModel:
-    """Return the model as its constructors leave it, for parameters without a rule (a bias in Longformer's head)."""
+    """Return the model as its constructors leave it, for parameters without a rule (a zero bias in Longformer's head).
+
+    Weights of PyTorch's layers stay on the meta device, where drawing costs nothing. The rest is small, except in
+    architectures whose own layers draw in their constructors (OpenAI's first GPT).
+    """
     if reference not in _CONSTRUCTED:
         with torch.random.fork_rng(devices=[]), _only_constructors():
             torch.default_generator.manual_seed(seed)

@@ -85,7 +85,10 @@ def text_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
 
 
 def find_language_part(config: PreTrainedConfig, source: str) -> tuple[PreTrainedModel, MultimodalModel]:
-    """Return the language part and the whole model, both on the meta device and untied. May raise InputError."""
+    """Return the language part and the whole model, both on the meta device and untied. May raise InputError.
+
+    The part's configuration has the whole model's `tie_word_embeddings`.
+    """
     kind: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
     multimodal = build_untied(kind[0] if isinstance(kind, tuple) else kind, config)
     body, head = multimodal.get_decoder(), multimodal.get_output_embeddings()
@@ -123,7 +126,10 @@ def multimodal_of(model: nn.Module) -> MultimodalModel | None:
 
 
 def check_language_part(model: PreTrainedModel) -> None:
-    """Raise InputError unless a language part computes the same logits for text as the whole model."""
+    """Raise InputError unless a language part computes the same logits for text as the whole model.
+
+    The other parts have no weights, so a model that needs them for text is refused too.
+    """
     multimodal = multimodal_of(model)
     if multimodal is None:
         return
@@ -135,8 +141,9 @@ def check_language_part(model: PreTrainedModel) -> None:
             logits = model(input_ids=ids, use_cache=False).logits
             same = torch.allclose(logits, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
     except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
-        why = f"it cannot read text without images ({' '.join(str(error).split())[:200]})"
-        raise _no_part(multimodal.config, why) from error
+        raise _no_part(
+            multimodal.config, f"it cannot read text without images ({' '.join(str(error).split())[:200]})"
+        ) from error
     if not same:
         raise _no_part(multimodal.config, "its language part computes other logits by itself than inside the whole")
 

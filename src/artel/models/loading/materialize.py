@@ -71,10 +71,14 @@ def materialize(
 
     Modules have the names of `weights.reference`, or those that adapters give them; some may be missing (pipeline
     stages). Parameters are full tensors, or DTensors with any mesh and placements. They keep their identity, ties and
-    `requires_grad`. Processes do not communicate. Buffers with values move to `device`. May raise InputError.
+    `requires_grad`. Processes do not communicate, so each may have different modules. Buffers with values move to
+    `device`.
 
     `on_parameter` is called with each parameter as soon as it has values, in the same order on every process. It may
-    free the parameter's memory. Without `read_values` parameters stay empty, for another process to fill.
+    free the parameter's memory; then only one module is in memory at a time. Without `read_values` parameters stay
+    empty, for another process to fill; buffers are filled regardless.
+
+    Raise InputError if an architecture cannot initialize a module.
     """
     sources = _Sources(weights)
     with torch.no_grad(), weights.files or nullcontext():
@@ -240,7 +244,10 @@ class _Sources:
         return name if name in self._adapters else self.names.get(name) or self.names[name_in_base(name)]
 
     def find(self, name: str, missing: Set[str]) -> dict[str, Read]:
-        """Return readers of a tensor and of those in `missing` that come with it, all computed at the first read."""
+        """Return readers of a tensor and of those in `missing` that come with it, all computed at the first read.
+
+        The order is the same on every process.
+        """
         if name in self._adapters:
             return {name: partial(_select, self._adapters[name].__getitem__)}
         origin = self._saved.get(name)

@@ -35,9 +35,10 @@ def check_complete(
     for_training: bool,
     adapter_modules: Collection[str] = (),
 ) -> None:
-    """Raise InputError if tensors of the folder or hub id `name` are `missing` that must not be initialized.
+    """Raise InputError if weights are missing that must not be initialized.
 
-    A model `for_training` may have new heads. `adapter_modules`: modules whose weights come from an adapter.
+    `missing`: the model's tensors that are not in the folder or hub id `name`. A model `for_training` may have new
+    heads. `adapter_modules`: modules whose weights come from an adapter; a name matches all modules that end with it.
     """
     required = sorted(key for key in missing if not any(_is_inside(key, module) for module in adapter_modules))
     required = [key for key in required if not is_unused(model, key)]
@@ -84,7 +85,10 @@ def embedding_rows(model: PreTrainedModel, modules: Mapping[str, int]) -> int | 
 
 
 def check_grown(model: PreTrainedModel, grown: Collection[str], name: str, modules: Collection[str]) -> None:
-    """Raise InputError if a matrix of the base `name` has `grown`, with random rows, and is not in `modules`."""
+    """Raise InputError if a matrix of the base model `name` has `grown` and is not in the adapter's `modules`.
+
+    Its new rows would be random.
+    """
     matrices = {key for key, parameter in model.named_parameters() if parameter.dim() > 1}
     random = [key for key in grown if key in matrices and not any(_is_inside(key, module) for module in modules)]
     if random:
@@ -93,7 +97,10 @@ def check_grown(model: PreTrainedModel, grown: Collection[str], name: str, modul
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: Tokenizer, name: str) -> None:
-    """Raise InputError if a text may have tokens without an embedding, other than special tokens not needed here."""
+    """Raise InputError if a text may have tokens without an embedding.
+
+    Special tokens that are not needed here (padding, markers of conversations) may lack one.
+    """
     rows = model.get_input_embeddings().weight.shape[0]
     if tokenizer.vocabulary <= rows:
         return
@@ -110,7 +117,11 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: Tokenizer, name: str) ->
 
 
 def _body(model: PreTrainedModel) -> set[str]:
-    """Return the names of a model's tensors without its heads, of which a `pooler` is a part (BERT)."""
+    """Return the names of a model's tensors without its heads.
+
+    A `pooler` after the last layer counts as part of a classification head: masked models of the same architecture
+    (BERT) are saved without it.
+    """
     base, output = model.base_model, model.get_output_embeddings()
     heads = _modules_beside_body(model) if base is model else set()
     body = next(module_name for module_name, module in model.named_modules() if module is base)
@@ -164,7 +175,10 @@ class HeadRows:
 
 
 def find_head_rows(request: ModelRequest, config: PreTrainedConfig) -> HeadRows | None:
-    """Return the rows of a pretrained head that have to move, or None. Reads no weights."""
+    """Return the rows of a pretrained head that have to move, or None if the head is loaded unchanged.
+
+    `config`: the configuration with the labels of the run. Reads no weights.
+    """
     if "id2label" not in request.head_config:
         return None
     name, runs_code = str(request.config.from_), request.config.runs_code
@@ -202,7 +216,8 @@ def _tensors_of_labels(request: ModelRequest, config: PreTrainedConfig) -> set[s
 def _kept_rows(old: Sequence[str], new: Sequence[str]) -> dict[int, int]:
     """Map each new row with a label of the saved head to the saved row.
 
-    Case is ignored, unless labels differ only by it. If only the new labels have names, rows keep their order.
+    Case is ignored, unless labels differ only by it. LABEL_3 is label 3. If the new labels have names, the saved ones
+    have none, and there are equally many, rows keep their order.
     """
     if all(_NO_NAME.fullmatch(label) for label in old) and not any(_NO_NAME.fullmatch(label) for label in new):
         old = [label.removeprefix("LABEL_") for label in old]

@@ -47,8 +47,9 @@ def known_keys(values: dict[str, Any]) -> tuple[set[str], list[Problem]]:
         plain = CONFIG_MAPPING[model_type]()
     except Exception as error:  # configurations raise various errors
         what = f"the defaults of {model_type} in transformers are no model: {in_words(error)}"
-        fix = "take a pretrained model of this kind: model.from"
-        raise InputError.at("model.config.model_type", what, fix) from None
+        raise InputError.at(
+            "model.config.model_type", what, "take a pretrained model of this kind: model.from"
+        ) from None
     known = {*plain.to_dict(), *plain.attribute_map, *_read_by_code(type(plain))}
     problems = []
     for key in keys.keys() - known:
@@ -85,8 +86,13 @@ def configuration(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str)
     known, problems = known_keys(values)
     vocabulary = keys.get("vocab_size", tokenizer.vocabulary)
     if not isinstance(vocabulary, int) or vocabulary < tokenizer.vocabulary:
-        what = f"{vocabulary} is less than the tokenizer's {tokenizer.vocabulary}"
-        problems.append(Problem("model.config.vocab_size", what, "leave it out: the tokenizer's size is taken"))
+        problems.append(
+            Problem(
+                "model.config.vocab_size",
+                f"{vocabulary} is less than the tokenizer's {tokenizer.vocabulary}",
+                "leave it out: the tokenizer's size is taken",
+            )
+        )
     for key in _SAME_AS_VOCABULARY & known & keys.keys():
         if keys[key] > vocabulary:
             what = f"{keys[key]} is more than the vocabulary's {vocabulary}"
@@ -107,7 +113,10 @@ def configuration(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str)
 
 
 def decoder_start_id(model_type: str, tokenizer: Tokenizer) -> int:
-    """Return the decoder's start token of an encoder-decoder from scratch: padding (T5) or the end token (BART)."""
+    """Return the decoder's start token of an encoder-decoder from scratch, with the role that is its default.
+
+    Usually that is padding (T5) or the end token (BART).
+    """
     plain = CONFIG_MAPPING[model_type]()
     start = getattr(plain, "decoder_start_token_id", None)
     if start is not None and start == plain.eos_token_id and start != plain.pad_token_id:

@@ -27,6 +27,7 @@ def read_config(name: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig
     """Return the configuration of a folder or hub id, and notes for the user. May raise InputError.
 
     A config.json from before 2020 has no model type; it is taken from the names of the tensors (`roberta.encoder…`).
+    The model's own code runs only with `runs_code`, and is not needed if transformers has the model.
     """
     folder = Path(name)
     check_regular_in(folder)
@@ -77,7 +78,10 @@ def cannot_load(name: str, error: Exception) -> InputError:
 
 
 def check_on_hub(name: str, where: str) -> None:
-    """Raise InputError if neither the hub's cache nor the hub has a model or tokenizer `name`: one HEAD request."""
+    """Raise InputError if neither the hub's cache nor the hub has the model or tokenizer `name`.
+
+    Sends one HEAD request. If the hub does not answer, log a warning.
+    """
     if is_in_hub_cache(name, HUB_FILES):
         return
     what = f"there is no folder {name} here, and "
@@ -120,15 +124,21 @@ def check_folder(folder: Path) -> None:
         return
     binaries = _binaries(folder)
     if not binaries:
-        fix = "it needs model.safetensors or pytorch_model.bin; for training from scratch give model.config"
-        raise InputError.at(where, f"{folder} has no weights", fix)
+        raise InputError.at(
+            where,
+            f"{folder} has no weights",
+            "it needs model.safetensors or pytorch_model.bin; for training from scratch give model.config",
+        )
     for file in binaries:
         try:
             _tensors_of(file)
         except Exception as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            fix = "nothing in it was run; convert it to safetensors where you trust it"
-            raise InputError.at(str(file), f"is not a file of tensors only: {first}", fix) from None
+            raise InputError.at(
+                str(file),
+                f"is not a file of tensors only: {first}",
+                "nothing in it was run; convert it to safetensors where you trust it",
+            ) from None
 
 
 def is_sharded_checkpoint(folder: Path) -> bool:

@@ -59,9 +59,10 @@ _COMPARED_ROWS = 4096  # rows of two tensors that are compared at a time
 def load_pretrained(
     request: ModelRequest, tokenizer: Tokenizer, *, for_training: bool, adapter_modules: Mapping[str, int] = _NO_MODULES
 ) -> BuiltModel:
-    """Load the full model with its weights. May raise InputError.
+    """Load the full model with its weights.
 
-    `adapter_modules`: modules whose weights are in an adapter, with their number of rows (0: unknown).
+    `adapter_modules`: modules whose weights are in an adapter, with their number of rows (0: unknown). For training,
+    new heads may lack weights, and embeddings grow to the tokenizer's size. May raise InputError.
     """
     name, runs_code, quantize = str(request.config.from_), request.config.runs_code, request.config.quantize
     config, notes = pretrained_config(request)
@@ -105,7 +106,10 @@ def load_pretrained(
 def plan_pretrained(
     request: ModelRequest, tokenizer: Tokenizer, *, adapter_modules: Mapping[str, int] = _NO_MODULES
 ) -> BuiltModel:
-    """Like `load_pretrained` for training, but on the meta device: `materialize` reads `weights` into the shards."""
+    """Like `load_pretrained` for training, but on the meta device: `materialize` reads `weights` into the shards.
+
+    Checks, notes and errors are the same, and need only the headers of the files. May raise InputError.
+    """
     name, runs_code = str(request.config.from_), request.config.runs_code
     config, notes = pretrained_config(request)
     if is_multimodal(config, request.auto_class):
@@ -155,7 +159,10 @@ def check_multimodal(config: ModelConfig, saved: PreTrainedConfig) -> None:
 def plan_language_part(
     config: ModelConfig, saved: PreTrainedConfig
 ) -> tuple[PreTrainedModel, TensorFiles, LoadingPlan]:
-    """Return the language part of a multimodal model on the meta device, tied, with its files and loading plan."""
+    """Return the language part of a multimodal model on the meta device, tied, with its files and loading plan.
+
+    Reads no weights. Raise InputError, also if the files lack weights of the language part.
+    """
     name = str(config.from_)
     check_multimodal(config, saved)
     with _refusing(name):
@@ -196,8 +203,9 @@ def _on_meta(
     grown: dict[str, int] = {}
     multimodal = multimodal_of(model)
     assert multimodal is not None
-    named = {multimodal.name_in_part(module) or module: rows for module, rows in adapter_modules.items()}
-    rows = embedding_rows(model, named)
+    rows = embedding_rows(
+        model, {multimodal.name_in_part(module) or module: rows for module, rows in adapter_modules.items()}
+    )
     if for_training or rows is not None:
         grown = grow_vocabulary(built, tokenizer, rows or 0)
     else:
@@ -267,7 +275,10 @@ def _unused_tensors(
     unexpected: set[str],
     grown: dict[str, int],
 ) -> list[str]:
-    """Remember the tensors that `model` does not use, to save them with it unless quantized. Return notes."""
+    """Remember the tensors that `model` does not use, to save them with it. Return notes for the user.
+
+    `reference`: the model on the meta device. With quantized weights such tensors are left out.
+    """
     files = find_files(name, config)
     with files:
         if not is_quantized(config):
@@ -292,7 +303,10 @@ def _note_missing(built: BuiltModel, name: str, missing: set[str], rows: HeadRow
 
 
 def grow_vocabulary(built: BuiltModel, tokenizer: Tokenizer, least: int = 0) -> dict[str, int]:
-    """Resize the embeddings to the tokenizer's ids, or `least`. Return the old number of rows of each parameter."""
+    """Resize the embeddings to the tokenizer's number of ids, or `least` if that is more.
+
+    Return the old number of rows of each resized parameter.
+    """
     model = built.model
     rows, size = model.get_input_embeddings().weight.shape[0], max(tokenizer.vocabulary, least)
     if size <= rows:

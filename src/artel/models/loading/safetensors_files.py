@@ -100,7 +100,8 @@ def check_shapes(model: PreTrainedModel, name: str, config: PreTrainedConfig, bu
     """Raise InputError if a tensor of a folder or hub id has another shape than in `model` (may be on the meta device).
 
     Call it before a model is allocated, since a wrong configuration may describe one of any size. For that reason files
-    with far fewer numbers than the model are refused too. Reads headers only. Packed weights are only counted.
+    with far fewer numbers than the model are refused too. Compares tensors with the model's names, except those in
+    `but`, and reads headers only. Packed weights of a quantized folder have other shapes; they are only counted.
     """
     files = find_files(name, config)
     if not files.have_headers:

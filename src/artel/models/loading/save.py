@@ -53,8 +53,8 @@ def save_model(
 ) -> None:
     """Write the folder atomically. It replaces an earlier one, except for the files in `kept`.
 
-    `weights`: the full weights by name, if this process holds only shards. `files`: further files, by their path in the
-    folder. `note` is called with all file names before they appear.
+    `weights`: the model's full weights by name, tied ones once, if this process holds only shards. `files`: further
+    files of the model, by their path in the folder. `note` is called with all file names before they appear.
     """
     with new_folder(folder, replace=True) as partial:
         write_model(model, tokenizer, partial, weights, files)
@@ -101,7 +101,10 @@ def write_model(
 def save_multimodal(
     model: PreTrainedModel, multimodal: MultimodalModel, folder: Path, weights: dict[str, torch.Tensor] | None = None
 ) -> None:
-    """Write a multimodal model with the weights of its language part `model` into an existing folder; no tokenizer."""
+    """Write a multimodal model with the weights of its language part `model` into an existing folder; no tokenizer.
+
+    `weights` as for `save_model`. Raise WorkError if the original files are gone.
+    """
     try:
         changed = _write_weights(_Values(model, multimodal, weights), multimodal, folder)
     except (OSError, ValueError) as error:  # from transformers, for a missing folder or its files

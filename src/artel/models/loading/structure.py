@@ -46,7 +46,10 @@ def config_values(config: ModelConfig, auto_class: str) -> dict[str, Any]:
 
 
 def from_scratch(request: ModelRequest, tokenizer: Tokenizer) -> PreTrainedModel:
-    """Build the model of `model.config` on the meta device, with the tokenizer's vocabulary and a block's positions."""
+    """Build the model of `model.config` on the meta device, with the tokenizer's vocabulary.
+
+    The number of positions defaults to `request.block`. May raise InputError.
+    """
     values = config_values(request.config, request.auto_class)
     config = with_head(configuration(values, tokenizer, request.auto_class), request.head_config)
     named = {config.attribute_map.get(key, key) for key in values}
@@ -81,7 +84,10 @@ def pretrained_structure(request: ModelRequest) -> PreTrainedModel:
 
 
 def outline(config: ModelConfig, auto_class: str) -> PreTrainedModel | None:
-    """Build the model of a run on the meta device, before there is a tokenizer; None if that fails."""
+    """Build the model of a run on the meta device, before there is a tokenizer.
+
+    None if that fails; `build_model` will report the reason. Raise InputError if a pretrained model is not found.
+    """
     if config.from_ is not None:
         hf_config, _ = read_config(config.from_, runs_code=config.runs_code)
         change_context(hf_config, config)
@@ -102,7 +108,11 @@ def outline(config: ModelConfig, auto_class: str) -> PreTrainedModel | None:
 def without_weights(
     config: PreTrainedConfig, auto_class: str, heads: Mapping[str, Head], runs_code: bool = False
 ) -> PreTrainedModel:
-    """Build the model of a configuration on the meta device, with its text part for a language part."""
+    """Build the model of a configuration on the meta device. `config` is copied, not changed.
+
+    If the class is the language part of a multimodal model, it gets the text part of the configuration, as with
+    transformers' `from_config`.
+    """
     kind = model_class(config, auto_class, heads, runs_code=runs_code)
     text = config.sub_configs.get("text_config")
     if text is not None and kind.config_class == text:

@@ -52,9 +52,10 @@ class AdapterFolder:
 
     @property
     def full_modules(self) -> dict[str, int]:
-        """Modules whose full weights are in the adapter, with their number of rows (0: unknown). May raise InputError.
+        """Modules whose full weights are in the adapter, with their number of rows (0: unknown).
 
         These are `modules_to_save`, and embeddings: peft saves them too if the vocabulary grew before training.
+        Raise InputError if the weights cannot be read.
         """
         found = dict.fromkeys(self.config.modules_to_save or (), 0)
         try:
@@ -97,9 +98,10 @@ def read_adapter(name: str) -> AdapterFolder | None:
 
 
 def _find_base(base: str, folder: Path) -> str:
-    """Return the base model of the adapter in `folder`, also if both were moved together. May raise InputError.
+    """Return the base model of the adapter in `folder`, also if both were moved together.
 
-    A missing path is searched next to the adapter and in the folders above it, in full, then by its last parts.
+    A path that does not exist is searched next to the adapter and in the folders above it: first the full path, then
+    fewer and fewer of its last parts. Raise InputError if it is not found.
     """
     if Path(base).is_dir():
         return base
@@ -138,7 +140,10 @@ def name_base(folder: Path, base: str) -> None:
 
 
 def save_adapter(model: PreTrainedModel, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
-    """Write files for `PeftModel.from_pretrained(base, folder)`. `weights`: all, if this process holds shards."""
+    """Write peft's files, for `PeftModel.from_pretrained(base, folder)`.
+
+    `weights`: the model's full weights by name, if this process holds only shards or a pipeline stage.
+    """
     from peft import get_peft_model_state_dict
 
     if weights is None:
@@ -155,7 +160,10 @@ def save_adapter(model: PreTrainedModel, folder: Path, weights: dict[str, torch.
 
 
 def adapter_state(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the adapter's share of a model's weights, under the names of peft's files, also of a pipeline stage."""
+    """Return the adapter's share of a model's weights, under the names of peft's files.
+
+    peft's own function looks for modules of the model, and a pipeline stage has only some of them.
+    """
     state = {}
     for name, tensor in weights.items():
         if ".lora_" in name or f".modules_to_save.{NAME}." in name:
@@ -202,9 +210,10 @@ def unfit(adapter: AdapterFolder, error: Exception) -> InputError:
 
 
 def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> PreTrainedModel:
-    """Return the base model in float32, with the adapter's updates added to its weights. May raise InputError.
+    """Return the base model in float32, with the adapter's updates added to its weights.
 
-    Tied embeddings that the adapter trained become untied, also in the configuration.
+    Tied embeddings that the adapter trained become untied, also in the configuration. Raise InputError if base and
+    adapter do not fit, or if the result cannot be saved as a model of its own.
     """
     from peft import PeftModel
 
@@ -241,7 +250,10 @@ def _dequantize(model: PreTrainedModel, adapter: AdapterFolder) -> None:
 
 
 def _untie_adapted(model: nn.Module) -> None:
-    """Give layers with adapters their own copy of tied weights, since merging would change both layers."""
+    """Give layers with adapters their own copy of tied weights (a head tied to the embeddings).
+
+    Merging into the tied weights would change both layers. peft then clears `tie_word_embeddings` in the configuration.
+    """
     from peft.tuners.lora import LoraLayer
 
     shared = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
@@ -253,7 +265,10 @@ def _untie_adapted(model: nn.Module) -> None:
 
 
 def _check_ties(merged: PreTrainedModel, adapter: AdapterFolder) -> None:
-    """Raise InputError if two weights differ that transformers would tie again when it opens the merged model."""
+    """Raise InputError if two weights differ that transformers would tie again when it opens the merged model.
+
+    Embeddings and head may differ, since the configuration then says that they are not tied.
+    """
     ends = (merged.get_input_embeddings(), merged.get_output_embeddings())
     may_differ = {f"{name}.weight" for name, module in merged.named_modules() if any(module is end for end in ends)}
     weights = dict(merged.named_parameters(remove_duplicate=False))

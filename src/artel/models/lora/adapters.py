@@ -99,10 +99,11 @@ def _expert_problems(config: LoraConfig) -> list[Problem]:
 def add_adapters(
     model: PreTrainedModel, config: LoraConfig, *, base: str, generates: bool, new_modules: list[str], seed: int
 ) -> str:
-    """Add adapters to a model and freeze the rest. Return a description. May raise InputError.
+    """Add adapters to a model and freeze the rest. Return a description.
 
     `base` is the folder or hub id of the model. `new_modules` have weights that are not in its files: they are trained
-    in full and saved with the adapter, as are heads that predict labels or scores. `seed` fixes the first weights.
+    in full and saved with the adapter, as are heads that predict labels or scores. `seed` fixes the adapters' first
+    weights (for a model on the meta device call `first_weights`). Raise InputError for wrong names or settings.
     """
     require_peft()
     from peft import LoraConfig as PeftLora
@@ -199,7 +200,8 @@ def use_adapter(model: PreTrainedModel, name: str | None) -> None:
 def first_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Draw the first weights of adapters on the meta device: by name, float32, on the CPU.
 
-    Call it right after `add_adapters`: then the numbers are those of a model in memory.
+    Call it right after `add_adapters`: then the numbers are those of a model in memory. peft draws every matrix before
+    it moves it to the layer's device, so the random generator is in the same state.
     """
     from peft.tuners.lora import LoraLayer
 

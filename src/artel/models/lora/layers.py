@@ -36,7 +36,10 @@ def use_lora_linear(model: nn.Module) -> None:
 
 
 class LoraLinear(Linear):
-    """A linear layer with an adapter. Falls back to peft where `_Outputs` does not apply, or torch.compile traces."""
+    """A linear layer with an adapter. Falls back to peft for cases `_Outputs` does not support, or without gradients.
+
+    torch.compile traces peft's code: it fuses operators and decides itself what to keep.
+    """
 
     def forward(self, x: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
         adapter = None if arguments or options else self._plain_adapter()
@@ -152,7 +155,7 @@ class ExpertAdapter(ParamWrapper):
         first, second = self.lora_A[adapter].weight, self.lora_B[adapter].weight
         first = first.reshape(self.num_experts, -1, first.shape[-1])
         second = second.reshape(second.shape[0], -1, self.num_experts).permute(2, 0, 1)
-        factors = (second, first)
-        if not self._did_swap_in_out_features:
-            factors = (first.transpose(-2, -1), second.transpose(-2, -1))
-        return *factors, self.scaling[adapter]
+        pair = (
+            (second, first) if self._did_swap_in_out_features else (first.transpose(-2, -1), second.transpose(-2, -1))
+        )
+        return *pair, self.scaling[adapter]
