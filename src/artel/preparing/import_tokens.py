@@ -271,7 +271,10 @@ class TokenFile:
 
 
 def open_token_files(path: str, vocabulary: int, option: str) -> list[TokenFile]:
-    """Open the files that a name, a prefix of Megatron's or a glob given at `option` matches, sorted by name."""
+    """Open the files that a name, a prefix of Megatron's or a glob given at `option` matches, sorted by name.
+
+    Raises InputError with the problems of all files.
+    """
     opened: list[TokenFile] = []
     problems: list[Problem] = []
     for file in _find(path, option):

@@ -119,6 +119,9 @@ class Selection:
         """Write the selection into `folder` atomically; `keep_rejected` is called with the file of rejected records.
 
         `notes`, and those of `review` on the kept documents (`Objective.review`), go into the ledger.
+
+        Raises InputError if too many are rejected, if nothing is left, for named sets that do not occur, and like
+        `review`.
         """
         self._mix()
         self._copies[self._dropped > 0] = 0

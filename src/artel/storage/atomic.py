@@ -31,7 +31,10 @@ _PARTIAL = re.compile(r"\..*\.partial-(\d+)-([0-9a-f]{8})[0-9a-f]{8}", re.DOTALL
 
 
 def write_file(path: Path | str, content: bytes | str) -> None:
-    """Write a file (text as UTF-8) and the folders above it. If that fails, an earlier file is unchanged."""
+    """Write a file (text as UTF-8), replacing any file of that name. Creates the folders above it.
+
+    Raises WorkError (disk full) or InputError (cannot be written); the earlier file is then unchanged.
+    """
     path = Path(path)
     data = content.encode() if isinstance(content, str) else content
     with disk_errors(path.parent):
@@ -50,7 +53,10 @@ def write_file(path: Path | str, content: bytes | str) -> None:
 
 
 def write_output(path: Path | str, content: bytes | str) -> None:
-    """Write a file that a user named: into a pipe, a character device or /dev/stdout, or in place of a regular file."""
+    """Write a file that a user named. Follow a link; write into a pipe, a character device or /dev/stdout.
+
+    Only a regular file is replaced. Raises InputError for a folder, a disk or a socket, and as `write_file` does.
+    """
     path = Path(path)
     with disk_errors(path.parent):
         if not is_stream(path):
@@ -178,7 +184,10 @@ def discard(folder: Path | str, *, ignore_errors: bool = True) -> None:
 
 
 def point(link: Path | str, target: Path | str) -> None:
-    """Make `link` a relative symlink to `target` (the tree can be moved), atomically replacing an earlier link."""
+    """Make `link` a relative symlink to `target` (the tree can be moved), atomically replacing an earlier link.
+
+    Raises InputError if a folder or file has that name, or the disk refuses.
+    """
     link = Path(link)
     if link.exists() and not link.is_symlink():
         raise InputError.at(str(link), "is a folder or a file, where artel writes a link", "move it away")

@@ -52,7 +52,7 @@ class MappedFiles:
             self._before = {name: Path(name).stat() for name in _mapped_files()}
 
     def written_over(self) -> list[str]:
-        """Return the files whose content may have changed. A replaced file is another: its mapping keeps the old one."""
+        """Return the files whose content may have changed. A replaced file stays mapped as it was."""
         return [name for name, before in self._before.items() if _is_written_over(name, before)]
 
 

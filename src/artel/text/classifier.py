@@ -173,7 +173,11 @@ class TrainedClassifier:
 
 
 def train_classifier(good: Iterable[str], bad: Iterable[str], folder: Path) -> TrainedClassifier:
-    """Train a classifier on two sets of texts, but for one text in ten, and write it into a new folder."""
+    """Train a classifier on two sets of texts and write it into a new folder.
+
+    One text in ten, chosen by its hash, is held out for testing. Raises InputError for too few texts, if scikit-learn
+    is missing, and if the folder exists.
+    """
     check_new(folder)
     if find_spec("sklearn") is None:
         raise missing_extra("scikit-learn", "classifier", "artel data classifier")

@@ -66,7 +66,10 @@ def tagged_record(text: str, spans: Iterable[Span], origin: str, set_name: str) 
 def tagged_words(
     words: Sequence[str], tags: Sequence[str], kind: str, spaces: Sequence[bool] | None = None
 ) -> tuple[str, list[Span]]:
-    """Join words, with spaces where `spaces` is true. Return the text and its spans: entities, or tags of words."""
+    """Join words by spaces. Return the text and its spans: entities, or for kind `words` each word with its tag.
+
+    `spaces`: for each word, True if a space follows; None if a space follows every word. Raises BadRecord.
+    """
     plain = next((tag for tag in tags if tag != OUTSIDE and not has_prefix(tag)), None)
     if kind != WORDS and plain is not None and OUTSIDE not in tags:
         what = f"the tag {plain!r} has no B- or I-, and no word is O"

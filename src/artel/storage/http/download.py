@@ -61,7 +61,10 @@ def fetch(url: str, cache: Path | str, *, max_bytes: int | None = None, timeout:
 
     Args:
         url: `${NAME}` in it stands for an environment variable, whose value is never written to disk.
-        timeout: seconds for each wait on the network.
+        timeout: seconds for each wait on the network. Less than 1,000 bytes per second over twice this time is an
+            error too.
+
+    Raises InputError (no such page, too large, not an address), WorkError (the network or the server fails).
     """
     key = str(xxhash.xxh3_128_hexdigest(url.encode()))
     folder = fetch_once(Path(cache), key, lambda partial: _download_with_retries(url, partial, max_bytes, timeout))

@@ -121,9 +121,10 @@ class PartialDownload:
 
 
 def fetch_once(cache: Path, key: str, download: Callable[[PartialDownload], dict[str, Any]]) -> Path:
-    """Return CACHE/KEY with `body` and `headers.json`. If it does not exist, `download` resumes or begins the body.
+    """The folder CACHE/KEY with `body` and `headers.json`. If it does not exist, `download` downloads the body.
 
-    `download` returns the headers. One process downloads a key at a time; others wait for it.
+    `download` resumes the partial download that it is given, and returns the headers. One process downloads a key at a
+    time; others wait for it. Raises as `download` and `disk_errors` do.
     """
     folder = cache / key
     if _is_whole(folder):

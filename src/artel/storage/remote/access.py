@@ -75,7 +75,11 @@ def open_remote(path: str) -> Iterator[Any]:
 
 @contextmanager
 def remote_errors(path: str, *permissions: str) -> Iterator[None]:
-    """Turn errors of the file systems into errors with the address and a remedy; `permissions` are those needed."""
+    """Turn errors of the file systems into errors with the address and a remedy; `permissions` are those needed.
+
+    Raises InputError (no such file or bucket, no right to it, not an address), OutOfReach (the network, the server),
+    WorkError (anything else).
+    """
     try:
         yield
     except ArtelError:

@@ -49,8 +49,9 @@ class RemoteFile:
 def list_remote(path: str) -> list[RemoteFile]:
     """The file at an address, or the files that a glob matches, sorted by name.
 
-    The cache folder keeps the last listing. It is used if the service does not answer or HF_HUB_OFFLINE is set: nodes
-    without a network train on what was downloaded before.
+    The cache folder keeps the last listing. It is used, with a note in the log, if the service does not answer or
+    HF_HUB_OFFLINE is set: nodes without a network train on what was downloaded before. Raises InputError (no such file,
+    no permission, offline, a missing package), WorkError (the network or the server fails).
     """
     path = normalized(path)
     key = xxhash.xxh3_128_hexdigest(f"{endpoint(path)}\n{path}".encode())
@@ -72,7 +73,11 @@ def list_remote(path: str) -> list[RemoteFile]:
 
 
 def fetch_remote(file: RemoteFile, cache: Path | str) -> Path:
-    """Download a listed file, or return it from `cache` if it has that version. An interrupted download is resumed."""
+    """Download a listed file, or return it from `cache` if that version was downloaded before.
+
+    A download that was interrupted, also by a kill, is resumed. Raises as `list_remote` does, and WorkError if the file
+    changed since it was listed.
+    """
     key = f"{endpoint(file.address)}\n{file.address}\n{file.version}\n{file.size}"
     digest = xxhash.xxh3_128_hexdigest(key.encode())
     return fetch_once(Path(cache), digest, lambda partial: _download(file, partial)) / "body"

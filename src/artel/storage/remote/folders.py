@@ -35,7 +35,10 @@ _CHECKSUM = "xxh3-128"
 
 
 def exists(address: str) -> bool:
-    """True if there is a file (an object) at the address; for a finished folder, pass its manifest.json."""
+    """True if there is a file (an object) at the address; for a finished folder, pass its manifest.json.
+
+    Raises InputError (no such bucket, no permission), WorkError (the network or the server fails).
+    """
     address = normalized(address)
     with remote_errors(address, LIST, READ), open_remote(address) as files:
         return _exists(files, address)
@@ -49,7 +52,10 @@ def read_bytes(address: str) -> bytes:
 
 
 def write_bytes(address: str, data: bytes) -> None:
-    """Write a small file to S3 atomically."""
+    """Write a small file to S3 atomically.
+
+    Raises InputError (no such bucket, no permission, not on S3), WorkError (the network or the server fails).
+    """
     address = normalized(address)
     _check_writable(address)
     with remote_errors(address, WRITE), open_remote(address) as files:
@@ -60,7 +66,9 @@ def push_folder(folder: Path, address: str, commit: str = MANIFEST) -> list[str]
     """Upload a finished local folder to s3://BUCKET/PREFIX, its file `commit` last; return the uploaded names.
 
     Files of an earlier push with equal size and checksum are skipped. If `commit` exists already, nothing is done. S3
-    checks every upload (Content-MD5, and a checksum for each part of a large file).
+    checks every upload (Content-MD5, and a checksum for each part of a large file), and its size is checked before
+    `commit` is written. Raises InputError (not on S3, no bucket, no permission), WorkError (network, server, a damaged
+    upload).
     """
     address = normalized(address)
     _check_writable(address)
@@ -114,8 +122,12 @@ def pull_folder(
 ) -> None:
     """Download a folder that was pushed to `address` as `into`, atomically; if `into` exists, do nothing.
 
-    A pull that was interrupted, also by a kill, is resumed; other processes that pull the same folder wait for it. Its
-    files must match `expected`, facts from its manifest: (name within the folder, bytes, xxh3-128).
+    A pull that was interrupted, also by a kill, is resumed; other processes that pull the same folder wait for it.
+
+    Args:
+        expected: facts from its manifest, (name within the folder, bytes, xxh3-128), which the files must match.
+
+    Raises InputError (never finished, no permission), WorkError (network, server, a file that does not match).
     """
     into, address = Path(into), normalized(address)
     if into.is_dir():

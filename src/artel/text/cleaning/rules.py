@@ -41,7 +41,11 @@ def check_packages(rules: CleanConfig) -> None:
 
 
 def clean(text: str, rules: CleanConfig, changed: Counter[str] | None = None) -> str:
-    """Apply the rules for characters, line ends and trailing white space. Count the texts they change in `changed`."""
+    """Apply the rules for characters, line ends and trailing white space. All other characters stay.
+
+    Adds 1 to `changed` under the name of each rule that changed the text, such as `mojibake_repaired`. Raises
+    InputError if `rules.mojibake` is on and ftfy is not installed.
+    """
     done: set[str] = set()
     if not rules.mojibake:
         text = _apply(text, rules, done)

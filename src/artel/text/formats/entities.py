@@ -161,7 +161,10 @@ def is_task(entry: dict[str, Any]) -> bool:
 
 
 def annotated_spans(entry: dict[str, Any], field: str) -> tuple[str, list[Span] | None]:
-    """Return (text, spans) of a task, by its ground truth or first annotation not cancelled. None: not annotated."""
+    """Return (text, spans) of a task from its ground-truth annotation, else from the first one not cancelled.
+
+    Spans are None without an annotation. Raises BadRecord.
+    """
     data = entry["data"]
     texts = [name for name, value in data.items() if isinstance(value, str)]
     name = field if field in texts else texts[0] if len(texts) == 1 else None

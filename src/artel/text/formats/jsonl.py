@@ -40,7 +40,9 @@ def read_jsonl(file: SourceFile) -> Iterator[Record | Rejected]:
 def read_rows(file: SourceFile, parse: Callable[[bytes], Any] = orjson.loads) -> Iterator[tuple[str, Any]]:
     """Yield (origin, value) of each row; the value is a BadRecord if the row cannot be read.
 
-    The origin is `file:line` for JSON lines, and `file[number]` for an array or parquet. `parse` parses lines in UTF-8.
+    The origin is `file:line` for JSON lines, and `file[number]` for an array or parquet. A row of parquet is a
+    dictionary of all columns. `parse` parses lines in UTF-8. Raises BadRecord for binary data; InputError for a line or
+    compressed array of over data.max_document bytes, an array that is not JSON, and a damaged parquet file.
     """
     if file_name(file.origin).endswith(".parquet"):
         yield from parquet_rows(file)

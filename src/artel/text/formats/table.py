@@ -49,7 +49,11 @@ def table_columns(source: SourceConfig) -> list[tuple[str, str]]:
 
 
 def read_csv_rows(file: SourceFile, columns: Sequence[tuple[str, str]]) -> Iterator[Row]:
-    """Yield the values of `columns`, given as (key of the source, name in the header), row by row."""
+    """Yield the values of `columns`, given as (key of the source, name in the header), row by row.
+
+    The delimiter is a comma, or a tab in .tsv files. Raises BadRecord for binary data, InputError for a wrong header, a
+    damaged compressed file, and a quote that is never closed inside a row.
+    """
     return _rows(file, lambda origin, names: _column_indices(origin, names, columns, file.key))
 
 

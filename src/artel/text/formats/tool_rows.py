@@ -101,7 +101,10 @@ def _json_type(kind: str) -> str:
 
 
 def extract_tools(messages: list[Message], tools: Tools) -> tuple[list[Message], Tools, dict[str, int]]:
-    """Read the functions, calls and results inside texts. Return messages, functions and counts for the ledger."""
+    """Read the functions, calls and results inside texts. Return messages, functions and counts for the ledger.
+
+    Raises BadRecord.
+    """
     counts = {}
     if messages and messages[0].role == "system":
         text, described = _without_descriptions(messages[0].content, tools)

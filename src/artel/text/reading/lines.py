@@ -239,7 +239,11 @@ def _line_too_long(origin: str, number: int, max_bytes: int) -> InputError:
 
 
 def read_whole(file: Path, origin: str, max_bytes: int) -> bytes:
-    """Return the decompressed content of a file that is one document, of any size that the file system reports."""
+    """Return the decompressed content of a file that is one document.
+
+    Raises BadRecord if it is damaged, InputError if it has more than `max_bytes` bytes, whatever size the file system
+    reports.
+    """
     compressed = file_name(origin).endswith(COMPRESSED)
     with open_decompressed(file, origin) if compressed else file.open("rb", buffering=0) as stream:
         size = -1 if compressed else os.fstat(stream.fileno()).st_size

@@ -45,7 +45,10 @@ class SourceFile:
         return read_lines(self.path, self.origin, self.source.encoding, self.max_bytes, self.span)
 
     def text(self, max_bytes: int, fix: str) -> str:
-        """Return the text of a file that is parsed as a whole, with line feeds. `fix`: for the error of a long file."""
+        """Return the text of a file that is parsed as a whole, with line feeds as line ends.
+
+        Raises BadRecord for a line that cannot be read, InputError with `fix` for more than `max_bytes` characters.
+        """
         lines: list[str] = []
         size = 0
         for number, line in read_lines(self.path, self.origin, self.source.encoding, max_bytes):

@@ -52,7 +52,11 @@ def check_rows(source: SourceConfig, key: str) -> list[Problem]:
 
 
 def slice_rows(source: SourceConfig, key: str, count_pass: Callable[[], Items], read: Callable[[], Items]) -> Items:
-    """Yield the records in the `rows` of the source. `count_pass` first counts them for percents and negatives."""
+    """Yield the records in the `rows` of the source. Bad records count too.
+
+    Percents and negative numbers need the number of records. A first pass, `count_pass`, counts them without keeping
+    them in memory. Raises InputError if the source has no record in the slice.
+    """
     start, stop = _bounds(source.rows)
     if any(bound is not None and (bound.is_percent or bound.value < 0) for bound in (start, stop)):
         count = sum(1 for item in count_pass() if not isinstance(item, Dropped))
