@@ -10,6 +10,7 @@ import zstandard
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import WorkError
+from artel.messages import printed_by
 from artel.preparing import prepare
 from artel.preparing.progress import Progress, reporting
 from artel.text import input_shards
@@ -83,12 +84,11 @@ def test_no_store_is_made_of_two_states(tmp_path, stage, new):
     files = {"sources": [{"path": str(tmp_path / "*.jsonl")}]}
     tokenizer = {"train": {"vocab": 300}}
 
-    def change(message):
-        if message.startswith(stage):
+    def change(record):
+        if record.getMessage().startswith(stage):
             written(tmp_path, new or "a.jsonl", LINES.replace("line", "another line"))
 
-    logged(change)
-    with pytest.raises(WorkError, match=r"while it was read|while they were prepared"):
+    with printed_by(change), pytest.raises(WorkError, match=r"while it was read|while they were prepared"):
         prepare(run_of(tmp_path, data=files, tokenizer=tokenizer))
     assert not list((tmp_path / "stores").glob("*/manifest.json"))
     documents, ledger = stored(tmp_path, data=files, tokenizer=tokenizer)
