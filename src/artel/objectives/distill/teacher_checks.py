@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.tokens import Tokenizer, load_tokenizer
 from artel.tokens.tokenizer.token_texts import token_texts
-
-if TYPE_CHECKING:
-    pass
 
 KEY = "distill.teacher"
 _LISTED = 3
