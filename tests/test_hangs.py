@@ -264,8 +264,8 @@ def test_ctrl_c_in_the_midst_of_a_look_at_the_workers_is_passed_on(agent, tmp_pa
 def test_what_is_said_at_the_end(tmp_path):
     folder = RunFolder(tmp_path)
     for status, said in (
-        (77, f"hung; where its threads stood is in {tmp_path}/hangs"),
-        (-signal.SIGVTALRM, f"hung; where its threads stood is in {tmp_path}/hangs"),
+        (77, f"hung; the stacks of its threads are in {tmp_path}/hangs"),
+        (-signal.SIGVTALRM, f"hung; the stacks of its threads are in {tmp_path}/hangs"),
         (76, "was out of memory"),
     ):
         error = _failed(3, status, folder, os.getpid())

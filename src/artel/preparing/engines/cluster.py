@@ -103,7 +103,7 @@ class Work:
             process.join()
         codes = [process.exitcode or 0 for process in processes]
         if killed := [signal.Signals(-code).name for code in codes if code < 0]:
-            what = f"a process on {socket.gethostname()} was ended by {killed[0]}"
+            what = f"a process on {socket.gethostname()} was killed by {killed[0]}"
             write_file(Path(self.folder, "killed", str(rank)), what)
             raise WorkError.at("prepare.workers", what)
         if any(codes):

@@ -118,7 +118,7 @@ def exit_with(parent: int) -> None:
 
 def _failed(exit_code: int) -> WorkError:
     if exit_code < 0:
-        what = f"a process that prepares text was ended by {signal.Signals(-exit_code).name}"
+        what = f"a process that prepares text was killed by {signal.Signals(-exit_code).name}"
         fix = "if memory ran out, write fewer prepare.workers; the same command resumes from the finished parts"
     else:
         what, fix = f"a process that prepares text failed (exit status {exit_code})", "see what it printed above"
