@@ -217,7 +217,7 @@ def test_an_elastic_job_meets_at_its_endpoint():
 
 @pytest.mark.parametrize("name", ["PET_NODE_RANK", "PET_MASTER_PORT", "PET_NPROC_PER_NODE"])
 def test_a_variable_of_a_pod_that_is_no_number_is_named(name):
-    with pytest.raises(InputError, match=f"{name}: is 'x', "):
+    with pytest.raises(InputError, match=f"{name}: is 'x'"):
         options(**PYTORCH_JOB | {name: "x"})
 
 

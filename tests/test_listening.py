@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from artel.errors import InputError, WorkError
 from artel.launching.hosts import (
     _check_interface_of_gloo,
-    _means_this_host,
+    _is_this_host,
     choose_interface,
     choose_interface_of_process,
 )
@@ -185,8 +185,8 @@ def test_processes_of_one_host_are_told_loopback(environment, changes):
 
 def test_names_of_loopback_are_not_those_of_the_host():
     names = ("127.0.0.1", "::1", "localhost", "localhost.localdomain", "ip6-localhost", "localhost4.localdomain4")
-    assert all(map(_means_this_host, names))
-    assert not any(map(_means_this_host, ("192.0.2.1", "node1", "localhosts", "node1.localhost.org")))
+    assert all(map(_is_this_host, names))
+    assert not any(map(_is_this_host, ("192.0.2.1", "node1", "localhosts", "node1.localhost.org")))
 
 
 @pytest.mark.parametrize("name", ["a..b", f"{'a' * 64}.b"])

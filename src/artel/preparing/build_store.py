@@ -32,7 +32,7 @@ _DAY = (
 )
 
 Check = Callable[..., None]
-"""Raises an error found in the run so far; with `wait=True` after all checks are done."""
+"""Raise an error found in the run so far; with `wait=True` after all checks are done."""
 
 
 def build_store(config: RunConfig, folder: Path, key: str, check: Check) -> None:

@@ -113,7 +113,7 @@ def prepare(
     verify: bool = False,
     while_making: Callable[[], AbstractContextManager[Check]] = lambda: nullcontext(lambda **_: None),
 ) -> Prepared:
-    """Find the token store of a run, or build it from the sources. Raises InputError, WorkError.
+    """Find the token store of a run, or build it from the sources. Raise InputError, WorkError.
 
     If the texts are gone, the store that the run began with is used. RUN/rejected.jsonl lists the records that could
     not be used, even if there are too many.
@@ -192,7 +192,7 @@ def check_texts(config: RunConfig) -> None:
 
 
 def settled(config: RunConfig) -> RunConfig:
-    """Return the run with the values that its records decide. Reads the records once. Raises InputError."""
+    """Return the run with the values that its records decide. Reads the records once. Raise InputError."""
     if not objective_type(config).undecided(config):
         return config
     return settle(config, _settled_file(config))
@@ -224,7 +224,7 @@ def is_prepared(config: RunConfig) -> bool:
 
 
 def remember(config: RunConfig, prepared: Prepared) -> None:
-    """Record the run's store in its folder, in case its texts disappear. Raises on disk errors."""
+    """Record the run's store in its folder, in case its texts disappear. Raise on disk errors."""
     if not config.data.from_store:
         remember_store(config, settings_digest(config), prepared.folder)
 
@@ -243,7 +243,7 @@ def _stores(config: RunConfig) -> tuple[Path, str]:
 
 
 def _without_texts(config: RunConfig, error: InputError, verify: bool) -> Prepared:
-    """Return the store that the run began with, if its texts cannot be read. Raises `error` if there is none."""
+    """Return the store that the run began with, if its texts cannot be read. Raise `error` if there is none."""
     folder = remembered_store(config, settings_digest(config))
     if folder is None:
         raise error

@@ -104,7 +104,7 @@ class CurveReader:
         return self._curves(torn)
 
     def _problems(self) -> list[Problem]:
-        """One problem per damaged line, or one for the file if no line is good."""
+        """Return one problem per damaged line, or one for the file if no line is valid."""
         lines = self._lines
         if lines.lines > 1 and not lines.has_valid:
             _, what = lines.problems[0]

@@ -266,7 +266,7 @@ class Classification(Objective, Decoding):
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
         """Return for each text or pair the label with its probability, the labels above their thresholds, or a number.
 
-        `truncated` marks a text that was cut to the block. Raises InputError for an empty text.
+        `truncated` marks a text that was cut to the block. Raise InputError for an empty text.
         """
         texts = [_texts_of(entry) for entry in inputs]
         rows = list(self._framing.frame(texts))
@@ -317,7 +317,7 @@ class Classification(Objective, Decoding):
 def _checked_labels(counts: Counter[str], texts: int, text_lengths: int, kind: str) -> list[str]:
     """Return all labels in order. `text_lengths`: characters of all texts.
 
-    Raises InputError if the labels cannot be learned.
+    Raise InputError if the labels cannot be learned.
     """
     key = "classification.labels"
     labels = sorted(counts)

@@ -277,7 +277,7 @@ class Embedding(Objective, Decoding):
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
         """Return {"embedding", "tokens", "truncated"} for each text or {"text", "input_type", "dimensions"}.
 
-        A text may be ids, with special tokens. Raises InputError.
+        A text may be ids, with special tokens. Raise InputError.
         """
         requests: list[dict[str, Any]] = [each if isinstance(each, dict) else {"text": each} for each in inputs]
         result = []

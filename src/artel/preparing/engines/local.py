@@ -36,7 +36,7 @@ _NUMBER = struct.Struct("<i")
 def run_here(tasks: Tasks, stage: Stage, workers: int | Literal["auto"], progress: Callable[[int, int], None]) -> None:
     """Run the unfinished tasks of a stage; `progress` is called with (number done, number of tasks).
 
-    Raises what a task raises, and WorkError if a process is killed.
+    Raise what a task raises, and WorkError if a process is killed.
     """
     unfinished = tasks.unfinished(stage)
     if not hasattr(os, "fork"):
@@ -71,7 +71,7 @@ def _start(processes: Sequence[BaseProcess]) -> None:
 def _watch(
     processes: Sequence[BaseProcess], tasks: Tasks, stage: Stage, count: int, progress: Callable[[int, int], None]
 ) -> None:
-    """Wait until all processes have exited. Raises the error of the first that fails."""
+    """Wait until all processes have exited. Raise the error of the first that fails."""
     running = {process.sentinel: process for process in processes}
     while running:
         progress(count - len(tasks.unfinished(stage)), count)
