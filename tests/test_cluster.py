@@ -50,7 +50,7 @@ def lines_left(run, folder):
     """A workspace of which the first stage is to be done."""
     from artel.preparing.run_tokenizer import run_tokenizer
 
-    workspace = Workspace.of(folder, run)
+    workspace = Workspace.open_or_plan(folder, run)
     run_tokenizer(workspace, print)
     return Tasks(workspace)
 

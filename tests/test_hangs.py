@@ -161,7 +161,7 @@ def agent(tmp_path):
         spec = WorkerSpec(
             role="test",
             local_world_size=2,
-            rdzv_handler=Rendezvous.of(hosts).handler(RunFolder(tmp_path)),
+            rdzv_handler=Rendezvous.open(hosts).handler(RunFolder(tmp_path)),
             entrypoint=sys.executable,
             args=("-c", ONCE + program, str(tmp_path)),
             max_restarts=restarts,

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 
-def python_of(module: str) -> list[str]:
+def module_command(module: str) -> list[str]:
     """Return the command that runs `module`. It imports from the working folder only if this process does."""
     # `python -m` puts the working folder first on the path, the command `artel` its own folder.
     from_working_folder = sys.path[:1] in ([""], [str(Path.cwd())])

@@ -50,7 +50,7 @@ class Rendezvous:
     _store: TCPStore | None = None
 
     @classmethod
-    def of(cls, hosts: Hosts) -> Rendezvous:
+    def open(cls, hosts: Hosts) -> Rendezvous:
         """Serve the store if this is its host. Raise InputError if that fails, or if that host cannot be reached."""
         if hosts.count == 1:
             return cls(hosts, True)

@@ -31,7 +31,7 @@ from artel.launching.read_run import SECRETS_NOTE, checked_run, has_secrets
 from artel.launching.rendezvous import Rendezvous
 from artel.launching.worker import end_with_launcher, is_worker, raising_lost_peers
 from artel.messages import logger
-from artel.preparing import as_begun, prepare
+from artel.preparing import prepare, with_recorded_values
 from artel.storage import check_cache, lock, write_file
 from artel.storage.locks import holders
 from artel.training.rank_file import mark_start, start_status
@@ -100,7 +100,7 @@ def start_run(
         what = "are objects of this process, but the run trains in other processes"
         fix = "register them in a module named in `plugins`"
         raise InputError.at("callbacks", what, fix)
-    rendezvous = Rendezvous.of(hosts) if starts_others else None  # a wrong address fails before any text is prepared
+    rendezvous = Rendezvous.open(hosts) if starts_others else None  # a wrong address fails before any text is prepared
     folder = RunFolder(Path(config.run))
     leads = LED not in os.environ and (os.environ.get("RANK", "0") == "0" if rendezvous is None else rendezvous.leads)
     if leads:
@@ -116,7 +116,11 @@ def start_run(
             logger.info("%s: checking the run, its model and its texts", folder.path)
             _wait_for_earlier_processes(folder)
         with start_status(folder) if leads else nullcontext():
-            config = _lead(config, folder, options, processes, hosts) if leads else _as_begun(prepare(config).config)
+            config = (
+                _lead(config, folder, options, processes, hosts)
+                if leads
+                else _with_recorded_values(prepare(config).config)
+            )
             if not options.restart and is_done(config):  # with --restart the leader is emptying the folder
                 folder.newest_model()  # refused if these are the weights of another model
                 logger.info("%s is complete, its model is in %s; --restart starts over", folder.path, folder.model)
@@ -231,7 +235,7 @@ def _lead(config: RunConfig, folder: RunFolder, options: StartOptions, processes
     if has_secrets(config):
         logger.info(SECRETS_NOTE)
     began = time.monotonic()
-    is_complete = not restart and is_done(_as_begun(config))
+    is_complete = not restart and is_done(_with_recorded_values(config))
     if config.model.auto and not is_complete:
         _check_min_budget(config, world, local_size, restart)
     prepared = prepare(config, verify=not is_complete)
@@ -269,11 +273,13 @@ def _lead(config: RunConfig, folder: RunFolder, options: StartOptions, processes
     return config
 
 
-def _as_begun(config: RunConfig) -> RunConfig:
+def _with_recorded_values(config: RunConfig) -> RunConfig:
     """Return the run with the choices of its first start (`model.auto`, `data.packing: auto`), if there was one."""
     from artel.training.same_run import with_earlier_choice, with_earlier_packing
 
-    return as_begun(with_earlier_packing((with_earlier_choice(config) or config) if config.model.auto else config))
+    return with_recorded_values(
+        with_earlier_packing((with_earlier_choice(config) or config) if config.model.auto else config)
+    )
 
 
 def _note_unreached(config: RunConfig, prepared: Prepared) -> None:
@@ -373,7 +379,7 @@ def _train_in_this_process(config: RunConfig, callbacks: Sequence[Callback]) -> 
             config = with_earlier_choice(config, begun=False) or config
         config = with_earlier_packing(config, begun=False)
         callbacks = [*callbacks, *(CALLBACKS[name]() for name in config.callbacks)]
-        prepared = prepare(as_begun(config))
+        prepared = prepare(with_recorded_values(config))
         return train(prepared.config, prepared, world, callbacks, make_report=partial(_report, config.run))
 
 

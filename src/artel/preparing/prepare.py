@@ -28,7 +28,7 @@ from artel.preparing.build_store import Check, build_store
 from artel.preparing.document_lists import LISTS, copy_lists
 from artel.preparing.overlap import output_problems, overlap_problems, refuse_overlaps
 from artel.preparing.progress import reporting
-from artel.preparing.record_decisions import as_begun, decided_before, settle, settled_before
+from artel.preparing.record_decisions import decided_before, settle, settled_before, with_recorded_values
 from artel.preparing.run_mark import check_claim
 from artel.preparing.run_tokenizer import check_tokenizer_folder
 from artel.preparing.stores import (
@@ -57,7 +57,7 @@ from artel.tokens import Tokenizer, TokenStore, load_tokenizer
 from artel.tokens.manifest import SPLITS, stored_files
 
 # Unfinished work is removed if nobody has resumed it for this long.
-_FORGOTTEN_SECONDS = 7 * 86400
+_ABANDONED_SECONDS = 7 * 86400
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,32 +135,32 @@ def prepare(
             check_tokenizer_folder(config)
             key = store_key(config)
     except InputError as error:
-        return _without_texts(as_begun(config), error, verify)
+        return _without_texts(with_recorded_values(config), error, verify)
     stores, remote_stores = _stores(config)
     settled = settle(config, stores / f"{key}.settled.json")
     if settled is not config:
         config, key = settled, store_key(settled)
     folder, made = stores / key, False
     address = remote_stores and f"{remote_stores}/{key}"
-    is_damaged = verify and _is_whole(folder) and damage(folder) is not None
-    if is_damaged or not _is_whole(folder, address):
+    is_damaged = verify and _is_complete(folder) and damage(folder) is not None
+    if is_damaged or not _is_complete(folder, address):
         with lock(
             stores / f"{key}.lock", lambda: logger.info("waiting for another process that prepares the same text")
         ):
             aside = None
-            if folder.exists() and (is_damaged or not _is_whole(folder)):
+            if folder.exists() and (is_damaged or not _is_complete(folder)):
                 aside = _set_damaged_aside(folder)
             if address and not folder.exists():
                 _fetch(folder, address)
-            if not _is_whole(folder):
+            if not _is_complete(folder):
                 if address:  # reports a missing permission now, not at the end
                     write_bytes(f"{address}.begun", b"")
                 remove_leftovers(stores)
-                _remove_forgotten(stores)
+                _remove_abandoned(stores)
                 with explained(lambda: _kept_parts(folder)), while_making() as check:
                     build_store(config, folder, key, check)
                 made = True
-            if not _is_whole(folder, address):
+            if not _is_complete(folder, address):
                 logger.info("writing the store to %s", address)
                 push_folder(folder, address)
                 write_file(_copy_note(folder), address)
@@ -179,7 +179,7 @@ def prepare_silently(config: RunConfig) -> Prepared:
     return prepare(config)
 
 
-def check_texts(config: RunConfig) -> None:
+def check_sources_and_outputs(config: RunConfig) -> None:
     """Raise InputError for outputs that cannot be written or overlap inputs, and for wrong sources if needed."""
     problems = [*output_problems(config), *overlap_problems(config)]
     try:
@@ -205,13 +205,13 @@ def _settled_file(config: RunConfig) -> Path:
 
 def has_store(config: RunConfig) -> bool:
     """True if the store that the run began with still exists: then neither texts nor a tokenizer are needed."""
-    config = as_begun(config)
+    config = with_recorded_values(config)
     return remembered_store(config, settings_digest(config)) is not None
 
 
 def is_prepared(config: RunConfig) -> bool:
     """True if `prepare` would find the run's store and build nothing."""
-    config = as_begun(config)
+    config = with_recorded_values(config)
     if config.data.from_store or has_store(config):
         return True
     try:
@@ -220,7 +220,7 @@ def is_prepared(config: RunConfig) -> bool:
     except InputError:  # of the texts
         return False
     stores, remote_stores = _stores(config)
-    return _is_whole(stores / key, remote_stores and f"{remote_stores}/{key}")
+    return _is_complete(stores / key, remote_stores and f"{remote_stores}/{key}")
 
 
 def remember(config: RunConfig, prepared: Prepared) -> None:
@@ -278,7 +278,7 @@ def _is_store_folder(folder: Path) -> bool:
     return folder.is_dir() and not folder.is_symlink() and {file.name for file in folder.iterdir()} <= names
 
 
-def _is_whole(folder: Path, address: str = "") -> bool:
+def _is_complete(folder: Path, address: str = "") -> bool:
     """True if the store is finished here and, if it has an address, on S3, too."""
     if not (folder / "manifest.json").is_file():
         return False
@@ -299,8 +299,8 @@ def _fetch(folder: Path, address: str) -> None:
         write_file(_copy_note(folder), address)
 
 
-def _remove_forgotten(stores: Path) -> None:
+def _remove_abandoned(stores: Path) -> None:
     for folder in (*stores.glob("*.parts"), *stores.glob("*.damaged")):
-        if time.time() - folder.stat().st_mtime > _FORGOTTEN_SECONDS:
+        if time.time() - folder.stat().st_mtime > _ABANDONED_SECONDS:
             with suppress(WorkError), lock(folder.with_suffix(".lock"), wait=False):  # kept while in use
                 shutil.rmtree(folder, ignore_errors=True)

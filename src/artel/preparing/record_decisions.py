@@ -50,7 +50,7 @@ def _decided(config: RunConfig, file: Path) -> dict[str, Any] | None:
     return None
 
 
-def as_begun(config: RunConfig) -> RunConfig:
+def with_recorded_values(config: RunConfig) -> RunConfig:
     """Return the run with the values from RUN/config.yaml, decided when it began; the run itself if there are none."""
     kind, file = objective_type(config), Path(config.run, "config.yaml")
     undecided = kind.undecided(config)
@@ -64,7 +64,7 @@ def as_begun(config: RunConfig) -> RunConfig:
 
 def decided_before(config: RunConfig) -> RunConfig:
     """Return the run as it began. Raise InputError if values are still undecided."""
-    kind, config = objective_type(config), as_begun(config)
+    kind, config = objective_type(config), with_recorded_values(config)
     problems = [
         Problem(f"{kind.section}.{key}", "auto reads the records, and there is only a store of them", "write it")
         for key in kind.undecided(config)

@@ -27,7 +27,7 @@ class Length:
     """Samples in the whole run; None where its time ends it (`train.budget`)."""
 
     @classmethod
-    def of(cls, train: TrainConfig, samples: int, tokens: float) -> Length:
+    def from_config(cls, train: TrainConfig, samples: int, tokens: float) -> Length:
         """`samples` are there, of `tokens` each on average."""
         total: int | None
         if train.budget is not None:
@@ -73,7 +73,7 @@ def position(train: TrainConfig, length: Length, step: int, seconds: float) -> s
 def run_length(config: RunConfig, samples: Samples, part: StoreSplit) -> Length:
     """Return the length of a run on `samples`, its objective's view of the training `part` of its store."""
     tokens = config.data.block if isinstance(samples, TokenBlocks) else part.tokens / max(1, len(samples))
-    return Length.of(config.train, len(samples), tokens)
+    return Length.from_config(config.train, len(samples), tokens)
 
 
 def warmup_steps(train: TrainConfig, steps: int | None) -> int | None:

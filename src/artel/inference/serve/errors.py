@@ -51,7 +51,7 @@ _MESSAGES = {
 }
 """Messages by pydantic's type of error."""
 _TYPE_ERRORS = {name for name, message in _MESSAGES.items() if message.startswith("must be")}
-_SHOWN = 10
+_MAX_LISTED = 10
 """Problems listed in an error."""
 _MAX_PROBLEMS = 5000
 """Problems of a body that are examined."""
@@ -70,8 +70,8 @@ def invalid_body(error: ValidationError, body: dict[str, Any], known: Collection
         what = f"the body has {count:,} problems" + (unknown and f"; unknown keys: {unknown}, …")
         return ApiError(422, what, None, "invalid_request")
     wrong = wrong_keys(error.errors(include_url=False, include_input=False), body)
-    lines = [f"{path}: {_what(problem, path, known)}" for path, problem in wrong[:_SHOWN]]
-    lines += [f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
+    lines = [f"{path}: {_what(problem, path, known)}" for path, problem in wrong[:_MAX_LISTED]]
+    lines += [f"and {len(wrong) - _MAX_LISTED} more"] if len(wrong) > _MAX_LISTED else []
     return ApiError(422, "; ".join(lines)[:2000], wrong[0][0][:200], "invalid_request")
 
 

@@ -26,7 +26,7 @@ from artel.tokens.tokenizer.template_limits import run_in_child
 ANY_OBJECT = {"type": "object"}
 _WHITESPACE: Any = {"whitespace_pattern": r"[ ]|\n[ ]{0,40}"}
 """Whitespace allowed in JSON: without a limit, weak models write nothing else up to `max_tokens`."""
-_SECONDS = 3
+_COMPILE_SECONDS = 3
 """CPU time for a schema, up to the first token."""
 _MAX_STATES = 20_000
 """Limit of llguidance's lexer. A state takes up to 2 kB; with the default of 250,000 a step took 7 s."""
@@ -46,7 +46,7 @@ class Grammars:
         """Return a function that makes the matcher of one answer. Raise ApiError for an unusable schema."""
         from llguidance import LLMatcher
 
-        return self._maker(
+        return self._checked_factory(
             lambda: LLMatcher.grammar_from_json_schema(json.dumps(schema), _WHITESPACE), "response_format"
         )
 
@@ -54,18 +54,23 @@ class Grammars:
         """Like `matcher`, for a Lark grammar with JSON schemas inside. `param`: the key to blame in an ApiError."""
         from llguidance import LLMatcher
 
-        return self._maker(lambda: LLMatcher.grammar_from_lark(grammar), param)
+        return self._checked_factory(lambda: LLMatcher.grammar_from_lark(grammar), param)
 
-    def _maker(self, make_grammar: Callable[[], str], param: str) -> Callable[[], Any]:
+    def _checked_factory(self, make_grammar: Callable[[], str], param: str) -> Callable[[], Any]:
         try:
             grammar = make_grammar()
         except ValueError as error:
             raise _refusal(str(error), param) from None
         if grammar not in self._matchers:
             _ = self._tokenizer  # made here: the child would lose it
-            result = run_in_child(lambda: self._try(grammar), _SECONDS, otherwise="no grammar can be made of it")
+            result = run_in_child(
+                lambda: self._try(grammar), _COMPILE_SECONDS, otherwise="no grammar can be made of it"
+            )
             if result != "fine":
-                limits = {"end": f"it takes more than {_SECONDS} s of work", "memory": "it takes too much memory"}
+                limits = {
+                    "end": f"it takes more than {_COMPILE_SECONDS} s of work",
+                    "memory": "it takes too much memory",
+                }
                 raise _refusal(limits.get(result, result), param)
             while len(self._matchers) >= _CACHE_SIZE:
                 del self._matchers[next(iter(self._matchers))]
@@ -122,7 +127,7 @@ _PLAIN_KEYS = {
 """Keys of parameters that only list arguments."""
 
 
-class CannotForce(Exception):
+class UnsupportedParameters(Exception):
     """A function whose call cannot be forced, and the reason."""
 
 
@@ -232,7 +237,7 @@ def _arguments_schema(function: dict[str, Any]) -> dict[str, Any]:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     _check_shape(function["name"], schema)
     if schema.get("type", "object") != "object":
-        raise CannotForce(f"{function['name']}: parameters of the type {schema['type']!r}; write object")
+        raise UnsupportedParameters(f"{function['name']}: parameters of the type {schema['type']!r}; write object")
     # Few schemas say that there are no other arguments, and a weak model invents some.
     closed = schema.keys() <= _PLAIN_KEYS and "properties" in schema
     return {"type": "object"} | ({"additionalProperties": False} if closed else {}) | schema
@@ -242,9 +247,9 @@ def _check_shape(name: str, schema: dict[str, Any]) -> None:
     """Raise CannotForce if `properties` or `required` do not have the types of JSON Schema."""
     required, properties = schema.get("required", []), schema.get("properties", {})
     if not isinstance(properties, dict):
-        raise CannotForce(f"{name}: properties that are no object")
+        raise UnsupportedParameters(f"{name}: properties that are no object")
     if not (isinstance(required, list) and all(isinstance(key, str) for key in required)):
-        raise CannotForce(f"{name}: required that is no list of names")
+        raise UnsupportedParameters(f"{name}: required that is no list of names")
 
 
 def _json(schema: Any) -> str:
@@ -254,13 +259,13 @@ def _json(schema: Any) -> str:
 def _tag_rules(rule: str, name: str, schema: dict[str, Any], tags: ArgumentTags, symbols: _Symbols) -> Iterator[str]:
     """Yield the rules of arguments in tags, in the order of the schema; those not required are optional."""
     if unknown := sorted(schema.keys() - _PLAIN_KEYS):
-        raise CannotForce(f"{name}: {unknown[0]!r} of its parameters, which the model writes in tags")
+        raise UnsupportedParameters(f"{name}: {unknown[0]!r} of its parameters, which the model writes in tags")
     required, properties = dict.fromkeys(schema.get("required", [])), schema.get("properties", {})
     properties = properties | {key: {} for key in required if key not in properties}
     shared: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     for number, (key, value) in enumerate(properties.items()):
         if not re.fullmatch(r"[^<>\s]+", key):
-            raise CannotForce(f"{name}: a parameter by the name {key!r}, which the model writes in tags")
+            raise UnsupportedParameters(f"{name}: a parameter by the name {key!r}, which the model writes in tags")
         argument = f"{symbols.of(key + tags.value)} {rule}_value{number} {rule}_next{number + 1}"
         for before, state in ((tags.first, "first"), (tags.next.removeprefix(tags.value_end), "next")):
             skipped = "" if key in required else f" | {rule}_{state}{number + 1}"
@@ -281,12 +286,12 @@ def _value_rules(
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
     if choices is not None:
         if not isinstance(choices, list):
-            raise CannotForce(f"{place}: an enum that is no list")
+            raise UnsupportedParameters(f"{place}: an enum that is no list")
         words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices if isinstance(choice, str))
         yield f"{rule}: ({words}) {symbols.of(end)}"
         return
     if "pattern" in schema:
-        raise CannotForce(f"{place}: a pattern of a text that the model writes in tags")
+        raise UnsupportedParameters(f"{place}: a pattern of a text that the model writes in tags")
     size = f"{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
     # CallReader must find the end of the value and of the call, and recognize the form.
     marks = "|".join(map(re.escape, (end.strip(), "</tool_call>", "<function="))).replace("/", "\\/")

@@ -81,7 +81,7 @@ class Work:
         # The folder proves nothing: on a disk that is not shared, it is created for the logs.
         if not Path(self.workspace, "plan.json").is_file():
             raise _unseen(Path(self.workspace))
-        workspace = Workspace.at(Path(self.workspace))
+        workspace = Workspace.load(Path(self.workspace))
         try:
             os.chdir(self.directory)
         except OSError as error:
