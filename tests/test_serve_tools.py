@@ -8,7 +8,8 @@ import openai
 import pytest
 import torch
 
-from artel.inference.serve.grammars import Grammars, UnsupportedParameters, required_calls_grammar
+from artel.inference.serve.call_grammars import UnsupportedParameters, required_calls_grammar
+from artel.inference.serve.grammars import Grammars
 from artel.inference.serve.tool_calls import merge_deltas, required_calls
 from artel.models.sampler import Sampler, SamplingOptions
 from artel.models.text_stream import TextStream

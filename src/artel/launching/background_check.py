@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from artel.errors import ArtelError, InputError, Problem, WorkError
-from artel.interpreter import module_command
 from artel.launching.quiet_libraries import quiet_libraries
-from artel.launching.worker import end_with_launcher
+from artel.launching.worker import end_with_launcher, module_command
 from artel.storage.unexpected_errors import worker_error
 
 if TYPE_CHECKING:

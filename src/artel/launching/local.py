@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from artel.elapsed import paused
 from artel.errors import ArtelError, InputError, Interrupted, OutOfMemory, Problem, WorkError
-from artel.interpreter import module_command
 from artel.interrupts import answered_by, ended_at_once
 from artel.launching.rendezvous import SECRET_VARIABLE, Rendezvous
+from artel.launching.worker import module_command
 from artel.messages import logger
 from artel.preparing.progress import reporting
 from artel.storage.unexpected_errors import FAULT, fault_of_process

@@ -19,9 +19,9 @@ from artel.config import Overrides, RunConfig, RunFile, dump_run
 from artel.config.schema.quantities import duration
 from artel.errors import InputError
 from artel.host import memory, swap
-from artel.interpreter import module_command
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.launching.read_run import checked_run
+from artel.launching.worker import module_command
 from artel.messages import logger
 from artel.preparing import settled
 from artel.storage import write_file

@@ -1,4 +1,4 @@
-"""A worker process of a run and its launcher: detection, ending together, and the exit status for lost peers."""
+"""A worker process of a run and its launcher: command, detection, ending together, exit status for lost peers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from artel.errors import Problem, WorkError
 from artel.plugins import message_of
@@ -22,6 +23,13 @@ class LostPeers(WorkError):
     """Another process of the run, or the connection to it, has ended. This one has not failed."""
 
     exit_code = LOST_PEERS
+
+
+def module_command(module: str) -> list[str]:
+    """Return the command that runs `module`. It imports from the working folder only if this process does."""
+    # `python -m` puts the working folder first on the path, the command `artel` its own folder.
+    from_working_folder = sys.path[:1] in ([""], [str(Path.cwd())])
+    return [sys.executable, *([] if from_working_folder else ["-P"]), "-m", module]
 
 
 def is_worker() -> bool:

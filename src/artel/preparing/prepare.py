@@ -140,30 +140,17 @@ def prepare(
     settled = settle(config, stores / f"{key}.settled.json")
     if settled is not config:
         config, key = settled, store_key(settled)
-    folder, made = stores / key, False
+    folder = stores / key
     address = remote_stores and f"{remote_stores}/{key}"
     is_damaged = verify and _is_complete(folder) and damage(folder) is not None
+    made = False
     if is_damaged or not _is_complete(folder, address):
-        with lock(
-            stores / f"{key}.lock", lambda: logger.info("waiting for another process that prepares the same text")
-        ):
+        waiting = "waiting for another process that prepares the same text"
+        with lock(stores / f"{key}.lock", lambda: logger.info(waiting)):
             aside = None
             if folder.exists() and (is_damaged or not _is_complete(folder)):
                 aside = _set_damaged_aside(folder)
-            if address and not folder.exists():
-                _fetch(folder, address)
-            if not _is_complete(folder):
-                if address:  # reports a missing permission now, not at the end
-                    write_bytes(f"{address}.begun", b"")
-                remove_leftovers(stores)
-                _remove_abandoned(stores)
-                with explained(lambda: _kept_parts(folder)), while_making() as check:
-                    build_store(config, folder, key, check)
-                made = True
-            if not _is_complete(folder, address):
-                logger.info("writing the store to %s", address)
-                push_folder(folder, address)
-                write_file(_copy_note(folder), address)
+            made = _fetch_or_build(config, folder, key, address, while_making)
             if aside is not None:
                 shutil.rmtree(aside, ignore_errors=True)
     copy_lists(config, folder)
@@ -171,6 +158,32 @@ def prepare(
     for note in prepared.notes() if made else ():
         logger.info(note)
     return prepared
+
+
+def _fetch_or_build(
+    config: RunConfig,
+    folder: Path,
+    key: str,
+    address: str,
+    while_making: Callable[[], AbstractContextManager[Check]],
+) -> bool:
+    """Fetch the store from S3, or build it and copy it there. Return True if it was built. Hold the store's lock."""
+    is_new = False
+    if address and not folder.exists():
+        _fetch(folder, address)
+    if not _is_complete(folder):
+        if address:  # reports a missing permission now, not at the end
+            write_bytes(f"{address}.begun", b"")
+        remove_leftovers(folder.parent)
+        _remove_abandoned(folder.parent)
+        with explained(lambda: _kept_parts(folder)), while_making() as check:
+            build_store(config, folder, key, check)
+        is_new = True
+    if not _is_complete(folder, address):
+        logger.info("writing the store to %s", address)
+        push_folder(folder, address)
+        write_file(_copy_note(folder), address)
+    return is_new
 
 
 @silenced()
@@ -232,8 +245,8 @@ def remember(config: RunConfig, prepared: Prepared) -> None:
 def _kept_parts(folder: Path) -> str:
     """Return a sentence about what an interrupted preparation of the store `folder` keeps."""
     if not (folder.with_name(f"{folder.name}.parts") / "tokenizer").exists():
-        return "the tokenizer was not finished: the same command begins with it again"
-    return "finished parts of the text are kept: the same command continues with them"
+        return "the tokenizer was not finished; the same command starts over with it"
+    return "finished shards of the text are kept; the same command resumes"
 
 
 def _stores(config: RunConfig) -> tuple[Path, str]:
@@ -250,25 +263,23 @@ def _without_texts(config: RunConfig, error: InputError, verify: bool) -> Prepar
     problem = error.problems[0]
     fault = damage(folder) if verify else None
     if fault is not None:
-        fix = "the store cannot be made again without its texts: put them back, or a copy of the store"
+        fix = "the store cannot be rebuilt without its texts: restore them, or a copy of the store"
         raise InputError([problem, Problem(fault.where, fault.what, fix)])
-    logger.info(
-        "%s: %s; the run continues with the store that was made of its texts: %s", problem.where, problem.what, folder
-    )
+    logger.info("%s: %s; continuing with the store of its texts: %s", problem.where, problem.what, folder)
     return Prepared(folder, made=False, config=config)
 
 
 def _set_damaged_aside(folder: Path) -> Path | None:
     """Rename a damaged store; return its new name, or None if another process has rebuilt it in the meantime."""
     if not _is_store_folder(folder):
-        what, fix = "is in the place of a store and is not a store", "move it away, or choose another data.store"
+        what, fix = "exists but is not a token store", "move it away, or choose another data.store"
         raise InputError.at(str(folder), what, fix)
     fault = damage(folder)
     if fault is None:
         return None
     aside = set_aside(folder)
     _copy_note(folder).unlink(missing_ok=True)
-    logger.info("%s %s: the store is set aside and made again", fault.where, fault.what)
+    logger.info("%s %s: rebuilding the store", fault.where, fault.what)
     return aside
 
 
