@@ -14,7 +14,7 @@ FROM_BEGINNING, FROM_LATEST, FROM_NEWER, FROM_OLDER, NOT_SO_FAR = (
     "from the beginning", "from `latest`", "from a newer one", "from an older one", "killed before that"
 )  # fmt: skip
 TAKEN = (FROM_BEGINNING, FROM_LATEST, FROM_NEWER, FROM_OLDER, NOT_SO_FAR)
-LOST_OTHERS = 75
+LOST_PEERS = 75
 """The status of a rank that has nothing wrong but the loss of its peers (artel/launching/worker.py)."""
 
 
@@ -118,7 +118,7 @@ def _starts(tallies: dict[str, Tally]) -> str:
     rows: list[list[object]] = []
     for layout, tally in tallies.items():
         slowest = f"{tally.slowest_end:.1f} s" if tally.of_one else "-"
-        lost = f"{tally.left[LOST_OTHERS]} of {tally.left.total()}" if tally.left else "-"
+        lost = f"{tally.left[LOST_PEERS]} of {tally.left.total()}" if tally.left else "-"
         rows.append([layout, tally.runs, tally.starts, *(tally.taken[name] for name in TAKEN), slowest, lost])
     return _table(["", "runs", "starts", *TAKEN, "the rest had ended within", "with status 75"], rows)
 

@@ -74,7 +74,7 @@ def test_a_budget_that_the_planned_steps_outlast_is_refused_with_the_shortest(tm
     run = load_run(str(write_run(tmp_path / "run.yaml", train={"steps": None, "budget": 60})))
     prepared, said = prepare(run), logged()
     RunFolder(tmp_path / "run").claim()
-    with pytest.raises(InputError, match=r"60s is too short: 4 steps take .* at least") as error:
+    with pytest.raises(InputError, match=r"60s is too short: 4 steps take at least") as error:
         begin_with_plan(run, prepared, 1, 1, False)
     shortest = read_seconds(error.value.problems[0].fix.split()[1])
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())

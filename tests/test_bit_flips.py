@@ -112,7 +112,7 @@ def test_a_damaged_store_is_made_anew_byte_for_byte(tmp_path):
         prepared = prepare(run, verify=True)
         assert (prepared.made, prepared.folder) == (True, store)
         assert files_in(store) == whole, name
-        (line,) = [line for line in said if "is set aside and made again" in line]
+        (line,) = [line for line in said if "rebuilding the store" in line]
         assert line.startswith(f"{store / name} ")
         assert not list(store.parent.glob("*.damaged"))
     assert not prepare(run, verify=True).made

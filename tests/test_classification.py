@@ -74,7 +74,7 @@ def test_a_plan_groups_rows_as_the_device_that_it_is_made_for(tmp_path):
     run = load_run(str(label_run(tmp_path / "run.yaml", ROWS["single"](40), data={"block": 64})))
     prepare(run)
     data = planned_data(run)
-    counts = {device: len(data.laid_out_for(lambda: None, device).batch(256).groups) for device in ("cpu", "cuda")}
+    counts = {device: len(data.with_layout_for(lambda: None, device).batch(256).groups) for device in ("cpu", "cuda")}
     assert counts == {"cpu": 16, "cuda": 1}
 
 

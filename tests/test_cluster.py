@@ -50,7 +50,7 @@ def lines_left(run, folder):
     """A workspace of which the first stage is to be done."""
     from artel.preparing.run_tokenizer import run_tokenizer
 
-    workspace = Workspace.of(folder, run)
+    workspace = Workspace.open_or_plan(folder, run)
     run_tokenizer(workspace, print)
     return Tasks(workspace)
 
@@ -259,7 +259,9 @@ def test_a_process_is_killed(tmp_path, slurm, monkeypatch):
     """As a kernel does it when memory runs out."""
     monkeypatch.chdir(tmp_path)
     run = converted(tmp_path, KILLED_ONCE, 4, "stores", engine="slurm", workers=1, slurm=SLURM)
-    with pytest.raises(WorkError, match=r"prepare\.workers: 1 of 4 tasks .*FAILED; a process on \S+ was ended by SIGK"):
+    with pytest.raises(
+        WorkError, match=r"prepare\.workers: 1 of 4 tasks .*FAILED; a process on \S+ was killed by SIGK"
+    ):
         prepare(run)
     assert prepare(run).open().train.documents == 120
 
@@ -321,7 +323,7 @@ def test_ray(tmp_path, texts, expected):
     assert report["whole"] == expected
     assert report["workspace_left"] == []
     assert "1 of 4 tasks (text) were not done" in report["killed_task"]
-    assert "was ended by SIGKILL" in report["killed_task"]
+    assert "was killed by SIGKILL" in report["killed_task"]
     assert report["killed_task_then"] == 120
     assert report["status"] == 0, report["second"]
     assert report["killed"] == [expected]

@@ -142,7 +142,7 @@ def test_a_run_goes_on_where_trainer_stood(folder, tmp_path, stage):
         assert (began[f"{name}|step"], ended[f"{name}|step"]) == (2, 3)
     again = artel("train", run, "--from-deepspeed", checkpoint)
     assert again.returncode == 0, again.stderr
-    assert "has begun, and resumes from its own checkpoint" in again.stderr
+    assert "has its own checkpoint and resumes from it" in again.stderr
 
 
 def test_a_run_that_cannot_begin_from_it_says_why(folder, tmp_path):

@@ -13,8 +13,8 @@ import torch
 
 from artel.config import RunConfig, load_run
 from artel.diagnostics.doctor import examine
+from artel.diagnostics.machine_problems import machine_problems
 from artel.diagnostics.software import environment
-from artel.diagnostics.troubles import troubles
 from artel.host import core_quota, memory
 from artel.models.device import bf16_is_native
 from artel.planning.machine import Disk, host_address
@@ -163,10 +163,10 @@ def test_what_stands_in_the_way_is_told_with_a_remedy(tmp_path):
         "cache folder": Disk(tmp_path / "full", free=2**20, total=2**40, writable=True),
         "run folder": Disk(tmp_path / "closed", free=2**35, total=2**40, writable=False),
     }
-    fixes = {(problem.where, problem.what): problem.fix for problem in troubles(run, CPU, [], disks, {})}
+    fixes = {(problem.where, problem.what): problem.fix for problem in machine_problems(run, CPU, [], disks, {})}
     problems = {where: what for where, what in fixes if where in ("cache folder", "run folder", "train.precision")}
     assert "only 0.0 GiB are free" in problems["cache folder"]
-    assert "cannot be written" in problems["run folder"]
+    assert "not writable" in problems["run folder"]
     assert ("train.precision" in problems) != bf16_is_native(CPU)
     assert all(fixes.values())
 

@@ -37,7 +37,7 @@ def texts_of(matches, seed=0):
     torch.manual_seed(seed)
     keys = torch.from_numpy(match_keys(matches))
     count = int((keys[:, 0] < 4).sum())
-    return Texts.of(torch.randn(count, SIZE), keys)
+    return Texts.from_vectors(torch.randn(count, SIZE), keys)
 
 
 def loss(texts, part=slice(None), **config):
@@ -117,9 +117,9 @@ def test_parts_add_up(name):
     config = EmbeddingConfig.model_validate({"loss": name, "symmetric": name == "in_batch_negatives"})
     apart = torch.cat([vectors[[0, 1, 3, 4, 6, 7]], vectors[[2, 5, 8]]]).requires_grad_()
     whole = vectors.clone().requires_grad_()
-    parts = Texts.of(apart, torch.from_numpy(np.concatenate([first, second])))
+    parts = Texts.from_vectors(apart, torch.from_numpy(np.concatenate([first, second])))
     total = loss_sum(parts, config, slice(0, 6)) + loss_sum(parts, config, slice(6, 9))
-    expected = loss_sum(Texts.of(whole, torch.from_numpy(together)), config, slice(None))
+    expected = loss_sum(Texts.from_vectors(whole, torch.from_numpy(together)), config, slice(None))
     assert total.item() == pytest.approx(expected.item(), rel=1e-5)
     total.backward()
     expected.backward()

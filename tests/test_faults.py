@@ -118,7 +118,7 @@ def test_a_run_goes_on_when_its_texts_are_gone(tmp_path, monkeypatch, capfd):
     status, said = run_artel(monkeypatch, capfd, "train", file)
     assert status == 0, said
     assert "no file matches" in said
-    assert "the run continues with the store that was made of its texts" in said
+    assert "continuing with the store of its texts" in said
     assert "resuming from step 4" in said
     assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == weights
 

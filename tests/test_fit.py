@@ -82,7 +82,7 @@ def test_the_run_as_it_is_stays_where_nothing_is_faster():
 def test_layouts_are_those_that_the_checks_let_pass():
     run = run_of(LLAMA)
     data, _ = planned_text(run)
-    model = ModelOutline.of(run, data.objective, data.tokenizer).build("fp32")
+    model = ModelOutline.from_config(run, data.objective, data.tokenizer).build("fp32")
     found = {layout.splits for layout in layouts(run, model, 8, 8)}
     assert {(1, 1, 1, 1), (2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1)} <= found
     assert all(expert == 1 for *_, expert in found)  # it has no experts

@@ -13,7 +13,7 @@ import pytest
 
 from artel.errors import WorkError
 from artel.launching.hosts import Hosts
-from artel.launching.local import _failed
+from artel.launching.local import _process_error
 from artel.launching.rendezvous import Rendezvous
 from artel.parallel.process_group import threads_of
 from artel.storage import lock
@@ -161,7 +161,7 @@ def agent(tmp_path):
         spec = WorkerSpec(
             role="test",
             local_world_size=2,
-            rdzv_handler=Rendezvous.of(hosts).handler(RunFolder(tmp_path)),
+            rdzv_handler=Rendezvous.open(hosts).handler(RunFolder(tmp_path)),
             entrypoint=sys.executable,
             args=("-c", ONCE + program, str(tmp_path)),
             max_restarts=restarts,
@@ -203,14 +203,14 @@ def test_the_others_end_within_seconds_and_the_cause_is_named(agent, others, own
     """Those that do not end by themselves are given 5 s; by torchrun 30."""
     from torch.distributed.elastic.multiprocessing.api import PContext
 
-    from artel.launching.agent import cause
+    from artel.launching.agent import first_failure
 
     close, given = PContext.close, []
     monkeypatch.setattr(PContext, "close", lambda *args: given.append(args[2:]) or close(*args))
     result, _ = agent(f"if os.environ['RANK'] == '0':\n    {others}\nelse:\n    {own}")
     assert result.is_failed()
     assert given[0] == (5,)
-    assert cause(result.failures) == (1, status)
+    assert first_failure(result.failures) == (1, status)
 
 
 STOPPABLE = """
@@ -264,11 +264,11 @@ def test_ctrl_c_in_the_midst_of_a_look_at_the_workers_is_passed_on(agent, tmp_pa
 def test_what_is_said_at_the_end(tmp_path):
     folder = RunFolder(tmp_path)
     for status, said in (
-        (77, f"hung; where its threads stood is in {tmp_path}/hangs"),
-        (-signal.SIGVTALRM, f"hung; where its threads stood is in {tmp_path}/hangs"),
+        (77, f"hung; the stacks of its threads are in {tmp_path}/hangs"),
+        (-signal.SIGVTALRM, f"hung; the stacks of its threads are in {tmp_path}/hangs"),
         (76, "was out of memory"),
     ):
-        error = _failed(3, status, folder, os.getpid())
+        error = _process_error(3, status, folder, os.getpid())
         assert isinstance(error, WorkError)
         assert re.match(rf"process 3 on \S+: {re.escape(said)}\n.*the same command resumes", str(error))
 

@@ -147,7 +147,7 @@ def test_mistakes_are_told_before_the_job_is_queued(tmp_path):
 
 def test_without_slurm(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match=r"sbatch: there is no such program here\n.*--dry-run"):
+    with pytest.raises(InputError, match=r"sbatch: is not installed here\n.*--dry-run"):
         submit("#!/bin/bash\n", tmp_path / "run")
 
 

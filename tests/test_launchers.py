@@ -98,14 +98,14 @@ def test_the_run_file_goes_before_accelerates_configuration(tmp_path):
                      distributed_type="FSDP", fsdp_config=FSDP2)  # fmt: skip
     assert result.overrides == []
     assert result.notes == [
-        "accelerate sets train.precision=bf16, and the run file fp32: the run file decides",
-        "accelerate sets parallel.data=fsdp, and the run file ddp: the run file decides",
+        "accelerate sets train.precision=bf16, but the run file fp32, which takes precedence",
+        "accelerate sets parallel.data=fsdp, but the run file ddp, which takes precedence",
     ]
 
 
 def test_what_artel_has_not_is_refused(tmp_path):
     nvme = {"zero_stage": 3, "offload_optimizer_device": "nvme", "offload_param_device": "cpu"}
-    with pytest.raises(InputError, match=r"NVMe is DeepSpeed's own.*\n.*parallel\.deepspeed: ds_config\.json"):
+    with pytest.raises(InputError, match=r"NVMe needs DeepSpeed.*\n.*parallel\.deepspeed: ds_config\.json"):
         taken(tmp_path, distributed_type="DEEPSPEED", deepspeed_config=nvme)
     with pytest.raises(InputError, match=r"Megatron-LM(.|\n)*parallel\.tensor and parallel\.pipeline"):
         taken(tmp_path, distributed_type="MEGATRON_LM", megatron_lm_config={"megatron_lm_tp_degree": 2})
@@ -201,7 +201,7 @@ def test_two_launchers_meet_and_start_again_what_was_killed(tmp_path, reference)
             end(process)
     assert [process.returncode for process in both] == [0, 0], outputs
     together = "".join(outputs)
-    assert re.search(r"process \d on \S+: lost the others: .*[Cc]onnection", together), together
+    assert re.search(r"process \d on \S+: lost its peers: .*[Cc]onnection", together), together
     assert together.count("resuming from step") == 1
     assert largest_difference(reference, losses(tmp_path / "run")) < 1e-5
 
@@ -235,7 +235,7 @@ def test_a_process_that_failed_is_named(tmp_path):
         end(launcher)
     assert launcher.returncode == 1
     host = re.escape(socket.gethostname())
-    assert re.search(rf"artel: process \d on {host}: was ended by SIGKILL\n.*takes too much memory", output), output
+    assert re.search(rf"artel: process \d on {host}: was killed by SIGKILL\n.*takes too much memory", output), output
 
 
 def worker_of(launcher):

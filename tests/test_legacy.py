@@ -223,10 +223,10 @@ def test_convert_checks_what_it_prints(tmp_path):
 @pytest.mark.parametrize(
     ("data", "arguments", "environment", "message"),
     [
-        (2, ["--nproc", "3"], {}, "the run wants 2 processes, and 3 are started"),
+        (2, ["--nproc", "3"], {}, "the run needs 2 processes, but 3 are started"),
         (3, ["--nnodes", "2", "--master-addr", "127.0.0.1"], {}, "2 hosts cannot share 3 processes evenly"),
-        (2, ["--nproc", "2", "--nnodes", "2", "--master-addr", "127.0.0.1"], {}, "and 4 are started"),
-        (2, [], {"RANK": "0", "WORLD_SIZE": "4"}, "and 4 are started"),
+        (2, ["--nproc", "2", "--nnodes", "2", "--master-addr", "127.0.0.1"], {}, "but 4 are started"),
+        (2, [], {"RANK": "0", "WORLD_SIZE": "4"}, "but 4 are started"),
     ],
 )
 def test_the_number_of_processes_is_that_of_the_run(tmp_path, data, arguments, environment, message):

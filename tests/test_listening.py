@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from artel.errors import InputError, WorkError
 from artel.launching.hosts import (
     _check_interface_of_gloo,
-    _means_this_host,
+    _is_this_host,
     choose_interface,
     choose_interface_of_process,
 )
@@ -130,7 +130,7 @@ def test_the_secret_is_its_owners_alone(tmp_path, monkeypatch):
     assert [path.name for path in file.parent.iterdir()] == [".secret"]
     assert {run_secret(file, leads, 1) for leads in (True, False)} == {secret}
     file.chmod(0o640)
-    with pytest.raises(InputError, match=r"others than its owner can read(.|\n)*export the same ARTEL_SECRET"):
+    with pytest.raises(InputError, match=r"other users can read(.|\n)*export the same ARTEL_SECRET"):
         run_secret(file, True, 1)
     with pytest.raises(InputError, match="has not written this secret"):
         run_secret(tmp_path / "elsewhere", False, 0)
@@ -185,8 +185,8 @@ def test_processes_of_one_host_are_told_loopback(environment, changes):
 
 def test_names_of_loopback_are_not_those_of_the_host():
     names = ("127.0.0.1", "::1", "localhost", "localhost.localdomain", "ip6-localhost", "localhost4.localdomain4")
-    assert all(map(_means_this_host, names))
-    assert not any(map(_means_this_host, ("192.0.2.1", "node1", "localhosts", "node1.localhost.org")))
+    assert all(map(_is_this_host, names))
+    assert not any(map(_is_this_host, ("192.0.2.1", "node1", "localhosts", "node1.localhost.org")))
 
 
 @pytest.mark.parametrize("name", ["a..b", f"{'a' * 64}.b"])
@@ -259,7 +259,7 @@ def test_one_host_listens_on_loopback_alone_and_takes_nothing_from_there(tmp_pat
         end(launcher)
     assert launcher.returncode == 130, output
     assert not (tmp_path / "ran").exists()
-    assert len(re.findall(r"process \d on \S+: was ended by SIGKILL; starting again from the last", output)) == 1
+    assert len(re.findall(r"process \d on \S+: was killed by SIGKILL; restarting from the last", output)) == 1
     assert "torch/distributed" not in output  # its own log of the same, for those who know its code
 
 
@@ -298,6 +298,6 @@ def test_a_foreign_client_can_end_a_run_of_several_hosts_and_no_more(tmp_path):
     assert [process.returncode for process in both] == [1, 1], outputs
     assert not (tmp_path / "ran").exists()
     for text in outputs:
-        assert f"artel: 127.0.0.1:{port}: someone else has written to the store of this run's hosts" in text, text
+        assert f"artel: 127.0.0.1:{port}: another program has written to the store of this run's hosts" in text, text
         assert "Traceback" not in text
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))  # what was trained is saved

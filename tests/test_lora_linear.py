@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, BertConfig, BertModel, LlamaConfi
 from artel.models.activation_checkpointing import recompute
 from artel.models.attention_switch import use_artel_attention
 from artel.models.half_base import HalfLinear, hold_in_half
-from artel.models.lora.layers import LoraLinear, use_lora_linear
+from artel.models.lora.layers import LoraLinear, patch_lora_linear
 from support.kept_memory import bytes_kept
 
 
@@ -35,7 +35,7 @@ def adapted(model, **options):
     config = LoraConfig(**{"r": 4, "lora_alpha": 8, "target_modules": targets, "init_lora_weights": False} | options)
     theirs = inject_adapter_in_model(config, model).train()
     ours = copy.deepcopy(theirs)
-    use_lora_linear(ours)
+    patch_lora_linear(ours)
     assert any(isinstance(module, LoraLinear) for module in ours.modules())
     return theirs, ours
 
@@ -189,7 +189,7 @@ def test_a_model_on_meta_keeps_its_own_masks(config, is_plain, base):
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
         inject_adapter_in_model(LoraConfig(r=4, target_modules=["q_proj"]), model)
     hold_in_half(model, base)
-    use_lora_linear(model)
+    patch_lora_linear(model)
     assert use_artel_attention(model) is is_plain
 
 
@@ -199,7 +199,7 @@ def test_what_is_recomputed_keeps_no_rounded_input():
     config = BertConfig(**SMALL, attn_implementation="sdpa")
     model = BertModel(config).train()
     inject_adapter_in_model(LoraConfig(r=4, target_modules=["query", "value"]), model)
-    use_lora_linear(model)
+    patch_lora_linear(model)
     recompute(model, "full")
     inputs = []
     for layer in model.encoder.layer:

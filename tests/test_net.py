@@ -105,7 +105,7 @@ def test_a_fault_of_a_process_of_a_run(tmp_path):
     (fault,) = (tmp_path / "cache" / "faults").iterdir()
     assert "in fail" in fault.read_text()
     assert "artel: process 1 on " in done.stderr
-    assert "failed by a fault of artel" in done.stderr
+    assert "failed because of a bug in artel" in done.stderr
     assert done.stderr.count(str(fault)) == 2  # said by the process, and by its launcher
 
 

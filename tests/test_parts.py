@@ -158,7 +158,7 @@ def test_a_worker_that_is_killed_is_told(tmp_path):
         (tmp_path / f"{number}.jsonl").write_text("\n".join(rows))
         sources.append({"path": str(tmp_path / f"{number}.jsonl"), "format": "chat", "converter": "kill_once:talk"})
     run = run_of(tmp_path, data={"sources": sources}, objective="chat", prepare={"workers": 2})
-    with pytest.raises(WorkError, match=r"prepare\.workers: a process that prepares text was ended by SIGKILL"):
+    with pytest.raises(WorkError, match=r"prepare\.workers: a process that prepares text was killed by SIGKILL"):
         prepare(run)
     assert prepare(run).open().train.documents == 120
 

@@ -10,7 +10,7 @@ import pytest
 from artel.config import DataConfig
 from artel.config.load import run_from
 from artel.errors import InputError
-from artel.preparing import check_texts, prepare, refuse_overlaps
+from artel.preparing import check_sources_and_outputs, prepare, refuse_overlaps
 from artel.preparing.prepare import store_key
 from artel.text import check_sources, unread_files, unread_notes
 from support.reading import checked, items, message, read_texts, written
@@ -169,7 +169,7 @@ def test_output_in_input_and_input_in_output_are_refused(tmp_path, case):
     data = {"sources": [{"path": "texts"}], "store": "stores", **changes.get("data", {})}
     run = run_of(tmp_path, **{"run": "runs/a", **changes, "data": data})
     before = sorted(tmp_path.rglob("*"))
-    for check in (check_texts, prepare):
+    for check in (check_sources_and_outputs, prepare):
         with pytest.raises(InputError) as caught:
             check(run)
         own = [problem for problem in caught.value.problems if problem.where == where and "really" in problem.what]
@@ -182,14 +182,14 @@ def test_what_lies_beside_one_another_is_not_refused(tmp_path):
     texts(tmp_path)
     written(tmp_path, "a.txt", "a")
     for path in ("*.txt", "texts/*.txt", "texts/one.txt", "{stdlib}/this.py", "tex*/*/*.txt"):
-        check_texts(run_of(tmp_path, run="runs/a", data={"sources": [{"path": path}], "store": "stores"}))
+        check_sources_and_outputs(run_of(tmp_path, run="runs/a", data={"sources": [{"path": path}], "store": "stores"}))
     prepared = prepare(run_of(tmp_path, data={"sources": [{"path": "texts"}]}))
     tokenizer = {"from": str(prepared.folder / "tokenizer")}  # what artel made may lie among the stores
-    check_texts(run_of(tmp_path, data={"sources": [{"path": "texts"}]}, tokenizer=tokenizer))
+    check_sources_and_outputs(run_of(tmp_path, data={"sources": [{"path": "texts"}]}, tokenizer=tokenizer))
     refused = "run: the folder .* lies in .*from_store"
     tree = {"run": str(prepared.folder / "run"), "data": {"from_store": str(prepared.folder)}}
     with pytest.raises(InputError, match=refused):
-        check_texts(run_from(tree, {}, {(): "run.yaml"}))
+        check_sources_and_outputs(run_from(tree, {}, {(): "run.yaml"}))
     run = run_of(tmp_path, data={"sources": [{"path": "texts"}]})
     refuse_overlaps(run, [("DIR", Path("exported"))])
     with pytest.raises(InputError, match=r"DIR: the folder texts/exported \(really .*\) lies in texts"):
@@ -207,4 +207,4 @@ def test_a_cache_among_the_texts_is_refused(tmp_path):
 
 def test_text_that_belongs_to_no_run_may_lie_in_the_working_folder(tmp_path):
     written(tmp_path, "a.txt", "a")
-    check_texts(run_of(tmp_path, run="", data={"sources": [{"path": "a.txt"}]}))
+    check_sources_and_outputs(run_of(tmp_path, run="", data={"sources": [{"path": "a.txt"}]}))

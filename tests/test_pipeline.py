@@ -258,7 +258,7 @@ def with_shards(rank, world):
 
 
 def shard_out(stage, mesh, grid):
-    shard(stage, batch_mesh(mesh, grid), FsdpConfig.of(grid, None, "none"))
+    shard(stage, batch_mesh(mesh, grid), FsdpConfig.from_dims(grid, None, "none"))
 
 
 def on_two(rank, world):

@@ -56,7 +56,7 @@ def planned(config, parallel=None, **train):
         changes |= {"objective": "seq2seq", "data": {"sources": [source], "block": 32}}
     run = run_from(merged(TINY, changes), {}, {})
     data = planned_data(run)
-    return run, data, ModelOutline.of(run, data.objective, data.tokenizer)
+    return run, data, ModelOutline.from_config(run, data.objective, data.tokenizer)
 
 
 def traced(config, world_size=1, parallel=None, layers=None, rank=0, how="none", **train):
@@ -107,9 +107,9 @@ def test_a_plan_of_preferences_knows_which_prompts_are_shared(tmp_path):
     sources = {"sources": [{"path": str(tmp_path / "pairs.jsonl"), "format": "preference"}], "block": 256}
     run = run_from(merged(TINY, {"objective": "preference", "data": sources, "model": {"config": LLAMA}}), {}, {})
     apart = planned_data(run)
-    outline = ModelOutline.of(run, apart.objective, apart.tokenizer)
+    outline = ModelOutline.from_config(run, apart.objective, apart.tokenizer)
     tokens = apart.row_tokens
-    data = apart.laid_out_for(lambda: outline.build_for_training("fp32"), "cpu")
+    data = apart.with_layout_for(lambda: outline.build_for_training("fp32"), "cpu")
     assert data.row_tokens < 0.7 * tokens
     expected = real_peaks(run, data, outline)
     batches, world = [data.batch(4)] * 2, World(0, 1, 0, torch.device("cpu"), 1)

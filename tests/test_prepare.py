@@ -281,7 +281,7 @@ def test_ctrl_c_says_what_a_preparation_keeps():
         (note,) = stopped.value.__notes__
         return note
 
-    assert "the same command begins with it again" in prepare_until("training the tokenizer")
+    assert "the same command starts over with it" in prepare_until("training the tokenizer")
     assert "finished parts of the text are kept" in prepare_until("turning text into tokens")
     assert told.count("training the tokenizer") == 2  # it was not finished the first time
     prepare(run)
@@ -307,5 +307,5 @@ def test_ctrl_c_while_processes_are_started_is_not_lost():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr
-    kept = "finished parts of the text are kept: the same command continues with them"
+    kept = "finished shards of the text are kept; the same command resumes"
     assert done.stderr.endswith(f"artel: interrupted\n    {kept}\n")

@@ -29,7 +29,7 @@ def test_a_last_line_that_was_torn_is_left_out_and_said(report):
     for torn in (b"{", b'{"step": 3, "lo', b'{"step": 3, "loss": 1}'):
         status, out, err = report(LINES + torn)
         assert (status, out) == whole[:2]
-        assert "metrics.jsonl:4: the last line was torn by a kill" in err
+        assert "metrics.jsonl:4: the last line is incomplete" in err
     assert report(b"")[0] == 0
 
 
@@ -42,5 +42,5 @@ def test_a_last_line_that_was_torn_is_left_out_and_said(report):
 def test_a_line_that_no_run_writes_is_named(report, line):
     status, out, err = report(LINES + line + b"\n" + LINES)
     assert (status, out) == (2, "")
-    assert "metrics.jsonl:4: is no line of a run" in err
+    assert "metrics.jsonl:4: is not a line of a run" in err
     assert "fault" not in err

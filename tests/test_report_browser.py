@@ -266,7 +266,7 @@ def test_live_shows_a_damaged_line_and_goes_on(browser, serve, run):
         (run / "samples.jsonl").write_text(content + "x\n")
         message = wait_for(browser, "document.getElementById('connection').textContent")
         assert "samples.jsonl" in message
-        assert "is no line of a run" in message
+        assert "is not a line of a run" in message
     finally:
         (run / "samples.jsonl").write_text(content)
     wait_for(browser, "document.getElementById('connection').hidden")

@@ -78,7 +78,7 @@ def test_a_long_file_is_read_by_several_processes_as_by_one(metrics):
     assert int(peak) < 200e6
     with metrics.open("a") as file:  # a line number in what another process reads
         file.write("x\n")
-    with pytest.raises(InputError, match=r"metrics.jsonl:1100001: is no line of a run"):
+    with pytest.raises(InputError, match=r"metrics.jsonl:1100001: is not a line of a run"):
         CurveReader(metrics).read()
 
 
@@ -104,8 +104,8 @@ def test_everything_that_is_wrong_is_said_together(tmp_path):
         read_run(tmp_path)
     told = str(error.value)
     for place in ("metrics.jsonl:2", "metrics.jsonl:4", "samples.jsonl:1", "samples.jsonl:2", "samples.jsonl:3"):
-        assert f"{tmp_path / place}: is no line of a run" in told
-    assert "samples.jsonl:1: is no line of a run: it has no prompt" in told
+        assert f"{tmp_path / place}: is not a line of a run" in told
+    assert "samples.jsonl:1: is not a line of a run: it has no prompt" in told
     assert "plan.json: is damaged" in told
     assert "config.yaml: is damaged" in told
 
@@ -117,13 +117,13 @@ def test_a_file_without_a_line_of_a_run_is_said_in_one_message(metrics, lines):
         read_run(metrics.parent)
     (problem,) = error.value.problems
     assert problem.where == str(metrics)
-    assert problem.what.startswith(f"is no metrics.jsonl of a run: {lines:,} lines cannot be read, the first: ")
+    assert problem.what.startswith(f"is not the metrics.jsonl of a run: all {lines:,} lines are invalid, the first: ")
     for line in ("x", "[1, 2]", "7", "null"):
         metrics.write_text(f"{line}\n")
-        with pytest.raises(InputError, match=r"metrics.jsonl:1: is no line of a run"):
+        with pytest.raises(InputError, match=r"metrics.jsonl:1: is not a line of a run"):
             read_run(metrics.parent)
     metrics.write_text("x\n" * 3 + training(1))
-    with pytest.raises(InputError, match=r"metrics.jsonl:3: is no line of a run"):
+    with pytest.raises(InputError, match=r"metrics.jsonl:3: is not a line of a run"):
         read_run(metrics.parent)
 
 

@@ -21,7 +21,7 @@ def test_tables_and_matrices_stand_in_line():
         "  label  texts      f1     auc",
         "  cat       10  0.8421",
         "  dog       10  0.8571  0.5000",
-        "pets (true ones down, predicted ones across):",
+        "pets (rows: true, columns: predicted):",
         "       cat  dog",
         "  cat    8    2",
         "  dog    1    9",
@@ -32,7 +32,7 @@ def test_of_many_labels_the_commonest_confusions_are_told():
     labels = [str(number) for number in range(40)]
     counts = [[number if column == 0 else 0 for column in range(40)] for number in range(40)]
     title, _, first, *_, last = detail_lines(read_details({"matrices": {"m": {"labels": labels, "counts": counts}}}))
-    assert "the commonest confusions" in title
+    assert "most frequent confusions" in title
     assert first.split() == ["39", "0", "39"]
     assert last.split() == ["15", "0", "15"]
 

@@ -354,8 +354,8 @@ def test_all_that_is_wrong_with_all_runs_is_said_at_once(artel, tmp_path):
             file.write("x\n")
     status, _, err = artel("report", "a", "b", "--html", "x.html")
     assert status == 2
-    assert "a/metrics.jsonl:43: is no line of a run" in err
-    assert "b/metrics.jsonl:43: is no line of a run" in err
+    assert "a/metrics.jsonl:43: is not a line of a run" in err
+    assert "b/metrics.jsonl:43: is not a line of a run" in err
 
 
 def test_without_plotly_the_command_says_what_to_install(artel, run, monkeypatch):

@@ -81,10 +81,10 @@ def test_an_unknown_key_is_named_with_near_ones(client):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"temperature": "hot"}, "temperature: is no number"),
+        ({"temperature": "hot"}, "temperature: must be a number"),
         ({"top_p": 0}, "top_p: is too small; write a number above 0"),
-        ({"n": 100}, "n: is too large; write 8 at most"),
-        ({"stop": 3}, "stop: is no text; stop: is no list"),
+        ({"n": 100}, "n: is too large; write at most 8"),
+        ({"stop": 3}, "stop: must be a string; stop: must be an array"),
         ({"messages": [{"content": "x"}]}, "messages.0.role: is missing"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]},
          "messages.0.content.0.type: is unknown; write 'text'"),

@@ -6,7 +6,8 @@ import openai
 import pytest
 import torch
 
-from artel.inference.serve.grammars import Grammars, optional_calls_grammar
+from artel.inference.serve.call_grammars import optional_calls_grammar
+from artel.inference.serve.grammars import Grammars
 from artel.inference.serve.tool_calls import merge_deltas, optional_calls
 from artel.models.sampler import Sampler, SamplingOptions
 from artel.models.text_stream import TextStream

@@ -82,7 +82,7 @@ def test_documents_may_be_objects_with_a_text(reranker):
         ({"query": " "}, "query is empty; give a text with words in it"),
         ({"documents": ["", {"text": " "}]}, "documents are all empty; give texts with words"),
         ({"documents": []}, "documents: has too few entries; give 1 or more"),
-        ({"documents": [3]}, "documents.0: is no text; documents.0: is no object"),
+        ({"documents": [3]}, "documents.0: must be a string; documents.0: must be an object"),
         ({"documents": ["a", {"txt": "b"}]}, "documents.1.text: is missing; documents.1.txt: is unknown here"),
         ({"top_n": 0}, "top_n: is too small; write 1 or more"),
     ],

@@ -8,7 +8,8 @@ import openai
 import pytest
 import torch
 
-from artel.inference.serve.grammars import CannotForce, Grammars, required_calls_grammar
+from artel.inference.serve.call_grammars import UnsupportedParameters, required_calls_grammar
+from artel.inference.serve.grammars import Grammars
 from artel.inference.serve.tool_calls import merge_deltas, required_calls
 from artel.models.sampler import Sampler, SamplingOptions
 from artel.models.text_stream import TextStream
@@ -99,7 +100,7 @@ def test_arguments_may_hold_the_marks_of_the_form():
 )
 def test_what_tags_have_no_place_for_is_refused(parameters, what):
     tokenizer, _, form = form_of(FAMILIES["qwen3_5"])
-    with pytest.raises(CannotForce, match=what):
+    with pytest.raises(UnsupportedParameters, match=what):
         required_calls_grammar(form, (tool("f", parameters),), tokenizer, several=False)
 
 

@@ -120,7 +120,7 @@ def test_goes_on_after_a_workers_sigkill(begin, reference):
     worker = second.worker()
     since = time.monotonic()
     os.kill(worker, signal.SIGKILL)
-    first.await_told("lost the others")
+    first.await_told("lost its peers")
     seconds(since, "a worker killed, the other told of it")
     first.await_told("resuming from step")
     seconds(since, "a worker killed, training again")
@@ -192,7 +192,7 @@ def test_the_host_of_the_rendezvous_is_lost_and_the_same_commands_go_on(begin, r
     first.lose()
     assert second.end() == 1
     seconds(since, "the host of the rendezvous lost, the other ended")
-    assert f"{FIRST}:{PORT}: the host that holds the rendezvous is lost" in second.output()
+    assert f"{FIRST}:{PORT}: the host of the rendezvous is lost" in second.output()
     for host in (first, second):
         host.start()
     assert (first.end(), second.end()) == (0, 0), first.output() + second.output()

@@ -88,7 +88,7 @@ def planned_bytes(run):
     """What `artel plan` says that the finished model of a run takes on the disk."""
     config = run_from(run, {}, {})
     data = planned_data(config)
-    outline = ModelOutline.of(config, data.objective, data.tokenizer)
+    outline = ModelOutline.from_config(config, data.objective, data.tokenizer)
     return disk_bytes(config, outline.build("fp32"), multimodal_of(outline.whole), data, None)["model"]
 
 

@@ -239,4 +239,4 @@ family.each("pod-of-two-{}", host_of_two, {
 @family.case
 def pod_of_two_with_nproc(place: Place) -> Steps:
     pod = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
-    yield refused("train", place.run(), "--nproc", "2", environment=pod, says=("leave --nproc out",))
+    yield refused("train", place.run(), "--nproc", "2", environment=pod, says=("remove --nproc",))

@@ -57,7 +57,7 @@ class ArtelError(Exception):
         return " · ".join("; ".join(line.strip() for line in problem.lines) for problem in self.problems)
 
     def _render_traceback_(self) -> list[str]:
-        """Lines that IPython and Jupyter show instead of a traceback."""
+        """Return the lines that IPython and Jupyter show instead of a traceback."""
         return [f"{type(self).__name__}:", *(line for problem in self.problems for line in problem.lines)]
 
     @classmethod

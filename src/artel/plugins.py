@@ -81,7 +81,7 @@ def note_own(module: str) -> None:
 
 
 def import_own_module(name: str, where: str, fix: str) -> ModuleType:
-    """Import a user module, also from the working folder. Raises InputError at `where`."""
+    """Import a user module, also from the working folder. Raise InputError at `where`."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)  # last, so that a file here never shadows an installed module
@@ -92,7 +92,7 @@ def import_own_module(name: str, where: str, fix: str) -> ModuleType:
 
 
 def load_plugin(name: str) -> str:
-    """Import a plugin. Raises ValueError, like validators of the run file."""
+    """Import a plugin. Raise ValueError, like validators of the run file."""
     try:
         import_own_module(name, "plugins", "write package.module")
     except InputError as error:

@@ -76,7 +76,7 @@ class Registry:
         return add
 
     def module_of(self, name: str) -> str | None:
-        """The module outside artel that registered a name; None for a name of artel's own."""
+        """Return the module outside artel that registered a name; None for artel's own names."""
         return self._modules.get(name)
 
 

@@ -89,7 +89,7 @@ def open(name: str | os.PathLike[str], *, device: str | None = None) -> Model:
         name: the folder of a run, a model folder (an adapter is opened with its base), or a hub id.
         device: a PyTorch device: cpu, cuda, cuda:1. By default the GPU, if there is one.
 
-    Raises InputError if the model does not exist, is damaged, or does not fit on the device.
+    Raise InputError if the model does not exist, is damaged, or does not fit on the device.
     """
     from artel.launching.quiet_libraries import quiet_libraries
 
@@ -147,7 +147,7 @@ class Model:
             repetition_penalty: above 1 avoids tokens that occurred before.
             beams: number of beams of a beam search, for seq2seq models at temperature 0.
 
-        Raises InputError for models that do not generate text, and for settings out of range.
+        Raise InputError for models that do not generate text, and for settings out of range.
         """
         return "".join(
             self.stream(
@@ -221,7 +221,7 @@ class Model:
             system: the system message.
             max_new_tokens, temperature, top_k, top_p, seed, repetition_penalty: as in `generate`.
 
-        Raises InputError for models that do not generate text, and for conversations that the template rejects.
+        Raise InputError for models that do not generate text, and for conversations that the template rejects.
         """
         from artel.inference import ChatSession, ChatSettings
         from artel.inference.chat import Exchange
@@ -236,7 +236,7 @@ class Model:
     def answer(self, question: str, context: str) -> Answer:
         """Find the answer to a question in a text of any length. Long texts are read in windows.
 
-        Raises InputError for models that were not trained to answer questions.
+        Raise InputError for models that were not trained to answer questions.
         """
         if "answer" not in self._opened.decoding.tasks:
             raise self._cannot("finds no answers in texts")
@@ -255,7 +255,7 @@ class Model:
 
         Long texts are read in windows. A model that tags every word returns the words.
 
-        Raises InputError for models that were not trained to find entities or tag words.
+        Raise InputError for models that were not trained to find entities or tag words.
         """
         answers = self._answers("entities", [text] if isinstance(text, str) else text, "marks nothing in texts")
         found = [[Entity(**entity) for entity in answer["entities"]] for answer in answers]
@@ -265,7 +265,7 @@ class Model:
     def fill(self, text: str) -> Filled:
         """Fill in a text: a word for each mask, or missing commas, depending on the model.
 
-        Raises InputError for models that cannot fill in text, and if a masked model is given a text without masks.
+        Raise InputError for models that cannot fill in text, and if a masked model is given a text without masks.
         """
         if self._opened.objective.generates or self._opened.decoding.tasks:
             raise self._cannot("fills nothing in")
@@ -285,7 +285,7 @@ class Model:
             A dictionary, or a list of them for several texts. It has `label` and its `probability`, or the `labels`
             above their thresholds, and the `probabilities` of all; or `number`. `truncated` is set if a text was cut.
 
-        Raises InputError for models that are not classifiers.
+        Raise InputError for models that are not classifiers.
         """
         inputs = [texts] if isinstance(texts, str) else list(texts)
         answers = self._answers("classify", inputs, "labels no texts")
@@ -301,7 +301,7 @@ class Model:
             prompt: the user's message; or the messages of a conversation, ending with the user's.
             answers: one answer or several.
 
-        Raises InputError for models that give no scores, and for inputs that are too long.
+        Raise InputError for models that give no scores, and for inputs that are too long.
         """
         listed = [answers] if isinstance(answers, str) else answers
         scored = self._answers("score", [(prompt, answer) for answer in listed], "gives no scores")
@@ -316,7 +316,7 @@ class Model:
             documents: the candidates.
             top_n: number of documents to return; None for all.
 
-        Raises InputError for models that are not rerankers, and for a query that is too long.
+        Raise InputError for models that are not rerankers, and for a query that is too long.
         """
         documents = [documents] if isinstance(documents, str) else documents
         scored = self._answers("rerank", [(query, document) for document in documents], "ranks no documents")
@@ -337,7 +337,7 @@ class Model:
             kind: prepends the run's prompt for queries or for documents. By default none is prepended.
             dimensions: keep only the first dimensions, for models trained for that (`embedding.matryoshka`).
 
-        Raises InputError for models that are not embedding models, and for a text without a token.
+        Raise InputError for models that are not embedding models, and for a text without a token.
         """
         import numpy as np
 
@@ -367,7 +367,7 @@ class Model:
             `metrics` by name (`loss` in nats per target token, `bits_per_byte`, `accuracy` 0 to 1 …), `documents`,
             `samples` (for a corpus, its queries), `tokens` (for a corpus, None), `seconds`.
 
-        Raises InputError if there is nothing to evaluate on, or if the data does not fit the objective.
+        Raise InputError if there is nothing to evaluate on, or if the data does not fit the objective.
         """
         from artel.inference import evaluate, evaluate_on_corpus
         from artel.launching.hosts import choose_interface_of_process

@@ -19,7 +19,7 @@ _TRAINING, _VALIDATION = "#1f77b4", "#d62728"
 def figure(run: RunData) -> Figure:
     """Return a figure with the plots of the report: one per metric, training and validation together, over steps.
 
-    Raises InputError if plotly is not installed or nothing is logged yet.
+    Raise InputError if plotly is not installed or nothing is logged yet.
     """
     if find_spec("plotly") is None:
         raise missing_extra("plotly", "report", "plot")

@@ -47,7 +47,7 @@ def push(
         The upload: `repo`, `revision`, `url`, `commit`, `private`, `files` with their sizes in bytes, `step`, and
         `folder` for a dry run.
 
-    Raises InputError for a wrong run, option or token, WorkError if the hub or the network fails.
+    Raise InputError for a wrong run, option or token, WorkError if the hub or the network fails.
     """
     from artel.launching.quiet_libraries import quiet_libraries
 

@@ -33,7 +33,7 @@ def is_table(value: object) -> bool:
 
 
 def source_of_rows(rows: Any, source: dict[str, Any], key: str) -> dict[str, Any]:
-    """Write `rows` to a file and return `source`, at `key` of the run, with its path. Raises InputError."""
+    """Write `rows` to a file and return `source`, at `key` of the run, with its path. Raise InputError."""
     if source.get("path"):
         raise InputError.at(key, "has both rows and path", "make two sources of them")
     name = source.get("format", "auto")

@@ -32,7 +32,7 @@ class Run:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Raises InputError if the folder does not exist or is not a run's."""
+        """Raise InputError if the folder does not exist or is not a run's."""
         from artel.reports.run_data import check_is_run  # which imports NumPy
         from artel.training import RunFolder
 
@@ -43,7 +43,7 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        """The run file with a value for every key. Raises InputError before the first start."""
+        """The run file with a value for every key. Raise InputError before the first start."""
         return load_run(str(self.folder))
 
     @property
@@ -56,14 +56,14 @@ class Run:
         objective. A value that is missing, NaN or infinite is NaN, null or absent. If both libraries are installed,
         pandas is used, unless only polars has been imported.
 
-        Raises InputError if the file is damaged.
+        Raise InputError if the file is damaged.
         """
         return table(_columns(self._curves()), _library())
 
     @property
     def ledger(self) -> dict[str, Any]:
         """Account of all documents: `documents` read, kept, and dropped by reason; the same by `sets`; `tokens` and
-        `bytes` of the `parts`, train and validation. Raises InputError before the text is prepared."""
+        `bytes` of the `parts`, train and validation. Raise InputError before the text is prepared."""
         content = self._read(self._files.ledger, "artel.prepare(run)")
         return _parsed(content, self._files.ledger)
 
@@ -78,7 +78,7 @@ class Run:
     @property
     def result(self) -> dict[str, Any]:
         """The summary of a complete run: `steps`, `tokens`, `train_loss`, `validation`, `tokens_per_second`,
-        `wall_seconds`, `peak_memory_gib`. Raises InputError before that."""
+        `wall_seconds`, `peak_memory_gib`. Raise InputError before that."""
         if not self._files.result.exists():
             raise InputError.at(str(self.folder), "is not complete", "artel.train(run) trains it to its end")
         return self._files.read_result()
@@ -89,7 +89,7 @@ class Run:
         Notebooks display it; save or change it with plotly's `write_html`, `write_image` and `update_layout`. Needs the
         extra `report`. `artel report` shows more, in a browser.
 
-        Raises InputError if plotly is not installed, nothing is logged yet, or a file of the run is damaged.
+        Raise InputError if plotly is not installed, nothing is logged yet, or a file of the run is damaged.
         """
         from artel.api.plot import figure
         from artel.reports.run_data import read_run
@@ -109,7 +109,7 @@ class Run:
         return html_table(self._summary(), caption=str(self.folder))
 
     def _summary(self) -> list[tuple[str, str]]:
-        """Rows of the table that a notebook shows."""
+        """Return the rows of the table that a notebook shows."""
         curves = self._curves()
         state = "complete" if self._files.is_complete else "not complete"
         metrics = {name: value for name, value in curves.newest.items() if name != "step"}
@@ -118,7 +118,7 @@ class Run:
         return [("steps", f"{curves.step:,} ({state})"), *shown]
 
     def _curves(self) -> Curves:
-        """All points of metrics.jsonl, by metric."""
+        """Return all points of metrics.jsonl, by metric."""
         from artel.reports.curves import CurveReader
 
         return CurveReader(self._files.metrics, points=None).read()

@@ -33,7 +33,7 @@ Key = tuple[Any, ...]
 
 
 def as_run_file(run: RunLike) -> RunFile:
-    """Read `run` as a run file. Rows in it are written to files. Raises InputError."""
+    """Read `run` as a run file. Rows in it are written to files. Raise InputError."""
     if isinstance(run, RunFile):
         return run
     if isinstance(run, str | os.PathLike):
@@ -45,7 +45,7 @@ def as_run_file(run: RunLike) -> RunFile:
 
 
 def as_overrides(overrides: OverridesLike, settings: Mapping[str, Any] | None = None) -> Overrides:
-    """Return `overrides` combined with `settings`, which are keys of the section `train`. Raises InputError."""
+    """Return `overrides` combined with `settings`, which are keys of the section `train`. Raise InputError."""
     if isinstance(overrides, Overrides):
         given = overrides
     elif isinstance(overrides, str):
@@ -90,7 +90,7 @@ def _overrides(values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _plain_values(value: Any, key: Key) -> Any:
-    """Convert the `value` of a `key` to plain values, as in a file. Raises InputError with every problem."""
+    """Convert the `value` of a `key` to plain values, as in a file. Raise InputError with every problem."""
     reader = _PlainValues()
     plain = reader.plain(value, key)
     if reader.problems:

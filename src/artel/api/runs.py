@@ -31,7 +31,7 @@ def prepare(run: RunLike, overrides: OverridesLike = None) -> Prepared:
         The token store: its `folder`; `made`, True if this call made it; `ledger()` with the counts of documents (read,
         kept, dropped by reason), tokens and bytes of text; `tokenizer()`; `open()` for the tokens themselves.
 
-    Raises InputError with every problem of the run and its texts, WorkError if the machine fails (a full disk).
+    Raise InputError with every problem of the run and its texts, WorkError if the machine fails (a full disk).
     """
     from artel.launching.prepare_run import prepare_run
 
@@ -70,7 +70,7 @@ def train(
     Returns:
         The run: its metrics, ledger, samples and result.
 
-    Raises InputError before the first step, WorkError if training fails, Interrupted if it was stopped and saved.
+    Raise InputError before the first step, WorkError if training fails, Interrupted if it was stopped and saved.
     """
     from artel.launching.start_run import StartOptions, start_run
 
@@ -156,7 +156,7 @@ def plan(
         interconnect: bandwidth of one accelerator to other nodes, such as `400Gb/s`.
         price: price per hour of one accelerator (on a CPU, of the machine), in any currency.
 
-    Raises InputError if the run file is wrong or the run cannot be planned.
+    Raise InputError if the run file is wrong or the run cannot be planned.
     """
     from artel.launching.plan_run import PlanOptions, plan_run
 

@@ -237,9 +237,9 @@ def _end(error: ArtelError) -> int:
     for problem in () if printed_by_first else error.problems:
         first, *rest = problem.lines
         write_lines([f"artel: {first}", *rest])
-    from artel.launching.worker import LostOthers
+    from artel.launching.worker import LostPeers
 
-    if isinstance(error, LostOthers | OutOfMemory):
+    if isinstance(error, LostPeers | OutOfMemory):
         # At exit, Python would wait for collectives with the lost process, up to the group's timeout of 20 minutes.
         sys.stdout.flush()
         os._exit(error.exit_code)

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 import artel
 from artel import host
 from artel.config import RunConfig
+from artel.diagnostics.machine_problems import machine_problems
 from artel.diagnostics.software import environment, install, packages
-from artel.diagnostics.troubles import troubles
 from artel.errors import InputError, Problem
 from artel.models import Choice
 from artel.models.attention_masks import attention_choice
@@ -59,7 +59,7 @@ class Examination:
         for title, facts in self.sections.items():
             width = max(map(len, facts), default=0)
             for_all = title == "choices" and "run" not in self.sections
-            lines += [f"{title}, by default (artel doctor RUN prints those for a run)" if for_all else title]
+            lines += [f"{title}, by default (artel doctor RUN prints the choices for a run)" if for_all else title]
             lines += [*(f"  {name:<{width}}  {fact.text}" for name, fact in facts.items()), ""]
         lines.append("warnings" if self.warnings else "no warnings")
         for problem in self.warnings:
@@ -91,22 +91,22 @@ def examine(config: RunConfig | None, variables: Mapping[str, str]) -> Examinati
         **({"run": _run(config, model)} if config is not None else {}),
         "choices": {name: Fact(f"{choice.value} · {choice.why}", asdict(choice)) for name, choice in chosen.items()},
     }
-    return Examination(sections, troubles(examined, device, gpus, disks, variables))
+    return Examination(sections, machine_problems(examined, device, gpus, disks, variables))
 
 
 def _machine(gpus: list[dict[str, Any]], disks: dict[str, machine.Disk]) -> dict[str, Fact]:
     flags, cores, quota = machine.flags(), host.usable_cores(), host.core_quota()
     memory, shared = host.memory(), machine.shared_memory()
     compiler, headers = machine.cpp_compiler(), machine.python_headers()
-    bounded = f", bounded to {in_gib(memory.limit)}" if memory.limit is not None else ""
+    limit = f", limited to {in_gib(memory.limit)}" if memory.limit is not None else ""
     facts = {
         "processor": Fact(host.processor(), host.processor()),
-        "instructions": Fact(" ".join(flags) or "none of those that matter here", flags),
+        "instructions": Fact(" ".join(flags) or "none that matter here", flags),
         "cores": Fact(
             f"{cores} of {os.cpu_count()}" + (f", time for {quota:g}" if quota is not None else ""),
             {"usable": cores, "all": os.cpu_count(), "quota": quota},
         ),
-        "memory": Fact(f"{in_gib(memory.total)}{bounded}, {in_gib(memory.free)} free", asdict(memory)),
+        "memory": Fact(f"{in_gib(memory.total)}{limit}, {in_gib(memory.free)} free", asdict(memory)),
     }
     for gpu in gpus:
         free = f", {in_gib(gpu['free'])} free" if gpu["free"] is not None else ""
@@ -118,9 +118,9 @@ def _machine(gpus: list[dict[str, Any]], disks: dict[str, machine.Disk]) -> dict
     if driver:
         facts["NVIDIA driver"] = Fact(driver, driver)
     for name, disk in disks.items():
-        refused = "" if disk.writable else ", not writable"
+        access = "" if disk.writable else ", not writable"
         data = {"folder": str(disk.folder), "free": disk.free, "total": disk.total, "writable": disk.writable}
-        facts[name] = Fact(f"{disk.folder}: {in_gib(disk.free)} of {in_gib(disk.total)} free{refused}", data)
+        facts[name] = Fact(f"{disk.folder}: {in_gib(disk.free)} of {in_gib(disk.total)} free{access}", data)
     if shared is not None:
         facts["/dev/shm"] = Fact(in_gib(shared), shared)
     facts["C++ compiler"] = Fact(compiler or "none", compiler)
@@ -129,7 +129,7 @@ def _machine(gpus: list[dict[str, Any]], disks: dict[str, machine.Disk]) -> dict
 
 
 def _software() -> dict[str, Fact]:
-    build_of = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for processors alone"
+    build_of = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs only"
     kernels = torch.backends.cpu.get_cpu_capability()
     facts = {
         "system": Fact(machine.system(), machine.system()),
@@ -157,7 +157,7 @@ def _run(config: RunConfig, model: PreTrainedModel | None) -> dict[str, Fact]:
     facts = {"folder": Fact(config.run, config.run), "objective": Fact(config.objective, config.objective)}
     if model is None:
         facts["model"] = Fact(
-            f"{config.model.from_}, not in the cache of this machine: what depends on it is left out", None
+            f"{config.model.from_}, not in the cache of this machine: choices that depend on it are not shown", None
         )
         return facts
     count = sum(parameter.numel() for parameter in model.parameters())
@@ -187,14 +187,20 @@ def _model(config: RunConfig) -> PreTrainedModel | None:
 def _gpus() -> list[dict[str, Any]]:
     gpus = []
     for number in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(number)
+        properties = torch.cuda.get_device_properties(number)
         try:
             free: int | None = torch.cuda.mem_get_info(number)[0]
         except RuntimeError:  # used exclusively by another process, or its memory is full
             free = None
-        capability = f"{about.major}.{about.minor}"
+        capability = f"{properties.major}.{properties.minor}"
         gpus.append(
-            {"number": number, "name": about.name, "memory": about.total_memory, "free": free, "capability": capability}
+            {
+                "number": number,
+                "name": properties.name,
+                "memory": properties.total_memory,
+                "free": free,
+                "capability": capability,
+            }
         )
     return gpus
 
@@ -220,7 +226,7 @@ def _choices(case: _Case) -> dict[str, Choice]:
 
 def _precision(case: _Case) -> Choice:
     train, native = case.config.train, bf16_is_native(case.device)
-    device = "processor" if case.device.type == "cpu" else "GPU"
+    device = "CPU" if case.device.type == "cpu" else "GPU"
     value = pick_precision(train.precision, case.device, train.weights)
     if train.precision != "auto":
         return Choice(value, f"train.precision: {train.precision}")
@@ -228,7 +234,7 @@ def _precision(case: _Case) -> Choice:
         return Choice(value, f"the {device} multiplies bf16 in hardware")
     if value == "bf16":
         return Choice(value, "train.weights: bf16")
-    return Choice(value, f"the {device} has no instructions for bf16 and would emulate it, very slowly")
+    return Choice(value, f"the {device} would emulate bf16, which is very slow")
 
 
 def _attention(case: _Case) -> Choice | None:
@@ -247,7 +253,7 @@ def _compile(case: _Case) -> Choice:
     short, long = (compile_choice(mode, case.device, steps, None, quantize) for steps in (1, 10**9))
     if short.value == long.value:
         return Choice(short.value, short.why)
-    return Choice(f"{long.value} in a long run, {short.value} in a short one", "compiling takes its time first")
+    return Choice(f"{long.value} in a long run, {short.value} in a short one", "compiling takes time first")
 
 
 def _optimizer(case: _Case) -> Choice:
@@ -259,21 +265,21 @@ def _optimizer(case: _Case) -> Choice:
 def _micro_batch(case: _Case) -> Choice:
     value = case.config.train.micro_batch
     if value == "auto":
-        return Choice("auto", "what fits is found by trying when the run starts, and remembered")
+        return Choice("auto", "the largest that fits is found when the run starts, and remembered")
     return Choice(str(value), f"train.micro_batch: {value}")
 
 
 def _encoder(case: _Case) -> Choice:
     if find_spec("fastokens") is None:
-        return Choice("tokenizers", f"fastokens, up to twenty times as fast, is not installed: {install('fast')}")
-    return Choice("fastokens", "it is installed; of large texts, for as long as its ids are those of tokenizers")
+        return Choice("tokenizers", f"fastokens, up to 20 times as fast, is not installed: {install('fast')}")
+    return Choice("fastokens", "installed; it encodes large texts while its ids equal those of tokenizers")
 
 
 def _threads(case: _Case) -> Choice:
     value = case.config.train.threads
     if value is not None:
         return Choice(str(value), f"train.threads: {value}")
-    return Choice(str(host.usable_cores()), "one for each core that can be used, shared by the processes of a run")
+    return Choice(str(host.usable_cores()), "one per usable core, divided among the processes of a run")
 
 
 _CHOICES: dict[str, Callable[[_Case], Choice | None]] = {

@@ -1,4 +1,4 @@
-"""`artel hardware`: measure this machine with one process and several, and keep the result for `artel plan`."""
+"""`artel hardware`: measure this machine with one process and with several, and keep the result for `artel plan`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from artel.messages import logger
 from artel.parallel import local_device
 from artel.planning.rates import Points, Rates, about_here, save_rates
 
-_EXCHANGED = {"all_reduce": "reduced", "all_gather": "gathered", "reduce_scatter": "reduced and shared out"}
-_SECONDS = 1200  # timeout of the processes; on a busy host imports alone may take a minute
+_EXCHANGED = {"all_reduce": "reduced", "all_gather": "gathered", "reduce_scatter": "reduced and scattered"}
+_TIMEOUT_SECONDS = 1200  # on a busy host imports alone may take a minute
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """A measurement, and its file."""
+class Measurement:
+    """Rates of this machine, and the file that has them."""
 
     about: dict[str, Any]
     rates: list[Rates]
@@ -52,7 +52,7 @@ class Measured:
         }
 
 
-def measure_hardware() -> Measured:
+def measure_hardware() -> Measurement:
     """Measure one process, then two at once (with GPUs, one per GPU), and keep the result.
 
     Raise WorkError if a process fails.
@@ -61,12 +61,12 @@ def measure_hardware() -> Measured:
     device = local_device()
     about = about_here(device)
     rates = []
-    several = torch.cuda.device_count() if device.type == "cuda" else 2
-    for count in (1, several) if several > 1 else (1,):
+    most_processes = torch.cuda.device_count() if device.type == "cuda" else 2
+    for count in (1, most_processes) if most_processes > 1 else (1,):
         logger.info("measuring %s: %s process(es)", about["device"], count)
         rates.append(Rates(count, _measure(count)))
     about |= {"cores": usable_cores(), "measured": time.strftime("%Y-%m-%d %H:%M")}
-    return Measured(about, rates, save_rates(about, rates), time.monotonic() - start)
+    return Measurement(about, rates, save_rates(about, rates), time.monotonic() - start)
 
 
 def _measure(count: int) -> dict[str, Points]:
@@ -82,9 +82,9 @@ def _measure(count: int) -> dict[str, Points]:
         try:
             for rank in range(count):
                 with (folder / f"{rank}.log").open("wb") as log:
-                    of_rank = {**environment, "RANK": str(rank)}
-                    processes.append(subprocess.Popen(command, env=of_rank, stdout=log, stderr=log))
-            failed = [process for process in processes if process.wait(_SECONDS)]
+                    rank_environment = {**environment, "RANK": str(rank)}
+                    processes.append(subprocess.Popen(command, env=rank_environment, stdout=log, stderr=log))
+            failed = [process for process in processes if process.wait(_TIMEOUT_SECONDS)]
         except subprocess.TimeoutExpired:
             failed = processes
         finally:

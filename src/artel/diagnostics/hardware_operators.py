@@ -29,7 +29,7 @@ from artel.models.attention import AttentionOptions, attend
 from artel.models.compile import compile_layers
 from artel.models.cpu.cross_entropy import cpu_cross_entropy_with_grad, supports_logits
 from artel.models.device import autocast_dtype, pick_precision
-from artel.parallel.tensor_styles import Columns, Rows
+from artel.parallel.tensor_styles import ColumnParallel, RowParallel
 from artel.planning.operations import DISPATCH, MEMORY, Operation, OperationRecorder
 from artel.planning.rates import Rates, rate_key
 
@@ -277,7 +277,7 @@ def _host() -> Iterator[Work]:
         layers = _small_layers()
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for layer in layers:
-            parallelize_module(layer, mesh, {"0": Columns(), "2": Rows()})
+            parallelize_module(layer, mesh, {"0": ColumnParallel(), "2": RowParallel()})
         started, dispatched = _counted(layers, _pass)
         yield Work("dispatch", dispatched, partial(_pass, layers), beside=("start", started), together=True)
 

@@ -29,12 +29,12 @@ from artel.registry import OPTIMIZERS
 
 _STEPS = 2
 _BLOCK = 32
-_HEAD = 8  # size of an attention head
+_HEAD_DIM = 8
 _ROWS = 2  # of a micro-batch
-_SECONDS = 900  # timeout of a start; imports may take a minute on a busy host
-TOLERANCE = 1e-5  # for sums in another order, over two steps
+_TIMEOUT_SECONDS = 900  # imports may take a minute on a busy host
+TOLERANCE = 1e-5  # for sums in a different order, over two steps
 # Keys about the tokenizer, files and lengths, which do not apply to the copy.
-_LEFT_OUT = (
+_OMITTED_KEYS = (
     "_token_id",
     "architectures",
     "transformers_version",
@@ -85,19 +85,19 @@ def try_parallel(config: RunConfig, processes: int) -> Agreement:
     """Train a small copy of the run's model twice and compare. Raise InputError for an impossible strategy."""
     dims = read_parallel_dims(config.parallel, processes, processes)
     on_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= processes
-    described = small_copy(config, dims.dp_degree)
+    run_file = small_copy(config, dims.dp_degree)
     with TemporaryDirectory() as folder:
-        one = _trained(Path(folder) / "one", described | {"parallel": {}}, 1, on_gpus)
+        expected = _train(Path(folder) / "one", run_file | {"parallel": {}}, 1, on_gpus)
         parallel = config.parallel.model_dump(mode="json", exclude_defaults=True)
         if isinstance(parallel.get("data"), int):
             parallel["data"] = "auto"
-        several = _trained(Path(folder) / "parallel", described | {"parallel": parallel}, processes, on_gpus)
+        actual = _train(Path(folder) / "parallel", run_file | {"parallel": parallel}, processes, on_gpus)
     differences = [
-        max(abs(ours - theirs) / abs(theirs) for ours, theirs in zip(several[name], one[name], strict=True))
+        max(abs(ours - theirs) / abs(theirs) for ours, theirs in zip(actual[name], expected[name], strict=True))
         for name in ("loss", "gradient_norm")
     ]
     device = torch.cuda.get_device_name() if on_gpus else "cpu"
-    return Agreement(processes, device, described["model"]["config"], *differences)
+    return Agreement(processes, device, run_file["model"]["config"], *differences)
 
 
 def small_copy(config: RunConfig, dp_degree: int) -> dict[str, Any]:
@@ -106,12 +106,12 @@ def small_copy(config: RunConfig, dp_degree: int) -> dict[str, Any]:
     stages = config.parallel.pipeline * (2 if config.parallel.schedule in ("interleaved", "zero_bubble") else 1)
     rows = _ROWS * dp_degree * max(2, stages)
     small = objective_type(config).small_run(_BLOCK)
-    kept = {"optimizer", "clip", *OPTIMIZERS.names_with_settings}
-    train = {**config.train.model_dump(mode="json", include=kept), "learning_rate": 1e-3, "warmup": 0}
+    train_keys = {"optimizer", "clip", *OPTIMIZERS.names_with_settings}
+    train = {**config.train.model_dump(mode="json", include=train_keys), "learning_rate": 1e-3, "warmup": 0}
     return {
         **small,
         "data": {**small["data"], "validation": 0, "block": _BLOCK},
-        "tokenizer": {"train": {"vocab": 403}},  # a multiple of nothing, like real ones
+        "tokenizer": {"train": {"vocab": 403}},  # divisible by no number of processes, like real ones
         "model": {"config": model_config},
         "train": train
         | {"steps": _STEPS, "batch": rows, "micro_batch": _ROWS, "precision": "fp32", "compile": "off", "threads": 1},
@@ -124,30 +124,30 @@ def small_copy(config: RunConfig, dp_degree: int) -> dict[str, Any]:
 
 def _small_config(config: RunConfig) -> dict[str, Any]:
     if config.model.from_ is not None:
-        whole = read_config(config.model.from_)[0]
-        values = whole.to_diff_dict()
-        values["model_type"] = whole.model_type
+        pretrained = read_config(config.model.from_)[0]
+        values = pretrained.to_diff_dict()
+        values["model_type"] = pretrained.model_type
     else:
         values = dict(config.model.config or {"model_type": "roberta" if objective_type(config).encoder else "gpt2"})
     kind = _configuration(values)
     names = kind.attribute_map
     layers, heads = kind.num_hidden_layers, kind.num_attention_heads
     stages = config.parallel.pipeline * (2 if config.parallel.schedule in ("interleaved", "zero_bubble") else 1)
-    few = max(2, stages)
+    num_layers = max(2, stages)
     sizes = {
-        "num_hidden_layers": few,
-        "hidden_size": heads * _HEAD,
-        "head_dim": _HEAD,
-        "intermediate_size": heads * _HEAD * 2,
-        "moe_intermediate_size": heads * _HEAD,
+        "num_hidden_layers": num_layers,
+        "hidden_size": heads * _HEAD_DIM,
+        "head_dim": _HEAD_DIM,
+        "intermediate_size": heads * _HEAD_DIM * 2,
+        "moe_intermediate_size": heads * _HEAD_DIM,
         "max_position_embeddings": 2 * _BLOCK,
     }
     small = {}
     for key, value in values.items():
-        if any(part in key for part in _LEFT_OUT) or isinstance(value, dict):
+        if any(part in key for part in _OMITTED_KEYS) or isinstance(value, dict):
             continue
         if isinstance(value, list) and len(value) == layers:
-            value = value[:few]  # an entry per layer
+            value = value[:num_layers]  # one entry per layer
         small[key] = 0 if "drop" in key and isinstance(value, int | float) else value
     plain = kind.to_dict()
     for key, value in sizes.items():
@@ -166,23 +166,23 @@ def _configuration(model_config: dict[str, Any]) -> Any:
     try:
         return CONFIG_MAPPING[model_type](**values)
     except Exception as error:  # configurations raise different errors
-        first = " ".join(str(error).split())[:300]
-        raise InputError.at("model.config", f"{model_type} refuses it: {first}", "check its values") from None
+        message = " ".join(str(error).split())[:300]
+        raise InputError.at("model.config", f"{model_type} does not accept it: {message}", "check its values") from None
 
 
-def _trained(folder: Path, described: dict[str, Any], processes: int, on_gpus: bool) -> dict[str, list[float]]:
+def _train(folder: Path, run_file: dict[str, Any], processes: int, on_gpus: bool) -> dict[str, list[float]]:
     """Train, and return the loss and gradient norm of each step."""
     file = folder.with_suffix(".yaml")
-    data = described["data"] | {"store": str(folder.parent / "stores")}
-    file.write_text(yaml.safe_dump(described | {"run": str(folder), "data": data}, allow_unicode=True))
+    data = run_file["data"] | {"store": str(folder.parent / "stores")}
+    file.write_text(yaml.safe_dump(run_file | {"run": str(folder), "data": data}, allow_unicode=True))
     environment = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "RANK")}
     if not on_gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     command = [sys.executable, "-m", "artel", "train", str(file), "--nproc", str(processes)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_SECONDS)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
-        raise WorkError.at("parallel", f"{processes} process(es) did not end within {_SECONDS} s") from None
+        raise WorkError.at("parallel", f"{processes} process(es) did not finish within {_TIMEOUT_SECONDS} s") from None
     if done.returncode:
         kind = InputError if done.returncode == 2 else WorkError
         raise kind([Problem("parallel", f"with a small copy of the model: {done.stderr.strip()[-1500:]}")])

@@ -23,7 +23,7 @@ _NAMES = re.compile(
     re.IGNORECASE,
 )
 _SECRET = re.compile(r"TOKEN(?!IZERS)|KEY|SECRET|PASS|CREDENTIAL|AUTH|SESSION|COOKIE|PROXY|AWS|WANDB", re.IGNORECASE)
-_LONGEST = 200  # characters of a value
+_MAX_VALUE_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ def _requirements() -> list[tuple[str, Requirement]]:
 
 
 def _extra(requirement: Requirement) -> str:
-    named = re.search(r"extra == ['\"]([^'\"]+)['\"]", str(requirement.marker or ""))
-    return named[1] if named else ""
+    match = re.search(r"extra == ['\"]([^'\"]+)['\"]", str(requirement.marker or ""))
+    return match[1] if match else ""
 
 
 def installed_version(name: str) -> str | None:
@@ -88,11 +88,11 @@ def installed_version(name: str) -> str | None:
 
 def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables that affect artel and its libraries with their values; for secrets only "set"."""
-    return {name: _shown(name, value) for name, value in sorted(variables.items()) if _NAMES.fullmatch(name)}
+    return {name: _display_value(name, value) for name, value in sorted(variables.items()) if _NAMES.fullmatch(name)}
 
 
-def _shown(name: str, value: str) -> str:
+def _display_value(name: str, value: str) -> str:
     # An address can have a password, as https://user:password@host.
     if _SECRET.search(name) or "@" in value:
         return "set" if value else "empty"
-    return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
+    return value if len(value) <= _MAX_VALUE_CHARS else f"{value[:_MAX_VALUE_CHARS]}…"

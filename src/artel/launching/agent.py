@@ -1,6 +1,6 @@
 """torchrun's agent: starts and watches the processes of one host, and tells from exit statuses why they ended.
 
-Wrong input (2) is not retried. A worker that lost its peers (LOST_OTHERS), or was stopped because another host was
+Wrong input (2) is not retried. A worker that lost its peers (LOST_PEERS), or was stopped because another host was
 stopped (130), has not failed: its restart is not counted. Nor is a restart after OutOfMemory: the worker has recorded
 that it must use less memory, so that does not repeat forever. A hang (HUNG) counts as a failure.
 """
@@ -24,21 +24,21 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from artel.errors import OutOfMemory
 from artel.interrupts import in_main_thread
 from artel.launching.hosts import Hosts
-from artel.launching.worker import LOST_OTHERS
+from artel.launching.worker import LOST_PEERS
 
 # SIGUSR1 is Slurm's warning that the time is nearly over.
-PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-"""Signals passed on to the workers. The launcher ends after them."""
+FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+"""Signals forwarded to the workers. The launcher ends after them."""
 # A worker that is told to stop finishes its step and saves. It is killed only after this time.
 _STOP_SECONDS = 600
 # When a worker has failed, the others on its host end within milliseconds, or hang waiting for it and are killed (by
 # torchrun after 30 s).
 _LOST_SECONDS = 5
-_INPUT_WRONG, _STOPPED = 2, 130
-_NO_FAILURE = {LOST_OTHERS, _STOPPED, -signal.SIGTERM}  # SIGTERM: stopped before it installed a handler
-_SAME_MOMENT = 2  # seconds; processes that end this soon after the first one ended because of it
+_INVALID_INPUT, _STOPPED = 2, 130
+_NO_FAILURE = {LOST_PEERS, _STOPPED, -signal.SIGTERM}  # SIGTERM: stopped before it installed a handler
+_SIMULTANEOUS_SECONDS = 2  # processes that end this soon after the first one ended because of it
 
-# Silenced, because artel's own messages say why processes end.
+# Silent, because artel's own messages say why processes end.
 _LOGGERS = ("agent.server.api", "multiprocessing.api", "rendezvous.dynamic_rendezvous")
 
 _HEARTBEAT_SECONDS = 5
@@ -78,9 +78,9 @@ class Agent(LocalElasticAgent):
         self._signals.raise_at_once()
         super()._exit_barrier()
 
-    def _shutdown(self, *arguments: Any, **named: Any) -> None:
+    def _shutdown(self, *arguments: Any, **keywords: Any) -> None:
         self._signals.raise_at_once()
-        super()._shutdown(*arguments, **named)
+        super()._shutdown(*arguments, **keywords)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         started = super()._start_workers(worker_group)
@@ -105,28 +105,28 @@ class Agent(LocalElasticAgent):
 
     def _count_restarts(self, result: RunResult) -> None:
         """Update the number of remaining restarts after these failures."""
-        statuses = {failure.exitcode for failure in _first(result.failures).values()}
-        goes_on = self._hosts.elastic or self._hosts.restarts > 0
-        if _INPUT_WRONG in statuses or (statuses == {_STOPPED} and not self._hosts.elastic):
+        statuses = {failure.exitcode for failure in _simultaneous_failures(result.failures).values()}
+        can_continue = self._hosts.elastic or self._hosts.restarts > 0
+        if _INVALID_INPUT in statuses or (statuses == {_STOPPED} and not self._hosts.elastic):
             self._remaining_restarts = 0
-        elif OutOfMemory.exit_code in statuses and (goes_on or self._hosts.count == 1):
+        elif OutOfMemory.exit_code in statuses and (can_continue or self._hosts.count == 1):
             self._remaining_restarts += 1  # other hosts wait for a lost one only where restarts are left
-        elif statuses <= _NO_FAILURE and goes_on:
+        elif statuses <= _NO_FAILURE and can_continue:
             self._remaining_restarts += 1
 
 
-def cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, int]:
+def first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, int]:
     """Return (rank, exit status) of the process that failed first."""
-    first = _first(failures)
-    own = {rank: failure for rank, failure in first.items() if failure.exitcode not in _NO_FAILURE}
-    rank, failure = min((own or first).items(), key=lambda item: item[1].timestamp)
+    first = _simultaneous_failures(failures)
+    causes = {rank: failure for rank, failure in first.items() if failure.exitcode not in _NO_FAILURE}
+    rank, failure = min((causes or first).items(), key=lambda item: item[1].timestamp)
     return rank, failure.exitcode
 
 
-def _first(failures: Mapping[int, ProcessFailure]) -> dict[int, ProcessFailure]:
+def _simultaneous_failures(failures: Mapping[int, ProcessFailure]) -> dict[int, ProcessFailure]:
     """Return the failures at the time of the first one; timestamps are whole seconds."""
     first = min(failure.timestamp for failure in failures.values())
-    return {rank: failure for rank, failure in failures.items() if failure.timestamp - first <= _SAME_MOMENT}
+    return {rank: failure for rank, failure in failures.items() if failure.timestamp - first <= _SIMULTANEOUS_SECONDS}
 
 
 class _Signals:
@@ -144,7 +144,7 @@ class _Signals:
     def defer(self) -> None:
         """Raise only at polls from now on. Replaces torchrun's handlers, so call it after they are set."""
         self._at_once = False
-        for number in PASSED_ON if in_main_thread() else ():
+        for number in FORWARDED_SIGNALS if in_main_thread() else ():
             signal.signal(number, self._on_signal)
 
     def raise_at_once(self) -> None:
@@ -173,23 +173,23 @@ class _Heartbeats:
         self._own = 0
         self._written = 0.0
         self._seen = b""
-        self._when = 0.0
+        self._seen_at = 0.0
 
     def are_missing(self, group: WorkerGroup) -> bool:
         """True once the next host has been silent for SILENT_SECONDS."""
         now, rank, hosts = time.monotonic(), group.group_rank or 0, group.group_world_size or 1
         store: Any = group.store
         if store is not self._store:  # there was a new rendezvous
-            self._store, self._seen, self._when, self._written = store, b"", now, 0.0
+            self._store, self._seen, self._seen_at, self._written = store, b"", now, 0.0
         if hosts == 1 or now - self._written < _HEARTBEAT_SECONDS:
             return False
         self._written, self._own = now, self._own + 1
         store.set(_heartbeat_key(rank), str(self._own))
-        after = _heartbeat_key((rank + 1) % hosts)
-        seen = store.get(after) if store.check([after]) else b""
+        next_key = _heartbeat_key((rank + 1) % hosts)
+        seen = store.get(next_key) if store.check([next_key]) else b""
         if seen != self._seen:
-            self._seen, self._when = seen, now
-        return time.monotonic() - self._when > SILENT_SECONDS
+            self._seen, self._seen_at = seen, now
+        return time.monotonic() - self._seen_at > SILENT_SECONDS
 
 
 def _heartbeat_key(rank: int) -> str:

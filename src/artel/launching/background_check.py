@@ -15,48 +15,47 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from artel.errors import ArtelError, InputError, Problem, WorkError
-from artel.interpreter import python_of
 from artel.launching.quiet_libraries import quiet_libraries
-from artel.launching.worker import end_with_launcher
+from artel.launching.worker import end_with_launcher, module_command
 from artel.storage.unexpected_errors import worker_error
 
 if TYPE_CHECKING:
     from artel.config import Overrides, RunConfig
 
 
-class Refused(InputError):
+class CheckFailed(InputError):
     """All problems found by the checks."""
 
 
-class Answer(Protocol):
+class CheckResult(Protocol):
     def __call__(self, *, wait: bool = False) -> None:
         """Raise the problems found, if the checks have ended. With `wait`, wait for their end first."""
 
 
 @contextmanager
-def checking_in_background(config: RunConfig, name: str, overrides: Overrides) -> Iterator[Answer]:
-    """Check the run of `name` and `overrides` while the block runs. The block calls the yielded Answer."""
+def checking_in_background(config: RunConfig, name: str, overrides: Overrides) -> Iterator[CheckResult]:
+    """Check the run of `name` and `overrides` while the block runs. The block calls the yielded CheckResult."""
     if has_no_training_keys(config):
         yield lambda *, wait=False: None
         return
     # In its own session, so that Ctrl-C reaches only this process, which then ends the other one.
-    command = [*python_of("artel.launching.background_check"), str(os.getpid()), name, *overrides.words]
+    command = [*module_command("artel.launching.background_check"), str(os.getpid()), name, *overrides.words]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     )
     is_known = False
 
-    def answer(*, wait: bool = False) -> None:
+    def result(*, wait: bool = False) -> None:
         nonlocal is_known
         if is_known or (process.poll() is None and not wait):
             return
-        written = process.communicate()[0]
+        output = process.communicate()[0]
         is_known = True
         if process.returncode:
-            raise _error(process.returncode, written)
+            raise _error(process.returncode, output)
 
     try:
-        yield answer
+        yield result
     finally:
         if not is_known:
             process.kill()
@@ -65,20 +64,20 @@ def checking_in_background(config: RunConfig, name: str, overrides: Overrides) -
 
 def has_no_training_keys(config: RunConfig) -> bool:
     """True if all keys have their defaults except those of the text and its tokenizer."""
-    plain = type(config).model_construct()
+    defaults = type(config).model_construct()
     text_keys = {"run", "seed", "data", "prepare", "tokenizer"}
-    same = config.model_dump(exclude=text_keys) == plain.model_dump(exclude=text_keys)
-    return same and (config.data.block, config.data.from_store) == (plain.data.block, plain.data.from_store)
+    same = config.model_dump(exclude=text_keys) == defaults.model_dump(exclude=text_keys)
+    return same and (config.data.block, config.data.from_store) == (defaults.data.block, defaults.data.from_store)
 
 
-def _error(status: int, written: bytes) -> ArtelError:
-    if not written:  # it was killed
-        fix = "look for what it lacked, as memory: artel config check"
-        return WorkError.at("the check of the run", f"ended with status {status}", fix)
+def _error(status: int, output: bytes) -> ArtelError:
+    if not output:  # it was killed
+        fix = "run artel config check to see what it lacks, e.g. memory"
+        return WorkError.at("the check of the run", f"exited with status {status}", fix)
     problems = [
-        Problem(where, what, fix, tuple(quoted)) for where, what, fix, quoted in json.loads(written.splitlines()[-1])
+        Problem(where, what, fix, tuple(quoted)) for where, what, fix, quoted in json.loads(output.splitlines()[-1])
     ]
-    return Refused(problems) if status == InputError.exit_code else WorkError(problems)
+    return CheckFailed(problems) if status == InputError.exit_code else WorkError(problems)
 
 
 def _check(name: str, words: list[str]) -> None:
@@ -91,15 +90,15 @@ def _check(name: str, words: list[str]) -> None:
 
 def main() -> None:
     """Run the checks in this process: print problems as JSON, and exit with the status of the error."""
-    os.nice(10)  # the text goes first
+    os.nice(10)  # preparing the text has priority
     parent, name, *words = sys.argv[1:]
     end_with_launcher(int(parent))
     try:
         _check(name, words)
     except BaseException as error:  # the waiting process reports it
-        known = worker_error(error, "check")
-        print(json.dumps([[problem.where, problem.what, problem.fix, problem.quoted] for problem in known.problems]))
-        sys.exit(known.exit_code)
+        failure = worker_error(error, "check")
+        print(json.dumps([[problem.where, problem.what, problem.fix, problem.quoted] for problem in failure.problems]))
+        sys.exit(failure.exit_code)
 
 
 if __name__ == "__main__":

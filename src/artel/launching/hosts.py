@@ -17,11 +17,11 @@ from artel.errors import InputError, Problem
 
 _PORT = 29500
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of Linux
-_OUTSIDE = "192.0.2.1"  # of TEST-NET-1 (RFC 5737): no host has it, so it goes by the default route
+_UNASSIGNED_ADDRESS = "192.0.2.1"  # of TEST-NET-1 (RFC 5737): no host has it, so it goes by the default route
 _GLOO, _NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"  # nccl takes names as prefixes, except after a =
 # As in the /etc/hosts of distributions; also localhost.localdomain and so on.
 _LOCALHOST = ("localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback")
-_NAME_SECONDS = 30  # Kubernetes resolves a pod's name only some seconds after its start
+_RESOLVE_SECONDS = 30  # Kubernetes resolves a pod's name only some seconds after its start
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,28 +75,25 @@ class Hosts:
         if endpoint is None:
             rank = _number("NODE_RANK", "0", problems) if rank is None else rank
             address = environment.get("MASTER_ADDR", "") if address is None else address
-            place = "--master-port"
+            key = "--master-port"
             if port is None:
-                place = "MASTER_PORT"
+                key = "MASTER_PORT"
                 port = _number("MASTER_PORT", str(_PORT), problems) if most > 1 else _PORT
             if not 0 < port < 2**16:
-                problems.append(Problem(place, f"is {port}", "write a port: 1 to 65535"))
+                problems.append(Problem(key, f"is {port}", "use a port from 1 to 65535"))
         else:
             if address is not None or port is not None:
-                problems.append(
-                    Problem(
-                        "--rdzv-endpoint",
-                        "says where hosts meet, and so do --master-addr and --master-port",
-                        "give one of them",
-                    )
-                )
+                what = "cannot be combined with --master-addr and --master-port"
+                problems.append(Problem("--rdzv-endpoint", what, "use one of the two"))
             address, port = _address(endpoint, problems)
         hosts = cls(least, most, rank, address, port, restarts)
         if rank is not None and not 0 <= rank < most:
-            problems.append(Problem("--node-rank", f"{rank} is not a host of {most}", "count from 0"))
+            problems.append(
+                Problem("--node-rank", f"{rank} must be less than the number of hosts, {most}", "count from 0")
+            )
         if most > 1 and not address:
             fix = "give the first host's address, or --rdzv-endpoint ADDRESS:PORT"
-            problems.append(Problem("--master-addr", "is needed for several hosts", fix))
+            problems.append(Problem("--master-addr", "is required for several hosts", fix))
         if problems:
             raise InputError(problems)
         return hosts
@@ -108,12 +105,12 @@ def _range(text: str, problems: list[Problem]) -> tuple[int, int]:
     try:
         counts = int(least), int(most or least)
     except ValueError:
-        problems.append(Problem("--nnodes", f"{text!r} is not a number of hosts", "write 4, or 1:4 for one to four"))
+        problems.append(Problem("--nnodes", f"{text!r} is not a number of hosts", "use 4, or 1:4 for one to four"))
         return 1, 1
     if counts[0] < 1:
-        problems.append(Problem("--nnodes", f"{counts[0]} hosts cannot run anything", "write 1 or more"))
+        problems.append(Problem("--nnodes", f"{counts[0]} hosts are too few", "use 1 or more"))
     elif counts[0] > counts[1]:
-        problems.append(Problem("--nnodes", f"{text} has more at least than at most", f"write {most}:{least}"))
+        problems.append(Problem("--nnodes", f"{text}: the minimum is above the maximum", f"use {most}:{least}"))
     return counts
 
 
@@ -134,7 +131,7 @@ def _address(endpoint: str, problems: list[Problem]) -> tuple[str, int]:
         address, port = endpoint, str(_PORT)
     if address and port.isdecimal() and 0 < int(port) < 2**16:
         return address.strip("[]"), int(port)
-    fix = "write ADDRESS:PORT, as node1:29500"
+    fix = "use ADDRESS:PORT, e.g. node1:29500"
     problems.append(Problem("--rdzv-endpoint", f"{endpoint!r} is not an address and port", fix))
     return "", _PORT
 
@@ -160,7 +157,7 @@ def choose_interface(master: str, port: int, flag: str = "--master-addr") -> Add
     """
     own = _address_towards(master, port, flag)
     if is_loopback(own):
-        if _means_this_host(master):
+        if _is_this_host(master):
             use_loopback()
             return Addresses(own, master)
         # On the first host its own name may be loopback, where the other hosts cannot connect.
@@ -187,9 +184,9 @@ def choose_interface_of_process() -> None:
     cannot be reached.
     """
     environment = os.environ
-    processes, on_host = int(environment.get("WORLD_SIZE", "1")), int(environment.get("LOCAL_WORLD_SIZE", "1"))
+    processes, local_size = int(environment.get("WORLD_SIZE", "1")), int(environment.get("LOCAL_WORLD_SIZE", "1"))
     addresses = Addresses("127.0.0.1", "127.0.0.1")
-    if processes == on_host:
+    if processes == local_size:
         use_loopback()
     elif "MASTER_ADDR" in environment:
         addresses = choose_interface(environment["MASTER_ADDR"], int(environment.get("MASTER_PORT", "29500")))
@@ -206,17 +203,17 @@ def _address_towards(host: str, port: int, flag: str = "--master-addr") -> str:
             return str(probe.getsockname()[0])
     except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name, such as a..b
         reason = error.strerror if isinstance(error, OSError) else error
-        what, fix = f"cannot reach {host}: {reason}", "give the first host's address, as the others see it"
+        what, fix = f"cannot reach {host}: {reason}", "give an address of the first host that the others can reach"
         raise InputError.at(flag, what, fix) from None
 
 
 def _resolve(host: str, port: int) -> tuple[int, int, int, str, Any]:
-    end = time.monotonic() + _NAME_SECONDS
+    deadline = time.monotonic() + _RESOLVE_SECONDS
     while True:
         try:
             return socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         except socket.gaierror:
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise
         time.sleep(0.5)
 
@@ -227,22 +224,22 @@ def _preferred_address() -> str | None:
     if chosen and (address := _address_of(chosen)):
         return address
     try:
-        return _address_towards(_OUTSIDE, 9)
+        return _address_towards(_UNASSIGNED_ADDRESS, 9)
     except InputError:
         return None
 
 
 def _check_interface_of_gloo() -> None:
     """Raise InputError if the environment names interfaces that gloo cannot use, which would end every process."""
-    chosen = os.environ.get(_GLOO, "")
+    names = os.environ.get(_GLOO, "")
     usable = [name for _, name in socket.if_nameindex() if _address_of(name) or _has_ipv6(name)]
-    unknown = [name for name in chosen.split(",") if name not in usable]
-    if chosen and unknown and sys.platform == "linux":
+    unknown = [name for name in names.split(",") if name not in usable]
+    if names and unknown and sys.platform == "linux":
         what = f"names {unknown[0]!r}, which is not an interface of this host with an address"
         between_hosts = [name for name in usable if name != "lo"] or usable
         fix = (
-            f"write {' or '.join(between_hosts)}, exactly (only nccl takes prefixes, ^ and =); or unset it, and the "
-            "interface that reaches the first host is used"
+            f"set it to {' or '.join(between_hosts)} (only nccl accepts prefixes, ^ and =); or unset it to use the "
+            "interface that reaches the first host"
         )
         raise InputError.at(_GLOO, what, fix)
 
@@ -260,7 +257,7 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def _means_this_host(name: str) -> bool:
+def _is_this_host(name: str) -> bool:
     """True for loopback: several "hosts" on one machine."""
     return is_loopback(name) or name.partition(".")[0] in _LOCALHOST
 

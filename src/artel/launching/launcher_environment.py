@@ -100,8 +100,8 @@ def _read_pod(environment: os._Environ[str], nproc: int | None) -> dict[str, Any
     backend = environment.get("PET_RDZV_BACKEND", "static")
     if endpoint := environment.get("PET_RDZV_ENDPOINT", ""):
         if backend not in ("c10d", "static"):
-            what = f"is {backend}, and hosts of artel meet without such a server"
-            raise InputError.at("PET_RDZV_BACKEND", what, "write c10d (spec.elasticPolicy.rdzvBackend)")
+            what = f"is {backend}, but artel needs no server for the rendezvous"
+            raise InputError.at("PET_RDZV_BACKEND", what, "set c10d (spec.elasticPolicy.rdzvBackend)")
         options["rdzv_endpoint"] = endpoint
     else:
         rank = next((name for name in ("PET_NODE_RANK", "JOB_COMPLETION_INDEX", "RANK") if name in environment), None)
@@ -116,7 +116,7 @@ def _read_pod(environment: os._Environ[str], nproc: int | None) -> dict[str, Any
 
 def _pet_number(environment: os._Environ[str], name: str) -> int:
     if not re.fullmatch(r"\d{1,18}", environment[name], re.ASCII):
-        raise InputError([_wrong(name, f"is {environment[name][:100]!r}, no number")])
+        raise InputError([_problem(name, f"is {environment[name][:100]!r}, not a number")])
     return int(environment[name])
 
 
@@ -125,12 +125,12 @@ def _processes(text: str) -> int:
     if re.fullmatch(r"\d{1,18}", text, re.ASCII):
         return int(text)
     if text not in ("auto", "gpu", "cpu"):
-        raise InputError([_wrong("PET_NPROC_PER_NODE", f"is {text[:100]!r}, neither a number nor auto, gpu or cpu")])
+        raise InputError([_problem("PET_NPROC_PER_NODE", f"is {text[:100]!r}: use a number, auto, gpu or cpu")])
     import torch
 
     gpus = torch.cuda.device_count() if text != "cpu" else 0
     if text == "gpu" and not gpus:
-        raise InputError([_wrong("PET_NPROC_PER_NODE", "is gpu, and PyTorch sees no GPU on this host")])
+        raise InputError([_problem("PET_NPROC_PER_NODE", "is gpu, but PyTorch finds no GPU on this host")])
     return gpus or usable_cores()
 
 
@@ -141,11 +141,11 @@ def check_counts(nproc: int | None) -> None:
         return
     rank, world = environment["RANK"], environment["WORLD_SIZE"]
     what = (
-        f"would start {nproc} processes here, and a launcher has set RANK {rank} of WORLD_SIZE {world}, which may "
+        f"would start {nproc} processes, but a launcher has set RANK={rank} and WORLD_SIZE={world}, which may "
         "count hosts or processes"
     )
     by_hosts = f"--nnodes {world} --node-rank {rank} --nproc {nproc}"
-    fix = f"if they count hosts, write {by_hosts}; if processes, leave --nproc out"
+    fix = f"if they count hosts, use {by_hosts}; if processes, remove --nproc"
     raise InputError.at("--nproc", what, fix)
 
 
@@ -161,25 +161,25 @@ def _read_tasks(environment: os._Environ[str], nproc: int | None) -> None:
         return
     for rank, size, local_rank, local_size in _MPI:
         if int(environment.get(size, "1")) > 1 and rank in environment:
-            on_host = environment.get(local_size, "1")
+            local_size = environment.get(local_size, "1")
             if (nproc or 1) > 1:
-                _read_mpi_hosts(environment, environment[rank], environment[size], on_host, nproc)
+                _read_mpi_hosts(environment, environment[rank], environment[size], local_size, nproc)
                 return
             environment |= {
                 "RANK": environment[rank],
                 "WORLD_SIZE": environment[size],
-                "LOCAL_WORLD_SIZE": on_host,
+                "LOCAL_WORLD_SIZE": local_size,
                 "LOCAL_RANK": environment.get(local_rank, "0"),
             }
-            _set_master(environment, on_host == environment[size])
+            _set_master(environment, local_size == environment[size])
             return
 
 
-def _read_mpi_hosts(environment: os._Environ[str], rank: str, size: str, on_host: str, nproc: int | None) -> None:
+def _read_mpi_hosts(environment: os._Environ[str], rank: str, size: str, local_size: str, nproc: int | None) -> None:
     """Set NNODES and NODE_RANK: each MPI task launches the processes of one host."""
-    if on_host != "1":
-        what = f"MPI has started {on_host} tasks on this host, and each would start {nproc} processes"
-        fix = "start one task a host (mpirun --map-by ppr:1:node), or leave out --nproc: each task is then a process"
+    if local_size != "1":
+        what = f"MPI has started {local_size} tasks on this host, and each would start {nproc} processes"
+        fix = "start one task per host (mpirun --map-by ppr:1:node), or remove --nproc: each task is then a process"
         raise InputError.at("--nproc", what, fix)
     environment |= {"NNODES": size, "NODE_RANK": rank}
     _set_master(environment, alone=False)
@@ -192,11 +192,11 @@ def check_worker() -> None:
     rank, world = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
     problems = []
     if "RANK" not in environment and world != 1:
-        problems.append(_wrong("WORLD_SIZE", f"is {world:,}, and RANK is not set"))
+        problems.append(_problem("WORLD_SIZE", f"is {world:,}, but RANK is not set"))
     elif "WORLD_SIZE" not in environment and rank != 0:
-        problems.append(_wrong("RANK", f"is {rank:,}, and WORLD_SIZE is not set"))
+        problems.append(_problem("RANK", f"is {rank:,}, but WORLD_SIZE is not set"))
     elif rank >= world:
-        problems.append(_wrong("RANK", f"is {rank:,}, which must be less than WORLD_SIZE, {world:,}"))
+        problems.append(_problem("RANK", f"is {rank:,}, but must be less than WORLD_SIZE, {world:,}"))
     elif world > 1:  # one process has no peers, and Kubernetes sets MASTER_PORT for a service of that name
         problems += _master_problems(environment)
     if problems:
@@ -207,17 +207,17 @@ def _master_problems(environment: os._Environ[str]) -> list[Problem]:
     problems = []
     port, address = environment.get("MASTER_PORT", "29500"), environment.get("MASTER_ADDR", "localhost")
     if not re.fullmatch(r"\d{1,18}", port, re.ASCII):
-        problems.append(_wrong("MASTER_PORT", f"is {port[:100]!r}, no number"))
+        problems.append(_problem("MASTER_PORT", f"is {port[:100]!r}, not a number"))
     elif not 0 < int(port) < 2**16:
-        problems.append(_wrong("MASTER_PORT", f"is {port}, and ports are 1 to 65535"))
+        problems.append(_problem("MASTER_PORT", f"is {port}, not a port from 1 to 65535"))
     if not re.fullmatch(r"[\w.:%-]+", address):
-        problems.append(_wrong("MASTER_ADDR", f"is {address[:100]!r}, no name or address of a host"))
+        problems.append(_problem("MASTER_ADDR", f"is {address[:100]!r}, not a name or address of a host"))
     return problems
 
 
 def _check_numbers(environment: os._Environ[str]) -> None:
     problems = [
-        _wrong(name, f"is {environment[name][:100]!r}, no number")
+        _problem(name, f"is {environment[name][:100]!r}, not a number")
         for name in _NUMBERS
         if name in environment and not re.fullmatch(r"\d{1,18}", environment[name], re.ASCII)
     ]
@@ -225,8 +225,8 @@ def _check_numbers(environment: os._Environ[str]) -> None:
         raise InputError(problems)
 
 
-def _wrong(name: str, what: str) -> Problem:
-    return Problem(name, what, "launchers set it, as torchrun or srun: unset it, or let one of them start artel")
+def _problem(name: str, what: str) -> Problem:
+    return Problem(name, what, "launchers such as torchrun and srun set it: unset it, or start artel with one of them")
 
 
 def _read_step(environment: os._Environ[str], nproc: int | None) -> None:
@@ -238,12 +238,12 @@ def _read_step(environment: os._Environ[str], nproc: int | None) -> None:
         if tasks != hosts:
             what, fix = (
                 f"srun has started {tasks} tasks on {hosts} hosts, and each would start {nproc} processes",
-                "give srun --ntasks-per-node=1, or leave out --nproc: each task is then a process",
+                "use srun --ntasks-per-node=1, or remove --nproc: each task is then a process",
             )
             raise InputError.at("--nproc", what, fix)
         environment |= {"NNODES": str(hosts), "NODE_RANK": environment["SLURM_NODEID"]}
         return
-    on_host = tasks_of_node(environment["SLURM_STEP_TASKS_PER_NODE"], int(environment["SLURM_NODEID"]))
+    local_size = tasks_of_node(environment["SLURM_STEP_TASKS_PER_NODE"], int(environment["SLURM_NODEID"]))
     local_rank = environment["SLURM_LOCALID"]
     if len(environment.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")) == 1:
         local_rank = "0"  # srun --gpus-per-task shows each task only its own GPU
@@ -251,7 +251,7 @@ def _read_step(environment: os._Environ[str], nproc: int | None) -> None:
         "RANK": environment["SLURM_PROCID"],
         "WORLD_SIZE": str(tasks),
         "LOCAL_RANK": local_rank,
-        "LOCAL_WORLD_SIZE": str(on_host),
+        "LOCAL_WORLD_SIZE": str(local_size),
     }
 
 
@@ -270,15 +270,15 @@ def tasks_of_node(counts: str, node: int) -> int:
         if node < int(match[2] or 1):
             return int(match[1])
         node -= int(match[2] or 1)
-    raise InputError.at("SLURM_STEP_TASKS_PER_NODE", f"{counts!r} does not say how many tasks this node has")
+    raise InputError.at("SLURM_STEP_TASKS_PER_NODE", f"{counts!r} does not contain the number of tasks on this node")
 
 
 def _set_master(environment: os._Environ[str], alone: bool) -> None:
     if "MASTER_ADDR" not in environment:
         if not alone:
             what, fix = (
-                "MPI has started processes on several hosts and does not say which is the first",
-                "export MASTER_ADDR and MASTER_PORT, as mpirun -x MASTER_ADDR=node1",
+                "MPI has started processes on several hosts, but does not say which is the first",
+                "export MASTER_ADDR and MASTER_PORT, e.g. mpirun -x MASTER_ADDR=node1",
             )
             raise InputError.at("MASTER_ADDR", what, fix)
         environment["MASTER_ADDR"] = "127.0.0.1"
@@ -310,15 +310,15 @@ def accelerate_settings(config: RunConfig) -> AccelerateSettings:
         environment["CUDA_VISIBLE_DEVICES"] = ""
         if "MASTER_ADDR" in environment and "RANK" not in environment:
             settings.notes.append(
-                "accelerate has started one process: for several on CPUs it needs mpirun_hostfile, or start them by "
+                "accelerate has started one process. For several on CPUs it needs mpirun_hostfile; or use "
                 "artel train --nproc N"
             )
     precision = environment["ACCELERATE_MIXED_PRECISION"]
     if precision in _PRECISIONS:
         _apply(settings, config, "train.precision", precision)
     if _flag("ACCELERATE_USE_MEGATRON_LM"):
-        fix = "take it out of accelerate's configuration, and write parallel.tensor and parallel.pipeline"
-        raise InputError.at("accelerate's megatron_lm_config", "artel has no Megatron-LM in it", fix)
+        fix = "remove it from accelerate's configuration, and set parallel.tensor and parallel.pipeline"
+        raise InputError.at("accelerate's megatron_lm_config", "artel does not use Megatron-LM", fix)
     if _flag("ACCELERATE_USE_FSDP"):
         _apply_fsdp(settings, config)
     if _flag("ACCELERATE_USE_DEEPSPEED"):
@@ -352,20 +352,22 @@ def _apply_deepspeed(settings: AccelerateSettings, config: RunConfig) -> None:
             f"accelerate's deepspeed_config has no effect: the run file has {config.parallel.deepspeed}"
         )
         return
-    places = {environment.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") for part in ("OPTIMIZER", "PARAM")}
-    if "nvme" in places:
+    devices = {
+        environment.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") for part in ("OPTIMIZER", "PARAM")
+    }
+    if "nvme" in devices:
         what, fix = (
-            "offload to NVMe is DeepSpeed's own, and has no keys in the run file",
-            "write a ds_config.json with it, and parallel.deepspeed: ds_config.json",
+            "offload to NVMe needs DeepSpeed, and has no keys in the run file",
+            "put it into a ds_config.json, and set parallel.deepspeed: ds_config.json",
         )
         raise InputError.at("accelerate's deepspeed_config", what, fix)
     _apply(
         settings, config, "parallel.data", _STAGES.get(environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"), "zero2")
     )
-    if "cpu" in places:
+    if "cpu" in devices:
         _apply(settings, config, "parallel.offload", "cpu")
     settings.notes.append(
-        "stages of deepspeed_config without a file run in PyTorch; for DeepSpeed itself write "
+        "without a file, stages of deepspeed_config run in PyTorch; for DeepSpeed itself set "
         "parallel.deepspeed: ds_config.json"
     )
 
@@ -375,8 +377,8 @@ def _apply_sizes(settings: AccelerateSettings, config: RunConfig) -> None:
         size = os.environ.get(f"PARALLELISM_CONFIG_{name}", "1")
         if size != "1":
             _apply(settings, config, key, size)
-    copies, shard = (os.environ.get(f"PARALLELISM_CONFIG_DP_{name}_SIZE", "1") for name in ("REPLICATE", "SHARD"))
-    if copies != "1" and shard != "1":
+    replicas, shard = (os.environ.get(f"PARALLELISM_CONFIG_DP_{name}_SIZE", "1") for name in ("REPLICATE", "SHARD"))
+    if replicas != "1" and shard != "1":
         settings.overrides = [line for line in settings.overrides if not line.startswith("parallel.data=")]
         settings.notes = [line for line in settings.notes if "parallel.data" not in line]
         _apply(settings, config, "parallel.data", "hsdp")
@@ -387,11 +389,11 @@ def _apply(settings: AccelerateSettings, config: RunConfig, key: str, value: str
     """Override a key with a default value. If the run file sets another value, add a note."""
     section, _, name = key.partition(".")
     part = getattr(config, section)
-    written = str(getattr(part, name))
-    if written == value:
+    value_in_run = str(getattr(part, name))
+    if value_in_run == value:
         return
-    if name in part.model_fields_set and written != "auto":
-        settings.notes.append(f"accelerate sets {key}={value}, and the run file {written}: the run file decides")
+    if name in part.model_fields_set and value_in_run != "auto":
+        settings.notes.append(f"accelerate sets {key}={value}, but the run file {value_in_run}, which takes precedence")
         return
     settings.overrides.append(f"{key}={value}")
     settings.notes.append(f"{key}={value}, as configured in accelerate")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from artel.elapsed import paused
 from artel.errors import ArtelError, InputError, Interrupted, OutOfMemory, Problem, WorkError
-from artel.interpreter import python_of
 from artel.interrupts import answered_by, ended_at_once
 from artel.launching.rendezvous import SECRET_VARIABLE, Rendezvous
+from artel.launching.worker import module_command
 from artel.messages import logger
 from artel.preparing.progress import reporting
 from artel.storage.unexpected_errors import FAULT, fault_of_process
@@ -41,17 +41,17 @@ def launch(arguments: list[str], processes: int, rendezvous: Rendezvous, folder:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
 
-    from artel.launching.agent import PASSED_ON, Agent
+    from artel.launching.agent import FORWARDED_SIGNALS, Agent
 
     def on_restart(failures: Mapping[int, ProcessFailure]) -> None:
-        logger.info("%s; starting again from the last checkpoint", str(_why(failures, folder)).splitlines()[0])
+        logger.info("%s; restarting from the last checkpoint", str(_run_error(failures, folder)).splitlines()[0])
 
     hosts = rendezvous.hosts
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # each process sets it again; without it torchrun warns
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in PASSED_ON)
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in FORWARDED_SIGNALS)
     try:
         handler = rendezvous.handler(folder)
-        program, *options = python_of("artel")
+        program, *options = module_command("artel")
         spec = WorkerSpec(
             role="artel",
             local_world_size=processes,
@@ -63,10 +63,10 @@ def launch(arguments: list[str], processes: int, rendezvous: Rendezvous, folder:
             local_addr=rendezvous.local_address,
         )
         count = f"{hosts.least} to {hosts.count}" if hosts.elastic else f"{hosts.count}"
-        others = f"this host waits for the others of {count}, which meet at {hosts.where}"
-        waits = partial(waiting, folder, others, leads=rendezvous.leads)
-        with answered_by(None), paused():  # the first process answers for all, and shows how far they are
-            result = Agent(spec, hosts, on_restart, waits if hosts.count > 1 else nullcontext).run()
+        others = f"waiting for the other hosts ({count} in all) at {hosts.where}"
+        wait_for_hosts = partial(waiting, folder, others, leads=rendezvous.leads)
+        with answered_by(None), paused():  # the first process handles signals and shows progress for all
+            result = Agent(spec, hosts, on_restart, wait_for_hosts if hosts.count > 1 else nullcontext).run()
         if result is None:  # the other hosts were enough, to the end
             return
         # Hosts that may join and leave do not stop when this one fails.
@@ -80,7 +80,7 @@ def launch(arguments: list[str], processes: int, rendezvous: Rendezvous, folder:
     except (RendezvousError, DistError) as error:
         raise _rendezvous_error(rendezvous, error) from None
     if result.is_failed():
-        raise _why(result.failures, folder)
+        raise _run_error(result.failures, folder)
 
 
 @contextmanager
@@ -99,11 +99,11 @@ def waiting(folder: RunFolder, what: str, *, leads: bool) -> Iterator[None]:
         yield
 
 
-def _why(failures: Mapping[int, ProcessFailure], folder: RunFolder) -> ArtelError:
-    from artel.launching.agent import cause
+def _run_error(failures: Mapping[int, ProcessFailure], folder: RunFolder) -> ArtelError:
+    from artel.launching.agent import first_failure
 
-    rank, status = cause(failures)
-    return _failed(rank, status, folder, failures[rank].pid)
+    rank, status = first_failure(failures)
+    return _process_error(rank, status, folder, failures[rank].pid)
 
 
 def _rendezvous_error(rendezvous: Rendezvous, error: Exception) -> WorkError:
@@ -114,40 +114,37 @@ def _rendezvous_error(rendezvous: Rendezvous, error: Exception) -> WorkError:
 
     hosts = rendezvous.hosts
     if isinstance(error, ForeignValue):
-        what = f"someone else has written to the store of this run's hosts: {error}"
-        fix = f"let nobody else reach that port, and start again; or a host has another secret ({SECRET_VARIABLE})"
+        what = f"another program has written to the store of this run's hosts: {error}"
+        fix = f"block that port for other programs, or give all hosts the same secret ({SECRET_VARIABLE}), and restart"
         return WorkError.at(hosts.where, what, fix)
-    fix = "start the same command on every host: the run resumes from its last checkpoint"
+    fix = "run the same command on every host: the run resumes from its last checkpoint"
     if isinstance(error, RendezvousTimeoutError):
-        what = f"fewer than {hosts.least} hosts have come"
+        what = f"fewer than {hosts.least} hosts have joined"
     elif rendezvous.leads:
         what = f"the rendezvous of the hosts failed: {error}"
     else:
-        what = "the host that holds the rendezvous is lost: its artel was ended, or cannot be reached"
+        what = "the host of the rendezvous is lost: its artel has ended, or the network is down"
     return WorkError.at(hosts.where, what, fix)
 
 
-def _failed(rank: int, status: int, folder: RunFolder, number: int) -> ArtelError:
+def _process_error(rank: int, status: int, folder: RunFolder, number: int) -> ArtelError:
     """Return the error of a process with this rank, exit status and id."""
     from artel.training.faults.watchdog import HUNG
     from artel.training.faults.watchdog_process import SIGNAL
 
     where = f"process {rank} on {socket.gethostname()}"
     if status in (HUNG, -SIGNAL):
-        fix = (
-            "the same command resumes from the last checkpoint; where it was only slow, write a longer "
-            "train.hang_timeout"
-        )
-        return WorkError.at(where, f"hung; where its threads stood is in {folder.hangs}", fix)
+        fix = "the same command resumes from the last checkpoint; if it was only slow, set a longer train.hang_timeout"
+        return WorkError.at(where, f"hung; the stacks of its threads are in {folder.hangs}", fix)
     if status == OutOfMemory.exit_code:
         fix = "it will use less memory next time: the same command resumes from the last checkpoint"
         return WorkError.at(where, "was out of memory", fix)
     if status == FAULT:
         fix = f"its traceback: {fault_of_process(number) or 'is above'}; please report it"
-        return WorkError.at(where, "failed by a fault of artel", fix)
+        return WorkError.at(where, "failed because of a bug in artel", fix)
     if status < 0:
-        fix = "SIGKILL is how Linux ends what takes too much memory" if -status == signal.SIGKILL else ""
-        return WorkError.at(where, f"was ended by {signal.Signals(-status).name}", fix)
-    problem = Problem(where, f"ended with status {status}", "its message above has the reason")
+        fix = "Linux sends SIGKILL to a process that uses too much memory" if -status == signal.SIGKILL else ""
+        return WorkError.at(where, f"was killed by {signal.Signals(-status).name}", fix)
+    problem = Problem(where, f"exited with status {status}", "its message above has the reason")
     kinds: dict[int, type[ArtelError]] = {2: InputError, 130: Interrupted}
     return kinds.get(status, WorkError)([problem])

@@ -19,9 +19,9 @@ from artel.config import Overrides, RunConfig, RunFile, dump_run
 from artel.config.schema.quantities import duration
 from artel.errors import InputError
 from artel.host import memory, swap
-from artel.interpreter import python_of
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.launching.read_run import checked_run
+from artel.launching.worker import module_command
 from artel.messages import logger
 from artel.preparing import settled
 from artel.storage import write_file
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from artel.planning.plan import Plan, PlannedText
     from artel.preparing import Prepared
 
-_ERROR = 0.15
+_TOLERANCE = 0.15
 """Tolerated excess over the memory. No plan in benchmarks/plan.md is more than 10 % too high."""
 _SHORT_FLOPS, _SHORT_SECONDS = 1e13, 60.0
 """A run that takes about as long as its plan, a minute on a laptop, is not planned."""
-_SECONDS = 300
-"""Timeout of a plan. The largest recipe takes 30 s on a busy machine."""
-_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TIMEOUT_SECONDS = 300
+"""The largest recipe takes 30 s on a busy machine."""
+_LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class PlannedRun:
 
 
 def plan_run(file: RunFile, overrides: Overrides, options: PlanOptions, *, with_text: bool = False) -> PlannedRun:
-    """Plan the run of a run file: build its model without memory, and trace two steps of it.
+    """Plan the run of a run file: build its model on the meta device, and trace two steps.
 
     Raise InputError if the run is wrong or cannot be planned.
     """
@@ -91,7 +91,7 @@ def plan_run(file: RunFile, overrides: Overrides, options: PlanOptions, *, with_
             logger.info(line)
         config = choice.config
     config = with_planned_packing(settled(config))
-    logger.info("building the model without memory")
+    logger.info("building the model on the meta device")
     text = planned_text(config) if with_text else None
     plan = make_plan(config, hardware, options.nproc, options.price, text)
     return PlannedRun(config, plan, text, choice)
@@ -107,7 +107,7 @@ def begin_with_plan(config: RunConfig, prepared: Prepared, processes: int, nodes
     """
     folder = RunFolder(Path(config.run))
     key = _key(config, processes, nodes)
-    plan = _kept(folder.plan, key)
+    plan = _earlier_plan(folder.plan, key)
     if plan is None:
         folder.plan.unlink(missing_ok=True)
         if config.parallel.deepspeed is not None or _is_short(config, prepared):  # DeepSpeed cannot be planned yet
@@ -120,25 +120,25 @@ def begin_with_plan(config: RunConfig, prepared: Prepared, processes: int, nodes
     for line in plan["summary"]:
         logger.info("plan: %s", line)
     if not force:
-        _refuse(plan)
-        _refuse_budget(plan, config)
+        _check_memory(plan)
+        _check_budget(plan, config)
 
 
 def _plan(config: RunConfig, processes: int, nodes: int) -> dict[str, Any] | None:
     """Run `artel plan` for this machine and return its JSON. If that fails, log it and return None."""
-    environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER}
+    environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES}
     lines: list[str] = []
     with TemporaryDirectory() as folder:
         file, result = Path(folder, "run.yaml"), Path(folder, "plan.json")
         file.write_text(dump_run(config, secrets=True), encoding="utf-8")
-        command = [*python_of("artel"), "plan", str(file), f"--nproc={processes}", f"--nodes={nodes}", "--json"]
+        command = [*module_command("artel"), "plan", str(file), f"--nproc={processes}", f"--nodes={nodes}", "--json"]
         with (
             result.open("wb") as out,
             subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, errors="replace"
             ) as process,
         ):
-            timer = threading.Timer(_SECONDS, process.kill)
+            timer = threading.Timer(_TIMEOUT_SECONDS, process.kill)
             timer.start()
             try:
                 assert process.stderr is not None
@@ -154,32 +154,32 @@ def _plan(config: RunConfig, processes: int, nodes: int) -> dict[str, Any] | Non
     try:
         plan: dict[str, Any] = orjson.loads(content)
     except ValueError:
-        why = f"that took more than {_SECONDS} s"
+        reason = f"planning took more than {_TIMEOUT_SECONDS} s"
         if was_in_time:
             last = [line for line in lines if line] or [f"exit status {process.returncode}"]
-            why = last[-1].removeprefix("artel: ")
-        logger.info("the run is not planned: %s", why)
+            reason = last[-1].removeprefix("artel: ")
+        logger.info("no plan: %s", reason)
         return None
     return plan
 
 
-def _refuse(plan: dict[str, Any]) -> None:
+def _check_memory(plan: dict[str, Any]) -> None:
     """Raise InputError if the plan exceeds the memory by more than its error. Swap counts as host memory."""
     extra = swap() / (memory().limit or memory().total) if plan["device"] == "cpu" else 0.0
-    if plan["memory_share"] <= 1 + _ERROR + extra:
+    if plan["memory_share"] <= 1 + _TOLERANCE + extra:
         return
-    fix = "take a smaller model, data.block or train.micro_batch, or share it: parallel.data=fsdp; --force tries it"
+    fix = "use a smaller model, data.block or train.micro_batch, or shard it (parallel.data=fsdp); --force tries it"
     raise InputError.at("train", "; ".join(plan["summary"][:2]), fix)
 
 
-def _refuse_budget(plan: dict[str, Any], config: RunConfig) -> None:
+def _check_budget(plan: dict[str, Any], config: RunConfig) -> None:
     """Raise InputError if the budget is too short for the minimum number of steps."""
     shortest, budget = plan.get("shortest_budget_seconds"), config.train.budget
     if shortest is None or budget is None or shortest <= budget:
         return
     least = duration(60 * math.ceil(shortest / 60))
-    what = f"{duration(budget)} is too short: {FEWEST_STEPS} steps take {least} at least; {plan['summary'][2]}"
-    raise InputError.at("train.budget", what, f"write {least} or more, a smaller train.batch, or a smaller model")
+    what = f"{duration(budget)} is too short: {FEWEST_STEPS} steps take at least {least}; {plan['summary'][2]}"
+    raise InputError.at("train.budget", what, f"set {least} or more, a smaller train.batch, or a smaller model")
 
 
 def _is_short(config: RunConfig, prepared: Prepared) -> bool:
@@ -219,7 +219,7 @@ def _key(config: RunConfig, processes: int, nodes: int) -> str:
     return xxhash.xxh3_128_hexdigest(orjson.dumps(content, default=str, option=orjson.OPT_SORT_KEYS))
 
 
-def _kept(file: Path, key: str) -> dict[str, Any] | None:
+def _earlier_plan(file: Path, key: str) -> dict[str, Any] | None:
     """Return the plan of an earlier start with the same key."""
     try:
         plan: dict[str, Any] = orjson.loads(file.read_bytes())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from artel.config import Overrides, RunConfig, RunFile, dump_run, located
 from artel.errors import InputError, Problem
-from artel.launching.background_check import Refused, checking_in_background, has_no_training_keys
+from artel.launching.background_check import CheckFailed, checking_in_background, has_no_training_keys
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.launching.read_run import SECRETS_NOTE, checked_run, has_secrets
 from artel.messages import logger
@@ -37,9 +37,9 @@ def prepare_run(file: RunFile, overrides: Overrides) -> Prepared:
             prepared = prepare(
                 config, verify=True, while_making=lambda: checking_in_background(config, name, overrides)
             )
-    except Refused:
+    except CheckFailed:
         raise
-    except InputError as error:  # together with all else that is wrong with the run
+    except InputError as error:  # reported with all other problems of the run
         text_problems = [located(problem, config) for problem in error.problems]
         raise InputError(dict.fromkeys([*text_problems, *_other_problems(config)])) from None
     if copied := folder.claim():

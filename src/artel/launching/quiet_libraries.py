@@ -30,7 +30,7 @@ def quiet_libraries() -> None:
 
 
 def _to_standard_error(record: logging.LogRecord) -> bool:
-    """A filter that passes everything on: DeepSpeed, which accelerate imports, would warn on standard output."""
+    """Pass every record, to standard error: DeepSpeed, which accelerate imports, would warn on standard output."""
     for handler in logging.getLogger(record.name).handlers:
         if type(handler) is logging.StreamHandler:  # handlers that write files or keep the records stay as they are
             handler.setStream(sys.stderr)

@@ -11,8 +11,8 @@ from artel.errors import InputError
 from artel.launching.quiet_libraries import quiet_libraries
 
 SECRETS_NOTE = (
-    "the run file has secrets in its addresses: the run's folder has *** in their place, and each start needs them "
-    "again; write ${NAME} instead, and set NAME in the environment"
+    "the run file has secrets in its addresses. The run's folder has *** instead, so each start needs them again; "
+    "write ${NAME} instead, and set NAME in the environment"
 )
 
 
@@ -25,7 +25,7 @@ def read_run(name: str, overrides: Mapping[str, Any], *, here: bool = True) -> R
 
 
 def checked_run(file: RunFile, overrides: Mapping[str, Any], *, here: bool = True) -> RunConfig:
-    """Return the run of a run file that was read already. See `read_run`."""
+    """Return the run of a run file that is already read. See `read_run`."""
     try:
         return file.run(overrides)
     except WrongRunFile as error:

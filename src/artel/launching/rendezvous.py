@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from artel.training.run_folder import RunFolder
 
 SECRET_VARIABLE = "ARTEL_SECRET"
-_SHORTEST_SECRET = 16  # bytes: anyone who reaches the port can try secrets against a signature without limit
+_MIN_SECRET_BYTES = 16  # anyone who reaches the port can try secrets against a signature without limit
 _SECRET_FIX = f"export the same {SECRET_VARIABLE} on every host"
-_ANNOUNCE_SECONDS = 10
+_SILENT_SECONDS = 10
 # A host may start long before the one with the store, because queues of clusters are slow.
 _RENDEZVOUS_SECONDS = 900
 # The longest wait for an answer of the store: a network may fail for minutes, and the run then continues.
@@ -50,7 +50,7 @@ class Rendezvous:
     _store: TCPStore | None = None
 
     @classmethod
-    def of(cls, hosts: Hosts) -> Rendezvous:
+    def open(cls, hosts: Hosts) -> Rendezvous:
         """Serve the store if this is its host. Raise InputError if that fails, or if that host cannot be reached."""
         if hosts.count == 1:
             return cls(hosts, True)
@@ -65,7 +65,7 @@ class Rendezvous:
         except OSError as error:
             if hosts.rank is None and error.errno == errno.EADDRINUSE:  # another "host" on this machine serves it
                 return cls(hosts, False, addresses)
-            what, fix = f"cannot listen there: {error.strerror}", "give a free port of the first host"
+            what, fix = f"cannot listen there: {error.strerror}", "use a free port of the first host"
             raise InputError.at(hosts.where, what, fix) from None
         return cls(hosts, True, addresses, store)
 
@@ -105,7 +105,7 @@ class Rendezvous:
         if self._store is not None:
             store = self._store
         else:
-            with reporting(lambda: f"this host waits for the first one to answer at {self.hosts.where}"):
+            with reporting(lambda: f"waiting for the first host to answer at {self.hosts.where}"):
                 store = _reach(self.hosts, addresses.master)
         if self.hosts.fixed:  # the first values come from hosts that may be late
             store.set_timeout(timedelta(seconds=_RENDEZVOUS_SECONDS))
@@ -126,16 +126,15 @@ def _reach(hosts: Hosts, address: str) -> TCPStore:
     """Connect to the store of another host as soon as it answers."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    end = time.monotonic() + _RENDEZVOUS_SECONDS
+    deadline = time.monotonic() + _RENDEZVOUS_SECONDS
     while True:
         with suppress(OSError), socket.create_connection((address, hosts.port), timeout=5):
             break
-        if time.monotonic() > end:
-            what = f"no artel has answered there for {_RENDEZVOUS_SECONDS // 60} minutes"
+        if time.monotonic() > deadline:
+            what = f"no answer for {_RENDEZVOUS_SECONDS // 60} minutes"
             fix = (
-                "start it on the host of that address; where that host does not know the address for its own "
-                "(a service, a proxy), give it --node-rank 0, and where its own name means 127.0.1.1 to it, write "
-                "an address in place of the name"
+                "start artel on the host of that address; if that host does not know the address as its own (service, "
+                "proxy), start it with --node-rank 0; if its name resolves to 127.0.1.1 there, use an address instead"
             )
             raise WorkError.at(hosts.where, what, fix)
         time.sleep(0.5)
@@ -148,9 +147,9 @@ def _is_local(address: str) -> bool:
         resolved = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    for family, kind, protocol, _, place in resolved:
+    for family, kind, protocol, _, socket_address in resolved:
         with suppress(OSError), socket.socket(family, kind, protocol) as probe:
-            probe.bind(place)
+            probe.bind(socket_address)
             return True
     return False
 
@@ -170,15 +169,15 @@ def run_secret(file: Path, leads: bool, timeout: float) -> bytes:
             _write_secret(file)
         _await_secret(file, timeout)
         if file.stat().st_mode & 0o077:
-            fix = f"remove it, and start all hosts again; where the disk knows no owners, {_SECRET_FIX}"
-            raise InputError.at(str(file), "others than its owner can read this secret", fix)
+            fix = f"remove it, and restart all hosts; if the disk has no file owners, {_SECRET_FIX}"
+            raise InputError.at(str(file), "other users can read this secret", fix)
         return _checked_secret(file.read_bytes(), str(file))
 
 
-def _checked_secret(secret: bytes, place: str) -> bytes:
-    if len(secret.strip()) < _SHORTEST_SECRET:
-        fix = f"write {_SHORTEST_SECRET} or more, as by: openssl rand -hex 32"
-        raise InputError.at(place, f"has {len(secret.strip())} bytes, which can be guessed", fix)
+def _checked_secret(secret: bytes, location: str) -> bytes:
+    if len(secret.strip()) < _MIN_SECRET_BYTES:
+        fix = f"use {_MIN_SECRET_BYTES} or more, e.g. from: openssl rand -hex 32"
+        raise InputError.at(location, f"has {len(secret.strip())} bytes, which can be guessed", fix)
     return secret
 
 
@@ -198,10 +197,10 @@ def _await_secret(file: Path, timeout: float) -> None:
     while not file.exists():
         waited = time.monotonic() - start
         if waited > timeout:
-            what = f"the first host has not written this secret for {timeout / 60:.0f} minutes"
-            fix = f"hosts share the run's folder, under the same path; or {_SECRET_FIX}"
+            what = f"the first host has not written this secret in {timeout / 60:.0f} minutes"
+            fix = f"share the run's folder between hosts, under the same path; or {_SECRET_FIX}"
             raise InputError.at(str(file), what, fix)
-        if waited > _ANNOUNCE_SECONDS and not announced:
+        if waited > _SILENT_SECONDS and not announced:
             logger.info("waiting for the first host to write %s", file)
             announced = True
         time.sleep(0.2)

@@ -55,7 +55,10 @@ def slurm_script(name: str, values: Sequence[str], folder: Path, job: Job) -> st
     """
     secrets = [value for value in values if hide_secrets(value) != value]
     if secrets:
-        what, fix = "holds a secret, which the job's script would show", "write ${NAME} in its place, and export NAME"
+        what, fix = (
+            "contains a secret, which the script of the job would show",
+            "write ${NAME} instead, and export NAME",
+        )
         raise InputError([Problem(value, what, fix) for value in secrets])
     problems: list[Problem] = []
     directives, setup = _directives(folder, job, problems), _lines(job.setup, "--setup", one_line, problems)
@@ -74,18 +77,18 @@ def slurm_script(name: str, values: Sequence[str], folder: Path, job: Job) -> st
         # This script runs on the first node of the allocation, which differs each time the job is queued again.
         lines.append("port=$((15000 + SLURM_JOB_ID % 16000))")
         words += ' --rdzv-endpoint "$(hostname):$port"'
-    return "\n".join([*lines, "", *_watched(words, job.requeue)]) + "\n"
+    return "\n".join([*lines, "", *_requeueing(words, job.requeue)]) + "\n"
 
 
 def submit(script: str, folder: Path) -> str:
     """Submit the script and return the job's number. Raise InputError without sbatch, WorkError if it fails."""
     if shutil.which("sbatch") is None:
-        fix = "run this on a login node of the cluster, or write the script by --dry-run and take it there"
-        raise InputError.at("sbatch", "there is no such program here", fix)
+        fix = "run this on a login node of the cluster, or write the script with --dry-run and submit it there"
+        raise InputError.at("sbatch", "is not installed here", fix)
     folder.mkdir(parents=True, exist_ok=True)  # Slurm drops a job, and its output, whose folder is missing
     done = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise WorkError.at("sbatch", done.stderr.strip() or "refused the job", "see the options by --dry-run")
+        raise WorkError.at("sbatch", done.stderr.strip() or "rejected the job", "check its options with --dry-run")
     return done.stdout.strip().partition(";")[0]
 
 
@@ -99,7 +102,7 @@ def _directives(folder: Path, job: Job, problems: list[Problem]) -> list[str]:
         "time": job.time,
         "partition": job.partition,
         "account": job.account,
-        "open-mode": "append",  # one log for all turns of a job
+        "open-mode": "append",  # one log for all runs of a requeued job
         "signal": f"B:USR1@{job.warning}" if job.requeue else None,
     }
     log = f"{run_folder}/".replace("%", "%%") + "slurm-%j.log"
@@ -114,17 +117,17 @@ def _directives(folder: Path, job: Job, problems: list[Problem]) -> list[str]:
 
 def _lines(texts: Sequence[Any], flag: str, line: Callable[[Any], str], problems: list[Problem]) -> list[str]:
     """Return `line(text)` for each text. For a ValueError add a problem of `flag` instead."""
-    made = []
+    lines = []
     for text in texts:
         try:
-            made.append(line(text))
+            lines.append(line(text))
         except ValueError as error:
             what, _, fix = str(error).rpartition("; ")
             problems.append(Problem(flag, what, fix))
-    return made
+    return lines
 
 
-def _watched(words: str, requeue: bool) -> list[str]:
+def _requeueing(words: str, requeue: bool) -> list[str]:
     """Return shell lines that run the step. On Slurm's warning it saves and stops, and the job is requeued."""
     if not requeue:
         return [f"exec {words}"]

@@ -29,9 +29,9 @@ from artel.launching.plan_run import begin_with_plan
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.launching.read_run import SECRETS_NOTE, checked_run, has_secrets
 from artel.launching.rendezvous import Rendezvous
-from artel.launching.worker import end_with_launcher, is_worker, raising_lost_others
+from artel.launching.worker import end_with_launcher, is_worker, raising_lost_peers
 from artel.messages import logger
-from artel.preparing import as_begun, prepare
+from artel.preparing import prepare, with_recorded_values
 from artel.storage import check_cache, lock, write_file
 from artel.storage.locks import holders
 from artel.training.rank_file import mark_start, start_status
@@ -97,9 +97,10 @@ def start_run(
     processes = _processes_on_host(config, options.nproc, hosts)
     starts_others = not is_worker() and (processes > 1 or hosts.count > 1 or hosts.restarts > 0)
     if callbacks and starts_others:
-        what, fix = "are objects of this process, and the run trains in others", "register them in a module: `plugins`"
+        what = "are objects of this process, but the run trains in other processes"
+        fix = "register them in a module named in `plugins`"
         raise InputError.at("callbacks", what, fix)
-    rendezvous = Rendezvous.of(hosts) if starts_others else None  # a wrong address fails before any text is prepared
+    rendezvous = Rendezvous.open(hosts) if starts_others else None  # a wrong address fails before any text is prepared
     folder = RunFolder(Path(config.run))
     leads = LED not in os.environ and (os.environ.get("RANK", "0") == "0" if rendezvous is None else rendezvous.leads)
     if leads:
@@ -115,7 +116,11 @@ def start_run(
             logger.info("%s: checking the run, its model and its texts", folder.path)
             _wait_for_earlier_processes(folder)
         with start_status(folder) if leads else nullcontext():
-            config = _lead(config, folder, options, processes, hosts) if leads else _as_begun(prepare(config).config)
+            config = (
+                _lead(config, folder, options, processes, hosts)
+                if leads
+                else _with_recorded_values(prepare(config).config)
+            )
             if not options.restart and is_done(config):  # with --restart the leader is emptying the folder
                 folder.newest_model()  # refused if these are the weights of another model
                 logger.info("%s is complete, its model is in %s; --restart starts over", folder.path, folder.model)
@@ -135,7 +140,7 @@ def _check_copy(config: RunConfig, original: Path) -> None:
     address, has_begun = config.checkpoint.copy_to, RunFolder(original).config.is_file()
     if address is not None and has_begun and load_run(str(original)).checkpoint.copy_to == address:
         what = f"the run is a copy of {original}, whose checkpoints are copied to {address}"
-        raise InputError.at("checkpoint.copy_to", what, "write another address for this run")
+        raise InputError.at("checkpoint.copy_to", what, "use another address for this run")
 
 
 def _read_environment(options: StartOptions) -> StartOptions:
@@ -186,19 +191,19 @@ def _processes_on_host(config: RunConfig, nproc: int | None, hosts: Hosts) -> in
     if not isinstance(config.parallel.data, int):
         return nproc or (1 if is_worker() else -(-needed // hosts.count))
     if hosts.elastic:
-        what = f"the run wants {needed} processes, and hosts may come and go"
-        raise InputError.at("parallel.data", what, "write parallel.data=auto")
-    on_host, rest = divmod(needed, hosts.count)
+        what = f"the run needs {needed} processes, but hosts may join and leave"
+        raise InputError.at("parallel.data", what, "set parallel.data=auto")
+    local_size, rest = divmod(needed, hosts.count)
     started = needed if nproc is None else nproc * hosts.count
     if is_worker():
         started = int(os.environ["WORLD_SIZE"])
     elif nproc is None and rest:
         what = f"{hosts.count} hosts cannot share {needed} processes evenly"
-        raise InputError.at("parallel.data", what, f"write a multiple of {hosts.count}")
+        raise InputError.at("parallel.data", what, f"use a multiple of {hosts.count}")
     if started != needed:
-        what = f"the run wants {needed} processes, and {started} are started"
-        raise InputError.at("parallel.data", what, f"start {needed}, or write parallel.data=auto")
-    return on_host
+        what = f"the run needs {needed} processes, but {started} are started"
+        raise InputError.at("parallel.data", what, f"start {needed}, or set parallel.data=auto")
+    return local_size
 
 
 def _lead(config: RunConfig, folder: RunFolder, options: StartOptions, processes: int, hosts: Hosts) -> RunConfig:
@@ -215,39 +220,39 @@ def _lead(config: RunConfig, folder: RunFolder, options: StartOptions, processes
     original = folder.original
     restored = None if restart else folder.restore_config()
     if restored is not None:
-        logger.info("%s was gone: it is written again from %s", folder.config, restored)
+        logger.info("%s was missing: restored it from %s", folder.config, restored)
     if from_deepspeed is not None and not restart and any(folder.checkpoints.glob("step-*")):
         logger.info(
-            "%s has begun, and resumes from its own checkpoint; --restart begins from %s", folder.path, from_deepspeed
+            "%s has its own checkpoint and resumes from it; --restart would begin from %s", folder.path, from_deepspeed
         )
         from_deepspeed = None
     checks = [Check(("model", "train", "parallel"), lambda: _check_deepspeed(config, from_deepspeed))]
     if restart:
         checks.append(Check(("run",), folder.check_model_is_artels))
     world = int(os.environ.get("WORLD_SIZE", processes * hosts.count))
-    on_host = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
-    check_run(config, Start(world, on_host, hub=True), checks)  # text and model together, before hours of tokenizing
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    check_run(config, Start(world, local_size, hub=True), checks)  # text and model together, before hours of tokenizing
     if has_secrets(config):
         logger.info(SECRETS_NOTE)
     began = time.monotonic()
-    is_over = not restart and is_done(_as_begun(config))
-    if config.model.auto and not is_over:
-        _check_shortest(config, world, on_host, restart)
-    prepared = prepare(config, verify=not is_over)
+    is_complete = not restart and is_done(_with_recorded_values(config))
+    if config.model.auto and not is_complete:
+        _check_min_budget(config, world, local_size, restart)
+    prepared = prepare(config, verify=not is_complete)
     config = prepared.config
     logger.info(prepared.summary())
     if config.train.budget is not None:
         seconds = time.monotonic() - began
-        logger.info("preparing the text took %s s; that does not count towards train.budget", f"{seconds:,.1f}")
+        logger.info("preparing the text took %s s, which does not count towards train.budget", f"{seconds:,.1f}")
     choice = None
     if config.model.auto:
-        config, choice = _with_choice(config, world, on_host, restart)
+        config, choice = _with_choice(config, world, local_size, restart)
     config = _with_packing(config, prepared, restart)
-    if not is_over:
+    if not is_complete:
         if restart or not any(folder.checkpoints.glob("step-*")):
             _note_unreached(config, prepared)
-        nodes = hosts.least if hosts.elastic else world // on_host
-        begin_with_plan(config, prepared, on_host, nodes, options.force)
+        nodes = hosts.least if hosts.elastic else world // local_size
+        begin_with_plan(config, prepared, local_size, nodes, options.force)
         if choice is not None and folder.plan.exists():
             logger.info("plan: %s", choice.expected.beside_plan())
     if not restart:
@@ -268,11 +273,13 @@ def _lead(config: RunConfig, folder: RunFolder, options: StartOptions, processes
     return config
 
 
-def _as_begun(config: RunConfig) -> RunConfig:
+def _with_recorded_values(config: RunConfig) -> RunConfig:
     """Return the run with the choices of its first start (`model.auto`, `data.packing: auto`), if there was one."""
     from artel.training.same_run import with_earlier_choice, with_earlier_packing
 
-    return as_begun(with_earlier_packing((with_earlier_choice(config) or config) if config.model.auto else config))
+    return with_recorded_values(
+        with_earlier_packing((with_earlier_choice(config) or config) if config.model.auto else config)
+    )
 
 
 def _note_unreached(config: RunConfig, prepared: Prepared) -> None:
@@ -299,7 +306,7 @@ def _with_packing(config: RunConfig, prepared: Prepared, restart: bool) -> RunCo
     return with_packing(config, choice.value)
 
 
-def _check_shortest(config: RunConfig, world: int, on_host: int, restart: bool) -> None:
+def _check_min_budget(config: RunConfig, world: int, local_size: int, restart: bool) -> None:
     """Raise InputError, before a text is prepared, for a budget too short for the smallest model."""
     from artel.planning.budget.choose import TRYING, check_before_text, is_doubtful
     from artel.planning.hardware import find_hardware
@@ -309,10 +316,10 @@ def _check_shortest(config: RunConfig, world: int, on_host: int, restart: bool) 
     has_begun = not restart and with_earlier_choice(config) is not None
     if not has_begun and is_doubtful(config, find_hardware()) and not is_prepared(config):
         logger.info(TRYING)
-        check_before_text(config, world, on_host)
+        check_before_text(config, world, local_size)
 
 
-def _with_choice(config: RunConfig, world: int, on_host: int, restart: bool) -> tuple[RunConfig, Choice | None]:
+def _with_choice(config: RunConfig, world: int, local_size: int, restart: bool) -> tuple[RunConfig, Choice | None]:
     """Return the run with a model in place of `model.auto`, and the choice; None if it was made in an earlier start."""
     from artel.planning import Start, check_run
     from artel.planning.budget.choose import CHOOSING, choose
@@ -322,11 +329,11 @@ def _with_choice(config: RunConfig, world: int, on_host: int, restart: bool) -> 
     chosen, choice = None if restart else with_earlier_choice(config), None
     if chosen is None:
         logger.info(CHOOSING)
-        choice = choose(config, find_hardware(), world, on_host)
+        choice = choose(config, find_hardware(), world, local_size)
         for line in choice.lines:
             logger.info(line)
         chosen = choice.config
-    check_run(chosen, Start(world, on_host, texts=False))
+    check_run(chosen, Start(world, local_size, texts=False))
     return chosen, choice
 
 
@@ -358,23 +365,22 @@ def _train_in_this_process(config: RunConfig, callbacks: Sequence[Callback]) -> 
     processes_lock = lock(folder.processes_lock, wait=False, shared=True)
     rank, size = (os.environ.get(name, "1") for name in ("RANK", "WORLD_SIZE"))
     where = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
-    others = f"process {rank} waits for the other processes of {size}, which meet at {where}"
-    says = size != "1" and os.environ.get("LOCAL_RANK", "0") == "0"
+    others = f"process {rank} waits for the other processes ({size} in all) at {where}"
+    announces = size != "1" and os.environ.get("LOCAL_RANK", "0") == "0"
     with ExitStack() as stack:
         leads = os.environ.get("RANK", "0") == "0"
-        with waiting(folder, others if says else "", leads=leads):
+        with waiting(folder, others if announces else "", leads=leads):
             world = stack.enter_context(join_world(config.train.threads))
-        stack.enter_context(raising_lost_others())
+        stack.enter_context(raising_lost_peers())
         stack.enter_context(processes_lock)
         if LED in os.environ:  # now the next start of this run waits for this process
             end_with_launcher(int(os.environ[LED]))
         if config.model.auto:  # another process led the run, and has written what was chosen
             config = with_earlier_choice(config, begun=False) or config
         config = with_earlier_packing(config, begun=False)
-        own = [CALLBACKS[name]() for name in config.callbacks]
-        every = [*callbacks, *own]
-        prepared = prepare(as_begun(config))
-        return train(prepared.config, prepared, world, every, make_report=partial(_report, config.run))
+        callbacks = [*callbacks, *(CALLBACKS[name]() for name in config.callbacks)]
+        prepared = prepare(with_recorded_values(config))
+        return train(prepared.config, prepared, world, callbacks, make_report=partial(_report, config.run))
 
 
 def _report(folder: str) -> str | None:

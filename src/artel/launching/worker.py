@@ -1,4 +1,4 @@
-"""A worker process of a run and its launcher: detection, ending together, and the exit status for lost peers."""
+"""A worker process of a run and its launcher: command, detection, ending together, exit status for lost peers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,26 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from artel.errors import Problem, WorkError
 from artel.plugins import message_of
 
-LOST_OTHERS = 75  # EX_TEMPFAIL of sysexits.h; only the launcher sees it, and ends with 1
+LOST_PEERS = 75  # EX_TEMPFAIL of sysexits.h; only the launcher sees it, and ends with 1
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
 
 
-class LostOthers(WorkError):
+class LostPeers(WorkError):
     """Another process of the run, or the connection to it, has ended. This one has not failed."""
 
-    exit_code = LOST_OTHERS
+    exit_code = LOST_PEERS
+
+
+def module_command(module: str) -> list[str]:
+    """Return the command that runs `module`. It imports from the working folder only if this process does."""
+    # `python -m` puts the working folder first on the path, the command `artel` its own folder.
+    from_working_folder = sys.path[:1] in ([""], [str(Path.cwd())])
+    return [sys.executable, *([] if from_working_folder else ["-P"]), "-m", module]
 
 
 def is_worker() -> bool:
@@ -41,21 +49,21 @@ def end_with_launcher(launcher: int) -> None:
 
 
 @contextmanager
-def raising_lost_others() -> Iterator[None]:
-    """Raise LostOthers for what libraries raise when a peer is gone; other errors pass."""
+def raising_lost_peers() -> Iterator[None]:
+    """Raise LostPeers for what libraries raise when a peer is gone; other errors pass."""
     from torch.distributed import DistError
 
     try:
         yield
     except RuntimeError as error:
         message = message_of(error)
-        if not isinstance(error, DistError) and not any(sign in message for sign in _SIGNS):
+        if not isinstance(error, DistError) and not any(sign in message for sign in _CLOSED_CONNECTION):
             raise
-        place = f"process {os.environ.get('RANK', '0')} on {socket.gethostname()}"
-        what = f"lost the others: {re.sub(_PLACE, '', message).splitlines()[0].partition('. ')[0]}"
-        raise LostOthers([Problem(place, what, "look for the process that ended first, and what it said")]) from error
+        location = f"process {os.environ.get('RANK', '0')} on {socket.gethostname()}"
+        what = f"lost its peers: {re.sub(_SOURCE_PREFIX, '', message).splitlines()[0].partition('. ')[0]}"
+        raise LostPeers([Problem(location, what, "look for the process that ended first, and its message")]) from error
 
 
-_PLACE = r"^\[[^]]*\] *"  # in gloo's source: its errors begin with it
+_SOURCE_PREFIX = r"^\[[^]]*\] *"  # gloo's errors begin with their place in its source
 # Words in gloo's errors for a closed connection; gloo has no error class.
-_SIGNS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
+_CLOSED_CONNECTION = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "Broken pipe")

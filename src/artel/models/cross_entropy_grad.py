@@ -34,7 +34,7 @@ class VocabularyShard:
     """Ids of all processes."""
 
     @classmethod
-    def of(cls, weight: DTensor) -> VocabularyShard:
+    def from_weight(cls, weight: DTensor) -> VocabularyShard:
         mesh = weight.device_mesh
         max_ids = -(-weight.shape[0] // mesh.size())
         return cls(mesh.get_group(), mesh.size(), mesh.get_local_rank() * max_ids, max_ids, weight.shape[0])

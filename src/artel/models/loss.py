@@ -120,7 +120,7 @@ def head_arguments(
     dtype = torch.get_autocast_dtype(device) if autocast_is_on(device) else hidden.dtype
     shard = None
     if isinstance(weight, DTensor):
-        shard, weight = VocabularyShard.of(weight), weight.to_local()
+        shard, weight = VocabularyShard.from_weight(weight), weight.to_local()
         bias = bias.to_local() if isinstance(bias, DTensor) else bias
     if not torch.is_grad_enabled():  # needs_input_grad only reflects requires_grad
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()

@@ -50,7 +50,7 @@ def splits_by_label(config: RunConfig) -> bool:
 
 
 def objective_of(config: RunConfig, tokenizer: Tokenizer) -> Objective:
-    """Return the run's objective with its tokenizer. Raises InputError if they do not fit each other."""
+    """Return the run's objective with its tokenizer. Raise InputError if they do not fit each other."""
     return objective_type(config)(config, tokenizer)
 
 

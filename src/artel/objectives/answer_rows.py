@@ -41,7 +41,7 @@ def answer_tensors(
     their answer, from 0.
     """
     groups = list(samples) if shared else [[answer] for sample in samples for answer in sample]
-    pieces = [_Row.of(group) for group in groups]
+    pieces = [_Row.from_answers(group) for group in groups]
     sizes = [len(piece.ids) for piece in pieces]
     length = rounded_up(max(least_length, *sizes))
     rows = _packed(sizes, length) if shared else [[index] for index in range(len(pieces))]
@@ -107,7 +107,9 @@ class AnswerSums(NamedTuple):
     """0 if not computed."""
 
     @classmethod
-    def of(cls, log_probs: torch.Tensor, entropies: torch.Tensor | None, members: torch.Tensor) -> AnswerSums:
+    def from_log_probs(
+        cls, log_probs: torch.Tensor, entropies: torch.Tensor | None, members: torch.Tensor
+    ) -> AnswerSums:
         """Sum numbers per token, (count,), by the `members` of `answer_tensors`."""
         import torch.nn.functional as F
 
@@ -128,7 +130,7 @@ class _Row:
     """For each answer the positions in the row that predict its tokens, and the tokens."""
 
     @classmethod
-    def of(cls, answers: Sequence[Answer]) -> _Row:
+    def from_answers(cls, answers: Sequence[Answer]) -> _Row:
         """Return the common beginning and the rest of each answer. The last token of an answer is only a target."""
         present = [answer for answer in answers if len(answer.ids)]
         common = _common([answer.ids[:-1] for answer in present])

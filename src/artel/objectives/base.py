@@ -106,7 +106,7 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
         return {"data": {"sources": [{"format": "dummy", "documents": 300}]}}
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
-        """Raises InputError if run and tokenizer do not fit each other."""
+        """Raise InputError if run and tokenizer do not fit each other."""
         self.config = config
         self.tokenizer = tokenizer
 

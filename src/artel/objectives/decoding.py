@@ -46,7 +46,7 @@ class Decoding:
         raise InputError.at("--prompt", "models of this objective answer no prompts", "see artel evaluate")
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
-        """Return the model's answer to each input as plain values. `task` is one of `tasks`. Raises InputError."""
+        """Return the model's answer to each input as plain values. `task` is one of `tasks`. Raise InputError."""
         raise NotImplementedError
 
     def generation_prompt(self, model: PreTrainedModel, prompt: str) -> GenerationPrompt | None:

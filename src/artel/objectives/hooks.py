@@ -39,7 +39,7 @@ class RecordHooks:
     def decide(cls, config: RunConfig, records: Iterable[Record]) -> dict[str, Any]:
         """Return values for the `undecided` keys. `records`: all kept records, except those of a validation file.
 
-        Raises InputError if they decide nothing.
+        Raise InputError if they decide nothing.
         """
         raise NotImplementedError
 
@@ -51,7 +51,7 @@ class RecordHooks:
     def review(self, observed: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
         """Return sentences for the user about (origin, `DocumentSamples.observed`) of all kept documents.
 
-        Raises InputError if nothing right can be learned from them.
+        Raise InputError if nothing right can be learned from them.
         """
         return []
 
@@ -106,7 +106,7 @@ class ModelHooks:
         return {}
 
     def read_model_files(self, folder: Path) -> None:  # if there are such files
-        """Read what `model_files` wrote from the folder of an opened model. Raises InputError."""
+        """Read what `model_files` wrote from the folder of an opened model. Raise InputError."""
 
     def calibration(self) -> dict[str, Any]:
         """Return what the latest `metrics` chose for using the model (thresholds), as plain values; empty for most.
@@ -252,7 +252,7 @@ class TeacherHooks:
     def alignment_note(self, aligned: float) -> str:
         """Return a sentence for the user about a teacher with its own tokenizer; empty for other teachers.
 
-        `aligned`: fraction of targets that the teacher answered. Raises InputError if it is too small.
+        `aligned`: fraction of targets that the teacher answered. Raise InputError if it is too small.
         """
         return ""
 

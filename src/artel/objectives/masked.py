@@ -176,7 +176,7 @@ class Filled:
 
 
 def fill_masks(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, count: int = 5) -> Filled:
-    """Fill each mask independently. Raises InputError if the text has no mask, or is too long for the model."""
+    """Fill each mask independently. Raise InputError if the text has no mask, or is too long for the model."""
     import torch
 
     from artel.models.loading.structure import position_limit

@@ -236,7 +236,7 @@ class PreferenceOptimization(Objective):
         log_probs, entropies = target_log_probs(
             model, inputs, tensors["targets"], tensors["places"], with_entropies=with_entropies
         )
-        return AnswerSums.of(log_probs, entropies, tensors["members"])
+        return AnswerSums.from_log_probs(log_probs, entropies, tensors["members"])
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         return self._sums(self._logps(model, batch), batch)

@@ -235,7 +235,7 @@ class Rerank(Objective, Decoding):
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
         """Return {"score": probability of a match} for each (query, document).
 
-        Long documents are cut, as in training. Raises InputError for a query that is too long.
+        Long documents are cut, as in training. Raise InputError for a query that is too long.
         """
         texts = [text for pair in inputs for text in pair]
         if not all(isinstance(text, str) for text in texts):

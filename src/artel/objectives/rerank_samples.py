@@ -27,7 +27,7 @@ class PairWriter:
     """Turns records into samples, and a query and a document into a row of at most `block` tokens."""
 
     def __init__(self, tokenizer: Tokenizer, block: int) -> None:
-        """Raises InputError for a tokenizer without a separator between two texts."""
+        """Raise InputError for a tokenizer without a separator between two texts."""
         self._tokenizer = tokenizer
         self._frame = tokenizer.frame(pair=True)
         self._block = block

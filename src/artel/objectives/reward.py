@@ -216,7 +216,7 @@ class Reward(Objective, Decoding):
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
         """Return {"score": number} for each (prompt, answer). A prompt is a user message, or a list of messages.
 
-        Raises InputError if one is too long for the model.
+        Raise InputError if one is too long for the model.
         """
         from artel.models.loading.structure import position_limit
 
@@ -266,7 +266,7 @@ class ConversationReader:
     """
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
-        """Raises InputError for a template that is missing or not Jinja."""
+        """Raise InputError for a template that is missing or not Jinja."""
         self.template = template_of(tokenizer, config.chat.template)
         tokenizer.hf.chat_template = self.template  # saved with the model
         self._tokenizer = tokenizer
@@ -278,7 +278,7 @@ class ConversationReader:
         return [self._framed(encoded.ids) for encoded in self._tokenizer.encode_with_offsets(texts, control=True)]
 
     def ids(self, prompt: Prompt, answer: str) -> np.ndarray:
-        """Return the ids of a prompt and its answer. Raises InputError."""
+        """Return the ids of a prompt and its answer. Raise InputError."""
         messages = [*_messages(prompt), Message("assistant", answer)]
         if self.writer.has_control_token(messages):
             what = "a text has a special token of the tokenizer, which would be read as the chat template's own"

@@ -31,7 +31,7 @@ class PairFraming:
     """Frames inputs and outputs with the tokenizer's special tokens. Outputs always end with an end token."""
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
-        """Raises InputError for languages that the tokenizer does not know, and lengths without room for text."""
+        """Raise InputError for languages that the tokenizer does not know, and lengths without room for text."""
         seq2seq = config.seq2seq
         self._tokenizer = tokenizer
         self._has_language = bool(seq2seq.source_language)
@@ -75,7 +75,7 @@ class PairFraming:
 
 
 def set_languages(tokenizer: Tokenizer, source: str, target: str) -> None:
-    """Set the languages of a multilingual tokenizer (mBART, NLLB). Raises InputError."""
+    """Set the languages of a multilingual tokenizer (mBART, NLLB). Raise InputError."""
     hf, problems = tokenizer.hf, []
     for name, code in (("source_language", source), ("target_language", target)):
         if code and not hasattr(hf, "src_lang"):

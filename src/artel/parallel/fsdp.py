@@ -50,7 +50,7 @@ class FsdpConfig:
     offload: OffloadPolicy
 
     @classmethod
-    def of(cls, dims: ParallelDims, dtype: torch.dtype | None, offload: str) -> FsdpConfig:
+    def from_dims(cls, dims: ParallelDims, dtype: torch.dtype | None, offload: str) -> FsdpConfig:
         """Return the arguments for a mesh. `dtype`: precision of the layers, if it differs from the weights'."""
         policy = OffloadPolicy()
         if offload != "none":

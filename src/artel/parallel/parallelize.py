@@ -124,7 +124,7 @@ class MeshPlan:
             stages = split_into_stages(model, range(mesh.get_local_rank("pipeline"), count, dims.pipeline), count)
         if dims.tensor > 1:
             logger.info(split_by_tensor(model, mesh["tensor"], sequence=config.sequence))
-        fsdp_config = FsdpConfig.of(dims, autocast_dtype(precision), config.offload)
+        fsdp_config = FsdpConfig.from_dims(dims, autocast_dtype(precision), config.offload)
         # Offloaded weights stay in host memory. Buffers must be on the device that computes.
         weights_device = torch.device("cpu") if config.offload != "none" else device
         if stages:

@@ -24,14 +24,14 @@ from artel.models.experts import adapted_experts, experts_of
 from artel.models.half_base import HalfConv1D, HalfEmbedding, HalfLinear
 from artel.parallel.tensor_plans import Plan, Split, read_plan, wildcards
 from artel.parallel.tensor_styles import (
-    Columns,
-    Embedding,
-    Experts,
-    Fused,
-    Head,
-    Rows,
+    ColumnParallel,
+    ExpertParallel,
+    FusedColumnParallel,
+    RowParallel,
     SequenceSplit,
-    gather_around,
+    VocabParallelEmbedding,
+    VocabParallelHead,
+    gather_sequence_around,
     keep_local,
     share_inputs,
     split_parameter,
@@ -230,12 +230,12 @@ def _split_layer(
         sum_gradients(module, mesh, None)
         return
     styles: dict[Split, ParallelStyle] = {
-        Split.COLUMNS: Columns(),
-        Split.GATHERED_COLUMNS: Columns(gathered=True),
-        Split.ROWS: Rows(sequence=sequence),
-        Split.ROWS_OF_FULL_INPUT: Rows(full_input=True, sequence=sequence),
-        Split.FUSED: Fused(fused_count),
-        Split.EXPERTS: Experts(),
+        Split.COLUMNS: ColumnParallel(),
+        Split.GATHERED_COLUMNS: ColumnParallel(gathered=True),
+        Split.ROWS: RowParallel(sequence=sequence),
+        Split.ROWS_OF_FULL_INPUT: RowParallel(full_input=True, sequence=sequence),
+        Split.FUSED: FusedColumnParallel(fused_count),
+        Split.EXPERTS: ExpertParallel(),
     }
     if not hasattr(module, "base_layer"):
         parallelize_module(module, mesh, styles[split])
@@ -285,7 +285,7 @@ def _split_between(
     split_sequence(layers[0], layers[-1], mesh, sequence)
     outermost = [name for name in gathering if not any(name.startswith(f"{other}.") for other in gathering)]
     for name in outermost:
-        gather_around(modules[name], mesh, sequence)
+        gather_sequence_around(modules[name], mesh, sequence)
     inside = {id(module) for layer in layers for module in layer.modules()}
     for name, module in modules.items():
         covered = any(f"{name}.".startswith(f"{other}.") for other in (*outermost, *plan.splits))
@@ -299,12 +299,15 @@ def _split_vocabulary(model: PreTrainedModel, mesh: DeviceMesh) -> bool:
     These stay unsplit: modules that are no plain embedding or linear layer, and modules tied to one; heads that are not
     over the vocabulary; vocabularies so small that a process would get none.
     """
-    ends: dict[Any, Any] = {Embedding: model.get_input_embeddings(), Head: model.get_output_embeddings()}
+    ends: dict[Any, Any] = {
+        VocabParallelEmbedding: model.get_input_embeddings(),
+        VocabParallelHead: model.get_output_embeddings(),
+    }
     # A pipeline stage has one of them, or none.
     weighted: dict[Any, Any] = {
         style: module for style, module in ends.items() if getattr(module, "weight", None) is not None
     }
-    supported = {Embedding: (nn.Embedding, HalfEmbedding), Head: (nn.Linear, HalfLinear)}
+    supported = {VocabParallelEmbedding: (nn.Embedding, HalfEmbedding), VocabParallelHead: (nn.Linear, HalfLinear)}
     chosen: dict[type[ParallelStyle], Any] = {
         style: module for style, module in weighted.items() if type(module) in supported[style]
     }

@@ -63,7 +63,7 @@ def split_parameter(parameter: torch.Tensor, mesh: DeviceMesh, placement: Placem
     return nn.Parameter(sharded, requires_grad=parameter.requires_grad)
 
 
-class Columns(ParallelStyle):
+class ColumnParallel(ParallelStyle):
     """A linear layer split by outputs: each process computes some, and keeps them unless they are `gathered`."""
 
     def __init__(self, *, gathered: bool = False) -> None:
@@ -83,7 +83,7 @@ class Columns(ParallelStyle):
         return outputs.to_local()
 
 
-class Rows(ParallelStyle):
+class RowParallel(ParallelStyle):
     """A linear layer split by inputs: each process computes a summand, from its own inputs or from `full_input`.
 
     While `sequence` is active, each process gets the sum for its shard of the sequence; otherwise for all of it.
@@ -110,7 +110,7 @@ class Rows(ParallelStyle):
         return outputs.redistribute(placements=[Shard(_TOKENS) if split else Replicate()]).to_local()
 
 
-class Fused(ParallelStyle):
+class FusedColumnParallel(ParallelStyle):
     """A linear layer that concatenates `count` matrices (queries, keys, values), each split by columns.
 
     The columns that a process needs are not contiguous. It keeps a contiguous shard, so that checkpoints have the order
@@ -144,7 +144,7 @@ def _fused(mesh: DeviceMesh, count: int) -> Callable[[Any, torch.Tensor], torch.
     return forward
 
 
-class Head(ParallelStyle):
+class VocabParallelHead(ParallelStyle):
     """An output head already split by vocabulary. Logits are gathered, unless the loss reads the shards (`loss`)."""
 
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
@@ -157,7 +157,7 @@ class Head(ParallelStyle):
         return _with_hooks(module, device_mesh, before, after)
 
 
-class Embedding(ParallelStyle):
+class VocabParallelEmbedding(ParallelStyle):
     """An embedding already split by vocabulary: each process looks up its own ids, and the results are summed."""
 
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
@@ -183,7 +183,7 @@ def first_row(weight: DTensor) -> int:
     return mesh.get_local_rank() * -(-weight.shape[0] // mesh.size())
 
 
-class Experts(ParallelStyle):
+class ExpertParallel(ParallelStyle):
     """A mixture of experts: each process computes its own experts for all tokens, and results are summed.
 
     The model's own code computes them. In transformers, the index `num_experts` means an expert of another process.
@@ -249,7 +249,7 @@ def share_inputs(module: nn.Module, mesh: DeviceMesh, sequence: SequenceSplit | 
     _change_input(module, before)
 
 
-def gather_around(module: nn.Module, mesh: DeviceMesh, sequence: SequenceSplit) -> None:
+def gather_sequence_around(module: nn.Module, mesh: DeviceMesh, sequence: SequenceSplit) -> None:
     """Give a module the full sequence, and split its output again."""
     _change_input(module, lambda hidden: gather_sequence(hidden, mesh) if sequence.active else hidden)
     _change_output(module, lambda hidden: scatter_sequence(hidden, mesh) if sequence.active else hidden)

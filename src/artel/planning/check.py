@@ -34,7 +34,7 @@ from artel.planning.outline import is_within_reach, outline_model, tokenizer_her
 from artel.preparing import (
     check_claim,
     check_from_store,
-    check_texts,
+    check_sources_and_outputs,
     has_store,
     is_prepared,
     prepare_silently,
@@ -123,7 +123,7 @@ def _checks(config: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Che
     train = config.train
     texts = ("data.sources", "data.validation", "data.max_document", "data.from_store", "data.store", "run")
     if start.texts:
-        yield Check(texts, lambda: check_texts(config))
+        yield Check(texts, lambda: check_sources_and_outputs(config))
         yield Check(("run",), lambda: check_claim(Path(config.run)))
         if config.data.from_store:
             yield Check(("data.from_store", "tokenizer", "objective", "model"), lambda: check_from_store(config))

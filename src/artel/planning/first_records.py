@@ -10,7 +10,7 @@ from artel.config import RunConfig
 from artel.errors import InputError
 from artel.objectives import DocumentSamples, Objective, objective_of, objective_type
 from artel.planning.outline import tokenizer_here
-from artel.preparing import check_texts, has_store
+from artel.preparing import check_sources_and_outputs, has_store
 from artel.preparing.build_store import notes_of
 from artel.storage import is_remote
 from artel.text import Document, Dropped, Ledger, Rejected, check_ledger, read_documents
@@ -18,26 +18,26 @@ from artel.text.reading.files import is_url
 from artel.text.sources.find import all_sources
 from artel.text.sources.inputs import input_shards
 
-_BYTES = 2 * 2**20
+_MAX_BYTES = 2 * 2**20
 """Maximum text to read, which takes a second or two."""
-_REJECTED = 1000
-"""Number of unusable records after which a longer text is not read any further: they do not count towards `_BYTES`."""
-_TOGETHER = 256
+_MAX_REJECTED = 1000
+"""Number of unusable records after which reading stops; they do not count towards `_MAX_BYTES`."""
+_BATCH_DOCUMENTS = 256
 """Documents encoded in one batch."""
 
 
 def check_records(config: RunConfig) -> list[str]:
     """Read a run's first records, and make samples of them if the tokenizer is local. Return notes for the user.
 
-    Raise InputError for what `artel prepare` would refuse in them. Too many rejected records are detected only if all
+    Raise InputError for problems that `artel prepare` would refuse. Too many rejected records are detected only if all
     are read. Problems of the sources, the tokenizer or the objective are reported by other checks.
     """
     if config.data.from_store or config.model.auto or has_store(config):
         return []
     if any(is_url(path) or is_remote(path) for _, source in all_sources(config.data) for path in source.path):
-        return ["records were not read: artel prepare fetches and reads them"]
+        return ["remote sources are not checked yet: artel prepare fetches and reads them"]
     try:
-        check_texts(config)
+        check_sources_and_outputs(config)
         objective = _objective(config)
     except InputError:
         return []
@@ -82,7 +82,7 @@ class _Records:
     def make_samples(self, objective: Objective) -> None:
         """Make samples of the documents, and count documents without any. Raise InputError."""
         documents = iter(self.documents)
-        while chunk := list(islice(documents, _TOGETHER)):
+        while chunk := list(islice(documents, _BATCH_DOCUMENTS)):
             for document, result in zip(chunk, objective.samples(chunk), strict=True):
                 if not isinstance(result, DocumentSamples):
                     self._leave_out(document, result)
@@ -113,20 +113,20 @@ class _EnoughRejected(Exception):
 
 
 def _read(config: RunConfig) -> _Records:
-    """Read up to `_BYTES` of text, or up to `_REJECTED` unusable records. Raise InputError."""
+    """Read up to `_MAX_BYTES` of text, or up to `_MAX_REJECTED` unusable records. Raise InputError."""
     rejected: list[Rejected] = []
     data = config.data.model_copy(update={"max_bad": 1.0})  # checked below, with documents that give no sample
-    is_short = sum(shard.size for shard in input_shards(data)) <= _BYTES
+    is_short = sum(shard.size for shard in input_shards(data)) <= _MAX_BYTES
 
     def reject(item: Rejected) -> None:
         rejected.append(item)
-        if not is_short and len(rejected) >= _REJECTED:
+        if not is_short and len(rejected) >= _MAX_REJECTED:
             raise _EnoughRejected
 
     ledger = Ledger(on_reject=reject)
-    documents, left = [], _BYTES
+    documents, left = [], _MAX_BYTES
     try:
-        for document in read_documents(data, ledger, _BYTES):
+        for document in read_documents(data, ledger, _MAX_BYTES):
             documents.append(document)
             left -= len(document.record.text.encode())
             if left < 0:

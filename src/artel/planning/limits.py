@@ -24,7 +24,7 @@ from artel.training.optim.optimizer import state_bytes
 
 PROCESS = 200_000_000
 """Bytes of a process without a model, at least: Python, PyTorch and transformers took 305 MB (torch 2.13 for CPUs)."""
-_WEIGHT = {"fp32": 4, "bf16": 2}
+_BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2}
 _QUANTIZED = {"int8": 1.0, "nf4": 0.5}
 _CPU_TOLERANCE = 2.0
 """A CPU is measured beside other programs: a budget is refused only if it is too short at twice the measured rate."""
@@ -44,8 +44,12 @@ def check_memory(model: PreTrainedModel, config: RunConfig, dims: ParallelDims, 
     device = local_device()
     trained, frozen = _parameters(model, config)
     state = state_bytes(model, config.train) if trained else 0
-    held = trained * 2 * _WEIGHT[config.train.weights] + state + int(frozen * _for_frozen(model, config, device))
-    needed = held // (dims.world_size // dims.dp_replicate)  # at least, with any sharding
+    model_bytes = (
+        trained * 2 * _BYTES_PER_WEIGHT[config.train.weights]
+        + state
+        + int(frozen * _bytes_per_frozen(model, config, device))
+    )
+    needed = model_bytes // (dims.world_size // dims.dp_replicate)  # at least, with any sharding
     if device.type == "cuda" and config.parallel.offload == "none":
         capacity = max(
             torch.cuda.get_device_properties(number).total_memory for number in range(torch.cuda.device_count())
@@ -60,7 +64,7 @@ def check_memory(model: PreTrainedModel, config: RunConfig, dims: ParallelDims, 
     else:
         return
     if needed > capacity:
-        bytes_each = 2 * _WEIGHT[config.train.weights] + state / max(1, trained)
+        bytes_each = 2 * _BYTES_PER_WEIGHT[config.train.weights] + state / max(1, trained)
         what = (
             f"{trained + frozen:,} parameters need at least {in_gib(needed)} in {who}, and {place}: weights, gradients "
             f"and {config.train.optimizer}'s state take {bytes_each:.3g} bytes for each of the {trained:,} trained"
@@ -82,7 +86,7 @@ def _parameters(model: PreTrainedModel, config: RunConfig) -> tuple[int, int]:
     return counts[True], counts[False]
 
 
-def _for_frozen(model: PreTrainedModel, config: RunConfig, device: torch.device) -> float:
+def _bytes_per_frozen(model: PreTrainedModel, config: RunConfig, device: torch.device) -> float:
     """Return the bytes per frozen parameter, at least."""
     if config.model.quantize != "none":
         return _QUANTIZED[config.model.quantize]

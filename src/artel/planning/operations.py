@@ -48,7 +48,7 @@ _OVERWRITES = {"copy_", "fill_", "zero_"}
 _EXPONENTIALS = {"exp", "tanh", "sigmoid", "gelu", "gelu_backward", "silu", "silu_backward", "erf", "log", "cos", "sin",
                  "_softmax", "_log_softmax"}  # fmt: skip
 _QUANTIZED_PRODUCT = "gemm_4bit"
-_PLAIN = (torch.Tensor, nn.Parameter, FakeTensor)
+_RECORDED_TYPES = (torch.Tensor, nn.Parameter, FakeTensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class OperationRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not all(kind in _PLAIN for kind in types):
+        if not all(kind in _RECORDED_TYPES for kind in types):
             if any(issubclass(kind, DTensor) for kind in types):
                 self.add(Operation(DISPATCH, "dtensor", is_backward=self._tracker.is_bw))
             return NotImplemented  # DTensor then calls operators on this rank's shard, which are recorded
@@ -126,7 +126,7 @@ class OperationRecorder(TorchDispatchMode):
         if func in collective_ops:
             self.add(_collective(func, name, args, kwargs, out))
             return
-        traffic = _Traffic.of(func, name, args, kwargs, out)
+        traffic = _Traffic.measure(func, name, args, kwargs, out)
         is_compiled = bool(self._layers) and any(parent.endswith(self._layers) for parent in self._tracker.parents)
         if traffic is None:
             if not is_compiled:
@@ -185,26 +185,26 @@ class _Traffic:
     dtype: str
 
     @classmethod
-    def of(cls, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> _Traffic | None:
+    def measure(cls, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> _Traffic | None:
         """Measure an operation. None if it accesses no data: views, and allocations."""
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         storages = {_storage(tensor) for tensor in inputs}
-        made = [tensor for tensor in results if _storage(tensor) not in storages]
-        changed = list(_mutated(func, args, kwargs))
-        if name in _EMPTY or not (made or changed):
+        created = [tensor for tensor in results if _storage(tensor) not in storages]
+        mutated = list(_mutated(func, args, kwargs))
+        if name in _EMPTY or not (created or mutated):
             return None
         read = inputs
         if name in _OVERWRITES or "out" in kwargs:
-            read = [tensor for tensor in inputs if all(tensor is not other for other in changed)]
-        total = sum(map(_bytes, (*read, *made, *changed)))
+            read = [tensor for tensor in inputs if all(tensor is not other for other in mutated)]
+        total = sum(map(_bytes, (*read, *created, *mutated)))
         if name in _LOOKUPS:
-            total += sum(map(_bytes, made)) - _bytes(inputs[0])
+            total += sum(map(_bytes, created)) - _bytes(inputs[0])
         elif name in _SCATTERS:
             total += 2 * min(_bytes(inputs[0]), _bytes(inputs[-1])) - 2 * _bytes(inputs[0])
-        dtypes = [tensor.dtype for tensor in (*inputs, *made) if tensor.is_floating_point() and tensor.ndim > 1]
+        dtypes = [tensor.dtype for tensor in (*inputs, *created) if tensor.is_floating_point() and tensor.ndim > 1]
         lowest = min(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32)
-        return cls(read, [*made, *changed], total, _DTYPES.get(lowest, "fp32"))
+        return cls(read, [*created, *mutated], total, _DTYPES.get(lowest, "fp32"))
 
 
 @dataclass(slots=True)
@@ -213,13 +213,13 @@ class _Chain:
 
     backward: bool
     reads: dict[tuple[int, int], int] = field(default_factory=dict)
-    made: dict[tuple[int, int], int] = field(default_factory=dict)
+    created: dict[tuple[int, int], int] = field(default_factory=dict)
     read_later: set[tuple[int, int]] = field(default_factory=set)
     from_exponentials: dict[tuple[int, int], int] = field(default_factory=dict)
     exponentials: int = 0
 
     def operation(self) -> Operation:
-        total = sum(self.reads.values()) + sum(self.made[tensor] for tensor in self.read_later)
+        total = sum(self.reads.values()) + sum(self.created[tensor] for tensor in self.read_later)
         return Operation(FUSED, "fused", "", "", 0, total, self.exponentials, is_backward=self.backward)
 
 
@@ -251,7 +251,7 @@ class _Chains:
         for tensor in traffic.outputs:
             self._births[self._address(tensor)] += 1
             key = self._key(tensor)
-            chain.made[key], self._maker[key] = _bytes(tensor), chain
+            chain.created[key], self._maker[key] = _bytes(tensor), chain
             if name in _EXPONENTIALS:
                 chain.from_exponentials[key] = tensor.numel()
                 chain.exponentials += tensor.numel()

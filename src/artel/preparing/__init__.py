@@ -3,7 +3,7 @@
 from artel.preparing.overlap import overlap_problems, refuse_overlaps
 from artel.preparing.prepare import (
     Prepared,
-    check_texts,
+    check_sources_and_outputs,
     has_store,
     is_prepared,
     prepare,
@@ -11,17 +11,16 @@ from artel.preparing.prepare import (
     remember,
     settled,
 )
-from artel.preparing.record_decisions import as_begun
+from artel.preparing.record_decisions import with_recorded_values
 from artel.preparing.run_mark import check_claim
 from artel.preparing.run_tokenizer import tokenizer_name, tokenizer_place
 from artel.preparing.stores import check_from_store
 
 __all__ = [
     "Prepared",
-    "as_begun",
     "check_claim",
     "check_from_store",
-    "check_texts",
+    "check_sources_and_outputs",
     "has_store",
     "is_prepared",
     "overlap_problems",
@@ -32,4 +31,5 @@ __all__ = [
     "settled",
     "tokenizer_name",
     "tokenizer_place",
+    "with_recorded_values",
 ]

@@ -32,7 +32,7 @@ _DAY = (
 )
 
 Check = Callable[..., None]
-"""Raises an error found in the run so far; with `wait=True` after all checks are done."""
+"""Raise an error found in the run so far; with `wait=True` after all checks are done."""
 
 
 def build_store(config: RunConfig, folder: Path, key: str, check: Check) -> None:
@@ -47,7 +47,7 @@ def build_store(config: RunConfig, folder: Path, key: str, check: Check) -> None
 
     check_engine(config.prepare)
     with reporting(lambda: "dividing the sources into parts"):
-        workspace = Workspace.of(folder.with_name(f"{key}.parts"), config)
+        workspace = Workspace.open_or_plan(folder.with_name(f"{key}.parts"), config)
 
     def run_tasks(stage: Stage, what: str) -> None:
         tasks = Tasks(workspace)

@@ -56,7 +56,7 @@ def import_tokens(path: str, folder: Path, tokenizer_name: str, validation: floa
         tokenizer_name: the tokenizer that made the tokens, a folder or a hub id.
         validation: fraction of documents to hold out (by a hash of their ids, at least one), or the path of files.
 
-    Raises InputError for missing, damaged or unknown files (all of them at once), an existing folder, and a token that
+    Raise InputError for missing, damaged or unknown files (all of them at once), an existing folder, and a token that
     the tokenizer does not have; WorkError if the disk is full.
     """
     start = time.perf_counter()
@@ -273,7 +273,7 @@ class TokenFile:
 def open_token_files(path: str, vocabulary: int, option: str) -> list[TokenFile]:
     """Open the files that a name, a prefix of Megatron's or a glob given at `option` matches, sorted by name.
 
-    Raises InputError with the problems of all files.
+    Raise InputError with the problems of all files.
     """
     opened: list[TokenFile] = []
     problems: list[Problem] = []

@@ -28,7 +28,7 @@ from artel.preparing.build_store import Check, build_store
 from artel.preparing.document_lists import LISTS, copy_lists
 from artel.preparing.overlap import output_problems, overlap_problems, refuse_overlaps
 from artel.preparing.progress import reporting
-from artel.preparing.record_decisions import as_begun, decided_before, settle, settled_before
+from artel.preparing.record_decisions import decided_before, settle, settled_before, with_recorded_values
 from artel.preparing.run_mark import check_claim
 from artel.preparing.run_tokenizer import check_tokenizer_folder
 from artel.preparing.stores import (
@@ -57,7 +57,7 @@ from artel.tokens import Tokenizer, TokenStore, load_tokenizer
 from artel.tokens.manifest import SPLITS, stored_files
 
 # Unfinished work is removed if nobody has resumed it for this long.
-_FORGOTTEN_SECONDS = 7 * 86400
+_ABANDONED_SECONDS = 7 * 86400
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def prepare(
     verify: bool = False,
     while_making: Callable[[], AbstractContextManager[Check]] = lambda: nullcontext(lambda **_: None),
 ) -> Prepared:
-    """Find the token store of a run, or build it from the sources. Raises InputError, WorkError.
+    """Find the token store of a run, or build it from the sources. Raise InputError, WorkError.
 
     If the texts are gone, the store that the run began with is used. RUN/rejected.jsonl lists the records that could
     not be used, even if there are too many.
@@ -135,35 +135,22 @@ def prepare(
             check_tokenizer_folder(config)
             key = store_key(config)
     except InputError as error:
-        return _without_texts(as_begun(config), error, verify)
+        return _without_texts(with_recorded_values(config), error, verify)
     stores, remote_stores = _stores(config)
     settled = settle(config, stores / f"{key}.settled.json")
     if settled is not config:
         config, key = settled, store_key(settled)
-    folder, made = stores / key, False
+    folder = stores / key
     address = remote_stores and f"{remote_stores}/{key}"
-    is_damaged = verify and _is_whole(folder) and damage(folder) is not None
-    if is_damaged or not _is_whole(folder, address):
-        with lock(
-            stores / f"{key}.lock", lambda: logger.info("waiting for another process that prepares the same text")
-        ):
+    is_damaged = verify and _is_complete(folder) and damage(folder) is not None
+    made = False
+    if is_damaged or not _is_complete(folder, address):
+        waiting = "waiting for another process that prepares the same text"
+        with lock(stores / f"{key}.lock", lambda: logger.info(waiting)):
             aside = None
-            if folder.exists() and (is_damaged or not _is_whole(folder)):
+            if folder.exists() and (is_damaged or not _is_complete(folder)):
                 aside = _set_damaged_aside(folder)
-            if address and not folder.exists():
-                _fetch(folder, address)
-            if not _is_whole(folder):
-                if address:  # reports a missing permission now, not at the end
-                    write_bytes(f"{address}.begun", b"")
-                remove_leftovers(stores)
-                _remove_forgotten(stores)
-                with explained(lambda: _kept_parts(folder)), while_making() as check:
-                    build_store(config, folder, key, check)
-                made = True
-            if not _is_whole(folder, address):
-                logger.info("writing the store to %s", address)
-                push_folder(folder, address)
-                write_file(_copy_note(folder), address)
+            made = _fetch_or_build(config, folder, key, address, while_making)
             if aside is not None:
                 shutil.rmtree(aside, ignore_errors=True)
     copy_lists(config, folder)
@@ -173,13 +160,39 @@ def prepare(
     return prepared
 
 
+def _fetch_or_build(
+    config: RunConfig,
+    folder: Path,
+    key: str,
+    address: str,
+    while_making: Callable[[], AbstractContextManager[Check]],
+) -> bool:
+    """Fetch the store from S3, or build it and copy it there. Return True if it was built. Hold the store's lock."""
+    is_new = False
+    if address and not folder.exists():
+        _fetch(folder, address)
+    if not _is_complete(folder):
+        if address:  # reports a missing permission now, not at the end
+            write_bytes(f"{address}.begun", b"")
+        remove_leftovers(folder.parent)
+        _remove_abandoned(folder.parent)
+        with explained(lambda: _kept_parts(folder)), while_making() as check:
+            build_store(config, folder, key, check)
+        is_new = True
+    if not _is_complete(folder, address):
+        logger.info("writing the store to %s", address)
+        push_folder(folder, address)
+        write_file(_copy_note(folder), address)
+    return is_new
+
+
 @silenced()
 def prepare_silently(config: RunConfig) -> Prepared:
     """Prepare a text, as `prepare` does, without messages."""
     return prepare(config)
 
 
-def check_texts(config: RunConfig) -> None:
+def check_sources_and_outputs(config: RunConfig) -> None:
     """Raise InputError for outputs that cannot be written or overlap inputs, and for wrong sources if needed."""
     problems = [*output_problems(config), *overlap_problems(config)]
     try:
@@ -192,7 +205,7 @@ def check_texts(config: RunConfig) -> None:
 
 
 def settled(config: RunConfig) -> RunConfig:
-    """Return the run with the values that its records decide. Reads the records once. Raises InputError."""
+    """Return the run with the values that its records decide. Reads the records once. Raise InputError."""
     if not objective_type(config).undecided(config):
         return config
     return settle(config, _settled_file(config))
@@ -205,13 +218,13 @@ def _settled_file(config: RunConfig) -> Path:
 
 def has_store(config: RunConfig) -> bool:
     """True if the store that the run began with still exists: then neither texts nor a tokenizer are needed."""
-    config = as_begun(config)
+    config = with_recorded_values(config)
     return remembered_store(config, settings_digest(config)) is not None
 
 
 def is_prepared(config: RunConfig) -> bool:
     """True if `prepare` would find the run's store and build nothing."""
-    config = as_begun(config)
+    config = with_recorded_values(config)
     if config.data.from_store or has_store(config):
         return True
     try:
@@ -220,11 +233,11 @@ def is_prepared(config: RunConfig) -> bool:
     except InputError:  # of the texts
         return False
     stores, remote_stores = _stores(config)
-    return _is_whole(stores / key, remote_stores and f"{remote_stores}/{key}")
+    return _is_complete(stores / key, remote_stores and f"{remote_stores}/{key}")
 
 
 def remember(config: RunConfig, prepared: Prepared) -> None:
-    """Record the run's store in its folder, in case its texts disappear. Raises on disk errors."""
+    """Record the run's store in its folder, in case its texts disappear. Raise on disk errors."""
     if not config.data.from_store:
         remember_store(config, settings_digest(config), prepared.folder)
 
@@ -232,8 +245,8 @@ def remember(config: RunConfig, prepared: Prepared) -> None:
 def _kept_parts(folder: Path) -> str:
     """Return a sentence about what an interrupted preparation of the store `folder` keeps."""
     if not (folder.with_name(f"{folder.name}.parts") / "tokenizer").exists():
-        return "the tokenizer was not finished: the same command begins with it again"
-    return "finished parts of the text are kept: the same command continues with them"
+        return "the tokenizer was not finished; the same command starts over with it"
+    return "finished shards of the text are kept; the same command resumes"
 
 
 def _stores(config: RunConfig) -> tuple[Path, str]:
@@ -243,32 +256,30 @@ def _stores(config: RunConfig) -> tuple[Path, str]:
 
 
 def _without_texts(config: RunConfig, error: InputError, verify: bool) -> Prepared:
-    """Return the store that the run began with, if its texts cannot be read. Raises `error` if there is none."""
+    """Return the store that the run began with, if its texts cannot be read. Raise `error` if there is none."""
     folder = remembered_store(config, settings_digest(config))
     if folder is None:
         raise error
     problem = error.problems[0]
     fault = damage(folder) if verify else None
     if fault is not None:
-        fix = "the store cannot be made again without its texts: put them back, or a copy of the store"
+        fix = "the store cannot be rebuilt without its texts: restore them, or a copy of the store"
         raise InputError([problem, Problem(fault.where, fault.what, fix)])
-    logger.info(
-        "%s: %s; the run continues with the store that was made of its texts: %s", problem.where, problem.what, folder
-    )
+    logger.info("%s: %s; continuing with the store of its texts: %s", problem.where, problem.what, folder)
     return Prepared(folder, made=False, config=config)
 
 
 def _set_damaged_aside(folder: Path) -> Path | None:
     """Rename a damaged store; return its new name, or None if another process has rebuilt it in the meantime."""
     if not _is_store_folder(folder):
-        what, fix = "is in the place of a store and is not a store", "move it away, or choose another data.store"
+        what, fix = "exists but is not a token store", "move it away, or choose another data.store"
         raise InputError.at(str(folder), what, fix)
     fault = damage(folder)
     if fault is None:
         return None
     aside = set_aside(folder)
     _copy_note(folder).unlink(missing_ok=True)
-    logger.info("%s %s: the store is set aside and made again", fault.where, fault.what)
+    logger.info("%s %s: rebuilding the store", fault.where, fault.what)
     return aside
 
 
@@ -278,7 +289,7 @@ def _is_store_folder(folder: Path) -> bool:
     return folder.is_dir() and not folder.is_symlink() and {file.name for file in folder.iterdir()} <= names
 
 
-def _is_whole(folder: Path, address: str = "") -> bool:
+def _is_complete(folder: Path, address: str = "") -> bool:
     """True if the store is finished here and, if it has an address, on S3, too."""
     if not (folder / "manifest.json").is_file():
         return False
@@ -299,8 +310,8 @@ def _fetch(folder: Path, address: str) -> None:
         write_file(_copy_note(folder), address)
 
 
-def _remove_forgotten(stores: Path) -> None:
+def _remove_abandoned(stores: Path) -> None:
     for folder in (*stores.glob("*.parts"), *stores.glob("*.damaged")):
-        if time.time() - folder.stat().st_mtime > _FORGOTTEN_SECONDS:
+        if time.time() - folder.stat().st_mtime > _ABANDONED_SECONDS:
             with suppress(WorkError), lock(folder.with_suffix(".lock"), wait=False):  # kept while in use
                 shutil.rmtree(folder, ignore_errors=True)

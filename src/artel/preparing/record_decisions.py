@@ -27,7 +27,7 @@ from artel.text import Ledger, Record, read_documents
 def settle(config: RunConfig, file: Path) -> RunConfig:
     """Return the run with the values that its records decide; the run itself if there are none.
 
-    `file` stores the values. Raises InputError for records that cannot be read, or decide nothing.
+    `file` stores the values. Raise InputError for records that cannot be read, or decide nothing.
     """
     if objective_type(config).undecided(config) and _decided(config, file) is None:
         write_file(file, orjson.dumps(_decide(config, file)))
@@ -50,7 +50,7 @@ def _decided(config: RunConfig, file: Path) -> dict[str, Any] | None:
     return None
 
 
-def as_begun(config: RunConfig) -> RunConfig:
+def with_recorded_values(config: RunConfig) -> RunConfig:
     """Return the run with the values from RUN/config.yaml, decided when it began; the run itself if there are none."""
     kind, file = objective_type(config), Path(config.run, "config.yaml")
     undecided = kind.undecided(config)
@@ -63,8 +63,8 @@ def as_begun(config: RunConfig) -> RunConfig:
 
 
 def decided_before(config: RunConfig) -> RunConfig:
-    """Return the run as it began. Raises InputError if values are still undecided."""
-    kind, config = objective_type(config), as_begun(config)
+    """Return the run as it began. Raise InputError if values are still undecided."""
+    kind, config = objective_type(config), with_recorded_values(config)
     problems = [
         Problem(f"{kind.section}.{key}", "auto reads the records, and there is only a store of them", "write it")
         for key in kind.undecided(config)

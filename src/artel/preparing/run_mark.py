@@ -64,7 +64,7 @@ def claim(folder: Path, original: Path | None = None) -> str:
     """Create a run's folder and mark it, unless it is marked; a copied folder becomes a run of its own.
 
     Returns a note for the user if it is a copy, else "". `original`: from `original_of`, if config.yaml was rewritten
-    since. Raises like `check_claim`, and on disk errors.
+    since. Raise like `check_claim`, and on disk errors.
     """
     known, place = _known(folder), os.path.realpath(folder)
     if known >= set(NAMES) and _read(folder).get("folder") == place:
@@ -201,7 +201,7 @@ def _new_id() -> str:
 
 
 def note_model(folder: Path, names: Iterable[str]) -> None:
-    """Record the files that artel wrote into a run's model/. Raises on disk errors."""
+    """Record the files that artel wrote into a run's model/. Raise on disk errors."""
     _write(folder, _read(folder) | {"model": sorted(names)})
 
 

@@ -60,7 +60,7 @@ def tokenizer_files(config: RunConfig) -> list[Any]:
 def run_tokenizer(workspace: Workspace, keep_rejected: Callable[[Path], object]) -> Tokenizer:
     """Save the run's tokenizer in the workspace, with the objective's special tokens, and load it from there.
 
-    `keep_rejected` is called with the file of rejected records if there are too many. Raises InputError.
+    `keep_rejected` is called with the file of rejected records if there are too many. Raise InputError.
     """
     from artel.objectives import objective_of, objective_type
 

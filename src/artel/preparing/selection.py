@@ -120,7 +120,7 @@ class Selection:
 
         `notes`, and those of `review` on the kept documents (`Objective.review`), go into the ledger.
 
-        Raises InputError if too many are rejected, if nothing is left, for named sets that do not occur, and like
+        Raise InputError if too many are rejected, if nothing is left, for named sets that do not occur, and like
         `review`.
         """
         self._mix()

@@ -69,7 +69,7 @@ def _digest(inputs: dict[str, Any]) -> str:
 
 
 def damage(folder: Path) -> Problem | None:
-    """Read a whole store; return what is wrong with it, or None. Raises InputError without permission to read."""
+    """Read a whole store; return what is wrong with it, or None. Raise InputError without permission to read."""
     try:
         TokenStore(folder).verify()
     except DamagedStore as error:

@@ -94,7 +94,7 @@ def _equal_documents(documents: list[tuple[int, int, str]]) -> Counter[str]:
 def judge_unknown(config: RunConfig, shards: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
     """Return the ledger's entry about unknown tokens, and notes for the user; both empty if there are none.
 
-    `shards`: `UnknownTokens.to_json` of each input shard. Raises InputError if most documents get equal ids.
+    `shards`: `UnknownTokens.to_json` of each input shard. Raise InputError if most documents get equal ids.
     """
     sets: dict[str, Counter[str]] = {}
     characters: Counter[str] = Counter()

@@ -47,7 +47,7 @@ class Workspace:
     config: RunConfig
 
     @classmethod
-    def of(cls, path: Path, config: RunConfig) -> Workspace:
+    def open_or_plan(cls, path: Path, config: RunConfig) -> Workspace:
         """Return the workspace at `path`, planned now unless an earlier start planned it."""
         if path.exists() and not _has_format(path / "plan.json"):
             shutil.rmtree(path)
@@ -77,7 +77,7 @@ class Workspace:
         return workspace
 
     @classmethod
-    def at(cls, path: Path) -> Workspace:
+    def load(cls, path: Path) -> Workspace:
         """Return a workspace that another process planned."""
         return cls(path, load_run(str(path / "run.yaml")))
 
@@ -113,7 +113,7 @@ class Workspace:
                 discard(self.path / name)  # renamed first, so that a kill leaves nothing that looks finished
         # Written last: after a kill, the next start uses the run's fraction, and comes here again.
         write_file(self.path / "held-out.json", orjson.dumps({"fraction": fraction, "note": note}))
-        return Workspace.of(self.path, self.config)
+        return Workspace.open_or_plan(self.path, self.config)
 
     @property
     def tokenizer(self) -> Path:

@@ -19,9 +19,9 @@ from artel.messages import logger
 from artel.reports.metric_lines import Lines, Points, deserialize, read_lines, thinned
 from artel.storage import check_regular
 
-_LONG = 64 << 20
+_PARALLEL_BYTES = 64 << 20
 """Bytes from which a file is read by several processes. One process reads this many in half a second."""
-_MOST_PROCESSES = 4
+_MAX_PROCESSES = 4
 _BLOCK = 1 << 16
 Column = NDArray[np.float64]
 
@@ -60,7 +60,7 @@ class Curves:
     """The newest line with metrics of `validate.tasks`."""
     lines: int = 0
     torn: bool = False
-    """True if the last line is incomplete, because of a kill or because it is being written. It is left out."""
+    """True if the last line is incomplete, because of a kill or because it is being written. It is ignored."""
 
     @property
     def newest_validation(self) -> dict[str, float | None]:
@@ -104,14 +104,14 @@ class CurveReader:
         return self._curves(torn)
 
     def _problems(self) -> list[Problem]:
-        """One problem per damaged line, or one for the file if no line is good."""
+        """Return one problem per damaged line, or one for the file if no line is valid."""
         lines = self._lines
-        if lines.lines > 1 and not lines.has_good:
+        if lines.lines > 1 and not lines.has_valid:
             _, what = lines.problems[0]
-            message = f"is no metrics.jsonl of a run: {lines.lines:,} lines cannot be read, the first: {what}"
+            message = f"is not the metrics.jsonl of a run: all {lines.lines:,} lines are invalid, the first: {what}"
             return [Problem(str(self._path), message, "restore it from a copy, or remove it")]
         return [
-            Problem(f"{self._path}:{line}", f"is no line of a run: {what}", "remove the line")
+            Problem(f"{self._path}:{line}", f"is not a line of a run: {what}", "remove the line")
             for line, what in lines.problems
         ]
 
@@ -172,23 +172,23 @@ def _with_positions(points: Points, training: Points | None) -> Points:
 
 
 def _last_line_end(path: Path, begin: int, end: int) -> int:
-    """Offset behind the last complete line between two offsets; `begin` if there is none."""
+    """Return the offset after the last complete line between two offsets; `begin` if there is none."""
     with path.open("rb") as file:
         while end > begin:
             block = max(begin, end - _BLOCK)
             file.seek(block)
-            at = file.read(end - block).rfind(b"\n")
-            if at >= 0:
-                return block + at + 1
+            position = file.read(end - block).rfind(b"\n")
+            if position >= 0:
+                return block + position + 1
             end = block
     return begin
 
 
 def _read(path: Path, begin: int, end: int, points: int | None) -> Lines:
     """Read the lines between two offsets, with several processes if they are long."""
-    if end - begin < _LONG or points is None:
+    if end - begin < _PARALLEL_BYTES or points is None:
         return read_lines(path, begin, end, points)
-    count = min(usable_cores(), _MOST_PROCESSES)
+    count = min(usable_cores(), _MAX_PROCESSES)
     bounds = [begin + (end - begin) * number // count for number in range(count)]
     bounds = [begin, *(_last_line_end(path, begin, bound) for bound in bounds[1:]), end]
     result = Lines()
@@ -198,7 +198,7 @@ def _read(path: Path, begin: int, end: int, points: int | None) -> Lines:
         for process in processes:
             content, _ = process.communicate()
             if process.returncode:
-                raise WorkError.at(str(path), "a process that read a part of it failed", "try again")
+                raise WorkError.at(str(path), "a process that reads part of it failed", "try again")
             result.add(deserialize(content))
     finally:
         for process in processes:
@@ -222,10 +222,10 @@ def read_curves(path: Path) -> Curves:
             raise InputError.at(str(path.parent), what, f"train it: artel train {path.parent}")
         if not path.parent.is_dir():
             near = near_name(str(path.parent))
-            fix = f"did you mean {near}?" if near else "give the folder of a run that has been trained"
-            raise InputError.at(str(path.parent), "there is no such folder", fix)
-        raise InputError.at(str(path), "there is no such file", "give the folder of a run that has been trained")
+            fix = f"did you mean {near}?" if near else "give the folder of a trained run"
+            raise InputError.at(str(path.parent), "no such folder", fix)
+        raise InputError.at(str(path), "no such file", "give the folder of a trained run")
     curves = CurveReader(path).read()
     if curves.torn:
-        logger.info("%s:%s: the last line was torn by a kill, and is left out", path, curves.lines + 1)
+        logger.info("%s:%s: the last line is incomplete and is ignored", path, curves.lines + 1)
     return curves

@@ -9,30 +9,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-_MOST_LABELS = 25
+_MAX_LABELS = 25
 """Labels of the largest matrix that is drawn. A larger one is replaced by its most frequent confusions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Counts of rows by two labels: the true one down, the predicted one across."""
+    """Counts of rows by two labels: the true one by row, the predicted one by column."""
 
     labels: list[str]
     counts: list[list[int]]
 
     @property
     def is_small(self) -> bool:
-        return len(self.labels) <= _MOST_LABELS
+        return len(self.labels) <= _MAX_LABELS
 
     def confusions(self) -> list[tuple[str, str, int]]:
-        """(true label, predicted label, count) of the most frequent confusions."""
+        """Return (true label, predicted label, count) of the most frequent confusions."""
         found = [
             (true, predicted, count)
             for true, row in zip(self.labels, self.counts, strict=True)
             for predicted, count in zip(self.labels, row, strict=True)
             if true != predicted and count
         ]
-        return sorted(found, key=lambda item: -item[2])[:_MOST_LABELS]
+        return sorted(found, key=lambda item: -item[2])[:_MAX_LABELS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Details:
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Rows (column -> value) by title."""
     matrices: dict[str, Matrix] = field(default_factory=dict)
-    """By title."""
+    """Confusion matrices by title."""
 
     def __bool__(self) -> bool:
         return bool(self.tables or self.matrices)
@@ -73,29 +73,29 @@ def detail_lines(details: Details) -> Iterator[str]:
     for title, rows in details.tables.items():
         columns = columns_of(rows)
         yield f"{title}:"
-        yield from _aligned([columns, *([_shown(row.get(name, "")) for name in columns] for row in rows)])
+        yield from _aligned([columns, *([_format_value(row.get(name, "")) for name in columns] for row in rows)])
     for title, matrix in details.matrices.items():
         if matrix.is_small:
-            yield f"{title} (true ones down, predicted ones across):"
+            yield f"{title} (rows: true, columns: predicted):"
             rows_shown = zip(matrix.labels, matrix.counts, strict=True)
             yield from _aligned([["", *matrix.labels], *([label, *map(str, row)] for label, row in rows_shown)])
         else:
-            yield f"{title}, the commonest confusions:"
+            yield f"{title}, most frequent confusions:"
             yield from _aligned([["true", "predicted", "count"], *(list(map(str, row)) for row in matrix.confusions())])
 
 
 def _aligned(rows: list[list[str]]) -> Iterator[str]:
     """Align columns: the first to the left, the others to the right."""
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         first, *others = (
-            cell.ljust(width) if at == 0 else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         yield "  ".join(["", first, *others]).rstrip()
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 

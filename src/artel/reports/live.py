@@ -126,7 +126,7 @@ class LiveReport:
 
 
 def _sizes_and_times(folder: Path) -> list[tuple[str, int, int]]:
-    """(path, size, mtime) of the files in a run's folder, which change when the run writes."""
+    """Return (path, size, mtime) of the files in a run's folder, which change when the run writes."""
     found = []
     for path in [folder, *folder.glob("*"), *folder.glob("ranks/*"), *folder.glob("profile/*")]:
         try:

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 Points = NDArray[np.float64]
 """(points, 4): step, tokens, seconds, value; NaN where a line has none."""
 
-LARGEST = 1e100  # largest metric accepted: a plot computes differences
+MAX_METRIC = 1e100  # a plot computes differences
 _PIECE = 1 << 18
-_MOST_PROBLEMS = 20
-_JUDGED = ("validation", "tasks")
+_MAX_PROBLEMS = 20
+_EVALUATIONS = ("validation", "tasks")
 """Kinds of lines that hold their metrics in an object of that name."""
-_NOT_DRAWN = ("step", "epoch", "tokens", "seconds")
+_POSITION_KEYS = ("step", "epoch", "tokens", "seconds")
 
 
 @dataclass(slots=True)
@@ -50,14 +50,14 @@ class Lines:
     """The newest line with metrics of tasks."""
 
     @property
-    def has_good(self) -> bool:
+    def has_valid(self) -> bool:
         """True if at least one line is valid."""
         return bool(self.training or self.validation or self.tasks)
 
     def add(self, later: Lines) -> None:
         """Append the part that follows in the file."""
         self.problems += [(self.lines + line, what) for line, what in later.problems]
-        del self.problems[_MOST_PROBLEMS:]
+        del self.problems[_MAX_PROBLEMS:]
         self.lines += later.lines
         for name, points in later.points.items():
             self.points.setdefault(name, []).extend(points)
@@ -71,15 +71,15 @@ class Lines:
 def checked(line: object) -> dict[str, Any]:
     """Return a line of metrics.jsonl after checking it. Raise ValueError if no run writes such a line."""
     if not isinstance(line, dict) or not isinstance(line.get("step"), int) or line["step"] < 0:
-        raise ValueError("it has no step")
+        raise ValueError("it has no valid step")
     numbers = {"loss": line.get("loss", 0.0)}
-    for kind in _JUDGED:
+    for kind in _EVALUATIONS:
         if not isinstance(line.get(kind, {}), dict):
             raise ValueError(f"{kind} has no metrics")
         numbers |= line.get(kind, {})
     for name, value in numbers.items():
-        if not (value is None or (isinstance(value, int | float) and abs(value) < LARGEST)):
-            raise ValueError(f"{name} is no number of a run")
+        if not (value is None or (isinstance(value, int | float) and abs(value) < MAX_METRIC)):
+            raise ValueError(f"{name} is not a number of a run")
     return line
 
 
@@ -130,7 +130,7 @@ def _read_piece(piece: bytes, parts: int | None) -> Lines:
         tables = list(_tables(piece, lines))
     except (ValueError, KeyError, TypeError, OverflowError, AttributeError):  # some line is unusual, or no dictionary
         return _read_line_by_line(piece, lines, parts)
-    return _kept(lines, tables, parts)
+    return _lines_of(lines, tables, parts)
 
 
 Table = tuple[dict[str, Any], list[str], NDArray[np.float64]]
@@ -138,39 +138,39 @@ Table = tuple[dict[str, Any], list[str], NDArray[np.float64]]
 
 
 def _tables(piece: bytes, count: int) -> Iterator[Table]:
-    """Parse all lines of a piece at once. Raises if one of them differs from the others or is damaged."""
+    """Parse all lines of a piece at once. Raise ValueError if one of them differs from the others or is damaged."""
     lines = orjson.loads(b"[" + piece[:-1].replace(b"\n", b",") + b"]")
     if len(lines) != count:
         raise ValueError("a line holds several values")
     if b'"validation"' in piece or b'"tasks"' in piece:
-        for line in [line for line in lines if _is_judged(line)]:
+        for line in [line for line in lines if _is_evaluation(line)]:
             yield _table([line | _validation(checked(line))])
-        lines = [line for line in lines if not _is_judged(line)]
+        lines = [line for line in lines if not _is_evaluation(line)]
     if lines:
         yield _table(lines)
 
 
 def _table(lines: list[dict[str, Any]]) -> Table:
-    """Lines with the same keys, whose values are numbers; but one line may have others, which are left out."""
+    """Make a table of lines with equal keys and numeric values. Other values are ignored in a single line."""
     names = [name for name, value in lines[0].items() if len(lines) > 1 or isinstance(value, int | float | None)]
     if len(lines) > 1 and {*map(len, lines)} != {len(names)}:
-        raise ValueError("they have other keys")
+        raise ValueError("their keys differ")
     get = itemgetter(*names, names[0])  # a tuple, also of a single name
     width = len(names) + 1
     values = np.fromiter(chain.from_iterable(map(get, lines)), np.float64, len(lines) * width).reshape(-1, width)
     steps = values[:, names.index("step")]
-    if steps.min() < 0 or (steps % 1).any() or np.nanmax(np.abs(values)) >= LARGEST:
-        raise ValueError("no step, or no number of a run")
+    if steps.min() < 0 or (steps % 1).any() or np.nanmax(np.abs(values)) >= MAX_METRIC:
+        raise ValueError("no step, or an invalid number")
     return lines[-1], names, values[:, :-1]
 
 
-def _is_judged(line: dict[str, Any]) -> bool:
-    return any(kind in line for kind in _JUDGED)
+def _is_evaluation(line: dict[str, Any]) -> bool:
+    return any(kind in line for kind in _EVALUATIONS)
 
 
 def _validation(line: dict[str, Any]) -> dict[str, Any]:
     """Return the metrics of a line of a validation or of tasks, by curve name."""
-    metrics = (item for kind in _JUDGED for item in line.get(kind, {}).items())
+    metrics = (item for kind in _EVALUATIONS for item in line.get(kind, {}).items())
     return {f"validation/{name}": value for name, value in metrics}
 
 
@@ -182,28 +182,28 @@ def _read_line_by_line(piece: bytes, count: int, parts: int | None) -> Lines:
             tables.append(_table([line | _validation(line)]))
         except ValueError as error:
             problems.append((number, str(error)))
-    result = _kept(count, tables, parts)
+    result = _lines_of(count, tables, parts)
     result.problems = problems
     return result
 
 
-def _kept(count: int, tables: Iterable[Table], parts: int | None) -> Lines:
+def _lines_of(count: int, tables: Iterable[Table], parts: int | None) -> Lines:
     result, points = Lines(lines=count), dict[str, list[Points]]()
     for newest, names, values in tables:
-        kind = next((kind for kind in _JUDGED if kind in newest), "training")
+        kind = next((kind for kind in _EVALUATIONS if kind in newest), "training")
         setattr(result, kind, newest)
-        places = [names.index(name) if name in names else None for name in ("step", "tokens", "seconds")]
-        for name, column in zip(names, values.T, strict=True):
-            if name not in _NOT_DRAWN:
-                present = np.flatnonzero(~np.isnan(column))
-                if len(present) < len(column):
-                    result.nulls[name] = result.nulls.get(name, 0) + len(column) - len(present)
-                rows = present if parts is None else present[_kept_rows(column[present], parts)]
+        indices = [names.index(name) if name in names else None for name in ("step", "tokens", "seconds")]
+        for name, metric in zip(names, values.T, strict=True):
+            if name not in _POSITION_KEYS:
+                present = np.flatnonzero(~np.isnan(metric))
+                if len(present) < len(metric):
+                    result.nulls[name] = result.nulls.get(name, 0) + len(metric) - len(present)
+                rows = present if parts is None else present[_kept_rows(metric[present], parts)]
                 kept = np.full((len(rows), 4), np.nan)
-                kept[:, 3] = column[rows]
-                for at, place in enumerate(places):
-                    if place is not None:
-                        kept[:, at] = values[rows, place]
+                kept[:, 3] = metric[rows]
+                for column, index in enumerate(indices):
+                    if index is not None:
+                        kept[:, column] = values[rows, index]
                 points.setdefault(name, []).append(kept)
     for name, arrays in points.items():
         joined = np.concatenate(arrays)
@@ -218,7 +218,7 @@ def serialize(lines: Lines) -> bytes:
     """Serialize for another process: one line of JSON, then the arrays in numpy's format."""
     stream = BytesIO()
     arrays = {name: np.concatenate(points) for name, points in lines.points.items()}
-    about = {
+    header = {
         "lines": lines.lines,
         "nulls": lines.nulls,
         "problems": lines.problems,
@@ -227,7 +227,7 @@ def serialize(lines: Lines) -> bytes:
         "tasks": lines.tasks,
         "names": list(arrays),
     }
-    stream.write(orjson.dumps(about) + b"\n")
+    stream.write(orjson.dumps(header) + b"\n")
     for array in arrays.values():
         np.save(stream, array, allow_pickle=False)
     return stream.getvalue()
@@ -236,11 +236,11 @@ def serialize(lines: Lines) -> bytes:
 def deserialize(content: bytes) -> Lines:
     """Inverse of `serialize`."""
     stream = BytesIO(content)
-    about = orjson.loads(stream.readline())
-    arrays = {name: [np.load(stream, allow_pickle=False)] for name in about["names"]}
-    problems = [(line, what) for line, what in about["problems"]]
+    header = orjson.loads(stream.readline())
+    arrays = {name: [np.load(stream, allow_pickle=False)] for name in header["names"]}
+    problems = [(line, what) for line, what in header["problems"]]
     return Lines(
-        about["lines"], arrays, about["nulls"], problems, about["training"], about["validation"], about["tasks"]
+        header["lines"], arrays, header["nulls"], problems, header["training"], header["validation"], header["tasks"]
     )
 
 

@@ -325,7 +325,7 @@ class _Found:
                 self._is_no_line(file, number, str(error))
 
     def _is_no_line(self, file: Path, number: int, what: str) -> None:
-        self.problems.append(Problem(f"{file}:{number}", f"is no line of a run: {what}", "remove the line"))
+        self.problems.append(Problem(f"{file}:{number}", f"is not a line of a run: {what}", "remove the line"))
 
 
 def _sample(line: dict[str, Any]) -> Sample:

@@ -72,12 +72,11 @@ class SignsOfLife:
 
     def __init__(self, now: Callable[[], float] = time.time, watch: Callable[[], float] = time.monotonic) -> None:
         self._now, self._watch = now, watch
-        self._seen: dict[
-            int, tuple[float, float, bool]
-        ] = {}  # rank -> (its time, when it was seen, True once it changed)
+        # rank -> (its time, when it was seen, True once it changed)
+        self._seen: dict[int, tuple[float, float, bool]] = {}
 
     def silence(self, rank: RankStatus) -> float:
-        """Seconds since the last sign of life: since its file was seen to change, or by the clocks of both hosts."""
+        """Return the seconds since the last sign of life, by its file's last change or the clocks of both hosts."""
         watch = self._watch()
         before = self._seen.get(rank.rank)
         if before is None or before[0] != rank.time:

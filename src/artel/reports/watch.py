@@ -93,7 +93,7 @@ def _title(run: RunData) -> Text:
 
 
 def _curve(run: RunData, width: int) -> list[Text]:
-    """The loss curve of `artel report`, as wide as the terminal allows."""
+    """Return the loss curve of `artel report`, as wide as the terminal allows."""
     return [Text(line) for line in loss_curve(run.curves, width=max(20, min(100, width - 12)))]
 
 
@@ -129,7 +129,7 @@ def _ranks(run: RunData) -> Table:
 
 
 def position(run: RunData) -> str:
-    """`step 5 of 100`, or for a run on a budget `step 5, 20% of the time`."""
+    """Return `step 5 of 100`, or for a run on a budget `step 5, 20% of the time`."""
     fraction = run.fraction_done
     if run.steps:
         return f"step {run.status.step:,} of {run.steps:,}"
@@ -142,7 +142,7 @@ def time_left(run: RunData) -> str:
 
 
 def newest_metrics(run: RunData) -> list[str]:
-    """The newest metrics, each with its name."""
+    """Return the newest metrics, each with its name."""
     newest, validation = run.curves.newest, run.curves.newest_validation
     found = []
     if isinstance(newest.get("loss"), int | float):

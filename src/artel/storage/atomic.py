@@ -33,7 +33,7 @@ _PARTIAL = re.compile(r"\..*\.partial-(\d+)-([0-9a-f]{8})[0-9a-f]{8}", re.DOTALL
 def write_file(path: Path | str, content: bytes | str) -> None:
     """Write a file (text as UTF-8), replacing any file of that name. Creates the folders above it.
 
-    Raises WorkError (disk full) or InputError (cannot be written); the earlier file is then unchanged.
+    Raise WorkError (disk full) or InputError (cannot be written); the earlier file is then unchanged.
     """
     path = Path(path)
     data = content.encode() if isinstance(content, str) else content
@@ -55,7 +55,7 @@ def write_file(path: Path | str, content: bytes | str) -> None:
 def write_output(path: Path | str, content: bytes | str) -> None:
     """Write a file that a user named. Follow a link; write into a pipe, a character device or /dev/stdout.
 
-    Only a regular file is replaced. Raises InputError for a folder, a disk or a socket, and as `write_file` does.
+    Only a regular file is replaced. Raise InputError for a folder, a disk or a socket, and as `write_file` does.
     """
     path = Path(path)
     with disk_errors(path.parent):
@@ -83,7 +83,7 @@ def is_stream(path: Path) -> bool:
 
 
 def _descriptor(path: Path) -> int | None:
-    """The descriptor of this process that a path names: 1 for /dev/stdout and links to it. None for other paths."""
+    """Return the descriptor of this process that a path names, 1 for /dev/stdout; None for other paths."""
     for _ in range(40):  # as many links as Linux follows
         parent = os.path.realpath(path.parent)
         if parent in (f"/proc/{os.getpid()}/fd", "/dev/fd") and path.name.isdecimal():
@@ -186,7 +186,7 @@ def discard(folder: Path | str, *, ignore_errors: bool = True) -> None:
 def point(link: Path | str, target: Path | str) -> None:
     """Make `link` a relative symlink to `target` (the tree can be moved), atomically replacing an earlier link.
 
-    Raises InputError if a folder or file has that name, or the disk refuses.
+    Raise InputError if a folder or file has that name, or the disk refuses.
     """
     link = Path(link)
     if link.exists() and not link.is_symlink():

@@ -22,7 +22,7 @@ DISK_ERRORS = frozenset(_FULL | _REFUSED | _TOO_MANY_FILES | _BROKEN | {errno.EF
 
 
 def user_path(path: str, key: str) -> Path:
-    """The path that a user wrote at a key or option; `~` is a home folder. Raises InputError."""
+    """Return the path that a user wrote at a key or option; `~` is a home folder. Raise InputError."""
     if "\0" in path:
         raise InputError.at(key, f"{path} has a NUL, which no path has", "leave it out")
     try:
@@ -41,7 +41,7 @@ def state_folder() -> Path | None:
 
 
 def cache_folder() -> Path:
-    """$ARTEL_CACHE, else $XDG_CACHE_HOME/artel, else ~/.cache/artel. It need not exist yet. Raises InputError."""
+    """$ARTEL_CACHE, else $XDG_CACHE_HOME/artel, else ~/.cache/artel. It need not exist yet. Raise InputError."""
     artel_cache, xdg_cache = os.environ.get("ARTEL_CACHE"), os.environ.get("XDG_CACHE_HOME")
     if artel_cache:
         return user_path(artel_cache, "ARTEL_CACHE")
@@ -53,7 +53,7 @@ def cache_folder() -> Path:
 
 
 def rows_folder() -> Path:
-    """The folder of the files that rows of the Python API are written to. Only `artel clean` removes them."""
+    """Return the folder of files with rows of the Python API. Only `artel clean` removes them."""
     return cache_folder() / "rows"
 
 
@@ -66,7 +66,7 @@ def folder_problem(folder: Path) -> str:
 
 
 def _nearest_existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
+    """Return the folder, or the nearest one above it that exists."""
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
 
 
@@ -79,7 +79,7 @@ def check_cache() -> None:
 
 
 def _as_os_error(error: Exception) -> OSError | None:
-    """The disk's error, also if a Rust library (safetensors) reports it as text: `… (os error 28)`."""
+    """Return the disk's error, also if a Rust library (safetensors) reports it as text: `… (os error 28)`."""
     if isinstance(error, OSError) and error.errno is not None:
         return error
     match = re.search(r"\(os error (\d+)\)", str(error))
@@ -90,7 +90,7 @@ def _as_os_error(error: Exception) -> OSError | None:
 def disk_errors(folder: Path | str) -> Iterator[None]:
     """Turn an OSError from writing in `folder` into an error with a remedy. Other errors pass.
 
-    Raises InputError if the folder cannot be written, WorkError if it no longer can be: the disk is full, or fails.
+    Raise InputError if the folder cannot be written, WorkError if it no longer can be: the disk is full, or fails.
     """
     try:
         yield
@@ -105,7 +105,7 @@ def disk_errors(folder: Path | str) -> Iterator[None]:
 
 
 def disk_error(error: OSError, path: Path | str, what: str = "cannot be written") -> ArtelError:
-    """One of DISK_ERRORS at `path` as an error with a remedy; `what` names the operation that failed."""
+    """Convert one of DISK_ERRORS at `path` to an error with a fix; `what` names the failed operation."""
     detail = os.strerror(error.errno or 0)
     if isinstance(error.filename, str | bytes) and os.fsdecode(error.filename) != os.fspath(path):
         detail += f" ({os.fsdecode(error.filename)})"

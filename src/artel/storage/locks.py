@@ -60,7 +60,7 @@ def lock(
 
 
 def _try_lock(path: Path, shared: bool) -> int | None:
-    """The descriptor of the locked file; None if another process holds the lock."""
+    """Return the descriptor of the locked file; None if another process holds the lock."""
     check_regular(path)
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def _try_lock(path: Path, shared: bool) -> int | None:
 
 
 def holders(path: Path) -> str:
-    """The processes that hold the lock, for messages: those in the file, without the dead ones of this host."""
+    """Return the processes that hold the lock, for messages, without the dead ones of this host."""
     try:
         lines = path.read_bytes()[-2000:].decode(errors="replace").splitlines()
     except FileNotFoundError:

@@ -26,7 +26,7 @@ def hide_panics() -> Iterator[None]:
 
 
 def stderr_descriptor() -> int:
-    """The descriptor of standard error, also inside such a block."""
+    """Return the descriptor of standard error, also inside such a block."""
     return 2 if _stderr < 0 else _stderr
 
 

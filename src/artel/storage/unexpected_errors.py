@@ -28,7 +28,7 @@ _NO_MEMORY = ("allocate memory", "can't start new thread", "out of memory", "fai
 
 
 def machine_error(error: BaseException) -> ArtelError | None:
-    """An error of the machine (memory, a disk) or of a user's code as a message; None if it is a fault of artel."""
+    """Convert an error of the machine (memory, a disk) or of a user's code; return None for a bug in artel."""
     if isinstance(error, ArtelError):
         return error
     text = message_of(error)
@@ -83,7 +83,7 @@ def fault_lines(error: BaseException, doing: str) -> list[str]:
 
 
 def worker_error(error: BaseException, doing: str) -> ArtelError:
-    """An error of a worker process, as the process that waits for it reports it."""
+    """Convert an error of a worker process to the one that the waiting process reports."""
     if (known := machine_error(error)) is not None:
         return known
     first, fault, file = fault_lines(error, doing)
@@ -91,7 +91,7 @@ def worker_error(error: BaseException, doing: str) -> ArtelError:
 
 
 def fault_of_process(number: int) -> str | None:
-    """The newest file that a process of this machine wrote about an unexpected error, if any."""
+    """Return the newest file that a process of this machine wrote about an unexpected error, if any."""
     for folder in (_faults, lambda: Path(tempfile.gettempdir())):
         with suppress(OSError, ArtelError):  # as in `write_fault`
             if files := sorted(folder().glob(f"*-process-{number}.txt")):

@@ -50,7 +50,7 @@ def source_of(benchmark: BenchmarkConfig) -> SourceConfig:
 
 
 def benchmark_files(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> list[Input]:
-    """Return the files of a benchmark. Raises InputError."""
+    """Return the files of a benchmark. Raise InputError."""
     return list(inputs_of(source_of(benchmark), key, data))
 
 
@@ -62,7 +62,7 @@ def file_problems(benchmark: BenchmarkConfig, key: str) -> list[Problem]:
 
 
 def file_rows(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> Iterator[Row]:
-    """Yield the rows of the files of a benchmark. Raises InputError for rows that cannot be used: none is skipped."""
+    """Yield the rows of the files of a benchmark. Raise InputError for rows that cannot be used: none is skipped."""
     source = source_of(benchmark)
     problems: list[Problem] = []
     has_names = benchmark.query or benchmark.label
@@ -112,7 +112,7 @@ def _objects(benchmark: BenchmarkConfig, file: SourceFile) -> Iterator[tuple[str
 
 
 def _texts(row: dict[str, Any], name: str, key: str) -> list[str]:
-    """Return the texts in a field. A dot reaches into an object. Raises BadRecord."""
+    """Return the texts in a field. A dot reaches into an object. Raise BadRecord."""
     value = nested_field(row, name)
     if value is None:
         raise BadRecord("no_field", f"has no field {name!r} ({key}; it has: {names_of(row)})")
@@ -149,7 +149,7 @@ def task_problems(benchmark: BenchmarkConfig, key: str) -> list[Problem]:
 
 
 def task_rows(benchmark: BenchmarkConfig, key: str) -> Iterator[Row]:
-    """Yield the evaluation examples of a task, or of all tasks of a group. Raises InputError."""
+    """Yield the evaluation examples of a task, or of all tasks of a group. Raise InputError."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "false")  # else datasets reports each file it opens to the Hub
     from lm_eval.tasks import TaskManager

@@ -89,7 +89,7 @@ class Classifier:
 
 
 def are_good(texts: Sequence[str], rule: ClassifierConfig) -> NDArray[np.bool_]:
-    """Return (texts,): true for each text that passes the classifier of a run. Raises InputError."""
+    """Return (texts,): true for each text that passes the classifier of a run. Raise InputError."""
     return _read(rule.from_).scores(texts) >= rule.minimum
 
 
@@ -99,7 +99,7 @@ def check_classifier(rule: ClassifierConfig) -> None:
 
 
 def classifier_digest(rule: ClassifierConfig) -> str:
-    """Return a digest of the weights and the features, for the store key. Raises InputError."""
+    """Return a digest of the weights and the features, for the store key. Raise InputError."""
     return xxhash.xxh3_128_hexdigest(_bytes(rule.from_, WEIGHTS) + json.dumps(_about(rule.from_)["reads"]).encode())
 
 
@@ -109,7 +109,7 @@ def feature_versions() -> dict[str, int]:
 
 
 def _read(folder: str) -> Classifier:
-    """Return the classifier in a folder, reading it again if its file has changed. Raises InputError."""
+    """Return the classifier in a folder, reading it again if its file has changed. Raise InputError."""
     file = user_path(folder, _KEY).absolute() / WEIGHTS
     return _load(folder, str(file), file.stat().st_mtime_ns if file.is_file() else 0)
 
@@ -175,7 +175,7 @@ class TrainedClassifier:
 def train_classifier(good: Iterable[str], bad: Iterable[str], folder: Path) -> TrainedClassifier:
     """Train a classifier on two sets of texts and write it into a new folder.
 
-    One text in ten, chosen by its hash, is held out for testing. Raises InputError for too few texts, if scikit-learn
+    One text in ten, chosen by its hash, is held out for testing. Raise InputError for too few texts, if scikit-learn
     is missing, and if the folder exists.
     """
     check_new(folder)

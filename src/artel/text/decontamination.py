@@ -109,7 +109,7 @@ def benchmark_fingerprint(data: DataConfig) -> list[Any]:
 
 
 def write_index(data: DataConfig, folder: Path) -> None:
-    """Write the index of the run's benchmarks into `folder`. Raises InputError."""
+    """Write the index of the run's benchmarks into `folder`. Raise InputError."""
     config = data.decontaminate
     assert config is not None
     ngrams = Ngrams(config.words)

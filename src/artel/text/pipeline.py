@@ -178,7 +178,7 @@ def read_documents(
     """Yield every document of a run once, in the order of its sources. Memory holds only digests.
 
     Validation texts given by a path come first, so that a training document equal to one is the duplicate. `max_bytes`
-    limits the text that is read, from each file in proportion to its size. Near-duplicates are kept. Raises InputError
+    limits the text that is read, from each file in proportion to its size. Near-duplicates are kept. Raise InputError
     before reading (`check_text`), and if too much is unreadable or nothing is left.
     """
     check_text(data)

@@ -56,7 +56,7 @@ def entities_of(tags: Sequence[str]) -> list[tuple[int, int, str]]:
 
 
 def tagged_record(text: str, spans: Iterable[Span], origin: str, set_name: str) -> Record:
-    """Return the record of a text with its spans, sorted and without white space at their ends. Raises BadRecord."""
+    """Return the record of a text with its spans, sorted and without white space at their ends. Raise BadRecord."""
     if not text.strip():
         raise BadRecord("empty", "its text is empty; fill it in, or leave it out")
     checked = sorted(dict.fromkeys(_checked(text, span) for span in spans))
@@ -68,7 +68,7 @@ def tagged_words(
 ) -> tuple[str, list[Span]]:
     """Join words by spaces. Return the text and its spans: entities, or for kind `words` each word with its tag.
 
-    `spaces`: for each word, True if a space follows; None if a space follows every word. Raises BadRecord.
+    `spaces`: for each word, True if a space follows; None if a space follows every word. Raise BadRecord.
     """
     plain = next((tag for tag in tags if tag != OUTSIDE and not has_prefix(tag)), None)
     if kind != WORDS and plain is not None and OUTSIDE not in tags:

@@ -21,7 +21,7 @@ class Samples(Protocol):
     def read(self, index: int) -> Sample: ...
 
     def origins(self, index: int) -> list[str]:
-        """The `file:line` of each document with tokens in the sample."""
+        """Return the `file:line` of each document with tokens in the sample."""
         ...
 
 

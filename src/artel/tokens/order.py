@@ -17,7 +17,7 @@ _WINDOW = 4096
 
 
 def splitmix64(values: np.ndarray) -> np.ndarray:
-    """The finalizer of splitmix64 (Steele, Lea and Flood, OOPSLA 2014): uint64 in, well-mixed uint64 out."""
+    """Apply the finalizer of splitmix64 (Steele, Lea and Flood, OOPSLA 2014): uint64 in, well-mixed uint64 out."""
     mixed = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))

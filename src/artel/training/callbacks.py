@@ -146,7 +146,7 @@ class MeasureEnd:
 
     It evaluates a few micro-batches, continues one prompt, and writes one checkpoint, even if `checkpoint.every` is
     never. The loop waits for it as it does for the last one. The final model is assumed to take as long as a
-    checkpoint, which contains it. Raises WorkError if the checkpoint cannot be written: neither could the last one.
+    checkpoint, which contains it. Raise WorkError if the checkpoint cannot be written: neither could the last one.
     """
 
     _MICRO_BATCHES = 4  # of the validation, after one for warm-up

@@ -51,7 +51,7 @@ def choose_by_lengths(config: RunConfig, tokens: np.ndarray, share: float = 1.0)
     if len(tokens) < _SHARE * blocks:
         return Choice(ALONE, f"samples of {mean} leave little of a block of {block:,} empty")
     all_blocks = max(1, round(blocks / share))
-    length = Length.of(config.train, all_blocks, float(tokens.sum()) / blocks)
+    length = Length.from_config(config.train, all_blocks, float(tokens.sum()) / blocks)
     steps = all_blocks // config.train.batch if length.steps is None else length.steps
     if steps < _STEPS:
         left = f"packing would leave only {steps:,} steps of {config.train.batch} blocks"

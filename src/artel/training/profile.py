@@ -26,9 +26,9 @@ from artel.messages import logger
 from artel.storage import new_folder, write_file
 from artel.training.run import Run
 
-_SKIPPED = 5  # steps that compile, fill caches and warm up
-_RECORDED = 3
-_LISTED = 20  # operators in the table
+_WARMUP_STEPS = 5  # steps that compile, fill caches and warm up
+_ACTIVE_STEPS = 3
+_MAX_OPERATORS = 20  # operators in the table
 
 MATRIX = "matrix products"
 ELEMENTWISE = "elementwise and norms"
@@ -46,18 +46,18 @@ class Profile:
         self._run = run
         self._enabled = run.config.profile and run.world.first
         self._profiler: profile | None = None
-        left = _SKIPPED + _RECORDED if run.length.steps is None else run.length.steps - run.step
-        skipped = min(_SKIPPED, left // 2)
+        left = _WARMUP_STEPS + _ACTIVE_STEPS if run.length.steps is None else run.length.steps - run.step
+        skipped = min(_WARMUP_STEPS, left // 2)
         self._first = run.step + skipped  # steps done when the recording begins
-        self._last = self._first + min(_RECORDED, left - skipped)
+        self._last = self._first + min(_ACTIVE_STEPS, left - skipped)
         self._begin = max(run.step, self._first - 1)  # the profiler itself warms up for a step
-        if self._enabled and left < _SKIPPED + _RECORDED:
+        if self._enabled and left < _WARMUP_STEPS + _ACTIVE_STEPS:
             logger.info(
                 "profile: of the %s steps left, %s from step %s on are recorded; %s or more give a steadier picture",
                 left,
                 self._last - self._first,
                 self._first + 1,
-                _SKIPPED + _RECORDED,
+                _WARMUP_STEPS + _ACTIVE_STEPS,
             )
         self._start_if_due()
 
@@ -203,8 +203,8 @@ def time_table(profiler: profile, steps: int) -> TimeTable:
     kinds[HOST] = max(0.0, wall - sum(value for kind, value in kinds.items() if kind != HOST))
     operators.sort(key=lambda row: (-row["milliseconds"], row["name"]))
     order = f"self_{device}_time_total" if device == "cpu" else "self_device_time_total"
-    text = averages.table(sort_by=order, row_limit=_LISTED, max_name_column_width=80)
-    return TimeTable(device, steps, wall, {k: kinds[k] for k in (*_KINDS, HOST)}, operators[:_LISTED], text)
+    text = averages.table(sort_by=order, row_limit=_MAX_OPERATORS, max_name_column_width=80)
+    return TimeTable(device, steps, wall, {k: kinds[k] for k in (*_KINDS, HOST)}, operators[:_MAX_OPERATORS], text)
 
 
 def _kind(name: str, *, is_kernel: bool) -> str:

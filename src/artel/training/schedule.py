@@ -27,7 +27,7 @@ class Length:
     """Samples in the whole run; None where its time ends it (`train.budget`)."""
 
     @classmethod
-    def of(cls, train: TrainConfig, samples: int, tokens: float) -> Length:
+    def from_config(cls, train: TrainConfig, samples: int, tokens: float) -> Length:
         """`samples` are there, of `tokens` each on average."""
         total: int | None
         if train.budget is not None:
@@ -71,9 +71,9 @@ def position(train: TrainConfig, length: Length, step: int, seconds: float) -> s
 
 
 def run_length(config: RunConfig, samples: Samples, part: StoreSplit) -> Length:
-    """The length of a run on `samples`, which are its objective's view of the training `part` of its store."""
+    """Return the length of a run on `samples`, its objective's view of the training `part` of its store."""
     tokens = config.data.block if isinstance(samples, TokenBlocks) else part.tokens / max(1, len(samples))
-    return Length.of(config.train, len(samples), tokens)
+    return Length.from_config(config.train, len(samples), tokens)
 
 
 def warmup_steps(train: TrainConfig, steps: int | None) -> int | None:
@@ -84,7 +84,7 @@ def warmup_steps(train: TrainConfig, steps: int | None) -> int | None:
 
 
 def rate(train: TrainConfig, step: int, steps: int, warmup: int | None = None) -> float:
-    """The learning rate of step `step` (counted from 0) of `steps`, as a fraction of the peak.
+    """Return the learning rate of step `step` (from 0) of `steps`, as a fraction of the peak.
 
     `warmup` is in steps, where it is not what the run file makes of `steps`: that of a run whose length was changed.
     Warmup is linear from 1/warmup to 1; then the schedule leads, between the minimum (0) and the peak (1).
@@ -97,7 +97,7 @@ def rate(train: TrainConfig, step: int, steps: int, warmup: int | None = None) -
 
 
 def rate_by_time(train: TrainConfig, step: int, share: float, warmup: int | None) -> float:
-    """The learning rate of a step of a run on a budget, as a fraction of the peak.
+    """Return the learning rate of a step of a run on a budget, as a fraction of the peak.
 
     `share` of its time for steps, from 0 to 1, has passed. The schedule is given the steps that the run would have at
     its pace so far, so that it follows the time, whatever the machine does. `warmup` is in steps; None while a warmup
@@ -113,7 +113,7 @@ def rate_by_time(train: TrainConfig, step: int, share: float, warmup: int | None
 
 
 def linear(train: TrainConfig, step: int, steps: float, warmup: int) -> float:
-    """1 just after warmup, falling to 0 at the end of the run."""
+    """Return 1 just after warmup, falling to 0 at the end of the run."""
     return (steps - step) / max(1, steps - warmup)
 
 
@@ -127,7 +127,7 @@ def constant(train: TrainConfig, step: int, steps: float, warmup: int) -> float:
 
 
 def warmup_stable_decay(train: TrainConfig, step: int, steps: float, warmup: int) -> float:
-    """1 until the last part of the run (`train.decay`), where it falls to 0 (wsd; Hu et al. 2024, MiniCPM)."""
+    """Return 1 until the last part of the run (`train.decay`), then fall to 0 (wsd; Hu et al. 2024, MiniCPM)."""
     return min(1.0, (steps - step) / max(1.0, train.decay * steps))
 
 
@@ -143,7 +143,7 @@ class InverseSqrtConfig(Section):
 
 
 def inverse_sqrt(train: TrainConfig, step: int, steps: float, warmup: int) -> float:
-    """1 / sqrt(1 + steps after warmup / timescale) (Vaswani et al. 2017). Does not depend on the length of the run."""
+    """Return 1 / sqrt(1 + steps after warmup / timescale) (Vaswani et al. 2017), whatever the length of the run."""
     timescale = train.settings(InverseSqrtConfig).timescale or warmup or 10_000
     return float((timescale / (timescale + step - warmup)) ** 0.5)
 

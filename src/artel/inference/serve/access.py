@@ -19,11 +19,11 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_OPEN = ("/", "/health", "/openapi.json")
+_PUBLIC_PATHS = ("/", "/health", "/openapi.json")
 """Paths that need no key; neither do the files of the page."""
-_LARGEST_HEAD = 64 * 2**10
+_MAX_HEADER_BYTES = 64 * 2**10
 """Bytes of headers in a request."""
-_LEAST_RATE = 32 * 2**10
+_MIN_UPLOAD_RATE = 32 * 2**10
 """Bytes per second at which the largest allowed body must arrive; every body has at least a minute."""
 
 
@@ -47,7 +47,7 @@ class AccessOptions:
     @property
     def body_seconds(self) -> float:
         """Seconds within which a body must arrive."""
-        return max(60.0, self.largest_body / _LEAST_RATE)
+        return max(60.0, self.largest_body / _MIN_UPLOAD_RATE)
 
 
 class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
@@ -68,7 +68,7 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
             self._stop_waiting()
             return
         self._head_bytes += len(data)
-        if self._head_bytes > _LARGEST_HEAD:
+        if self._head_bytes > _MAX_HEADER_BYTES:
             self.transport.close()
         elif self._timer is None:
             self._wait_for_head()
@@ -121,7 +121,7 @@ class AccessControl:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.body_seconds
 
-        async def receiving() -> MutableMapping[str, Any]:
+        async def limited_receive() -> MutableMapping[str, Any]:
             nonlocal read, exceeded, complete
             try:
                 async with asyncio.timeout_at(None if complete else deadline):
@@ -136,7 +136,7 @@ class AccessControl:
                 raise _TooLarge  # the application may turn this into another error, which is not sent
             return message
 
-        async def sending(message: MutableMapping[str, Any]) -> None:
+        async def guarded_send(message: MutableMapping[str, Any]) -> None:
             nonlocal began
             if began or not exceeded:
                 began = True
@@ -146,7 +146,7 @@ class AccessControl:
         try:
             self._check(scope["path"], headers)
             with suppress(_TooLarge):
-                await self._app(scope, receiving, sending)
+                await self._app(scope, limited_receive, guarded_send)
             if exceeded and not began:
                 raise self._too_large()
         except ApiError as error:
@@ -160,7 +160,7 @@ class AccessControl:
             if not is_loopback(name):
                 what = "this server only answers requests to localhost or 127.0.0.1: use one of them"
                 raise ApiError(400, what, code="wrong_host")
-        if options.key is not None and path not in _OPEN and not path.startswith("/page/"):
+        if options.key is not None and path not in _PUBLIC_PATHS and not path.startswith("/page/"):
             kind, _, key = headers.get(b"authorization", b"").partition(b" ")
             if kind.lower() != b"bearer" or not hmac.compare_digest(key.strip(), options.key.encode()):
                 raise ApiError(401, "a key is needed: Authorization: Bearer KEY", code="invalid_api_key")

@@ -21,36 +21,37 @@ _TYPES = {
     504: "server_error",
 }
 
-_WRONG = {
+_MESSAGES = {
     "missing": "is missing",
-    "string_type": "is no text",
-    "int_type": "is no whole number",
-    "int_parsing": "is no whole number",
-    "int_from_float": "is no whole number",
-    "float_type": "is no number",
-    "float_parsing": "is no number",
-    "bool_type": "is neither true nor false",
-    "bool_parsing": "is neither true nor false",
-    "list_type": "is no list",
-    "dict_type": "is no object",
-    "model_type": "is no object",
-    "model_attributes_type": "is no object",
-    "none_required": "cannot be set here; leave it out",
+    "string_type": "must be a string",
+    "int_type": "must be an integer",
+    "int_parsing": "must be an integer",
+    "int_from_float": "must be an integer",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "bool_type": "must be a boolean",
+    "bool_parsing": "must be a boolean",
+    "list_type": "must be an array",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "none_required": "cannot be set here; remove it",
     "too_short": "has too few entries; give {min_length} or more",
-    "too_long": "has too many entries; give {max_length} at most",
-    "string_too_short": "has fewer characters than {min_length}",
-    "string_too_long": "has more characters than {max_length}",
+    "too_long": "has too many entries; give at most {max_length}",
+    "string_too_short": "is shorter than {min_length} characters",
+    "string_too_long": "is longer than {max_length} characters",
     "greater_than": "is too small; write a number above {gt}",
     "greater_than_equal": "is too small; write {ge} or more",
     "less_than": "is too large; write a number below {lt}",
-    "less_than_equal": "is too large; write {le} at most",
+    "less_than_equal": "is too large; write at most {le}",
     "literal_error": "is unknown; write {expected}",
     "union_tag_invalid": "has an unknown {discriminator}; write {expected_tags}",
     "union_tag_not_found": "lacks {discriminator}",
-    "string_pattern_mismatch": "does not fit the pattern {pattern}",
+    "string_pattern_mismatch": "does not match the pattern {pattern}",
 }
 """Messages by pydantic's type of error."""
-_SHOWN = 10
+_TYPE_ERRORS = {name for name, message in _MESSAGES.items() if message.startswith("must be")}
+_MAX_LISTED = 10
 """Problems listed in an error."""
 _MAX_PROBLEMS = 5000
 """Problems of a body that are examined."""
@@ -69,8 +70,8 @@ def invalid_body(error: ValidationError, body: dict[str, Any], known: Collection
         what = f"the body has {count:,} problems" + (unknown and f"; unknown keys: {unknown}, …")
         return ApiError(422, what, None, "invalid_request")
     wrong = wrong_keys(error.errors(include_url=False, include_input=False), body)
-    lines = [f"{path}: {_what(problem, path, known)}" for path, problem in wrong[:_SHOWN]]
-    lines += [f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
+    lines = [f"{path}: {_what(problem, path, known)}" for path, problem in wrong[:_MAX_LISTED]]
+    lines += [f"and {len(wrong) - _MAX_LISTED} more"] if len(wrong) > _MAX_LISTED else []
     return ApiError(422, "; ".join(lines)[:2000], wrong[0][0][:200], "invalid_request")
 
 
@@ -83,7 +84,7 @@ def wrong_keys(problems: Sequence[Any], body: Any) -> list[tuple[str, Any]]:
     specific = {path for path, problem in wrong if not _is_type_error(problem)}
     parents = {path[:at] for path, _ in wrong for at, sign in enumerate(path) if sign == "."}
     unique = {
-        (path, _WRONG.get(problem["type"], problem["msg"])): (path, problem)
+        (path, _MESSAGES.get(problem["type"], problem["msg"])): (path, problem)
         for path, problem in reversed(wrong)
         if not (_is_type_error(problem) and (path in specific or path in parents))
     }
@@ -91,8 +92,8 @@ def wrong_keys(problems: Sequence[Any], body: Any) -> list[tuple[str, Any]]:
 
 
 def _is_type_error(problem: dict[str, Any]) -> bool:
-    """True if the problem is the type of a value, such as "is no text"."""
-    return _WRONG.get(problem["type"], "").startswith("is no")
+    """True if the problem is the type of a value, such as "must be a string"."""
+    return problem["type"] in _TYPE_ERRORS
 
 
 def _what(problem: dict[str, Any], path: str, known: Collection[str]) -> str:
@@ -100,7 +101,7 @@ def _what(problem: dict[str, Any], path: str, known: Collection[str]) -> str:
         is_name = "." not in path and len(path) <= _MAX_KEY
         near = " or ".join(difflib.get_close_matches(path, [*known], 3, cutoff=0.5)) if is_name else ""
         return "is unknown here" + (near and f"; did you mean {near}?")
-    words = _WRONG.get(problem["type"])
+    words = _MESSAGES.get(problem["type"])
     limits = problem.get("ctx", {})
     integers = {name: int(value) for name, value in limits.items() if isinstance(value, float) and value.is_integer()}
     return problem["msg"] if words is None else words.format(**limits | integers)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from artel.inference.serve.call_grammars import UnsupportedParameters, optional_calls_grammar, required_calls_grammar
 from artel.inference.serve.errors import ApiError
-from artel.inference.serve.grammars import CannotForce, optional_calls_grammar, required_calls_grammar
 from artel.inference.serve.schema import AllowedToolChoice, ChatRequest, NamedTool
 from artel.inference.serve.served import ServedModel
 from artel.models.text_stream import up_to_stop
@@ -58,7 +58,7 @@ def constrain_calls(
         return None
     try:
         return _constrained(served, body, tools, must_call, answer)
-    except CannotForce as reason:
+    except UnsupportedParameters as reason:
         refusal = ApiError(400, f"a call cannot be forced of {reason}", "tools")
     except ApiError as error:
         refusal = error

@@ -155,14 +155,14 @@ def inject(model: PreTrainedModel, config: Any, name: str = NAME) -> None:
     """Like the model's `add_adapter`, which in transformers 5.24 needs a peft that is not published yet (0.22)."""
     from peft import inject_adapter_in_model
 
-    from artel.models.lora.layers import use_expert_adapters, use_lora_linear
+    from artel.models.lora.layers import patch_expert_adapters, patch_lora_linear
 
     with peft_warnings_off():
         inject_adapter_in_model(config, model, name)
     if getattr(config, "target_parameters", None):
-        use_expert_adapters(model)
+        patch_expert_adapters(model)
         compute_experts_in_autocast(model)
-    use_lora_linear(model)
+    patch_lora_linear(model)
     model._hf_peft_config_loaded = True
     for parameter in model.parameters():
         if parameter.requires_grad:  # peft gives adapters the compute dtype of a quantized layer

@@ -28,7 +28,7 @@ from artel.models.experts import LowRank, adds_low_rank, low_rank_change
 from artel.models.half_base import HalfLinear, rounded
 
 
-def use_lora_linear(model: nn.Module) -> None:
+def patch_lora_linear(model: nn.Module) -> None:
     """Compute the linear layers of a model and their adapters in one autograd function, where possible."""
     for module in model.modules():
         if type(module) is Linear and type(module.base_layer) in (nn.Linear, HalfLinear):
@@ -36,7 +36,7 @@ def use_lora_linear(model: nn.Module) -> None:
 
 
 class LoraLinear(Linear):
-    """A linear layer with an adapter. Falls back to peft for cases `_Outputs` does not support, or without gradients.
+    """A linear layer with an adapter. Falls back to peft without gradients, or where `_LoraLinearFunction` cannot run.
 
     torch.compile traces peft's code: it fuses operators and decides itself what to keep.
     """
@@ -51,7 +51,7 @@ class LoraLinear(Linear):
         base = self.base_layer
         dtype = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
         lora_a, lora_b = self.lora_A[adapter].weight, self.lora_B[adapter].weight
-        outputs: torch.Tensor = _Outputs.apply(
+        outputs: torch.Tensor = _LoraLinearFunction.apply(
             x, rounded(x, dtype), base.weight, base.bias, lora_a, lora_b, self.scaling[adapter]
         )
         return outputs
@@ -79,7 +79,7 @@ class LoraLinear(Linear):
         return name if is_plain else None
 
 
-class _Outputs(torch.autograd.Function):
+class _LoraLinearFunction(torch.autograd.Function):
     """x (…, inputs), also in the dtype of the products; weight (outputs, inputs), lora_a (rank, inputs)."""
 
     @staticmethod
@@ -101,7 +101,7 @@ class _Outputs(torch.autograd.Function):
         # Save the 16-bit version: of a float32 matrix its rounded copy, of a 16-bit matrix not its float32 copy.
         kept = weight if dtype == torch.float32 else matrix
         ctx.save_for_backward(rounded, kept, lora_a, lora_b, inner)
-        return torch.add(outputs, change, alpha=scaling) if _rounds_nothing(scaling) else outputs + change * scaling
+        return torch.add(outputs, change, alpha=scaling) if _is_power_of_two(scaling) else outputs + change * scaling
 
     @staticmethod
     @once_differentiable
@@ -109,7 +109,7 @@ class _Outputs(torch.autograd.Function):
         rounded, weight, lora_a, lora_b, inner = ctx.saved_tensors
         dtype, needs = rounded.dtype, ctx.needs_input_grad
         grad = grad_output.reshape(-1, grad_output.shape[-1])
-        scaled, factor = (grad, ctx.scaling) if _rounds_nothing(ctx.scaling) else (grad * ctx.scaling, 1.0)
+        scaled, factor = (grad, ctx.scaling) if _is_power_of_two(ctx.scaling) else (grad * ctx.scaling, 1.0)
         grad_inner = (scaled @ lora_b.to(dtype)).mul_(factor)
         grad_x = grad_lora_a = grad_lora_b = None
         if needs[0]:
@@ -122,12 +122,12 @@ class _Outputs(torch.autograd.Function):
         return grad_x, None, None, None, grad_lora_a, grad_lora_b, None
 
 
-def _rounds_nothing(factor: float) -> bool:
+def _is_power_of_two(factor: float) -> bool:
     """True if multiplying by `factor` is exact: for powers of two."""
     return abs(math.frexp(factor)[0]) == 0.5
 
 
-def use_expert_adapters(model: nn.Module) -> None:
+def patch_expert_adapters(model: nn.Module) -> None:
     """Compute a model's adapters of expert tensors only for the chosen experts."""
     for module in model.modules():
         if isinstance(module, ParamWrapper):

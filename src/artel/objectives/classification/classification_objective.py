@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from artel.models.generate import Sampling
 
 _BEGINS, _TARGET = 0, 1  # columns of a sample's numbers: start of its second text; its target, up to the last column
-_LISTED = 10
+_MAX_LISTED_LABELS = 10
 _SHORTEST_BLOCK = 8
 _MANY_LABELS = 50
-_NO_LABEL = {"-", "nan", "none", "null", "n/a", "<na>"}
+_MISSING_LABELS = {"-", "nan", "none", "null", "n/a", "<na>"}
 _EXAMPLE = "A quiet film that stays with you."
 
 
@@ -266,7 +266,7 @@ class Classification(Objective, Decoding):
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
         """Return for each text or pair the label with its probability, the labels above their thresholds, or a number.
 
-        `truncated` marks a text that was cut to the block. Raises InputError for an empty text.
+        `truncated` marks a text that was cut to the block. Raise InputError for an empty text.
         """
         texts = [_texts_of(entry) for entry in inputs]
         rows = list(self._framing.frame(texts))
@@ -274,14 +274,14 @@ class Classification(Objective, Decoding):
         types = self._types([len(row.ids) for row in rows], [row.begins for row in rows])
         logits = logits_of_rows(self._with_padding(model), ids, self.tokenizer.pad_id, types)
         return [
-            {**self._kind.answer(said[None]), **({"truncated": True} if row.cut else {})}
-            for said, row in zip(logits, rows, strict=True)
+            {**self._kind.answer(row_logits[None]), **({"truncated": True} if row.cut else {})}
+            for row_logits, row in zip(logits, rows, strict=True)
         ]
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         (answer,) = self.answers(model, "classify", [(prompt, context) if context else prompt])
         ordered = sorted(answer.get("probabilities", {}).items(), key=lambda item: -item[1])
-        notes = [f"{label} {probability:.3f}" for label, probability in ordered[:_LISTED]]
+        notes = [f"{label} {probability:.3f}" for label, probability in ordered[:_MAX_LISTED_LABELS]]
         if answer.get("truncated"):
             notes.append(f"the text was cut to {self.config.data.block} tokens")
         request = {"prompt": prompt, **({"context": context} if context else {})}
@@ -317,7 +317,7 @@ class Classification(Objective, Decoding):
 def _checked_labels(counts: Counter[str], texts: int, text_lengths: int, kind: str) -> list[str]:
     """Return all labels in order. `text_lengths`: characters of all texts.
 
-    Raises InputError if the labels cannot be learned.
+    Raise InputError if the labels cannot be learned.
     """
     key = "classification.labels"
     labels = sorted(counts)
@@ -340,7 +340,7 @@ def _doubtful_labels(labels: list[str]) -> list[str]:
     notes = []
     numbers = [int(label) for label in labels if re.fullmatch("[+-]?[0-9]+", label)]
     is_placeholder = len(numbers) == len(labels) > 2 and min(numbers) == -1 and max(numbers) > 1  # not of -1, 0, 1
-    unlabeled = [label for label in labels if label.lower() in _NO_LABEL or (is_placeholder and label == "-1")]
+    unlabeled = [label for label in labels if label.lower() in _MISSING_LABELS or (is_placeholder and label == "-1")]
     for label in unlabeled:
         notes.append(f"{label!r} is learned as a label; many data sets mark texts without one so: leave such rows out")
     by_name: dict[str, list[str]] = {}

@@ -64,7 +64,7 @@ class Kind(ABC):
 
     @abstractmethod
     def numbers(self, fields: Labeled) -> tuple[int, ...]:
-        """Return the target of a row as integers. Raises Unfit."""
+        """Return the target of a row as integers. Raise Unfit."""
 
     @abstractmethod
     def target(self, numbers: np.ndarray) -> np.ndarray:

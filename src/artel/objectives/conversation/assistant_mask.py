@@ -84,7 +84,7 @@ class Turns:
         return "leaves out what tools return" if has_results and not self._tool_style.writes_results else ""
 
     def write(self, messages: Sequence[Message], tools: Tools = ()) -> WrittenOut:
-        """Return the text and the assistant's turns in it. Raises Unfit."""
+        """Return the text and the assistant's turns in it. Raise Unfit."""
         style = self._style(messages, tools)
         messages = style.linked(messages)
         shape = (bool(tools), *map(_shape, messages))
@@ -113,7 +113,7 @@ class Turns:
         return text + self._answer(text, messages[-1].thought, messages[-1].content)
 
     def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> str:
-        """Return the prompt of the next answer: the conversation and the opening of a turn. Raises Unfit."""
+        """Return the prompt of the next answer: the conversation and the opening of a turn. Raise Unfit."""
         style = self._style(messages, tools)
         fields = [self._template_fields(message, style) for message in style.linked(messages)]
         return self._render(fields, tools, add_generation_prompt=True)
@@ -140,7 +140,7 @@ class Turns:
         return None
 
     def _with_thought(self, field: str, calls: tuple[ToolCall, ...]) -> str:
-        """Render a conversation of marks that ends with a thought, and `calls`. Raises Unfit."""
+        """Render a conversation of marks that ends with a thought, and `calls`. Raise Unfit."""
         question, answer = Message("user", mark_for(0, "c")), Message("assistant", mark_for(1, "c"), tool_calls=calls)
         style = self._style([answer], ())
         fields = [style.fields(message) for message in style.linked([question, answer])]
@@ -148,7 +148,7 @@ class Turns:
         return self._render(fields, ())
 
     def _answer(self, prompt: str, thought: str, content: str) -> str:
-        """Return what the model writes after a generation prompt. Raises Unfit if the form of thoughts is unknown."""
+        """Return what the model writes after a generation prompt. Raise Unfit if the form of thoughts is unknown."""
         if not thought:
             return content
         if prompt.rstrip().endswith("<think>"):

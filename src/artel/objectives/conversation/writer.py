@@ -23,7 +23,7 @@ class ConversationWriter:
     """Turns conversations into ids and flags by one template."""
 
     def __init__(self, tokenizer: Tokenizer, template: str, learn_empty_thoughts: bool = False) -> None:
-        """Raises InputError if the assistant's turns cannot be located in rendered text."""
+        """Raise InputError if the assistant's turns cannot be located in rendered text."""
         self._tokenizer = tokenizer
         self._turns = Turns(tokenizer, template)
         self._control = tokenizer.control_tokens
@@ -48,20 +48,20 @@ class ConversationWriter:
         return any(token in text for text in texts for token in self._control)
 
     def write(self, messages: Sequence[Message], tools: Tools = ()) -> WrittenOut:
-        """Return the conversation as the template writes it. Raises Unfit."""
+        """Return the conversation as the template writes it. Raise Unfit."""
         return self._turns.write(messages, tools)
 
     def prompt_ids(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Return the ids of the prompt for the next answer. Raises Unfit."""
+        """Return the ids of the prompt for the next answer. Raise Unfit."""
         text = self._turns.prompt(messages, tools)
         return next(self._tokenizer.encode_with_offsets([text], control=True)).ids.tolist()
 
     def sample(self, messages: Sequence[Message], learned: set[int], tools: Tools = ()) -> Sample:
-        """Return a conversation with flags in the turns of the messages `learned`. Raises Unfit."""
+        """Return a conversation with flags in the turns of the messages `learned`. Raise Unfit."""
         return self.flagged(self.write(messages, tools), learned)
 
     def flagged(self, written: WrittenOut, learned: set[int], *, everything: bool = False) -> Sample:
-        """Return the ids of a conversation, with flags in the turns of the messages `learned`. Raises Unfit.
+        """Return the ids of a conversation, with flags in the turns of the messages `learned`. Raise Unfit.
 
         `everything`: also learn all text outside the assistant's turns. Results of tools are never learned, and tags of
         empty thoughts only if the run says so.

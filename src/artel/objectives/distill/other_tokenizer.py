@@ -94,7 +94,7 @@ class TokenMap:
     """Maps the tokens of a teacher to those of a student, by their text."""
 
     def __init__(self, student: Tokenizer, teacher: Tokenizer, *, packs_text: bool, key: str) -> None:
-        """`packs_text`: samples are texts with an end token each. Raises InputError, at `key` for the teacher."""
+        """`packs_text`: samples are texts with an end token each. Raise InputError, at `key` for the teacher."""
         self._student, self._teacher = token_texts(student, "tokenizer"), token_texts(teacher, key)
         self._tokenizer = teacher
         self._end = student.end_id
@@ -117,7 +117,7 @@ class TokenMap:
         return float((self.ids >= 0).sum()) / with_text
 
     def note(self, aligned: float) -> str:
-        """Return a sentence about the fraction of aligned targets. Raises InputError if it is 0."""
+        """Return a sentence about the fraction of aligned targets. Raise InputError if it is 0."""
         if not aligned:
             what = "the teacher has no token that is a target of the student: nothing can be learned from it"
             raise InputError.at("distill.tokenizer", what, "take a teacher whose vocabulary is more like the student's")

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.tokens import Tokenizer, load_tokenizer
 from artel.tokens.tokenizer.token_texts import token_texts
 
-if TYPE_CHECKING:
-    pass
-
 KEY = "distill.teacher"
-_LISTED = 3
+_MAX_LISTED_TOKENS = 3
 
 
 def teacher_model(config: RunConfig) -> str:
@@ -148,4 +144,4 @@ def _difference(student: Tokenizer, teacher: Tokenizer) -> str:
 
 
 def _some(tokens: list[str]) -> str:
-    return ", ".join(map(repr, tokens[:_LISTED])) + (" …" if len(tokens) > _LISTED else "")
+    return ", ".join(map(repr, tokens[:_MAX_LISTED_TOKENS])) + (" …" if len(tokens) > _MAX_LISTED_TOKENS else "")

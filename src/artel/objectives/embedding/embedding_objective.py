@@ -24,13 +24,13 @@ from artel.objectives.embedding.losses import KEYS, MatchKeys, Texts, loss_sum, 
 from artel.objectives.embedding.matches import (
     DOCUMENT,
     HASH,
-    MILLION,
     NEGATIVE,
     PADDING,
     POSITIVE,
     QUERY,
     ROLE,
     SCORE,
+    SCORE_SCALE,
     MatchReader,
     choose,
     text_hash,
@@ -216,7 +216,7 @@ class Embedding(Objective, Decoding):
             roles, texts = rows.flags[0, starts], np.split(ids, starts[1:])
         goals = dict(_GOALS)
         if self._embedding.learns_scores:
-            share = rows.numbers[0, SCORE] / MILLION
+            share = rows.numbers[0, SCORE] / SCORE_SCALE
             goals[POSITIVE] = f"a cosine with its query in the order of {share:g}"
             if self._embedding.loss == "cosine":
                 goals[POSITIVE] = f"the cosine {share:g} with its query"
@@ -241,7 +241,7 @@ class Embedding(Objective, Decoding):
     def global_loss(self, outputs: torch.Tensor, keys: torch.Tensor, part: slice) -> torch.Tensor:
         import torch
 
-        texts = Texts.of(outputs, keys)
+        texts = Texts.from_vectors(outputs, keys)
         loss = loss_sum(texts, self._embedding, part)
         return torch.stack([loss, loss.new_tensor(float(len(texts.indices(QUERY, part=part))))])
 
@@ -257,13 +257,13 @@ class Embedding(Objective, Decoding):
 
         Queries of the split are looked up among all its documents; scored pairs are ranked by cosine.
         """
-        validated = ValidatedTexts.of(outputs, split)
+        validated = ValidatedTexts.from_outputs(outputs, split)
         loss = mean_loss(validated, self._embedding, self.config.train.batch)
         return {"loss": loss} | lookup_metrics(validated, validated.vectors, self._embedding)
 
     def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
         """Return the size of the corpus, and the metrics of truncated vectors (`embedding.matryoshka`)."""
-        validated = ValidatedTexts.of(outputs, split)
+        validated = ValidatedTexts.from_outputs(outputs, split)
         shorter = [
             {"dimensions": str(size), **lookup_metrics(validated, validated.vectors[:, :size], self._embedding)}
             for size in self._embedding.matryoshka
@@ -277,7 +277,7 @@ class Embedding(Objective, Decoding):
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
         """Return {"embedding", "tokens", "truncated"} for each text or {"text", "input_type", "dimensions"}.
 
-        A text may be ids, with special tokens. Raises InputError.
+        A text may be ids, with special tokens. Raise InputError.
         """
         requests: list[dict[str, Any]] = [each if isinstance(each, dict) else {"text": each} for each in inputs]
         result = []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from artel.config import EmbeddingConfig
-from artel.objectives.embedding.matches import MILLION, NEGATIVE, OTHER_POSITIVE, POSITIVE, QUERY
+from artel.objectives.embedding.matches import NEGATIVE, OTHER_POSITIVE, POSITIVE, QUERY, SCORE_SCALE
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ class Texts:
     """int64 (pairs,): the combined hash of each query and positive."""
 
     @classmethod
-    def of(cls, vectors: torch.Tensor, keys: torch.Tensor) -> Texts:
+    def from_vectors(cls, vectors: torch.Tensor, keys: torch.Tensor) -> Texts:
         """Return the texts. `keys` also has rows of other positives, in between."""
         roles = keys[:, _ROLE]
         known = keys[(roles == POSITIVE) | (roles == OTHER_POSITIVE)]
@@ -159,4 +159,4 @@ def _cosent(texts: Texts, vectors: torch.Tensor, embedding: EmbeddingConfig, par
 def _scored(texts: Texts, vectors: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (cosines, scores) of the pairs of a part."""
     queries, positives = texts.indices(QUERY, part=part), texts.indices(POSITIVE, part=part)
-    return (vectors[queries] * vectors[positives]).sum(dim=1), texts.keys[queries, _SCORE].float() / MILLION
+    return (vectors[queries] * vectors[positives]).sum(dim=1), texts.keys[queries, _SCORE].float() / SCORE_SCALE

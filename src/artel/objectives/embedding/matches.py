@@ -29,7 +29,7 @@ DOCUMENT, ROLE, HASH, SCORE = range(4)
 
 A query is hashed with the documents' prompt, so that its own text is found among the documents.
 """
-MILLION = 1_000_000
+SCORE_SCALE = 1_000_000
 
 
 class MatchReader:
@@ -39,7 +39,7 @@ class MatchReader:
         self.frame = tokenizer.frame(needed=False)
         self._tokenizer = tokenizer
         self._embedding = embedding
-        self._room = block - self.frame.size
+        self._max_length = block - self.frame.size
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected]:
         """Yield the samples of each match. Texts are cut to `block` tokens, which the ledger counts."""
@@ -63,7 +63,7 @@ class MatchReader:
 
     def framed(self, ids: np.ndarray) -> np.ndarray:
         """Return a text's ids with special tokens, cut to the block, int64."""
-        return np.concatenate([self.frame.before, ids[: self._room], self.frame.after]).astype(np.int64)
+        return np.concatenate([self.frame.before, ids[: self._max_length], self.frame.after]).astype(np.int64)
 
     def query_words(self, sample: Sample) -> str:
         """Return the first words of a training sample's query, without its prompt."""
@@ -93,9 +93,9 @@ class MatchReader:
     def _convert(self, match: Match, encoded: list[np.ndarray], query: int, *, is_validation: bool) -> DocumentSamples:
         """Return the samples. `query`: hash of the query."""
         roles = [QUERY, *(POSITIVE for _ in match.positives), *(NEGATIVE for _ in match.negatives)]
-        score = round((match.score or 0.0) / self._embedding.largest_score * MILLION)
+        score = round((match.score or 0.0) / self._embedding.largest_score * SCORE_SCALE)
         texts = [self.framed(ids) for ids in encoded]
-        counted = {"truncated": cut} if (cut := sum(len(ids) > self._room for ids in encoded)) else {}
+        counted = {"truncated": cut} if (cut := sum(len(ids) > self._max_length for ids in encoded)) else {}
         if is_validation:
             hashes = [query, *map(text_hash, texts[1:])]
             samples = [
@@ -126,15 +126,15 @@ def choose(ids: np.ndarray, flags: np.ndarray, max_negatives: int, key: str) -> 
     positives, negatives = (
         [text for text, role in zip(texts, roles, strict=True) if role == kind] for kind in (POSITIVE, NEGATIVE)
     )
-    first, kept = 0, list(range(len(negatives)))
+    first, negative_indices = 0, list(range(len(negatives)))
     if len(positives) > 1 or len(negatives) > max_negatives:
         random = np.random.Generator(np.random.Philox(xxhash.xxh3_64_intdigest(key.encode())))
         first = int(random.integers(len(positives)))
-        kept = sorted(random.permutation(len(negatives))[:max_negatives].tolist())
+        negative_indices = sorted(random.permutation(len(negatives))[:max_negatives].tolist())
     return Chosen(
         texts[0],
         positives[first],
-        [negatives[number] for number in kept],
+        [negatives[number] for number in negative_indices],
         [text for number, text in enumerate(positives) if number != first],
     )
 

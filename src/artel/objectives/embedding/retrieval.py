@@ -105,7 +105,7 @@ def mean_loss(validated: ValidatedTexts, embedding: EmbeddingConfig, batch: int)
         keys = torch.from_numpy(match_keys([keys for keys, _ in matches]))
         order = [texts[0] for _, texts in matches] + [texts[1] for _, texts in matches]
         order += [text for _, texts in matches for text in texts[2:]]
-        texts = Texts.of(torch.from_numpy(validated.vectors[order]), keys)
+        texts = Texts.from_vectors(torch.from_numpy(validated.vectors[order]), keys)
         with torch.no_grad():
             total += float(loss_sum(texts, embedding, slice(None)))
     return total / max(1, len(validated.matches))
@@ -141,7 +141,7 @@ class ValidatedTexts:
     """Indices of the corpus: distinct documents."""
 
     @classmethod
-    def of(cls, outputs: np.ndarray, split: StoreSplit) -> ValidatedTexts:
+    def from_outputs(cls, outputs: np.ndarray, split: StoreSplit) -> ValidatedTexts:
         numbers = np.asarray(split.numbers())
         count = len(outputs)
         if 0 < count < len(numbers):

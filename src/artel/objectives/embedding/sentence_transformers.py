@@ -56,7 +56,7 @@ def folder_files(embedding: EmbeddingConfig, size: int, block: int) -> dict[str,
 
 
 def read_folder(folder: str) -> dict[str, Any]:
-    """Return keys of the run file that fit a folder. Raises InputError for what artel cannot do."""
+    """Return keys of the run file that fit a folder. Raise InputError for what artel cannot do."""
     path = folder_of(folder)
     modules = _read(path / _MODULES)
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
@@ -92,7 +92,7 @@ def read_folder(folder: str) -> dict[str, Any]:
 
 
 def _read(file: Path) -> Any:
-    """Return the content of a JSON file; {} if it does not exist. Raises InputError."""
+    """Return the content of a JSON file; {} if it does not exist. Raise InputError."""
     if not file.is_file():
         return {}
     try:

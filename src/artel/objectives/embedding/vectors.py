@@ -196,7 +196,7 @@ class TextEncoder:
         self._tokenizer, self._reader, self._embedding, self._block = tokenizer, reader, embedding, block
 
     def rows(self, texts: Sequence[Any], kind: str) -> list[tuple[np.ndarray, bool]]:
-        """Return the ids of each text, int64 (tokens,), and True if it was cut. Raises InputError.
+        """Return the ids of each text, int64 (tokens,), and True if it was cut. Raise InputError.
 
         A text may be ids, with special tokens. `kind`: query or document, for its prompt; empty for none.
         """
@@ -212,7 +212,7 @@ class TextEncoder:
         return rows
 
     def _encoded(self, texts: Sequence[str], kind: str) -> list[np.ndarray]:
-        """Return the ids of each text after the prompt of its kind, without special tokens. Raises InputError."""
+        """Return the ids of each text after the prompt of its kind, without special tokens. Raise InputError."""
         prompts = self._embedding.prompts
         prompt = {"query": prompts.query, "document": prompts.document, "": ""}.get(kind)
         if prompt is None:
@@ -227,7 +227,7 @@ class TextEncoder:
     def vectors(
         self, model: PreTrainedModel, rows: Sequence[np.ndarray], *, dimensions: int | None = None
     ) -> np.ndarray:
-        """Return vectors, float32 (rows, size), or their first `dimensions` numbers. Raises InputError."""
+        """Return vectors, float32 (rows, size), or their first `dimensions` numbers. Raise InputError."""
         size = model.config.get_text_config().hidden_size
         if dimensions is not None and not 0 < dimensions <= size:
             what = f"a vector has {size} numbers, and {dimensions} are asked for"

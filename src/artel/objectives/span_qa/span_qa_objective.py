@@ -187,7 +187,7 @@ class SpanQA(Objective, Decoding):
         return self._predict(outputs, owners, split.sources(), split.sample)
 
     def answer(self, model: PreTrainedModel, question: str, context: str) -> Prediction:
-        """Answer a question about a text. Raises InputError if the question is too long."""
+        """Answer a question about a text. Raise InputError if the question is too long."""
         fields = Question("", question, context, (), "unknown")
         document = Document(Record(context, "--context", "", fields), "validation")
         (result,) = self.samples([document])

@@ -49,7 +49,7 @@ class TagSet:
         return None if self.of_words else self._ids.get((OUTSIDE, ""))
 
     def ids_of(self, label: str, words: int) -> list[int]:
-        """Return the tag ids of a name of so many words. Raises KeyError for an unknown label."""
+        """Return the tag ids of a name of so many words. Raise KeyError for an unknown label."""
         if self.of_words:
             return [self._word_ids[label]] * words
         if any((prefix, label) in self._ids for prefix in (END, SINGLE)):
@@ -95,7 +95,7 @@ def is_of_words(config: RunConfig) -> bool:
 def labels_of(records: Iterable[Record], *, of_words: bool) -> list[str]:
     """Return the labels of records in alphabetical order.
 
-    Raises InputError if there are none, if names have the label O, or if every word is marked, as with tags of words.
+    Raise InputError if there are none, if names have the label O, or if every word is marked, as with tags of words.
     """
     labels: set[str] = set()
     is_covered = True

@@ -215,7 +215,7 @@ def observed_spans(text: str, spans: Sequence[Span], learned: int) -> dict[str, 
 def review_spans(observed: Iterable[tuple[str, dict[str, Any]]], nested: str) -> list[str]:
     """Return sentences about (origin, `observed_spans`) of all documents. `nested`: tokens.nested.
 
-    Offsets counted in bytes, or in another encoding of the text, shift every span. Raises InputError if more than half
+    Offsets counted in bytes, or in another encoding of the text, shift every span. Raise InputError if more than half
     of at least 20 spans begin or end inside a word.
     """
     spans = overlapping = cut = 0

@@ -25,7 +25,7 @@ from artel.parallel.deepspeed.config_blocks import (
     resolve_precision,
     zero_settings,
 )
-from artel.parallel.deepspeed.config_keys import ARTELS_OWN, AUTO, REFUSED, TOP_LEVEL, Findings, is_off, read_tree
+from artel.parallel.deepspeed.config_keys import AUTO, HANDLED_BY_ARTEL, REFUSED, TOP_LEVEL, Findings, is_off, read_tree
 from artel.registry import OPTIMIZERS
 
 
@@ -56,17 +56,17 @@ class ResolvedConfig:
         findings = Findings(self.file)
         zero = dict(self.settings["zero_optimization"])
         width = _hidden_size(model_config)
-        by_width = {
+        rules = {
             "reduce_bucket_size": lambda size: size * size,
             "stage3_prefetch_bucket_size": lambda size: int(0.9 * size * size),
             "stage3_param_persistence_threshold": lambda size: 10 * size,
         }
-        for key, rule in by_width.items():
+        for key, rule in rules.items():
             if zero.get(key) != AUTO:
                 continue
             if width is None:
-                what = '"auto" follows the hidden size, and this model names none'
-                findings.problem(f"zero_optimization.{key}", what, "write a number")
+                what = '"auto" depends on the hidden size, which this model does not have'
+                findings.add_problem(f"zero_optimization.{key}", what, "set a number")
             else:
                 zero[key] = rule(width)
         share = math.ceil(self.config.train.batch / self.world)
@@ -75,9 +75,9 @@ class ResolvedConfig:
         lengths = {"total_num_steps": steps, "warmup_num_steps": max(1, self.config.train.warmup.of(steps))}
         for key, length in lengths.items():
             if schedule.get(key, length) != length:
-                what = f"is {schedule[key]:,}, and of this run's {steps:,} steps it would be {length:,}"
-                findings.problem(f"scheduler.params.{key}", what, 'write "auto"')
-        findings.refuse()
+                what = f"is {schedule[key]:,}, but with {steps:,} steps it must be {length:,}"
+                findings.add_problem(f"scheduler.params.{key}", what, 'set "auto"')
+        findings.raise_if_any()
         settings = {key: value for key, value in self.settings.items() if key != "scheduler"}
         return settings | {
             "zero_optimization": zero,
@@ -102,8 +102,8 @@ def read_deepspeed(file: str, config: RunConfig, world: int, device: torch.devic
     rows = micro_batch(findings, tree, config.train, world, stage)
     clip = config.train.clip.limit if config.train.clip else 0.0
     if config.train.clip and config.train.clip.by == "value":
-        fix = "write a number, the largest norm, or null"
-        findings.problems.append(Problem("train.clip", "DeepSpeed clips by the norm alone", fix))
+        fix = "set a number (the maximum norm), or null"
+        findings.problems.append(Problem("train.clip", "DeepSpeed clips only by the norm", fix))
     clipping = {"gradient_clipping": tree.get("gradient_clipping", AUTO)}
     findings.compare("", clipping, {"gradient_clipping": ("train.clip", clip)})
     check_optimizer(findings, tree, config.train)
@@ -111,14 +111,14 @@ def read_deepspeed(file: str, config: RunConfig, world: int, device: torch.devic
     precision = resolve_precision(findings, tree, config.train.precision, device)
     base = "auto" if config.model.lora is None else config.model.lora.base
     if precision != "fp32" and base not in ("auto", precision):
-        what = f"{base} beside {precision}, in which DeepSpeed holds all weights"
-        findings.problems.append(Problem("model.lora.base", what, "leave it out"))
+        what = f"is {base}, but DeepSpeed keeps all weights in {precision}"
+        findings.problems.append(Problem("model.lora.base", what, "remove it"))
     if stage == 0 and precision != "fp32":
         # Without ZeRO, DeepSpeed's fp16 optimizer divides gradients by a loss scale that was never multiplied in.
-        what = f"0 in {precision} is run as 1: the same numbers, and the optimizer's state is shared"
+        what = f"0 in {precision} runs as 1: the result is the same, but the optimizer's state is sharded"
         findings.note("zero_optimization.stage", what)
         stage = zero["stage"] = 1
-    findings.refuse()
+    findings.raise_if_any()
     settings = {key: value for key, value in tree.items() if value != AUTO}
     settings |= {
         "zero_optimization": zero,
@@ -149,13 +149,13 @@ def _import_deepspeed(file: str, device: torch.device) -> None:
 
 def _check_keys(findings: Findings, tree: dict[str, Any]) -> None:
     """Report keys that are unknown or refused, and take those without effect out of `tree`."""
-    findings.unknown("", tree, TOP_LEVEL | ARTELS_OWN.keys() | REFUSED.keys())
-    for key, instead in ARTELS_OWN.items():
+    findings.unknown("", tree, TOP_LEVEL | HANDLED_BY_ARTEL.keys() | REFUSED.keys())
+    for key, instead in HANDLED_BY_ARTEL.items():
         if not is_off(tree.pop(key, None)):
-            findings.note(key, f"has no effect, artel sees to it: {instead}")
+            findings.note(key, f"has no effect: artel handles it ({instead})")
     for key, fix in REFUSED.items():
         if not is_off(tree.pop(key, None)):
-            findings.problem(key, "is not for a run of artel's", fix)
+            findings.add_problem(key, "cannot be used with artel", fix)
 
 
 def _check_run(findings: Findings, config: RunConfig) -> None:
@@ -171,16 +171,18 @@ def _check_run(findings: Findings, config: RunConfig) -> None:
     if parallel.offload != "none":
         split.append(f"offload: {parallel.offload}")
     if split:
-        fix = "leave it out, or leave parallel.deepspeed out"
-        findings.problems.append(Problem("parallel", f"{', '.join(split)} beside deepspeed, which splits", fix))
+        fix = "remove one of the two"
+        findings.problems.append(
+            Problem("parallel", f"{', '.join(split)} cannot be combined with parallel.deepspeed", fix)
+        )
     if not OPTIMIZERS[train.optimizer].steps_flat_shards:
-        what = f"{train.optimizer} looks at whole matrices, and DeepSpeed hands out flat pieces"
-        findings.problems.append(Problem("train.optimizer", what, "write adamw or sgd"))
+        what = f"{train.optimizer} needs full matrices, but DeepSpeed passes flat shards"
+        findings.problems.append(Problem("train.optimizer", what, "set adamw or sgd"))
     if train.ema is not None:
-        findings.problems.append(Problem("train.ema", "DeepSpeed keeps no average of the weights", "leave it out"))
+        findings.problems.append(Problem("train.ema", "DeepSpeed does not average weights", "remove it"))
     if train.weights != "fp32":
-        what = f"{train.weights}: DeepSpeed keeps float32 weights beside those it computes with"
-        findings.problems.append(Problem("train.weights", what, "write fp32"))
+        what = f"is {train.weights}, but DeepSpeed keeps a float32 copy of the weights"
+        findings.problems.append(Problem("train.weights", what, "set fp32"))
 
 
 def _hidden_size(config: Any) -> int | None:

@@ -29,19 +29,19 @@ def micro_batch(findings: Findings, tree: dict[str, Any], train: TrainConfig, wo
         if value in (AUTO, None):
             numbers[key] = None
         elif isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
-            findings.problem(key, f"is {value!r}", 'write a whole number above 0, or "auto"')
+            findings.add_problem(key, f"is {value!r}", 'use a positive integer, or "auto"')
             return None
         else:
             numbers[key] = int(value)
     batch, rows, accumulation = numbers.values()
     if batch is not None and batch != train.batch:
-        what = f"is {batch:,}, and train.batch is {train.batch:,}"
-        findings.problem("train_batch_size", what, f'write "auto", or train.batch: {batch}')
+        what = f"is {batch:,}, but train.batch is {train.batch:,}"
+        findings.add_problem("train_batch_size", what, f'set "auto", or train.batch: {batch}')
     if isinstance(train.micro_batch, int):
         if rows not in (None, train.micro_batch):
-            what = f"is {rows}, and train.micro_batch is {train.micro_batch}"
-            fix = f'write "auto", or train.micro_batch: {rows}'
-            findings.problem("train_micro_batch_size_per_gpu", what, fix)
+            what = f"is {rows}, but train.micro_batch is {train.micro_batch}"
+            fix = f'set "auto", or train.micro_batch: {rows}'
+            findings.add_problem("train_micro_batch_size_per_gpu", what, fix)
         rows = train.micro_batch
     share = math.ceil(train.batch / world)
     if accumulation is not None:
@@ -49,12 +49,12 @@ def micro_batch(findings: Findings, tree: dict[str, Any], train: TrainConfig, wo
             rows = math.ceil(share / accumulation)
         if math.ceil(share / rows) != accumulation:
             what = (
-                f"is {accumulation}, and a process's {share} rows of a batch of {train.batch} on {world} "
-                f"process(es) are {math.ceil(share / rows)} micro-batches of {rows}"
+                f"is {accumulation}, but with train.batch {train.batch} on {world} process(es), {share} rows each, "
+                f"there are {math.ceil(share / rows)} micro-batches of {rows}"
             )
-            findings.problem("gradient_accumulation_steps", what, 'write "auto"')
+            findings.add_problem("gradient_accumulation_steps", what, 'set "auto"')
     if rows is None and stage == 3:
-        findings.note("train_micro_batch_size_per_gpu", "is 1: under stage 3 none can be tried; write a number")
+        findings.note("train_micro_batch_size_per_gpu", "is 1: stage 3 cannot search for it; set a number")
         rows = 1
     return rows
 
@@ -67,7 +67,7 @@ def zero_settings(findings: Findings, tree: dict[str, Any], device: torch.device
     if isinstance(block, bool):  # its first form
         block = {"stage": int(block)}
     if not isinstance(block, dict):
-        findings.problem("zero_optimization", f"is {block!r}", 'write {"stage": 1}, 2 or 3')
+        findings.add_problem("zero_optimization", f"is {block!r}", 'set {"stage": 1}, 2 or 3')
         block = {}
     zero = dict(block)
     for old, new in (
@@ -77,21 +77,23 @@ def zero_settings(findings: Findings, tree: dict[str, Any], device: torch.device
     ):
         if zero.pop(old, False) is True:
             zero.setdefault(new, {"device": "cpu"})
-    by_width = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
-    findings.defaults("zero_optimization", zero, exclude=by_width)
+    width_keys = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+    findings.defaults("zero_optimization", zero, exclude=width_keys)
     stage = zero.setdefault("stage", 0)
     if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
-        findings.problem("zero_optimization.stage", f"is {stage!r}", "write 0, 1, 2 or 3")
+        findings.add_problem("zero_optimization.stage", f"is {stage!r}", "set 0, 1, 2 or 3")
         zero["stage"] = stage = 0
     for key in ("offload_param", "offload_optimizer"):
         if isinstance(zero.get(key), dict):
             zero[key] = _offload(findings, f"zero_optimization.{key}", dict(zero[key]), device)
     if stage < 3 and zero.pop("offload_param", None) is not None:
         findings.note("zero_optimization.offload_param", f"has no effect in stage {stage}")
-    for key in by_width[1:] if stage < 3 else ():
+    for key in width_keys[1:] if stage < 3 else ():
         zero.pop(key, None)
     if zero.get("zenflow") is not None:
-        findings.problem("zero_optimization.zenflow", "steps with an optimizer of its own", "leave it out")
+        findings.add_problem(
+            "zero_optimization.zenflow", "has its own optimizer, which artel does not use", "remove it"
+        )
     checked = {key: value for key, value in zero.items() if value != AUTO}
     check_block(findings, "zero_optimization", DeepSpeedZeroConfig, checked)
     return integers(DeepSpeedZeroConfig, zero)
@@ -108,16 +110,16 @@ def _offload(findings: Findings, where: str, block: dict[str, Any], device: torc
 
         folder = block.get("nvme_path")
         if folder is None or not Path(str(folder)).is_dir():
-            findings.problem(f"{where}.nvme_path", f"{folder!r} is no folder", "name a folder on the disk")
+            findings.add_problem(f"{where}.nvme_path", f"{folder!r} is not a folder", "set it to a folder on the disk")
         if not deepspeed.ops.__compatible_ops__.get("async_io", False):  # compiled at its first use
-            what = "nvme is read and written by a part of DeepSpeed that needs libaio, which is not here"
-            findings.problem(f"{where}.device", what, "apt install libaio-dev, or write cpu")
+            what = "nvme needs libaio, which is not installed"
+            findings.add_problem(f"{where}.device", what, "apt install libaio-dev, or set cpu")
         elif where.endswith("optimizer"):
-            findings.note(f"{where}.device", "is nvme: a checkpoint's optimizer state cannot be put back there")
+            findings.note(f"{where}.device", "is nvme: optimizer state cannot be restored there from a checkpoint")
     for key, default in (("ratio", 1.0), ("super_offload", False)):
         if block.get(key, default) != default:
-            what = f"{block[key]!r} needs DeepSpeed's own Adam, and artel steps with PyTorch's"
-            findings.problem(f"{where}.{key}", what, "leave it out")
+            what = f"{block[key]!r} needs DeepSpeed's own Adam, but artel uses PyTorch's"
+            findings.add_problem(f"{where}.{key}", what, "remove it")
     return block
 
 
@@ -132,20 +134,20 @@ def check_optimizer(findings: Findings, tree: dict[str, Any], train: TrainConfig
     if kind == "adam" and parameters.get("adam_w_mode") is False:
         name = None
     if name != train.optimizer:
-        what = f"is {kind or 'not given'}, and train.optimizer is {train.optimizer}"
-        findings.problem("optimizer.type", what, "leave the block out, or write another train.optimizer")
+        what = f"is {kind or 'missing'}, but train.optimizer is {train.optimizer}"
+        findings.add_problem("optimizer.type", what, "remove the block, or change train.optimizer")
         return
-    ours: dict[str, tuple[str, Any]] = {
+    expected: dict[str, tuple[str, Any]] = {
         "lr": ("train.learning_rate", train.learning_rate),
         "weight_decay": ("train.weight_decay", train.weight_decay),
     }
     if name == "adamw":
-        ours |= {"betas": ("train.betas", list(train.betas)), "eps": ("train.epsilon", train.epsilon)}
+        expected |= {"betas": ("train.betas", list(train.betas)), "eps": ("train.epsilon", train.epsilon)}
     else:
-        ours |= {"momentum": ("train.momentum", train.momentum)}
+        expected |= {"momentum": ("train.momentum", train.momentum)}
     for key in ("torch_adam", "adam_w_mode", "bias_correction", "fused", "foreach"):  # do not change the result
         parameters.pop(key, None)
-    findings.compare("optimizer.params", parameters, ours)
+    findings.compare("optimizer.params", parameters, expected)
 
 
 def check_schedule(findings: Findings, tree: dict[str, Any], train: TrainConfig) -> None:
@@ -155,25 +157,25 @@ def check_schedule(findings: Findings, tree: dict[str, Any], train: TrainConfig)
         return
     kind = str(block.get("type", "")) if isinstance(block, dict) else str(block)
     if _SCHEDULES.get(kind) != train.schedule:
-        what = f"is {kind or 'not given'}, and train.schedule is {train.schedule}"
-        known = ", ".join(f"{name} is {ours}" for name, ours in _SCHEDULES.items())
-        findings.problem("scheduler.type", what, f"leave the block out, or write another train.schedule ({known})")
+        what = f"is {kind or 'missing'}, but train.schedule is {train.schedule}"
+        known = ", ".join(f"{name} is {schedule}" for name, schedule in _SCHEDULES.items())
+        findings.add_problem("scheduler.type", what, f"remove the block, or change train.schedule ({known})")
         return
     parameters = dict(block.get("params") or {})
     lengths = {key: parameters.pop(key) for key in ("total_num_steps", "warmup_num_steps") if key in parameters}
     for key, value in lengths.items():
         if value != AUTO and (isinstance(value, bool) or not isinstance(value, int | float) or value != int(value)):
-            findings.problem(f"scheduler.params.{key}", f"is {value!r}", 'write a whole number or "auto"')
+            findings.add_problem(f"scheduler.params.{key}", f"is {value!r}", 'use an integer or "auto"')
     if parameters.get("last_batch_iteration") == -1:
         del parameters["last_batch_iteration"]
-    ours: dict[str, tuple[str, Any]] = {
+    expected: dict[str, tuple[str, Any]] = {
         "warmup_min_lr": ("the warmup's start", 0.0),
         "warmup_min_ratio": ("the warmup's start", 0.0),
         "warmup_max_lr": ("train.learning_rate", train.learning_rate),
         "warmup_type": ("the warmup's form", "linear"),
         "cos_min_ratio": ("train.minimum_learning_rate", train.minimum_learning_rate),
     }
-    findings.compare("scheduler.params", parameters, ours)
+    findings.compare("scheduler.params", parameters, expected)
     known_lengths = {key: int(value) for key, value in lengths.items() if value != AUTO and not findings.problems}
     tree["scheduler"] = {"params": known_lengths}
 
@@ -187,23 +189,23 @@ def resolve_precision(
     if "bfloat16" in tree:  # its old name
         tree["bf16"] = tree.pop("bfloat16")
     if requested == "fp8":
-        findings.problems.append(Problem("train.precision", "fp8 is not for DeepSpeed", "write bf16, or auto"))
+        findings.problems.append(Problem("train.precision", "DeepSpeed does not support fp8", "set bf16 or auto"))
     enabled: dict[str, object] = {}
     for name, model in (("fp16", DeepSpeedFP16Config), ("bf16", DeepSpeedBF16Config)):
         block = dict(tree.get(name) or {})
         enabled[name] = block.pop("enabled", AUTO)
         if requested != AUTO and enabled[name] not in (AUTO, requested == name):
-            what = f"is {json.dumps(enabled[name])}, and train.precision is {requested}"
-            findings.problem(f"{name}.enabled", what, 'write "auto", or train.precision: auto')
+            what = f"is {json.dumps(enabled[name])}, but train.precision is {requested}"
+            findings.add_problem(f"{name}.enabled", what, 'set "auto", or train.precision: auto')
         for key in (f"{name}_master_weights_and_grads", "bf16_optimizer_states"):
             if block.get(key):
-                what = "needs DeepSpeed's own Adam, and artel steps with PyTorch's"
-                findings.problem(f"{name}.{key}", what, "leave it out")
+                what = "needs DeepSpeed's own Adam, but artel uses PyTorch's"
+                findings.add_problem(f"{name}.{key}", what, "remove it")
         findings.defaults(name, block)
         check_block(findings, name, model, block)
         tree[name] = integers(model, block)
     if all(value is True for value in enabled.values()):
-        findings.problem("fp16.enabled", "and bf16.enabled are both true", "keep one")
+        findings.add_problem("fp16.enabled", "and bf16.enabled are both true", "keep one")
     precision = _supported_precision(findings, enabled, requested, device)
     for name in enabled:
         tree[name]["enabled"] = name == precision

@@ -26,7 +26,7 @@ TOP_LEVEL = frozenset(
 )
 
 # Keys that do not change the result -> artel's own key for it, or what artel does.
-ARTELS_OWN = {
+HANDLED_BY_ARTEL = {
     "steps_per_print": "log.every",
     "wall_clock_breakdown": "profile",
     "memory_breakdown": "profile",
@@ -46,24 +46,24 @@ ARTELS_OWN = {
     "dataloader_drop_last": "no sample is dropped",
 }
 
-_GONE = "DeepSpeed has it no more"
-# Keys that would train something else than the run file says, or that no longer exist -> fix. Allowed if switched off.
+_REMOVED = "DeepSpeed no longer supports it"
+# Keys that contradict the run file or no longer exist -> fix. Allowed if switched off.
 REFUSED = {
-    "torch_autocast": 'write "bf16" or "fp16" for it',
-    "tensor_parallel": "write parallel.tensor, without deepspeed",
-    "sequence_parallel_size": "write parallel.context, without deepspeed",
-    "data_parallel_size": "it is the number of processes",
-    "expert_parallel": "write parallel.expert, without deepspeed",
-    "pipeline": "write parallel.pipeline, without deepspeed",
-    "compile": "write train.compile",
-    "data_efficiency": "leave it out: which samples come when is said by the run file alone",
-    "hybrid_engine": "leave it out: texts are written by artel generate",
-    "autotuning": "leave it out: artel tries micro-batches itself (train.micro_batch: auto)",
-    "weight_quantization": "write model.quantize, without deepspeed",
+    "torch_autocast": 'use "bf16" or "fp16" instead',
+    "tensor_parallel": "set parallel.tensor, without deepspeed",
+    "sequence_parallel_size": "set parallel.context, without deepspeed",
+    "data_parallel_size": "remove it: it follows from the number of processes",
+    "expert_parallel": "set parallel.expert, without deepspeed",
+    "pipeline": "set parallel.pipeline, without deepspeed",
+    "compile": "set train.compile",
+    "data_efficiency": "remove it: the run file alone determines the order of samples",
+    "hybrid_engine": "remove it: use artel generate for generation",
+    "autotuning": "remove it: artel finds the micro-batch itself (train.micro_batch: auto)",
+    "weight_quantization": "set model.quantize, without deepspeed",
 } | dict.fromkeys(
     "amp nebula compression_training quantize_training sparse_gradients eigenvalue sparse_attention elasticity "
     "graph_harvesting curriculum_learning progressive_layer_drop".split(),
-    f"leave it out: {_GONE}",
+    f"remove it: {_REMOVED}",
 )
 
 
@@ -78,7 +78,7 @@ def read_tree(file: str) -> dict[str, Any]:
         if len(tree) < len(pairs):
             names = [name for name, _ in pairs]
             twice = ", ".join(sorted({name for name in names if names.count(name) > 1}))
-            raise InputError.at(file, f"has keys twice: {twice}", "keep one of each")
+            raise InputError.at(file, f"duplicate keys: {twice}", "keep one of each")
         return tree
 
     try:
@@ -87,10 +87,10 @@ def read_tree(file: str) -> dict[str, Any]:
         try:
             tree = hjson.loads(text, object_pairs_hook=unique)
         except hjson.HjsonDecodeError:
-            where = f"{file}:{error.lineno}"
-            raise InputError.at(where, f"is no JSON: {error.msg}", "check commas and quotes") from None
+            location = f"{file}:{error.lineno}"
+            raise InputError.at(location, f"is not valid JSON: {error.msg}", "check commas and quotes") from None
     if not isinstance(tree, dict):
-        raise InputError.at(file, "is no DeepSpeed configuration", 'write {"zero_optimization": {"stage": 1}}')
+        raise InputError.at(file, "is not a DeepSpeed configuration", 'write {"zero_optimization": {"stage": 1}}')
     return tree
 
 
@@ -102,13 +102,13 @@ class Findings:
         self.problems: list[Problem] = []
         self.notes: list[str] = []
 
-    def problem(self, key: str, what: str, fix: str) -> None:
+    def add_problem(self, key: str, what: str, fix: str) -> None:
         self.problems.append(Problem(f"{self.file}: {key}", what, fix))
 
     def note(self, key: str, what: str) -> None:
         self.notes.append(f"{self.file}: {key} {what}")
 
-    def refuse(self) -> None:
+    def raise_if_any(self) -> None:
         """Raise InputError with all problems, if there are any."""
         if self.problems:
             raise InputError(self.problems)
@@ -118,22 +118,22 @@ class Findings:
         for key in keys:
             if key not in known:
                 near = difflib.get_close_matches(key, sorted(known), 1)
-                fix = f"did you mean {near[0]}?" if near else "leave it out"
-                self.problem(f"{where}.{key}" if where else key, "is no key of DeepSpeed's", fix)
+                fix = f"did you mean {near[0]}?" if near else "remove it"
+                self.add_problem(f"{where}.{key}" if where else key, "is not a DeepSpeed key", fix)
 
-    def compare(self, where: str, block: dict[str, Any], ours: dict[str, tuple[str, Any]]) -> None:
-        """Add a problem for each value that differs from the run's. `ours`: the file's key -> (artel's key, value)."""
+    def compare(self, where: str, block: dict[str, Any], expected: dict[str, tuple[str, Any]]) -> None:
+        """Add a problem for each value that differs from `expected`: the file's key -> (artel's key, value)."""
         for key, value in block.items():
             path = f"{where}.{key}" if where else key
-            if key in ours:
-                name, ours_value = ours[key]
-                if value not in (AUTO, ours_value) and not _close(value, ours_value):
-                    what = f"is {json.dumps(value)}, and {name} is {json.dumps(ours_value)}"
-                    self.problem(path, what, f'write "auto", or change {name}')
+            if key in expected:
+                name, expected_value = expected[key]
+                if value not in (AUTO, expected_value) and not _is_close(value, expected_value):
+                    what = f"is {json.dumps(value)}, but {name} is {json.dumps(expected_value)}"
+                    self.add_problem(path, what, f'set "auto", or change {name}')
             elif value:
-                near = difflib.get_close_matches(key, sorted(ours), 1)
-                fix = f"did you mean {near[0]}?" if near else "leave it out"
-                self.problem(path, f"is {json.dumps(value)}, and artel has no such thing", fix)
+                near = difflib.get_close_matches(key, sorted(expected), 1)
+                fix = f"did you mean {near[0]}?" if near else "remove it"
+                self.add_problem(path, f"is {json.dumps(value)}, but artel does not support it", fix)
 
     def defaults(self, where: str, block: dict[str, Any], exclude: Collection[str] = ()) -> None:
         """Remove "auto" values that artel does not fill in, so that DeepSpeed's own defaults apply."""
@@ -162,9 +162,9 @@ def check_block(findings: Findings, where: str, model: type[BaseModel], block: d
                 findings.unknown(".".join([where, *path[:-1]]), path[-1:], known)
             else:
                 what = f"is {detail['input']!r}: {detail['msg'][:1].lower()}{detail['msg'][1:]}"
-                findings.problem(".".join([where, *path]), what, "write another value, or leave it out")
+                findings.add_problem(".".join([where, *path]), what, "change or remove it")
     except AssertionError as error:
-        findings.problem(where, str(error), "change what it names")
+        findings.add_problem(where, str(error), "correct the key named in the message")
 
 
 def integers(model: type[BaseModel], block: dict[str, Any]) -> dict[str, Any]:
@@ -202,9 +202,9 @@ def _inner(annotation: object) -> type[BaseModel] | None:
     return None
 
 
-def _close(one: object, other: object) -> bool:
+def _is_close(one: object, other: object) -> bool:
     """True if two numbers, or lists of numbers, are equal up to rounding."""
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_close, one, other))
+        return len(one) == len(other) and all(map(_is_close, one, other))
     numbers = isinstance(one, int | float) and isinstance(other, int | float)
     return numbers and math.isclose(one, other, rel_tol=1e-9)  # type: ignore[arg-type]

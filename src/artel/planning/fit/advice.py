@@ -14,7 +14,7 @@ from artel.config import Overrides, RunConfig, run_from
 from artel.errors import InputError
 from artel.host import usable_cores
 from artel.parallel.mesh import read_parallel_dims
-from artel.planning.fit.estimate import Known, Size
+from artel.planning.fit.estimate import ActivationModel, ModelSize
 from artel.planning.fit.layouts import Layout, layouts
 from artel.planning.fit.search import Budget, Found, Search
 from artel.planning.hardware import ACCELERATORS, Hardware, find_hardware
@@ -86,7 +86,7 @@ class _Adviser:
     def __init__(self, config: RunConfig, own: Plan, text: PlannedText, nproc: int | None) -> None:
         self._config, self._own, self._hardware = config, own, own.hardware
         self._text = text
-        self._known = Known()
+        self._known = ActivationModel()
         self._models: dict[tuple[Any, ...], PreTrainedModel] = {}
         self._on_host = own.processes // own.hardware.nodes
         self._counts = [self._on_host]
@@ -160,7 +160,7 @@ class _Adviser:
     def _smallest(self, hardware: Hardware, budget: Budget) -> Found | None:
         """Return the layout with the least memory that fits that hardware; None if none does."""
         model, search = self._model(self._config), self._search(self._config, hardware)
-        held = search.size.held
+        held = search.size.training_bytes
         candidates: list[Layout] = []
         if held // hardware.world_size <= hardware.memory_bytes:
             candidates += layouts(self._config, model, hardware.world_size, hardware.count)
@@ -169,7 +169,7 @@ class _Adviser:
         return search.smallest(candidates, budget)
 
     def _search(self, config: RunConfig, hardware: Hardware) -> Search:
-        size = Size.of(config, self._model(config), self._own.parameters["active"])
+        size = ModelSize.measure(config, self._model(config), self._own.parameters["active"])
         # The price is known only for the accelerators of the command.
         price = self._own.price if hardware.name == self._hardware.name else None
         return Search(self._text, size, self._known, hardware, planned_precision(config, hardware), price)
@@ -185,7 +185,7 @@ class _Adviser:
         precision = planned_precision(config, self._hardware)
         key = (str(config.model.lora), config.train.weights, precision)
         if key not in self._models:
-            outline = ModelOutline.of(config, self._text[0].objective, self._text[0].tokenizer)
+            outline = ModelOutline.from_config(config, self._text[0].objective, self._text[0].tokenizer)
             self._models[key] = outline.build(precision)
         return self._models[key]
 

@@ -24,22 +24,22 @@ from artel.training.optim.optimizer import state_bytes
 
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 # Recomputed fraction of a forward pass, which is a third of a step.
-_AGAIN = {"none": 0.0, "selective": 0.1, "full": 1.0}
+_RECOMPUTED_FRACTION = {"none": 0.0, "selective": 0.1, "full": 1.0}
 # Bytes of activations per token, layer and hidden unit, as in the plan of pile-125m: a first guess at the micro-batch,
 # corrected by plans.
 _ACTIVATION_BYTES = {"none": 60, "selective": 40, "full": 4}
-# For hardware without figures in the table. Only the order of layouts depends on them.
-_FLOPS, _BANDWIDTH, _LINK = 1e12, 1e11, 1e10
-_USED = 0.5  # of peaks
+# Rates per second of hardware that is not in the table. Only the order of layouts depends on them.
+_DEFAULT_FLOPS, _DEFAULT_BANDWIDTH, _DEFAULT_LINK = 1e12, 1e11, 1e10
+_UTILIZATION = 0.5  # fraction of peak rates that is achieved
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class ModelSize:
     """The sizes of a model."""
 
-    held: int
+    training_bytes: int
     """Bytes of weights, gradients and optimizer state."""
-    kept: int
+    checkpoint_bytes: int
     """Bytes of weights and optimizer state, as in a checkpoint."""
     weights: int
     """Number of parameters."""
@@ -48,53 +48,53 @@ class Size:
     """Number of parameters used by a token."""
     hidden: int
     layers: int
-    unit: int
-    """Number of parameters of the largest layer and outside of layers: what fully_shard gathers at a time."""
+    gathered_parameters: int
+    """Number of parameters outside of layers plus those of the largest layer: what fully_shard gathers at a time."""
 
     @classmethod
-    def of(cls, config: RunConfig, model: PreTrainedModel, active: int) -> Size:
+    def measure(cls, config: RunConfig, model: PreTrainedModel, active: int) -> ModelSize:
         """Measure `model`, which may be on the meta device."""
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         state = state_bytes(model, config.train) if trained else 0
-        kept = sum(parameter.nbytes for parameter in model.parameters()) + state
+        checkpoint_bytes = sum(parameter.nbytes for parameter in model.parameters()) + state
         model_config: Any = model.config.get_text_config()
         weights = sum(parameter.numel() for parameter in model.parameters())
         layers = [sum(parameter.numel() for parameter in layer.parameters()) for layer in repeated_layers(model)]
         return cls(
-            kept + sum(parameter.nbytes for parameter in trained),
-            kept,
-            weights,
-            sum(parameter.numel() for parameter in trained),
-            active,
-            int(model_config.hidden_size),
-            int(model_config.num_hidden_layers),
-            weights - sum(layers) + max(layers, default=0),
+            training_bytes=checkpoint_bytes + sum(parameter.nbytes for parameter in trained),
+            checkpoint_bytes=checkpoint_bytes,
+            weights=weights,
+            trained=sum(parameter.numel() for parameter in trained),
+            active=active,
+            hidden=int(model_config.hidden_size),
+            layers=int(model_config.num_hidden_layers),
+            gathered_parameters=weights - sum(layers) + max(layers, default=0),
         )
 
 
-def device_floor(layout: Layout, size: Size, precision: str) -> int:
+def device_floor(layout: Layout, size: ModelSize, precision: str) -> int:
     """Return the minimum bytes of a process on its device, without activations."""
     tensor, pipeline, *_ = layout.splits
     gathered = 0
     if not layout.dims.reshard_after_forward and not layout.is_whole:
         gathered = size.weights * _bytes(precision) // (tensor * pipeline)
-    return gathered if layout.offloads else size.held // layout.shards + gathered
+    return gathered if layout.offloads else size.training_bytes // layout.shards + gathered
 
 
-def host_floor(layout: Layout, size: Size) -> int:
-    """Return the minimum bytes of all processes of a host in its memory."""
-    held = size.held if layout.offloads else 0
-    copied = size.kept if copies_checkpoints(layout.config) else 0
-    return layout.on_host * (FRAMEWORK_BYTES + (held + copied) // layout.shards)
+def host_floor(layout: Layout, size: ModelSize) -> int:
+    """Return the minimum host memory of all processes on a host, in bytes."""
+    offloaded = size.training_bytes if layout.offloads else 0
+    copied = size.checkpoint_bytes if copies_checkpoints(layout.config) else 0
+    return layout.on_host * (FRAMEWORK_BYTES + (offloaded + copied) // layout.shards)
 
 
-def guessed_buffers(layout: Layout, size: Size, precision: str) -> float:
+def estimate_buffers(layout: Layout, size: ModelSize, precision: str) -> float:
     """Estimate the bytes of a gathered layer and of its gradients before they are reduced."""
     tensor, _, _, expert = layout.splits
-    return 0 if layout.is_whole else size.unit * (_bytes(precision) + 8) / (tensor * expert)
+    return 0 if layout.is_whole else size.gathered_parameters * (_bytes(precision) + 8) / (tensor * expert)
 
 
-def guessed_activations(layout: Layout, size: Size, mode: Recompute, row_tokens: int) -> float:
+def estimate_activations(layout: Layout, size: ModelSize, mode: Recompute, row_tokens: int) -> float:
     """Estimate the bytes of activations per row of a micro-batch."""
     tensor, pipeline, context, _ = layout.splits
     share = tensor * context * pipeline
@@ -102,38 +102,70 @@ def guessed_activations(layout: Layout, size: Size, mode: Recompute, row_tokens:
 
 
 def step_seconds(
-    layout: Layout, size: Size, mode: Recompute, rows: int, row_tokens: int, hardware: Hardware, precision: str
+    layout: Layout, size: ModelSize, mode: Recompute, rows: int, row_tokens: int, hardware: Hardware, precision: str
 ) -> float:
     """Estimate the seconds of a step."""
+    micro_batches = -(-layout.config.train.batch // (layout.dims.dp_degree * rows))
+    computing = _compute_seconds(layout, size, mode, row_tokens, hardware, precision)
+    reducing = _data_parallel_seconds(layout, size, micro_batches, hardware, precision)
+    waiting = _model_parallel_seconds(layout, size, mode, row_tokens, hardware, precision)
+    memory_rate = (hardware.memory_bandwidth or _DEFAULT_BANDWIDTH) * _UTILIZATION
+    stepping = 2 * size.training_bytes / layout.shards / memory_rate  # reads and writes all of it
+    overlapped = computing + reducing if hardware.shares_memory else max(computing, reducing)
+    bubble = pipeline_bubble(layout.config.parallel.schedule, layout.splits[1], micro_batches)
+    return (overlapped + waiting + stepping) * (1 + bubble)
+
+
+def _compute_seconds(
+    layout: Layout, size: ModelSize, mode: Recompute, row_tokens: int, hardware: Hardware, precision: str
+) -> float:
+    """Estimate the seconds of 6 FLOPs per active parameter and token (Kaplan et al. 2020), and of recomputation."""
+    peak = hardware.peak_flops.get(precision) or max(hardware.peak_flops.values(), default=_DEFAULT_FLOPS)
+    workers = hardware.nodes if hardware.shares_memory else layout.processes  # processes on a CPU share its cores
+    flops = 6 * size.active * layout.config.train.batch * row_tokens * _passes(mode)
+    return flops / (workers * peak * _UTILIZATION)
+
+
+def _data_parallel_seconds(
+    layout: Layout, size: ModelSize, micro_batches: int, hardware: Hardware, precision: str
+) -> float:
+    """Estimate the seconds of gathering weights and reducing gradients (4 bytes a number)."""
     tensor, pipeline, context, expert = layout.splits
-    config, dims = layout.config, layout.dims
-    width = _bytes(precision)
-    micro_batches = -(-config.train.batch // (dims.dp_degree * rows))
-    passes = 1 + _AGAIN[mode] / 3
-    peak = (hardware.peak_flops.get(precision) or max(hardware.peak_flops.values(), default=_FLOPS)) * _USED
-    # Processes on a CPU share its cores.
-    workers = hardware.nodes if hardware.shares_memory else layout.processes
-    computing = 6 * size.active * config.train.batch * row_tokens * passes / (workers * peak)
+    dims = layout.dims
     link, network = _rates(hardware)
-    reach = link if layout.on_host == layout.processes else network
-    weights = size.weights / (tensor * pipeline)
-    sharing = dims.dp_shard * context
-    exchanged = 0.0
-    if sharing > 1:
+    shards = dims.dp_shard * context
+    seconds = 0.0
+    if shards > 1:
         gathers = 2 * micro_batches if dims.reshard_after_forward else 1
-        sent = (gathers * width * weights + micro_batches * 4 * size.trained / (tensor * pipeline)) / expert
-        exchanged += sent / (link if sharing * tensor <= layout.on_host else network)
+        weight_bytes = gathers * _bytes(precision) * size.weights
+        gradient_bytes = micro_batches * 4 * size.trained
+        rate = link if shards * tensor <= layout.on_host else network
+        seconds += (weight_bytes + gradient_bytes) / (tensor * pipeline) / expert / rate
     if dims.dp_replicate > 1:
-        exchanged += 2 * 4 * size.trained / (tensor * pipeline * dims.dp_shard) / reach
-    hidden_bytes = config.train.batch * row_tokens / dims.dp_degree / context * size.hidden * width
-    layers = size.layers / pipeline * passes
-    waited = layers * hidden_bytes * ((tensor > 1) * 8 + (context > 1) * 6 + (expert > 1) * 8) / link
-    stepping = 2 * size.held / layout.shards / ((hardware.memory_bandwidth or _BANDWIDTH) * _USED)
-    busy = computing + exchanged if hardware.shares_memory else max(computing, exchanged)
-    return (busy + waited + stepping) * (1 + pipeline_bubble(config.parallel.schedule, pipeline, micro_batches))
+        rate = link if layout.on_host == layout.processes else network
+        seconds += 2 * 4 * size.trained / (tensor * pipeline * dims.dp_shard) / rate
+    return seconds
 
 
-class Known:
+def _model_parallel_seconds(
+    layout: Layout, size: ModelSize, mode: Recompute, row_tokens: int, hardware: Hardware, precision: str
+) -> float:
+    """Estimate the seconds that layers wait for hidden states: exchanged 8 times per layer by tensor and expert
+    parallelism, 6 times by context parallelism.
+    """
+    tensor, pipeline, context, expert = layout.splits
+    tokens = layout.config.train.batch * row_tokens / layout.dims.dp_degree / context
+    hidden_bytes = tokens * size.hidden * _bytes(precision)
+    exchanges = (tensor > 1) * 8 + (context > 1) * 6 + (expert > 1) * 8
+    return size.layers / pipeline * _passes(mode) * hidden_bytes * exchanges / _rates(hardware)[0]
+
+
+def _passes(mode: Recompute) -> float:
+    """Return the work of a step with recomputation, as a multiple of one without."""
+    return 1 + _RECOMPUTED_FRACTION[mode] / 3
+
+
+class ActivationModel:
     """Activation memory from earlier plans, to estimate layouts that have no plan yet."""
 
     def __init__(self) -> None:
@@ -144,17 +176,17 @@ class Known:
         size = kinds.get(ACTIVATIONS, 0) + kinds.get(LOSS, 0)
         self._points.setdefault(self._key(layout, plan.recompute), {})[plan.micro_batch] = size
 
-    def least(self, layout: Layout, mode: Recompute, rows: int) -> float:
+    def lower_bound(self, layout: Layout, mode: Recompute, rows: int) -> float:
         """Return the minimum bytes of activations."""
-        points = self._of(layout, mode)
+        points = self._points_for(layout, mode)
         if len(points) == 1:  # more rows need at least as much; of fewer rows a part is constant
             known, size = points[0]
             return size * min(1.0, rows / known)
-        return self.about(layout, mode, rows) or 0.0
+        return self.estimate(layout, mode, rows) or 0.0
 
-    def about(self, layout: Layout, mode: Recompute, rows: int) -> float | None:
+    def estimate(self, layout: Layout, mode: Recompute, rows: int) -> float | None:
         """Estimate the bytes of activations: linear through two points, or proportional to one. None without any."""
-        points = self._of(layout, mode)
+        points = self._points_for(layout, mode)
         if not points:
             return None
         (fewer, less), (more, most) = points[0], points[-1]
@@ -162,18 +194,20 @@ class Known:
             return less * rows / fewer
         return less + (rows - fewer) * (most - less) / (more - fewer)
 
-    def _of(self, layout: Layout, mode: Recompute) -> list[tuple[int, int]]:
+    def _points_for(self, layout: Layout, mode: Recompute) -> list[tuple[int, int]]:
         return sorted(self._points.get(self._key(layout, mode), {}).items())
 
     def _key(self, layout: Layout, mode: Recompute) -> tuple[Any, ...]:
         config = layout.config
-        held_in = (config.train.weights, config.train.precision, config.model.lora is None)
-        return (layout.splits, layout.is_whole, mode, held_in)
+        dtypes = (config.train.weights, config.train.precision, config.model.lora is None)
+        return (layout.splits, layout.is_whole, mode, dtypes)
 
 
-def smallest_need(layout: Layout, size: Size, known: Known, mode: Recompute, rows: int, precision: str) -> float:
+def min_device_bytes(
+    layout: Layout, size: ModelSize, known: ActivationModel, mode: Recompute, rows: int, precision: str
+) -> float:
     """Return the minimum bytes of a process on its device, using earlier plans."""
-    return device_floor(layout, size, precision) + known.least(layout, mode, rows) + FRAMEWORK_BYTES
+    return device_floor(layout, size, precision) + known.lower_bound(layout, mode, rows) + FRAMEWORK_BYTES
 
 
 def _bytes(precision: str) -> int:
@@ -182,5 +216,5 @@ def _bytes(precision: str) -> int:
 
 def _rates(hardware: Hardware) -> tuple[float, float]:
     """Return bytes/s within a node and between nodes."""
-    link = hardware.link.bandwidth if hardware.link else _LINK
-    return link * _USED, (hardware.network.bandwidth if hardware.network else link) * _USED
+    link = hardware.link.bandwidth if hardware.link else _DEFAULT_LINK
+    return link * _UTILIZATION, (hardware.network.bandwidth if hardware.network else link) * _UTILIZATION

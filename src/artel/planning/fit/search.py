@@ -20,13 +20,13 @@ from artel.messages import logger, silenced
 from artel.models.activation_checkpointing import Recompute
 from artel.planning.fit.estimate import (
     RECOMPUTES,
-    Known,
-    Size,
+    ActivationModel,
+    ModelSize,
     device_floor,
-    guessed_activations,
-    guessed_buffers,
+    estimate_activations,
+    estimate_buffers,
     host_floor,
-    smallest_need,
+    min_device_bytes,
     step_seconds,
 )
 from artel.planning.fit.layouts import Layout
@@ -99,7 +99,13 @@ class Search:
     """Searches layouts for one kind of hardware. Later searches reuse the activation memory found by its plans."""
 
     def __init__(
-        self, text: PlannedText, size: Size, known: Known, hardware: Hardware, precision: str, price: float | None
+        self,
+        text: PlannedText,
+        size: ModelSize,
+        known: ActivationModel,
+        hardware: Hardware,
+        precision: str,
+        price: float | None,
     ) -> None:
         self._text, self.size, self._known = text, size, known
         self._hardware, self._precision, self._price = hardware, precision, price
@@ -144,7 +150,7 @@ class Search:
 
     def may_fit(self, layout: Layout, mode: Recompute) -> bool:
         """True unless the smallest micro-batch is known not to fit."""
-        need = smallest_need(layout, self.size, self._known, mode, self._rows(layout)[0], self._precision)
+        need = min_device_bytes(layout, self.size, self._known, mode, self._rows(layout)[0], self._precision)
         hardware, host = self._hardware, host_floor(layout, self.size)
         if hardware.shares_memory:
             return need * layout.on_host <= hardware.memory_bytes
@@ -212,10 +218,10 @@ class Search:
 
     def _need(self, layout: Layout, mode: Recompute, rows: int) -> float:
         """Estimate the bytes of a process on its device."""
-        activations = self._known.about(layout, mode, rows)
+        activations = self._known.estimate(layout, mode, rows)
         if activations is None:
-            activations = rows * guessed_activations(layout, self.size, mode, self._text[0].row_tokens)
-        buffers = guessed_buffers(layout, self.size, self._precision)
+            activations = rows * estimate_activations(layout, self.size, mode, self._text[0].row_tokens)
+        buffers = estimate_buffers(layout, self.size, self._precision)
         return device_floor(layout, self.size, self._precision) + buffers + activations + FRAMEWORK_BYTES
 
     def _capacity(self, layout: Layout) -> float:

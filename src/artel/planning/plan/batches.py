@@ -31,7 +31,7 @@ from artel.tokens.packing import best_fit, join_samples, sample_sizes
 from artel.training.micro_batch import longest_sample, repeat_sample
 from artel.training.schedule import run_length
 
-_DOCUMENTS = 200  # documents to read if there is no token store
+_MAX_DOCUMENTS = 200  # documents to read if there is no token store
 _SAMPLES = 256
 """Samples of the first steps to look at, about. Of a large batch only some micro-batches are looked at."""
 
@@ -57,7 +57,7 @@ class PlannedData:
             return repeat_sample(self.objective, self.samples, self.longest, rows)
         return self.objective.batch(evaluation_rows(self.samples, np.full(rows, self.longest), rows))
 
-    def laid_out_for(self, build: Callable[[], PreTrainedModel], device: str) -> PlannedData:
+    def with_layout_for(self, build: Callable[[], PreTrainedModel], device: str) -> PlannedData:
         """Return the data as laid out for a model on this device type. `build` returns the model on the meta device."""
         self.objective.plan_for(build, device)
         if self.store is None:
@@ -72,21 +72,23 @@ def planned_data(config: RunConfig) -> PlannedData:
         prepared = prepare_silently(config)
         store = prepared.open()
         objective = objective_of(prepared.config, prepared.tokenizer())
-        samples = objective.dataset(store.train)
-        index, tokens = longest_sample(objective, samples)
-        return PlannedData(objective, objective.tokenizer, samples, index, tokens, "its token store", store)
+        dataset = objective.dataset(store.train)
+        index, tokens = longest_sample(objective, dataset)
+        return PlannedData(objective, objective.tokenizer, dataset, index, tokens, "its token store", store)
     objective = objective_of(config, tokenizer_here(config) or _small_tokenizer(config))
     if objective.packs_text:
-        some = [_block(config, objective)]
+        samples = [_block(config, objective)]
         note = f"blocks of {config.data.block} tokens"
     elif objective.fills_blocks(config):
-        some = [_packed_block(config, _samples_of_sources(config, objective))]
+        samples = [_packed_block(config, _samples_of_sources(config, objective))]
         note = f"blocks of {config.data.block} tokens, filled with samples of its text"
     else:
-        some = _samples_of_sources(config, objective)
-        note = f"the longest of the first {_DOCUMENTS} documents: {max(len(sample.ids) for sample in some)} tokens"
-    longest = max(range(len(some)), key=lambda index: len(some[index].ids))
-    data = PlannedData(objective, known_tokenizer(config), SampleList(some), longest, 0, note)
+        samples = _samples_of_sources(config, objective)
+        note = (
+            f"the longest of the first {_MAX_DOCUMENTS} documents: {max(len(sample.ids) for sample in samples)} tokens"
+        )
+    longest = max(range(len(samples)), key=lambda index: len(samples[index].ids))
+    data = PlannedData(objective, known_tokenizer(config), SampleList(samples), longest, 0, note)
     return replace(data, row_tokens=data.batch(1).tensors["input_ids"].numel())
 
 
@@ -95,8 +97,8 @@ def _small_tokenizer(config: RunConfig) -> Tokenizer:
     kind = objective_type(config)
     training = config.tokenizer.train or TokenizerTraining()
     special = list(dict.fromkeys([*kind.special_tokens(config), *training.special]))
-    few = training.model_copy(update={"vocab": 256 + len(special) + 16, "special": special})
-    return train_tokenizer(iter([" ".join(map(str, range(2000)))]), few, encoder=kind.encoder)
+    small_training = training.model_copy(update={"vocab": 256 + len(special) + 16, "special": special})
+    return train_tokenizer(iter([" ".join(map(str, range(2000)))]), small_training, encoder=kind.encoder)
 
 
 def _block(config: RunConfig, objective: Objective) -> Sample:
@@ -115,7 +117,7 @@ def _packed_block(config: RunConfig, samples: list[Sample]) -> Sample:
 
 
 def _samples_of_sources(config: RunConfig, objective: Objective) -> list[Sample]:
-    documents = list(islice(read_documents(config.data, Ledger()), _DOCUMENTS))
+    documents = list(islice(read_documents(config.data, Ledger()), _MAX_DOCUMENTS))
     made = [item for item in objective.samples(documents) if hasattr(item, "samples")]
     samples = [sample for item in made for sample in item.samples]
     if not samples:
@@ -125,7 +127,7 @@ def _samples_of_sources(config: RunConfig, objective: Objective) -> list[Sample]
 
 
 @dataclass(frozen=True, slots=True)
-class UsualStep:
+class AverageStep:
     """The average work of a step."""
 
     batch: Batch
@@ -134,7 +136,7 @@ class UsualStep:
     """Tokens of all ranks in a step, without padding."""
 
 
-def usual_step(config: RunConfig, data: PlannedData, rows: int, dp_degree: int) -> UsualStep | None:
+def average_step(config: RunConfig, data: PlannedData, rows: int, dp_degree: int) -> AverageStep | None:
     """Return the usual step with `rows` rows on each of `dp_degree` data-parallel ranks. None if all rows are blocks.
 
     A step takes as long as the rank with the most to compute.
@@ -142,19 +144,19 @@ def usual_step(config: RunConfig, data: PlannedData, rows: int, dp_degree: int) 
     if data.objective.packs_text or data.objective.fills_blocks(config):
         return None
     ranks = range(min(dp_degree, max(1, _SAMPLES // rows)))
-    of_each = max(1, _SAMPLES // (rows * len(ranks)))
+    per_rank = max(1, _SAMPLES // (rows * len(ranks)))
     steps = max(1, _SAMPLES // config.train.batch)
     batches: list[Batch] = []
     slowest: list[float] = []
     count = 1
     for step in _rows_of_steps(config, data, rows, steps, ranks, dp_degree):
         count = len(step[0])
-        of_ranks = [[data.objective.batch(each) for each in rank[:of_each]] for rank in step]
-        slowest.append(max(float(np.mean([batch.computed_positions for batch in rank])) for rank in of_ranks))
-        batches += [batch for rank in of_ranks for batch in rank]
+        rank_batches = [[data.objective.batch(each) for each in rank[:per_rank]] for rank in step]
+        slowest.append(max(float(np.mean([batch.computed_positions for batch in rank])) for rank in rank_batches))
+        batches += [batch for rank in rank_batches for batch in rank]
     usual = float(np.mean(slowest))
     tokens = float(np.mean([batch.tokens for batch in batches])) * count * dp_degree
-    return UsualStep(min(batches, key=lambda batch: abs(batch.computed_positions - usual)), tokens)
+    return AverageStep(min(batches, key=lambda batch: abs(batch.computed_positions - usual)), tokens)
 
 
 def _rows_of_steps(

@@ -73,7 +73,7 @@ def planned_length(config: RunConfig, data: PlannedData) -> PlannedLength | None
         samples = best_fit(sample_sizes(counts, 1), config.data.block)[1] / share
     else:
         samples = len(counts) / share
-    length = Length.of(config.train, max(1, round(samples)), tokens / samples)
+    length = Length.from_config(config.train, max(1, round(samples)), tokens / samples)
     filler = max(0.0, 1 - tokens / (samples * config.data.block)) if data.objective.fills_blocks(config) else 0.0
     return _planned(length, tokens, note, filler)
 

@@ -35,7 +35,7 @@ class ModelOutline:
     """The model of its configuration, without adapters."""
 
     @classmethod
-    def of(cls, config: RunConfig, objective: Objective, tokenizer: Tokenizer) -> ModelOutline:
+    def from_config(cls, config: RunConfig, objective: Objective, tokenizer: Tokenizer) -> ModelOutline:
         """Build the outline; a new model has as many embeddings as `tokenizer` has ids. Raise InputError."""
         request = objective.model_request(config.model, config.data.block, config.seed)
         is_new = config.model.from_ is None

@@ -23,7 +23,7 @@ from artel.parallel.mesh import read_parallel_dims
 from artel.planning.hardware import Hardware
 from artel.planning.operations import COLLECTIVE, Operation
 from artel.planning.performance import Forecast, Range, StepTime, forecast, slowest_stage, step_time
-from artel.planning.plan.batches import PlannedData, UsualStep, planned_data, usual_step
+from artel.planning.plan.batches import AverageStep, PlannedData, average_step, planned_data
 from artel.planning.plan.length import PlannedLength, disk_bytes, planned_length
 from artel.planning.plan.models import ModelOutline
 from artel.planning.plan.rank_memory import CHECKPOINT, RankMemory, is_sharded, rank_memory
@@ -187,9 +187,9 @@ def make_plan(
     dims = read_parallel_dims(config.parallel, world_size, on_host)
     check_layout(config, objective_type(config).auto_class, world_size, on_host)
     data, length = text or planned_text(config)
-    outline = ModelOutline.of(config, data.objective, data.tokenizer)
+    outline = ModelOutline.from_config(config, data.objective, data.tokenizer)
     precision = planned_precision(config, hardware)
-    data = data.laid_out_for(lambda: outline.build_for_training(precision), hardware.device)
+    data = data.with_layout_for(lambda: outline.build_for_training(precision), hardware.device)
     most = -(-config.train.batch // dims.dp_degree)
     mode = config.train.activation_checkpointing
     modes: tuple[Recompute, ...] = ("none", "selective", "full") if mode == "auto" else (mode,)
@@ -197,7 +197,7 @@ def make_plan(
     device = torch.device(hardware.device)
     train = config.train
     compiled = compile_choice(train.compile, device, train.steps, train.budget, config.model.quantize).value != OFF
-    usual_of = cache(partial(usual_step, config, data))
+    usual_of = cache(partial(average_step, config, data))
 
     def planned(rows: int, mode: Recompute, compiled: bool = compiled) -> Plan:
         count = -(-most // rows)
@@ -268,7 +268,7 @@ def _planned(
     precision: str,
     count: int,
     rows: int,
-    usual: UsualStep | None,
+    usual: AverageStep | None,
     mode: Recompute,
     compiled: bool,
 ) -> Plan:

@@ -21,7 +21,7 @@ def check_engine(prepare: PrepareConfig) -> None:
 def run_stage(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Callable[[int, int], None]) -> None:
     """Run the unfinished tasks of a stage; `progress` is called with (number done, number of tasks).
 
-    Raises InputError, WorkError.
+    Raise InputError, WorkError.
     """
     if (tasks.workspace.path / "jobs").is_dir():
         from artel.preparing.engines.slurm import cancel_jobs

@@ -70,18 +70,18 @@ class Work:
 
     @classmethod
     def read(cls, folder: Path) -> Work:
-        """Return what `write` wrote. Raises WorkError on a node that does not see the folder."""
+        """Return what `write` wrote. Raise WorkError on a node that does not see the folder."""
         try:
             return cls(**orjson.loads((folder / _FILE).read_bytes()))
         except FileNotFoundError:
             raise _unseen(folder) from None
 
     def run(self, rank: int, ranks: int) -> None:
-        """Run the work of a rank, 0 to `ranks` - 1. Raises WorkError; errors of tasks go to the workspace."""
+        """Run the work of a rank, 0 to `ranks` - 1. Raise WorkError; errors of tasks go to the workspace."""
         # The folder proves nothing: on a disk that is not shared, it is created for the logs.
         if not Path(self.workspace, "plan.json").is_file():
             raise _unseen(Path(self.workspace))
-        workspace = Workspace.at(Path(self.workspace))
+        workspace = Workspace.load(Path(self.workspace))
         try:
             os.chdir(self.directory)
         except OSError as error:
@@ -103,7 +103,7 @@ class Work:
             process.join()
         codes = [process.exitcode or 0 for process in processes]
         if killed := [signal.Signals(-code).name for code in codes if code < 0]:
-            what = f"a process on {socket.gethostname()} was ended by {killed[0]}"
+            what = f"a process on {socket.gethostname()} was killed by {killed[0]}"
             write_file(Path(self.folder, "killed", str(rank)), what)
             raise WorkError.at("prepare.workers", what)
         if any(codes):
@@ -167,7 +167,7 @@ def rank_command(work: Work, python: str = sys.executable) -> list[str]:
 
 
 def wait_for_results(tasks: Tasks, work: Work, progress: Callable[[int, int], None]) -> int:
-    """Report progress and wait a while; return the number of missing results. Raises the errors of tasks."""
+    """Report progress and wait a while; return the number of missing results. Raise the errors of tasks."""
     start = time.monotonic()
     missing = len(set(work.numbers).intersection(tasks.unfinished(work.stage)))
     progress(len(work.numbers) - missing, len(work.numbers))

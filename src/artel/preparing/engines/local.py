@@ -36,7 +36,7 @@ _NUMBER = struct.Struct("<i")
 def run_here(tasks: Tasks, stage: Stage, workers: int | Literal["auto"], progress: Callable[[int, int], None]) -> None:
     """Run the unfinished tasks of a stage; `progress` is called with (number done, number of tasks).
 
-    Raises what a task raises, and WorkError if a process is killed.
+    Raise what a task raises, and WorkError if a process is killed.
     """
     unfinished = tasks.unfinished(stage)
     if not hasattr(os, "fork"):
@@ -71,7 +71,7 @@ def _start(processes: Sequence[BaseProcess]) -> None:
 def _watch(
     processes: Sequence[BaseProcess], tasks: Tasks, stage: Stage, count: int, progress: Callable[[int, int], None]
 ) -> None:
-    """Wait until all processes have exited. Raises the error of the first that fails."""
+    """Wait until all processes have exited. Raise the error of the first that fails."""
     running = {process.sentinel: process for process in processes}
     while running:
         progress(count - len(tasks.unfinished(stage)), count)
@@ -118,7 +118,7 @@ def exit_with(parent: int) -> None:
 
 def _failed(exit_code: int) -> WorkError:
     if exit_code < 0:
-        what = f"a process that prepares text was ended by {signal.Signals(-exit_code).name}"
+        what = f"a process that prepares text was killed by {signal.Signals(-exit_code).name}"
         fix = "if memory ran out, write fewer prepare.workers; the same command resumes from the finished parts"
     else:
         what, fix = f"a process that prepares text failed (exit status {exit_code})", "see what it printed above"

@@ -38,7 +38,7 @@ def check() -> None:
 
 
 def run_by_ray(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Callable[[int, int], None]) -> None:
-    """Run the unfinished tasks of a stage, each on one CPU. Raises InputError, WorkError.
+    """Run the unfinished tasks of a stage, each on one CPU. Raise InputError, WorkError.
 
     Ray ends the tasks when this process ends, for whatever reason.
     """

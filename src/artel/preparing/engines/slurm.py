@@ -44,7 +44,7 @@ def check() -> None:
 
 
 def run_by_slurm(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Callable[[int, int], None]) -> None:
-    """Submit the unfinished tasks of a stage and wait for them. Raises InputError, WorkError.
+    """Submit the unfinished tasks of a stage and wait for them. Raise InputError, WorkError.
 
     No job is left in the queue, however it ends.
     """
@@ -68,7 +68,7 @@ def cancel_jobs(workspace: Workspace) -> None:
 
 
 def job_script(work: Work, jobs: int, slurm: SlurmConfig) -> str:
-    """Return the batch script of a job array, a rank per job. Raises InputError for a path that sbatch cannot read."""
+    """Return the batch script of a job array, a rank per job. Raise InputError for a path that sbatch cannot read."""
     options: dict[str, object] = {
         "job-name": f"artel-{work.stage}",
         "array": f"0-{jobs - 1}",
@@ -99,7 +99,7 @@ def job_script(work: Work, jobs: int, slurm: SlurmConfig) -> str:
 
 
 def _submit(work: Work, script: str) -> str:
-    """Submit the job; return its number. Raises InputError if Slurm refuses it."""
+    """Submit the job; return its number. Raise InputError if Slurm refuses it."""
     file = Path(work.folder, "job.sbatch")
     file.write_text(script)
     result = _run("sbatch", "--parsable", str(file))
@@ -121,7 +121,7 @@ class _Job:
         self._answered = time.monotonic()
 
     def has_ended(self) -> bool:
-        """True if no element is pending or running. Raises WorkError if Slurm has not answered for long."""
+        """True if no element is pending or running. Raise WorkError if Slurm has not answered for long."""
         result = _run("scontrol", "show", "job", "--oneliner", self.number)
         if result.returncode and "Invalid job id" not in result.stderr:
             if time.monotonic() - self._answered > _SILENT_SECONDS:
@@ -151,7 +151,7 @@ class _Job:
 
 
 def _wait(tasks: Tasks, work: Work, job: _Job, progress: Callable[[int, int], None]) -> None:
-    """Wait for all results. Raises the errors of tasks, and WorkError if the job ended without all results."""
+    """Wait for all results. Raise the errors of tasks, and WorkError if the job ended without all results."""
     ended: float | None = None
     while missing := wait_for_results(tasks, work, progress):
         if ended is None:

@@ -78,7 +78,7 @@ def _about(run: RunData, published: Published, words: Language) -> str:
 
 
 def _python(published: Published) -> str:
-    """Lines that run as they are once the repository can be read."""
+    """Return lines of Python that run unchanged once the repository can be read."""
     revision = "" if published.revision == MAIN else f', revision="{published.revision}"'
     install = "pip install torch transformers" + (" peft" if published.is_adapter else "")
     lines = [

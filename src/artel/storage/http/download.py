@@ -64,7 +64,7 @@ def fetch(url: str, cache: Path | str, *, max_bytes: int | None = None, timeout:
         timeout: seconds for each wait on the network. Less than 1,000 bytes per second over twice this time is an
             error too.
 
-    Raises InputError (no such page, too large, not an address), WorkError (the network or the server fails).
+    Raise InputError (no such page, too large, not an address), WorkError (the network or the server fails).
     """
     key = str(xxhash.xxh3_128_hexdigest(url.encode()))
     folder = fetch_once(Path(cache), key, lambda partial: _download_with_retries(url, partial, max_bytes, timeout))
@@ -92,7 +92,7 @@ def _download_with_retries(url: str, partial: PartialDownload, max_bytes: int | 
 
 
 def _download(url: str, partial: PartialDownload, max_bytes: int | None, timeout: float) -> str:
-    """One attempt to download the rest; return the Content-Type. Raises _Retry, and what `fetch` raises."""
+    """Try once to download the rest, and return the Content-Type. Raise _Retry, and what `fetch` raises."""
     about = partial.about
     if about and partial.size == about["total"]:  # the process was killed after the last byte
         return str(about["content_type"])
@@ -150,7 +150,7 @@ def _prepare(response: http.client.HTTPResponse, partial: PartialDownload) -> in
 
 
 def _validator(headers: Message) -> str:
-    """The value for If-Range: a header that changes with every change of the content; empty if there is none."""
+    """Return the value for If-Range: a header that changes with the content. Empty if there is none."""
     etag = headers.get("ETag", "").strip()
     if etag:
         return etag if etag.startswith('"') else ""  # a weak ETag (W/"…") may stay the same when bytes change
@@ -214,7 +214,7 @@ def _check_secrets(url: str) -> None:
 
 
 def _request(url: str, headers: dict[str, str]) -> urllib.request.Request:
-    """The request. USER:PASSWORD@ becomes a header that is not sent to the target of a redirect."""
+    """Return the request. USER:PASSWORD@ becomes a header that is not sent to the target of a redirect."""
     values = {name: urllib.parse.quote(os.environ[name].strip(), safe="") for name in variables_of(url)}
     address = _ascii(with_variables(url, values))
     parts = urllib.parse.urlsplit(address)
@@ -227,7 +227,7 @@ def _request(url: str, headers: dict[str, str]) -> urllib.request.Request:
 
 
 def _ascii(url: str) -> str:
-    """The address in ASCII: international domain names in punycode, other letters and spaces percent-encoded."""
+    """Return the address in ASCII: domain names in punycode, other letters and spaces percent-encoded."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("no http(s) scheme or no host")
@@ -244,7 +244,7 @@ class _TooSlow(Exception):
 
 
 def _open_with_limits(request: urllib.request.Request, timeout: float) -> Any:
-    """`urlopen` for http and https only, also after redirects. Raises _TooSlow for headers and body, and HTTPError."""
+    """Open a URL by http or https only, also after redirects. Raise _TooSlow for headers and body, and HTTPError."""
     # build_opener's would also open ftp, local files and data.
     opener = urllib.request.OpenerDirector()
     errors = (urllib.request.UnknownHandler, urllib.request.HTTPDefaultErrorHandler, urllib.request.HTTPErrorProcessor)

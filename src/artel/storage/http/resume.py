@@ -65,7 +65,7 @@ class PartialDownload:
         self._digest = xxhash.xxh3_128()
 
     def write(self, data: bytes) -> None:
-        """Append bytes. Raises as `disk_errors` does."""
+        """Append bytes. Raise as `disk_errors` does."""
         with disk_errors(self._folder):
             rest = memoryview(data)
             while rest:
@@ -121,10 +121,10 @@ class PartialDownload:
 
 
 def fetch_once(cache: Path, key: str, download: Callable[[PartialDownload], dict[str, Any]]) -> Path:
-    """The folder CACHE/KEY with `body` and `headers.json`. If it does not exist, `download` downloads the body.
+    """Return the folder CACHE/KEY with `body` and `headers.json`, which `download` fills if it does not exist.
 
     `download` resumes the partial download that it is given, and returns the headers. One process downloads a key at a
-    time; others wait for it. Raises as `download` and `disk_errors` do.
+    time; others wait for it. Raise as `download` and `disk_errors` do.
     """
     folder = cache / key
     if _is_whole(folder):

@@ -41,12 +41,12 @@ def scheme(path: str) -> str:
 
 
 def normalized(path: str) -> str:
-    """The address as fsspec expects it: scheme in lower case, no slash at the end."""
+    """Return the address as fsspec expects it: scheme in lower case, no slash at the end."""
     return f"{scheme(path)}://{path.partition('://')[2].rstrip('/')}"
 
 
 def endpoint(path: str) -> str:
-    """The service of an address. Two services may have the same buckets."""
+    """Return the service of an address. Two services may have the same buckets."""
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") if scheme(path) == "s3" else ("HF_ENDPOINT",)
     return next((os.environ[name] for name in names if os.environ.get(name)), "")
 
@@ -57,7 +57,7 @@ def fix_address(path: str) -> str:
 
 @contextmanager
 def open_remote(path: str) -> Iterator[Any]:
-    """The fsspec file system of an address, without cached listings. The environment has the keys for S3."""
+    """Return the fsspec file system of an address, without cached listings. The environment has the keys for S3."""
     if scheme(path) == "s3":
         try:
             import s3fs
@@ -77,7 +77,7 @@ def open_remote(path: str) -> Iterator[Any]:
 def remote_errors(path: str, *permissions: str) -> Iterator[None]:
     """Turn errors of the file systems into errors with the address and a remedy; `permissions` are those needed.
 
-    Raises InputError (no such file or bucket, no right to it, not an address), OutOfReach (the network, the server),
+    Raise InputError (no such file or bucket, no right to it, not an address), OutOfReach (the network, the server),
     WorkError (anything else).
     """
     try:

@@ -47,10 +47,10 @@ class RemoteFile:
 
 
 def list_remote(path: str) -> list[RemoteFile]:
-    """The file at an address, or the files that a glob matches, sorted by name.
+    """Return the file at an address, or the files that a glob matches, sorted by name.
 
     The cache folder keeps the last listing. It is used, with a note in the log, if the service does not answer or
-    HF_HUB_OFFLINE is set: nodes without a network train on what was downloaded before. Raises InputError (no such file,
+    HF_HUB_OFFLINE is set: nodes without a network train on what was downloaded before. Raise InputError (no such file,
     no permission, offline, a missing package), WorkError (the network or the server fails).
     """
     path = normalized(path)
@@ -75,7 +75,7 @@ def list_remote(path: str) -> list[RemoteFile]:
 def fetch_remote(file: RemoteFile, cache: Path | str) -> Path:
     """Download a listed file, or return it from `cache` if that version was downloaded before.
 
-    A download that was interrupted, also by a kill, is resumed. Raises as `list_remote` does, and WorkError if the file
+    A download that was interrupted, also by a kill, is resumed. Raise as `list_remote` does, and WorkError if the file
     changed since it was listed.
     """
     key = f"{endpoint(file.address)}\n{file.address}\n{file.version}\n{file.size}"
@@ -84,7 +84,7 @@ def fetch_remote(file: RemoteFile, cache: Path | str) -> Path:
 
 
 def remote_file(entry: dict[str, Any], path: str) -> RemoteFile:
-    """The RemoteFile of an fsspec entry."""
+    """Return the RemoteFile of an fsspec entry."""
     version = entry.get("ETag") or entry.get("blob_id")
     if not version:
         raise WorkError.at(path, "is listed without a version (ETag)", "fetch it yourself, and give the file")

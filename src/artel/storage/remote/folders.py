@@ -37,7 +37,7 @@ _CHECKSUM = "xxh3-128"
 def exists(address: str) -> bool:
     """True if there is a file (an object) at the address; for a finished folder, pass its manifest.json.
 
-    Raises InputError (no such bucket, no permission), WorkError (the network or the server fails).
+    Raise InputError (no such bucket, no permission), WorkError (the network or the server fails).
     """
     address = normalized(address)
     with remote_errors(address, LIST, READ), open_remote(address) as files:
@@ -45,7 +45,7 @@ def exists(address: str) -> bool:
 
 
 def read_bytes(address: str) -> bytes:
-    """The content of a small file. Raises as `exists` does, and InputError if there is none."""
+    """Return the content of a small file. Raise as `exists` does, and InputError if there is none."""
     address = normalized(address)
     with remote_errors(address, READ), open_remote(address) as files:
         return bytes(files.cat_file(address))
@@ -54,7 +54,7 @@ def read_bytes(address: str) -> bytes:
 def write_bytes(address: str, data: bytes) -> None:
     """Write a small file to S3 atomically.
 
-    Raises InputError (no such bucket, no permission, not on S3), WorkError (the network or the server fails).
+    Raise InputError (no such bucket, no permission, not on S3), WorkError (the network or the server fails).
     """
     address = normalized(address)
     _check_writable(address)
@@ -67,7 +67,7 @@ def push_folder(folder: Path, address: str, commit: str = MANIFEST) -> list[str]
 
     Files of an earlier push with equal size and checksum are skipped. If `commit` exists already, nothing is done. S3
     checks every upload (Content-MD5, and a checksum for each part of a large file), and its size is checked before
-    `commit` is written. Raises InputError (not on S3, no bucket, no permission), WorkError (network, server, a damaged
+    `commit` is written. Raise InputError (not on S3, no bucket, no permission), WorkError (network, server, a damaged
     upload).
     """
     address = normalized(address)
@@ -99,7 +99,7 @@ def push_folder(folder: Path, address: str, commit: str = MANIFEST) -> list[str]
 
 
 def finished_folders(address: str, commit: str = MANIFEST) -> list[str]:
-    """The names of the finished folders directly under an address, sorted. Raises as `exists` does."""
+    """Return the names of the finished folders directly under an address, sorted. Raise as `exists` does."""
     address = normalized(address)
     with remote_errors(address, LIST, READ), open_remote(address) as files:
         names = _list_folder(files, address)
@@ -107,7 +107,7 @@ def finished_folders(address: str, commit: str = MANIFEST) -> list[str]:
 
 
 def remove_remote_folder(address: str, commit: str = MANIFEST) -> None:
-    """Remove a finished folder, `commit` first: if interrupted, it is unfinished. Raises as `write_bytes` does."""
+    """Remove a finished folder, `commit` first: if interrupted, it is unfinished. Raise as `write_bytes` does."""
     address = normalized(address)
     _check_writable(address)
     with remote_errors(address, LIST, WRITE), open_remote(address) as files:
@@ -127,7 +127,7 @@ def pull_folder(
     Args:
         expected: facts from its manifest, (name within the folder, bytes, xxh3-128), which the files must match.
 
-    Raises InputError (never finished, no permission), WorkError (network, server, a file that does not match).
+    Raise InputError (never finished, no permission), WorkError (network, server, a file that does not match).
     """
     into, address = Path(into), normalized(address)
     if into.is_dir():
@@ -165,7 +165,7 @@ def _fetch_checked(file: RemoteFile, name: str, facts: dict[str, tuple[int, str]
 
 
 def _list_folder(files: Any, address: str) -> dict[str, RemoteFile]:
-    """All files under an address, by their names relative to it."""
+    """Return all files under an address, by their names relative to it."""
     listed = {}
     for entry in files.find(address, detail=True).values():
         if entry["type"] != "file" or entry["name"].endswith("/"):  # the second: a folder as some tools create it

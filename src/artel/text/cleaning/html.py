@@ -67,7 +67,7 @@ def html_to_text(data: bytes, content_type: str = "", profile: str = "none", enc
     """Return the text of a page, one block per line.
 
     The encoding is `encoding`, else that of a byte order mark, HTTP header, `<meta>` or XML declaration, else detected.
-    Raises BadRecord if the bytes cannot be decoded, or the page has too many tags.
+    Raise BadRecord if the bytes cannot be decoded, or the page has too many tags.
     """
     code = page_source(data, content_type, profile, encoding)
     if code.count(b"<") > _MANY_TAGS and _is_deep(code):
@@ -291,7 +291,7 @@ def main_text(code: bytes, key: str) -> str:
     """Return the main text of a page (HTML in UTF-8), found by trafilatura: no menus, teasers and notices.
 
     A line is a paragraph. The text is empty if none is found, or if elements nest over 255 deep, which lxml cannot
-    read. One core takes about a second for 1.5 MB. Raises InputError at `key` if trafilatura is not installed.
+    read. One core takes about a second for 1.5 MB. Raise InputError at `key` if trafilatura is not installed.
     """
     try:
         import trafilatura

@@ -64,7 +64,7 @@ def mask_pii(text: str, rules: PiiConfig, changed: Counter[str]) -> str:
 def find_pii(text: str, kinds: Sequence[PiiKind]) -> list[tuple[int, int, PiiKind]]:
     """Return (start, end, kind) of each match, in order. If two overlap, the kind that comes first in `KINDS` wins.
 
-    Raises InputError if `kinds` has phones and phonenumbers is not installed.
+    Raise InputError if `kinds` has phones and phonenumbers is not installed.
     """
     regions = list(_number_regions(text))
     findings: list[tuple[int, int, PiiKind]] = []

@@ -38,7 +38,7 @@ _PAGE = 1000
 def drop_reason(record: Record, rules: CleanConfig) -> str | None:
     """Return the ledger name of the first rule that drops a cleaned record; None if no rule does.
 
-    For questions and texts with spans only the minimum length applies. Raises InputError for
+    For questions and texts with spans only the minimum length applies. Raise InputError for
     `rules.languages` if py3langid is not installed or does not know one of them.
     """
     text = record.text
@@ -178,7 +178,7 @@ def _covered(positions: NDArray[np.int64], length: int, characters: NDArray[np.i
 def language_probability(text: str, languages: tuple[str, ...]) -> float | None:
     """Return the probability (0 to 1) that a text is in one of `languages` (ISO 639 codes); None if it is too short.
 
-    Raises InputError at `data.clean.languages` if py3langid is not installed or does not know one of them.
+    Raise InputError at `data.clean.languages` if py3langid is not installed or does not know one of them.
     """
     identifier, known = _identifier()
     unknown = [code for code in languages if code not in known]

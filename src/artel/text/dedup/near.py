@@ -87,7 +87,7 @@ class SignatureWriter:
         batches    int64: the number of documents in each batch
         keys       uint64: for each batch (bands, documents), the keys of the documents in each band
 
-    Raises InputError if rensa is not installed.
+    Raise InputError if rensa is not installed.
     """
 
     def __init__(

@@ -90,7 +90,7 @@ def check_converter(source: SourceConfig, key: str) -> list[Problem]:
 
 
 def import_function(converter: str, key: str) -> UserFunction:
-    """Import the user function `module:function`, also from the working folder. Raises InputError."""
+    """Import the user function `module:function`, also from the working folder. Raise InputError."""
     module, _, name = converter.partition(":")
     function = getattr(import_own_module(module, key, "write module:function"), name, None)
     if not callable(function):
@@ -128,7 +128,7 @@ class Converter:
         self._reader = RowReader(source)
 
     def conversations(self, row: Any) -> Iterator[tuple[str, Conversation | BadRecord]]:
-        """Yield (path inside the row, conversation) for each conversation. Raises BadRecord for an unusable row."""
+        """Yield (path inside the row, conversation) for each conversation. Raise BadRecord for an unusable row."""
         row = self._reader.rename_fields(row)
         if self._function is not None:
             result = call_function(self._function, self._name, row)

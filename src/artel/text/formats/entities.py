@@ -163,7 +163,7 @@ def is_task(entry: dict[str, Any]) -> bool:
 def annotated_spans(entry: dict[str, Any], field: str) -> tuple[str, list[Span] | None]:
     """Return (text, spans) of a task from its ground-truth annotation, else from the first one not cancelled.
 
-    Spans are None without an annotation. Raises BadRecord.
+    Spans are None without an annotation. Raise BadRecord.
     """
     data = entry["data"]
     texts = [name for name, value in data.items() if isinstance(value, str)]

@@ -41,7 +41,7 @@ def read_rows(file: SourceFile, parse: Callable[[bytes], Any] = orjson.loads) ->
     """Yield (origin, value) of each row; the value is a BadRecord if the row cannot be read.
 
     The origin is `file:line` for JSON lines, and `file[number]` for an array or parquet. A row of parquet is a
-    dictionary of all columns. `parse` parses lines in UTF-8. Raises BadRecord for binary data; InputError for a line or
+    dictionary of all columns. `parse` parses lines in UTF-8. Raise BadRecord for binary data; InputError for a line or
     compressed array of over data.max_document bytes, an array that is not JSON, and a damaged parquet file.
     """
     if file_name(file.origin).endswith(".parquet"):
@@ -93,7 +93,7 @@ def _parsed(text: str) -> Any:
 
 
 def parse_whole(text: str, origin: str) -> Any:
-    """Parse a file that is one JSON value. Raises InputError, with line and column, if it is not JSON."""
+    """Parse a file that is one JSON value. Raise InputError, with line and column, if it is not JSON."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -120,7 +120,7 @@ def _max_array_bytes(file: SourceFile) -> int:
 
 
 def object_of(row: Any) -> dict[str, Any]:
-    """Return the row as a dictionary. Raises BadRecord if it is one, or if it is not an object."""
+    """Return the row as a dictionary. Raise BadRecord if it is one, or if it is not an object."""
     if isinstance(row, BadRecord):
         raise row
     if not isinstance(row, dict):
@@ -142,7 +142,7 @@ def names_of(fields: dict[Any, Any]) -> str:
 
 
 def text_field(entry: dict[str, Any], name: str, source_key: str, key: str = "field") -> str:
-    """Return the text in the field `name`, which `key` of the source at `source_key` names. Raises BadRecord."""
+    """Return the text in the field `name`, which `key` of the source at `source_key` names. Raise BadRecord."""
     if name not in entry:
         what = f"has no field {name!r} (it has: {names_of(entry)})"
         raise BadRecord("no_field", f"{what}; write {column_fix(key, source_key)}")

@@ -107,7 +107,7 @@ def _class_name(value: Any, column: str, names: list[str]) -> Any:
 
 
 def _labels(values: Sequence[Any], source: SourceConfig) -> tuple[str, ...]:
-    """Return the labels of a row from the values of its label columns. Raises BadRecord."""
+    """Return the labels of a row from the values of its label columns. Raise BadRecord."""
     if len(source.label) > 1:
         return tuple(name for name, value in zip(source.label, values, strict=True) if _mark(name, value))
     (value,) = values

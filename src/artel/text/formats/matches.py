@@ -76,7 +76,7 @@ def _record(match: Match, origin: str, set_name: str, group: str = "") -> Record
 
 
 def _match(row: dict[str, Any], key: str) -> Match:
-    """Return the match of a row with renamed fields. `key`: key of the source in the run file. Raises BadRecord."""
+    """Return the match of a row with renamed fields. `key`: key of the source in the run file. Raise BadRecord."""
     queries, positives, negatives = (_texts(row, names) for names in (_QUERY, _POSITIVES, _NEGATIVES))
     have = names_of(row)
     if len(queries) > 1:
@@ -125,7 +125,7 @@ def _texts(row: dict[str, Any], names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _score(row: dict[str, Any]) -> float | None:
-    """Return the score of a row; None if it has none. Raises BadRecord."""
+    """Return the score of a row; None if it has none. Raise BadRecord."""
     name = next((name for name in _SCORES if row.get(name) is not None), None)
     if name is None:
         return None

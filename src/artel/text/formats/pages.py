@@ -33,7 +33,7 @@ def read_html(file: SourceFile) -> Items:
 
 
 def records_of_page(page: bytes, content_type: str, origin: str, file: SourceFile) -> Items:
-    """Yield the records of a page of `file`, or Dropped if `extract: main` finds no main text. Raises BadRecord."""
+    """Yield the records of a page of `file`, or Dropped if `extract: main` finds no main text. Raise BadRecord."""
     source = file.source
     if source.extract == "main":
         text = main_text(page_source(page, content_type, source.profile, source.encoding), origin)
@@ -143,7 +143,7 @@ def _entries(stream: io.BufferedReader) -> Iterator[_Entry]:
 
 
 def _page(entry: _Entry, max_bytes: int) -> tuple[str, bytes] | None:
-    """Return (content type, content) of a record that is a page, else None. Raises BadRecord and _BadArchive."""
+    """Return (content type, content) of a record that is a page, else None. Raise BadRecord and _BadArchive."""
     kind = entry.headers.get("warc-type", "").lower()
     if kind in ("conversion", "resource"):
         content_type = entry.headers.get("content-type", "text/plain" if kind == "conversion" else "")

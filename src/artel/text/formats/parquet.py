@@ -32,7 +32,7 @@ _FIX_COLUMN = "write field: NAME of the column that holds the text"
 
 
 def read_parquet(file: SourceFile) -> Iterator[Record | Rejected]:
-    """Yield a record per row; its origin is `file[row]`, from 0. Raises InputError for a damaged file."""
+    """Yield a record per row; its origin is `file[row]`, from 0. Raise InputError for a damaged file."""
     source = file.source
     columns = [source.field]
     with _open(file.path, file.origin) as table:

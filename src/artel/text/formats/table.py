@@ -32,7 +32,7 @@ _UNDECODED = range(0xDC80, 0xDD00)  # bytes that cannot be decoded, after `surro
 
 
 def read_table(file: SourceFile) -> Iterator[Record | Rejected]:
-    """Yield a record per row; its origin is `file:line`. Raises InputError for a missing column or an open quote."""
+    """Yield a record per row; its origin is `file:line`. Raise InputError for a missing column or an open quote."""
     source = file.source
     for origin, row in read_csv_rows(file, table_columns(source)):
         if isinstance(row, BadRecord):
@@ -51,7 +51,7 @@ def table_columns(source: SourceConfig) -> list[tuple[str, str]]:
 def read_csv_rows(file: SourceFile, columns: Sequence[tuple[str, str]]) -> Iterator[Row]:
     """Yield the values of `columns`, given as (key of the source, name in the header), row by row.
 
-    The delimiter is a comma, or a tab in .tsv files. Raises BadRecord for binary data, InputError for a wrong header, a
+    The delimiter is a comma, or a tab in .tsv files. Raise BadRecord for binary data, InputError for a wrong header, a
     damaged compressed file, and a quote that is never closed inside a row.
     """
     return _rows(file, lambda origin, names: _column_indices(origin, names, columns, file.key))
@@ -133,7 +133,7 @@ def _is_quoted(file: SourceFile) -> bool:
 
 
 def _lines(text: TextIOWrapper, origin: str, max_characters: int) -> Iterator[str]:
-    """Yield the lines of a table. Raises InputError for a line that is too long for memory."""
+    """Yield the lines of a table. Raise InputError for a line that is too long for memory."""
     number = 0
     try:
         while line := text.readline(max_characters + 1):

@@ -44,7 +44,7 @@ def tools_field(row: dict[str, Any]) -> str | None:
 
 
 def tools_of(value: Any, where: str) -> Tools:
-    """Return functions from a list, JSON, or a list of JSON texts. Raises BadRecord."""
+    """Return functions from a list, JSON, or a list of JSON texts. Raise BadRecord."""
     if isinstance(value, str):
         try:
             value = json.loads(value) if value.strip() else []
@@ -103,7 +103,7 @@ def _json_type(kind: str) -> str:
 def extract_tools(messages: list[Message], tools: Tools) -> tuple[list[Message], Tools, dict[str, int]]:
     """Read the functions, calls and results inside texts. Return messages, functions and counts for the ledger.
 
-    Raises BadRecord.
+    Raise BadRecord.
     """
     counts = {}
     if messages and messages[0].role == "system":
@@ -162,7 +162,7 @@ def _is_description(value: Any, names: set[str]) -> bool:
 
 
 def turn_calls(turn: dict[str, Any], where: str) -> tuple[ToolCall, ...]:
-    """Return the calls in `tool_calls` or `function_call` of a turn. Raises BadRecord."""
+    """Return the calls in `tool_calls` or `function_call` of a turn. Raise BadRecord."""
     value = turn.get("tool_calls") or turn.get("function_call") or []
     try:
         return parse_calls(value)

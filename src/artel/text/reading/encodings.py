@@ -83,7 +83,7 @@ def detect_encoding_of(read: Callable[[int], bytes]) -> str:
     A byte order mark decides, then the zeros of UTF-16, then valid UTF-8, which other encodings practically never form.
     Among the Cyrillic encodings the text decides: in a wrong one Russian turns into rare letters, capitals inside words
     and box-drawing characters. Text with few and isolated non-ASCII bytes (Western text) is windows-1252. Reading stops
-    after 64 KB of non-ASCII bytes; an ASCII file is read to its end. Raises BadRecord for binary data, and for a text
+    after 64 KB of non-ASCII bytes; an ASCII file is read to its end. Raise BadRecord for binary data, and for a text
     in an unknown encoding.
     """
     head = read(SAMPLE)
@@ -350,12 +350,12 @@ def is_text_encoding(name: str) -> bool:
 
 
 def decode(data: bytes, encoding: str = "auto") -> str:
-    """Decode a text, turn its line ends into \\n and remove a byte order mark. Raises BadRecord."""
+    """Decode a text, turn its line ends into \\n and remove a byte order mark. Raise BadRecord."""
     return with_line_feeds(decode_unchanged(data, encoding))
 
 
 def decode_unchanged(data: bytes, encoding: str = "auto") -> str:
-    """Decode a text, keeping its line ends and byte order mark. Raises BadRecord."""
+    """Decode a text, keeping its line ends and byte order mark. Raise BadRecord."""
     if encoding == "auto":
         encoding = detect_encoding(data)
     try:

@@ -44,7 +44,7 @@ def read_lines(
     """Yield (line number, the line without its end, or a BadRecord). Numbers begin at 1, in a span too.
 
     With `encoding` "auto" the lines that are not ASCII decide. A truncated compressed file yields a last bad line. Only
-    a file that `can_be_divided` has spans. Raises BadRecord for binary data, InputError for a longer line.
+    a file that `can_be_divided` has spans. Raise BadRecord for binary data, InputError for a longer line.
     """
     name = line_encoding(file, origin, encoding)
     if not _has_line_feed_byte(name):
@@ -132,7 +132,7 @@ def read_byte_lines(
 
 
 def line_encoding(file: Path, origin: str, encoding: str) -> str:
-    """Return `encoding`, or the detected one if it is "auto". Raises BadRecord for binary data."""
+    """Return `encoding`, or the detected one if it is "auto". Raise BadRecord for binary data."""
     if encoding != "auto":
         return encoding
     status = file.stat()
@@ -241,7 +241,7 @@ def _line_too_long(origin: str, number: int, max_bytes: int) -> InputError:
 def read_whole(file: Path, origin: str, max_bytes: int) -> bytes:
     """Return the decompressed content of a file that is one document.
 
-    Raises BadRecord if it is damaged, InputError if it has more than `max_bytes` bytes, whatever size the file system
+    Raise BadRecord if it is damaged, InputError if it has more than `max_bytes` bytes, whatever size the file system
     reports.
     """
     compressed = file_name(origin).endswith(COMPRESSED)

@@ -47,7 +47,7 @@ class SourceFile:
     def text(self, max_bytes: int, fix: str) -> str:
         """Return the text of a file that is parsed as a whole, with line feeds as line ends.
 
-        Raises BadRecord for a line that cannot be read, InputError with `fix` for more than `max_bytes` characters.
+        Raise BadRecord for a line that cannot be read, InputError with `fix` for more than `max_bytes` characters.
         """
         lines: list[str] = []
         size = 0

@@ -55,7 +55,7 @@ def slice_rows(source: SourceConfig, key: str, count_pass: Callable[[], Items], 
     """Yield the records in the `rows` of the source. Bad records count too.
 
     Percents and negative numbers need the number of records. A first pass, `count_pass`, counts them without keeping
-    them in memory. Raises InputError if the source has no record in the slice.
+    them in memory. Raise InputError if the source has no record in the slice.
     """
     start, stop = _bounds(source.rows)
     if any(bound is not None and (bound.is_percent or bound.value < 0) for bound in (start, stop)):
@@ -90,7 +90,7 @@ def _bounds(rows: str) -> tuple[_Bound | None, _Bound | None]:
 
 
 def set_name_of(fields: dict[str, Any], source: SourceConfig, default: str) -> str:
-    """Return the set of a record, from its field `set_field`. Raises BadRecord if it must have one and has none."""
+    """Return the set of a record, from its field `set_field`. Raise BadRecord if it must have one and has none."""
     if not source.set_field:
         return default
     value: Any = fields

@@ -89,7 +89,7 @@ def check_files(source: SourceConfig, key: str) -> list[Problem]:
 
 
 def files_of(source: SourceConfig, path: str, key: str) -> list[Path]:
-    """Return the local files of a path of a source. Raises InputError."""
+    """Return the local files of a path of a source. Raise InputError."""
     files, problems = _find(source, path, key)
     if problems:
         raise InputError(problems)
@@ -225,7 +225,7 @@ def _unread_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def _special_kind(file: Path) -> str:
-    """Return the kind of `file`; empty for a regular file with a real size. Raises OSError.
+    """Return the kind of `file`; empty for a regular file with a real size. Raise OSError.
 
     The kernel generates files in /proc and /sys when they are read. Such a file may have no end, or block forever.
     """

@@ -249,7 +249,7 @@ def read_inputs(
     on_encoding: OnEncoding = lambda *_: None,
     key: str = "data.sources.0",
 ) -> Iterator[T]:
-    """Call `read` on each file, downloading remote ones, and yield its results. Raises if a file changes meanwhile."""
+    """Call `read` on each file, downloading remote ones, and yield its results. Raise if a file changes meanwhile."""
     for entry in inputs:
         origin = hide_secrets(entry.address)  # for the ledger, the store and messages
         set_name = source.name or hide_secrets(entry.path)

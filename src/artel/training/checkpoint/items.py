@@ -134,7 +134,7 @@ class CallbackStates(CheckpointItem):
     is_sharded = False
 
     def __init__(self, optimizer: OptimizerProtocol, callbacks: Iterable[object]) -> None:
-        """Raises InputError for two callbacks with a state and the same name: their states would be mixed up."""
+        """Raise InputError for two callbacks with a state and the same name: their states would be mixed up."""
         self._callbacks: dict[str, Stateful] = {}
         for callback in callbacks:
             if isinstance(callback, Stateful):

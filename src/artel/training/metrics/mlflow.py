@@ -42,7 +42,7 @@ class MlflowTracker(Tracker):
     """
 
     package = "mlflow"
-    keeps_report = True
+    wants_report = True
 
     def __init__(self, config: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
         for name, value in _VARIABLES.items():

@@ -24,7 +24,7 @@ class Tracker:
 
     package: ClassVar[str] = ""
     """The module that it needs. The extra with the same name installs it."""
-    keeps_report: ClassVar[bool] = False
+    wants_report: ClassVar[bool] = False
     """True if `finished` gets the run's report."""
 
     @classmethod

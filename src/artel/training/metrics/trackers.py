@@ -88,7 +88,7 @@ class Trackers:
         """Record that the run is done. `make_report` returns its HTML page or None, and is called only if needed."""
         with TemporaryDirectory() as folder:
             report = None
-            if any(tracker.keeps_report for tracker in self._active.values()):
+            if any(tracker.wants_report for tracker in self._active.values()):
                 self.busy("making the report")
                 report = _report(make_report, Path(folder) / "report.html")
             self._each("finished", report)

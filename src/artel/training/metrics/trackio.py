@@ -27,7 +27,7 @@ class TrackioTracker(Tracker):
     """
 
     package = "trackio"
-    keeps_report = True
+    wants_report = True
 
     def __init__(self, config: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
         self._is_local = not (os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL"))

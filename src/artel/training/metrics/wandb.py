@@ -33,7 +33,7 @@ class WandbTracker(Tracker):
     """
 
     package = "wandb"
-    keeps_report = True
+    wants_report = True
 
     def __init__(self, config: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # wandb reports its own errors to its makers

@@ -39,7 +39,7 @@ class LocalShard:
         self.parameter.grad = self.stepped.grad = None
 
     def to_global(self, value: torch.Tensor) -> torch.Tensor:
-        """A tensor of the optimizer's state as a DTensor, laid out as the parameter is."""
+        """Return a tensor of the optimizer's state as a DTensor with the parameter's layout."""
         if not self.is_shard or value.shape != self.stepped.shape:
             return value
         whole = self.parameter

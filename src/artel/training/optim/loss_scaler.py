@@ -28,11 +28,11 @@ class LossScale:
         return clip_divisor * self.scale
 
     def found_infinite(self, norm: torch.Tensor) -> torch.Tensor:
-        """1.0 where the gradient norm is infinite or NaN and the step must be left out, else 0.0; on the device."""
+        """Return 1.0 if the gradient norm is infinite or NaN, so that the step is skipped, else 0.0; on the device."""
         return (~torch.isfinite(norm)).float()
 
     def update(self, found_inf: torch.Tensor) -> None:
-        """The scale of the next step, after a step for which `found_infinite` gave `found_inf`."""
+        """Return the scale of the next step, after a step with this result of `found_infinite`."""
         torch._amp_update_scale_(self.scale, self._good_steps, found_inf, _GROWTH, _BACKOFF, _GROWTH_EVERY)
 
     def has_collapsed(self) -> torch.Tensor:

@@ -26,7 +26,7 @@ def iteration_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 def orthogonalised(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The nearest orthogonal matrix (rows, columns), roughly: singular values between 0.7 and 1.2.
+    """Return roughly the nearest orthogonal matrix (rows, columns): singular values between 0.7 and 1.2.
 
     Found with products in `dtype`.
     """
@@ -42,7 +42,7 @@ def orthogonalised(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _of_all(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The same of a matrix that processes share: each gathers it, and keeps its own piece."""
+    """Do the same for a sharded matrix: each process gathers it and keeps its own shard."""
     if not isinstance(matrix, DTensor):
         return orthogonalised(matrix, dtype)
     whole = orthogonalised(matrix.full_tensor(), dtype)

@@ -129,7 +129,7 @@ class Optimizer:
     def clip_and_step(
         self, rate: float, norm: torch.Tensor, *, guarded: bool = False, spike: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step at `rate` times the peak learning rate, with clipped gradients; `norm` is theirs as they are.
+        """Step at `rate` times the peak learning rate with clipped gradients. `norm`: theirs before clipping.
 
         Returns (their norm without the loss factor, whether the step was good), scalars on the device. A step is bad if
         its norm is not finite, or if the caller calls it a `spike`; if `guarded`, a bad step changes nothing.
@@ -151,7 +151,7 @@ class Optimizer:
         return norm, ~self.loss_scale.has_collapsed() & (not spike)
 
     def step(self, rate: float, divisor: torch.Tensor | None = None, found_inf: torch.Tensor | None = None) -> None:
-        """One step at `rate` times the peak learning rate; the gradients are gone afterwards.
+        """Step at `rate` times the peak learning rate. The gradients are gone afterwards.
 
         Gradients are divided by `divisor` (float32, a scalar on the device) as they are used: within the kernels of
         adamw and sgd, in a pass of their own for the others. If `found_inf` is 1.0, not 0.0, neither parameters nor
@@ -201,17 +201,17 @@ class Optimizer:
             shard.clear_grad()
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The trained parameters and saved buffers by name; DTensors if ranks share the model."""
+        """Return the trained parameters and saved buffers by name; DTensors if the model is sharded."""
         return trained_tensors(self._model)
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """The inverse of `weights`."""
+        """Load the result of `weights`."""
         with torch.no_grad():
             for name, tensor in self.weights().items():
                 tensor.copy_(weights[name])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """`parameter name|state name` -> tensor. What an optimizer keeps as a number becomes a float64 tensor."""
+        """Return {`parameter name|state name`: tensor}. Numbers become float64 tensors."""
         state = {}
         for optimizer in self._optimizers:
             for parameter, values in optimizer.state.items():
@@ -235,7 +235,7 @@ class Optimizer:
         return state
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """The inverse of `state`, for the same model and optimizer; of a full state this rank's shards are taken.
+        """Load the result of `state` for the same model and optimizer. A full state is sharded.
 
         What was there before is gone, also where `state` has nothing in its place.
         """
@@ -291,7 +291,7 @@ def _honors_found_inf(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _matrices(model: PreTrainedModel, spec: OptimizerSpec) -> set[torch.Tensor]:
-    """The matrices of the layers, where the optimizer has steps of their own for them."""
+    """Return the matrices of the layers, if the optimizer has a separate step for them."""
     if spec.build_for_matrices is None:
         return set()
     matrices = weight_matrices(model)

@@ -32,7 +32,7 @@ def parameter_groups(
 
 
 def weight_matrices(model: PreTrainedModel) -> set[torch.Tensor]:
-    """The parameters of two dimensions and more that are no biases (of stacked experts) nor Mamba's states (A_log)."""
+    """Return parameters of two or more dimensions, except biases of stacked experts and Mamba's states (A_log)."""
     named = model.named_parameters()
     return {parameter for name, parameter in named if parameter.ndim >= 2 and not name.endswith(("bias", "A_log"))}
 
@@ -43,7 +43,7 @@ def layer_shares(model: PreTrainedModel, decay: float) -> dict[nn.Parameter, flo
     Layer i of L takes decay^(L-1-i), embeddings decay^L, the head and the final norm 1. In an encoder-decoder each
     stack is counted for itself, so that the last layers of both take 1, and embeddings go by the taller one. Embeddings
     are what the model itself calls so, with their norms and projections; an output head that is tied to them is one.
-    Raises InputError where the model does not say which its layers are.
+    Raise InputError where the model does not say which its layers are.
     """
     shares = dict.fromkeys(model.parameters(), 1.0)
     if decay == 1.0:
@@ -61,7 +61,7 @@ def layer_shares(model: PreTrainedModel, decay: float) -> dict[nn.Parameter, flo
 
 
 def _stacks(model: PreTrainedModel) -> Iterator[list[nn.Module]]:
-    """The lists of repeated layers. Of a pipeline's stage with what stands in for the layers of others."""
+    """Return the lists of repeated layers, in a pipeline stage with placeholders for the layers of others."""
     repeated = {id(layer) for layer in repeated_layers(model)}
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and any(id(layer) in repeated for layer in module):

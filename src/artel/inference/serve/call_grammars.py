@@ -1,0 +1,202 @@
+"""Grammars of tool calls, in llguidance's dialect of Lark with the JSON schemas of arguments inside.
+
+https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md. llguidance's own `StructTag` supports no added
+tokens other than `<…>` and no arguments in tags, and lets text follow a call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from artel.inference.serve.grammars import WHITESPACE
+from artel.text import Tools
+from artel.tokens import Tokenizer
+from artel.tokens.tokenizer.chat_template import added_tokens
+from artel.tokens.tokenizer.template_calls import NUMBER, ArgumentTags, CallForm
+
+_MAX_CALLS = 16
+"""Calls in one answer: small models may never stop."""
+_TEMPLATE_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as templates write it, which the model has learned."""
+_PLAIN_KEYS = {
+    *("type", "properties", "required", "additionalProperties", "title", "description"),
+    *("$defs", "definitions", "$schema"),
+}
+"""Keys of parameters that only list arguments."""
+
+
+class UnsupportedParameters(Exception):
+    """A function whose call cannot be forced, and the reason."""
+
+
+def required_calls_grammar(form: CallForm, tools: Tools, tokenizer: Tokenizer, *, several: bool) -> str:
+    """Return a grammar of answers that are a call of `tools`, or, if the form allows it, `several` calls.
+
+    Raise UnsupportedParameters for parameters that the form cannot express.
+    """
+    symbols = _Symbols(tokenizer)
+    rules = _call_rules(form, [(tool["function"], True) for tool in tools], symbols, several=several)
+    return "\n".join([f"start: {symbols.of(form.opens)} calls", *rules])
+
+
+def optional_calls_grammar(
+    form: CallForm,
+    tools: Tools,
+    tokenizer: Tokenizer,
+    ends: Collection[int],
+    *,
+    several: bool,
+    answer: dict[str, Any] | None = None,
+) -> str:
+    """Return a grammar of answers that are text, calls of `tools` (one or `several`), or text and then calls.
+
+    After the mark that opens calls, only calls are allowed. A `strict` function takes arguments that fit its schema,
+    any other function any object. `ends` are the ids that end an answer. With `answer`, a JSON schema, an answer is
+    calls or JSON that fits it.
+
+    The form must have a mark. Raise UnsupportedParameters for parameters that it cannot express.
+    """
+    symbols = _Symbols(tokenizer)
+    functions = [(tool["function"], bool(tool["function"].get("strict"))) for tool in tools]
+    if answer is not None:
+        start = [
+            f"start: answer | {symbols.of(form.opens_after_text)} calls",
+            f"answer: %json {json.dumps({'x-guidance': WHITESPACE} | answer)}",
+        ]
+    else:
+        start = [*_text_rules(form, symbols, added_tokens(tokenizer), ends)]
+    return "\n".join([*start, *_call_rules(form, functions, symbols, several=several)])
+
+
+def _text_rules(form: CallForm, symbols: _Symbols, added: dict[str, int], ends: Collection[int]) -> Iterator[str]:
+    """Yield the rules of an answer that begins with text, which contains the mark neither as a token nor in letters."""
+    mark = re.escape(form.mark).replace("/", "\\/")
+    allowed = sorted({number for text, number in added.items() if text != form.mark} - {*ends})
+    rest = symbols.of(form.opens_after_text[len(form.mark) :])
+    yield f"start: {'added* ' if allowed else ''}(TEXT? | begin {rest} calls)"
+    if allowed:
+        yield f"added: TEXT? <[{','.join(map(str, allowed))}]>"
+    yield f"TEXT: /(?s:.+)/ & ~/(?s:.*){mark}(?s:.*)/"
+    if form.mark in added:
+        yield f"begin: TEXT? {symbols.of(form.mark)}"
+    else:
+        yield "begin[lazy]: MARKED"
+        yield f"MARKED: /(?s:.*){mark}/"
+
+
+class _Symbols:
+    """Turns texts into symbols of a grammar: added tokens by id, the text between them as literals."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._ids = added_tokens(tokenizer)
+        longest_first = sorted([*self._ids, NUMBER], key=len, reverse=True)
+        self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+
+    def of(self, text: str) -> str:
+        return " ".join(map(self._symbol, filter(None, self._split.split(text)))) or '""'
+
+    def _symbol(self, piece: str) -> str:
+        if piece == NUMBER:
+            return "/[0-9]{1,3}/"
+        return f"<[{self._ids[piece]}]>" if piece in self._ids else json.dumps(piece, ensure_ascii=False)
+
+
+def _call_rules(
+    form: CallForm, functions: Sequence[tuple[dict[str, Any], bool]], symbols: _Symbols, *, several: bool
+) -> Iterator[str]:
+    """Yield the rules of `calls`: what follows the opening of a form. `functions`: (function, True if it is strict)."""
+    names = " | ".join(f"call{number}" for number in range(len(functions)))
+    more = f"({symbols.of(form.between)} call){{0,{_MAX_CALLS - 1}}}" if several and form.between is not None else ""
+    yield f"calls: call {more} {symbols.of(form.closes)}"
+    yield f"call: {names}"
+    for number, (function, strict) in enumerate(functions):
+        rule, name = f"call{number}", symbols.of(function["name"])
+        if form.tags is None:
+            schema = _arguments_schema(function) if strict else {"type": "object"}
+            yield f"{rule}: {name} {symbols.of(form.named)} {rule}_arguments"
+            yield f"{rule}_arguments: {_json(schema)}"
+        else:
+            schema = _arguments_schema(function) if strict else _any_texts(function)
+            yield f"{rule}: {name} {rule}_first0"
+            yield from _tag_rules(rule, function["name"], schema, form.tags, symbols)
+
+
+def _any_texts(function: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema of optional arguments that may be any text, since tags have no quotes."""
+    schema = function.get("parameters") or {}
+    _check_shape(function["name"], schema)
+    return {"type": "object", "properties": {key: {"type": "string"} for key in schema.get("properties", {})}}
+
+
+def _arguments_schema(function: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of the arguments, an object."""
+    schema = function.get("parameters")
+    if schema is None:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    _check_shape(function["name"], schema)
+    if schema.get("type", "object") != "object":
+        raise UnsupportedParameters(f"{function['name']}: parameters of the type {schema['type']!r}; write object")
+    # Few schemas say that there are no other arguments, and a weak model invents some.
+    closed = schema.keys() <= _PLAIN_KEYS and "properties" in schema
+    return {"type": "object"} | ({"additionalProperties": False} if closed else {}) | schema
+
+
+def _check_shape(name: str, schema: dict[str, Any]) -> None:
+    """Raise UnsupportedParameters if `properties` or `required` do not have the types of JSON Schema."""
+    required, properties = schema.get("required", []), schema.get("properties", {})
+    if not isinstance(properties, dict):
+        raise UnsupportedParameters(f"{name}: properties that are no object")
+    if not (isinstance(required, list) and all(isinstance(key, str) for key in required)):
+        raise UnsupportedParameters(f"{name}: required that is no list of names")
+
+
+def _json(schema: Any) -> str:
+    return f"%json {json.dumps({'x-guidance': _TEMPLATE_JSON} | schema if isinstance(schema, dict) else schema)}"
+
+
+def _tag_rules(rule: str, name: str, schema: dict[str, Any], tags: ArgumentTags, symbols: _Symbols) -> Iterator[str]:
+    """Yield the rules of arguments in tags, in the order of the schema; those not required are optional."""
+    if unknown := sorted(schema.keys() - _PLAIN_KEYS):
+        raise UnsupportedParameters(f"{name}: {unknown[0]!r} of its parameters, which the model writes in tags")
+    required, properties = dict.fromkeys(schema.get("required", [])), schema.get("properties", {})
+    properties = properties | {key: {} for key in required if key not in properties}
+    shared: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    for number, (key, value) in enumerate(properties.items()):
+        if not re.fullmatch(r"[^<>\s]+", key):
+            raise UnsupportedParameters(f"{name}: a parameter by the name {key!r}, which the model writes in tags")
+        argument = f"{symbols.of(key + tags.value)} {rule}_value{number} {rule}_next{number + 1}"
+        for before, state in ((tags.first, "first"), (tags.next.removeprefix(tags.value_end), "next")):
+            skipped = "" if key in required else f" | {rule}_{state}{number + 1}"
+            yield f"{rule}_{state}{number}: {symbols.of(before)} {argument}{skipped}"
+        yield from _value_rules(f"{rule}_value{number}", f"{name}: {key}", value, shared, tags.value_end, symbols)
+    yield f"{rule}_first{len(properties)}: {symbols.of(tags.none)}"
+    yield f"{rule}_next{len(properties)}: {symbols.of(tags.last.removeprefix(tags.value_end))}"
+
+
+def _value_rules(
+    rule: str, place: str, schema: Any, shared: dict[str, Any], end: str, symbols: _Symbols
+) -> Iterator[str]:
+    """Yield the rules of a value and its closing tag: a string without quotes, anything else as JSON."""
+    if not isinstance(schema, dict) or schema.get("type") != "string":
+        yield f"{rule}: {rule}_json {symbols.of(end)}"
+        yield f"{rule}_json: {_json(shared | schema if isinstance(schema, dict) else schema)}"
+        return
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    if choices is not None:
+        if not isinstance(choices, list):
+            raise UnsupportedParameters(f"{place}: an enum that is no list")
+        words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices if isinstance(choice, str))
+        yield f"{rule}: ({words}) {symbols.of(end)}"
+        return
+    if "pattern" in schema:
+        raise UnsupportedParameters(f"{place}: a pattern of a text that the model writes in tags")
+    size = f"{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
+    # CallReader must find the end of the value and of the call, and recognize the form.
+    marks = "|".join(map(re.escape, (end.strip(), "</tool_call>", "<function="))).replace("/", "\\/")
+    terminal = rule.upper()
+    yield f"{rule}[lazy]: {terminal}"
+    yield f"{terminal}: {terminal}_TEXT {json.dumps(end)}"
+    yield f"{terminal}_TEXT: /(?s:.){size}/ & ~/(?s:.*)({marks})(?s:.*)/"
