@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -298,45 +298,6 @@ class Family:
         """The same, for a case that takes more than a fork or two and a few seconds."""
         self.add(steps.__name__, steps, quick=False)
         return steps
-
-
-def given(
-    *commands: Command,
-    take: str = "",
-    foreign: Sequence[str] = (),
-    files: Mapping[str, bytes | str] | None = None,
-    make: Callable[[Place], object] = lambda place: None,
-    run: Sequence[Mapping[str, Any]] | None = (),
-    kept: int | None = None,
-    then: Callable[[Place], object] = lambda place: None,
-) -> Callable[[Place], Steps]:
-    """A case that is data: what is there, commands, and what holds once they worked.
-
-    `take` is artel's own folder of the shelf, unpacked; `foreign` are a user's. `run`: changes of run.yaml, None for no
-    such file. `kept`: documents in the ledger.
-    """
-
-    def steps(place: Place) -> Steps:
-        if take:
-            place.take(take, ".")
-        for name in foreign:
-            place.take_foreign(*name.split(">"))
-        for name, content in (files or {}).items():
-            place.write(name, content)
-        make(place)
-        if run is not None and not take:
-            place.run(*run)
-        done = None
-        for command in commands:
-            done = yield command
-        if done is not None and done.status == 0:
-            if kept is not None:
-                from hostile.results import ledger
-
-                check(ledger(place)["kept"] == kept, ledger(place))
-            then(place)
-
-    return steps
 
 
 def check(is_so: bool, what: object) -> None:

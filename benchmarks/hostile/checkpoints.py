@@ -15,7 +15,8 @@ import xxhash
 from mutations import change_bytes, change_json, change_safetensors
 from safetensors.numpy import load_file
 
-from hostile.case import Family, Place, Steps, check, ends, fails, given, refused, special, works
+from hostile.case import Family, Place, Steps, check, ends, fails, refused, special, works
+from hostile.given import given
 from hostile.results import has_whole_model
 
 family = Family("checkpoints")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hostile.case import Family, Place, Steps, check, ends, given, refused, small, works
+from hostile.case import Family, Place, Steps, check, ends, refused, small, works
+from hostile.given import given
 from hostile.results import ledger, prepared_texts, rejected
 
 family = Family("encodings")

@@ -17,7 +17,8 @@ import numpy as np
 from mutations import change_json, change_safetensors
 from safetensors.numpy import load_file, save_file
 
-from hostile.case import Family, Place, Steps, check, edit_json, ends, given, refused, source, special, works
+from hostile.case import Family, Place, Steps, check, edit_json, ends, refused, source, special, works
+from hostile.given import given
 from hostile.made import ENCODER, json_lines
 from hostile.results import has_whole_model, logged_losses
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import psutil
 
-from hostile.case import GB, SMALL, Family, Place, Steps, check, ends, given, merged, source, works
+from hostile.case import GB, SMALL, Family, Place, Steps, check, ends, merged, source, works
+from hostile.given import given
 from hostile.results import has_whole_model, ledger, prepared_texts
 from hostile.servers import Answer, always, head, serve
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from mutations import bomb
 
-from hostile.case import Family, Place, Skip, Steps, check, digest_of, ends, given, refused, works
+from hostile.case import Family, Place, Skip, Steps, check, digest_of, ends, refused, works
+from hostile.given import given
 from hostile.results import has_whole_model, logged_losses
 
 family = Family("run folders")

@@ -16,7 +16,8 @@ import xxhash
 import yaml
 from mutations import change_bytes, change_json
 
-from hostile.case import TINY, Family, Place, Steps, check, ends, given, refused, special, works
+from hostile.case import TINY, Family, Place, Steps, check, ends, refused, special, works
+from hostile.given import given
 from hostile.results import has_whole_model, logged_losses, store_of
 
 family = Family("stores")

@@ -12,7 +12,8 @@ from typing import Any
 from mutations import change_json
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from hostile.case import Command, Family, Place, Steps, check, ends, given, refused, special, works
+from hostile.case import Command, Family, Place, Steps, check, ends, refused, special, works
+from hostile.given import given
 from hostile.results import ledger, prepared_texts
 
 family = Family("tokenizers")
