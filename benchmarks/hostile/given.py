@@ -57,21 +57,22 @@ def read_table(family: Family, table: str) -> dict[str, Any]:
 def add_rows(
     family: Family, table: str, *commands: Command, name: str = "{}", content: str = "", **shared: Any
 ) -> None:
-    """Add a case for each row of a table, with the commands and arguments of `given` that all of them share.
+    """Add a case for each row of a table, with the commands and the keys that all of them share.
 
     `name`: of a case, `{}` stands for the row's. `content`: a row that is no mapping is what this file holds.
     """
-    for key, row in read_table(family, table).items():
-        row = dict(row) if isinstance(row, dict) else {"files": {content: row}}
+    for key, keys in read_table(family, table).items():
+        own = keys if isinstance(keys, dict) else {"files": {content: keys}}
+        row = shared | own
+        if "files" in own:
+            row["files"] = shared.get("files", {}) | own["files"]
+        if own.get("run"):
+            row["run"] = [*shared.get("run", ()), *own["run"]]
         quick = not row.pop("slow", False)
-        own = [_command(words) for words in row.pop("do", ())] or commands
+        does = [_command(words) for words in row.pop("do", ())] or commands
         options = {option.name: row.pop(option.name) for option in fields(Command) if option.name in row}
-        if "says" in options:
-            options["says"] = tuple(options["says"])
-        for part in ("files", "run"):
-            if part in shared and part in row:
-                row[part] = shared[part] | row[part] if part == "files" else [*shared[part], *row[part]]
-        steps = given(*(command.having(**options) for command in own), **shared | row)
+        options |= {option: tuple(value) for option, value in options.items() if isinstance(value, list)}
+        steps = given(*(command.having(**options) for command in does), **row)
         family.add(name.replace("{}", key), steps, quick=quick)
 
 
@@ -117,12 +118,12 @@ def given(
             place.write(name, content)
         for name in lines:
             place.write(name, LINES)
+        for name in folders:
+            special(place / name, lambda path: path.mkdir(parents=True))
         for name in fifos:
             special(place / name, os.mkfifo)
         for name, target in (links or {}).items():
             special(place / name, lambda path, target=target: path.symlink_to(target))
-        for name in folders:
-            special(place / name, lambda path: path.mkdir(parents=True))
         for name, values in (edits or {}).items():
             edit_json(place / name, **values)
         make(place)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hostile.case import Family, Place, Skip, Steps, as_another_user, check, ends, refused, works
+from hostile.given import add_rows
 from hostile.results import has_whole_model, ledger, logged_losses
 
 family = Family("limits")
@@ -111,36 +112,15 @@ _FOLDERS: dict[str, Callable[[Place], dict[str, str | None]]] = {
     "cache-read-only": lambda place: {"ARTEL_CACHE": str(read_only(place, "disk"))},
     "cache-is-a-fifo": lambda place: {"ARTEL_CACHE": (os.mkfifo(place / "pipe"), str(place / "pipe"))[1]},
     "home-read-only": lambda place: {**_OWN_CACHE, "HOME": str(read_only(place, "disk"))},
-    "home-is-dev-null": lambda place: {**_OWN_CACHE, "HOME": "/dev/null"},
 }
 family.each("{}", in_a_folder, _FOLDERS, {2})
 family.add("cache-full", in_a_folder, lambda place: {"ARTEL_CACHE": str(small_disk(place, "disk", "4k"))}, {1})
-_WORKS: dict[str, Callable[[Place], dict[str, str | None]]] = {
-    "no-home": lambda place: {"HOME": None},
-    "temporary-folder-read-only": lambda place: {"TMPDIR": str(read_only(place, "disk"))},
-    "one-column": lambda place: {"COLUMNS": "1"},
-    "gpus-of-nonsense": lambda place: {"CUDA_VISIBLE_DEVICES": "x,-5,99"},
-    "proxies-of-nonsense": lambda place: {"http_proxy": "nonsense", "https_proxy": "http://0.0.0.0:0"},
-    "time-zone-of-none": lambda place: {"TZ": "Nowhere/\x1b[2J"},
-}
-family.each("{}", in_a_folder, _WORKS, {0})
-
-
-def ranks(environment: dict[str, str | None], place: Place) -> Steps:
-    """What launchers set, out of all bounds: refused in words, soon."""
-    yield ends({1, 2}, "train", place.run(), environment=environment, fresh=True, seconds=60)
-
-
-_RANK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-family.each("launched-with-{}", ranks, {
-    "rank-in-letters": {"RANK": "x", "WORLD_SIZE": "2"},
-    "rank-beyond-the-world": _RANK | {"RANK": "5"},
-    "world-below-nothing": _RANK | {"WORLD_SIZE": "-2"},
-    "port-in-letters": _RANK | {"MASTER_PORT": "http"},
-    "port-beyond-16-bits": _RANK | {"MASTER_PORT": "99999"},
-    "address-that-forges": _RANK | {"RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "\nFORGED\x1b[2J",
-                                    "MASTER_PORT": "29500"},
-}, quick=False)  # fmt: skip
+family.add("temporary-folder-read-only", in_a_folder, lambda place: {"TMPDIR": str(read_only(place, "disk"))}, {0})
+_BRIEFLY: dict[str, Any] = {"fresh": True, "seconds": 60}
+_PREPARE, _TRAIN = works("prepare", "run.yaml"), ends({1, 2}, "train", "run.yaml")
+add_rows(family, "variables", _PREPARE, run=[{"data": {"store": ""}}], **_BRIEFLY)
+# What launchers set, out of all bounds: refused in words, soon.
+add_rows(family, "launched", _TRAIN, name="launched-with-{}", slow=True, **_BRIEFLY)
 
 
 @family.case
@@ -154,21 +134,7 @@ def folder_read_only(place: Place) -> Steps:
 # Standard input, output and error
 
 
-def output(arguments: tuple[str, ...], place: Place) -> Steps:
-    """Standard output goes to a full disk."""
-    if "run" in arguments:
-        place.take("trained", ".")
-    else:
-        place.run()
-    yield ends({1}, *arguments, stdout="/dev/full")
-
-
-family.each("full-disk-behind-{}", output, {
-    "prepare": (("prepare", "run.yaml", "--json"),), "help": (("--help",),),
-    "config": (("config", "check", "run.yaml", "--all"),), "report": (("report", "run", "--json"),),
-    "generate": (("generate", "run", "--prompt", "a", "--max-new-tokens", "5"),),
-    "evaluate": (("evaluate", "run", "--json"),), "show": (("data", "show", "run"),),
-})  # fmt: skip
+add_rows(family, "full_disk", name="full-disk-behind-{}", stdout="/dev/full")
 
 
 def closed(redirection: str, verb: tuple[str, ...], right: set[int], place: Place) -> Steps:

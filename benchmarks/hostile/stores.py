@@ -17,7 +17,7 @@ import yaml
 from mutations import change_bytes, change_json
 
 from hostile.case import TINY, Family, Place, Steps, check, ends, refused, special, works
-from hostile.given import given
+from hostile.given import add_rows, given
 from hostile.results import has_whole_model, logged_losses, store_of
 
 family = Family("stores")
@@ -247,17 +247,4 @@ family.table(
 )  # fmt: skip
 
 
-def no_store(make: Callable[[Place], object], name: str, place: Place) -> Steps:
-    make(place)
-    yield refused("data", "verify", name)
-    yield refused("data", "show", name)
-
-
-for _name, (_make, _path) in {
-    "nowhere": (lambda place: None, "nowhere"),
-    "a-file": (lambda place: place.write("a", "x"), "a"),
-    "dev-zero": (lambda place: None, "/dev/zero"),
-    "300-letters": (lambda place: None, "s" * 300),
-    "a-name-that-forges": (lambda place: None, "\nFORGED\x1b[2J"),
-}.items():
-    family.add(f"verify-{_name}", no_store, _make, _path)
+add_rows(family, "paths", name="verify-{}", run=None)
