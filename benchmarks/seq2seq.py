@@ -95,6 +95,6 @@ if __name__ == "__main__":
         {"artel": partial(train_artel, precision="auto"), "artel, fp32": partial(train_artel, precision="fp32"),
          "Seq2SeqTrainer": partial(train_trainer, bf16=False),
          "Seq2SeqTrainer, bf16": partial(train_trainer, bf16=True)},
-        write_pairs, lambda session: {"T5 from scratch": {"steps": session.options.steps}},
+        write_pairs, lambda options: {"T5 from scratch": {"steps": options.steps}},
         same_precision={"Seq2SeqTrainer": "artel, fp32"}, arguments=arguments, seeds=(0,),
     ))  # fmt: skip
