@@ -114,8 +114,7 @@ _CHANGES: dict[str, Callable[[Place, Path], object]] = {
     "step-of-1e30": lambda place, step: shutil.copytree(step, step.parent / f"step-{10**30}"),
     "leftover-of-a-kill": lambda place, step: shutil.copytree(step, step.parent / ".step-000000004.partial-1"),
 }  # fmt: skip
-for _name, _change in _CHANGES.items():
-    family.add(_name, goes_on, _change, {0, 1, 2})
+family.each("{}", goes_on, _CHANGES, {0, 1, 2})
 
 
 def changed(name: str, change: Callable[[bytes, Random], bytes], summed: bool, seed: int, place: Place) -> Steps:

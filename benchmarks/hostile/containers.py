@@ -18,7 +18,7 @@ import zstandard
 from mutations import change_bytes
 
 from hostile.case import GB, Family, Place, Steps, check, ends, refused, small, works
-from hostile.given import add_rows
+from hostile.given import add_rows, given
 from hostile.made import json_lines
 from hostile.results import ledger, prepared_texts, rejected
 
@@ -30,17 +30,6 @@ PACKS: dict[str, Callable[[bytes], bytes]] = {
 }  # fmt: skip
 
 
-def prepared(files: dict[str, bytes], changes: dict[str, Any], kept: int | None, place: Place) -> Steps:
-    """Refused (`kept` is None), or so many documents."""
-    for name, content in files.items():
-        place.write(name, content)
-    if kept is None:
-        yield refused("prepare", place.run(changes))
-        return
-    yield works("prepare", place.run(changes))
-    check(ledger(place)["kept"] == kept, f"kept is not {kept}: {ledger(place)}")
-
-
 def damaged(name: str, content: bytes, place: Place) -> Steps:
     """Refused, or what came before the damage is kept, and the damage listed and said."""
     place.write(name, content)
@@ -49,28 +38,37 @@ def damaged(name: str, content: bytes, place: Place) -> Steps:
         check(ledger(place)["dropped"] == {"truncated": 1} and len(rejected(place)) == 1, ledger(place))
 
 
-def _add(name: str, files: dict[str, bytes], changes: dict[str, Any], kept: int | None = None, **more: Any) -> None:
-    family.add(name, prepared, files, changes, kept, **more)
+REFUSED, READ = refused("prepare", "run.yaml"), works("prepare", "run.yaml")
+
+
+def _add(name: str, file: str, content: bytes, kept: int | None = None, **source: Any) -> None:
+    """Refused (`kept` is None), or so many documents."""
+    command = REFUSED if kept is None else READ
+    family.add(name, given(command, files={file: content}, text={"path": file, **source}, kept=kept))
 
 
 for _suffix, _pack in PACKS.items():
     _path, _packed = f"a.jsonl.{_suffix}", _pack(LINES)
     family.add(f"{_suffix}-cut", damaged, _path, _packed[: len(_packed) * 2 // 3])
-    _add(f"{_suffix}-of-two-members", {_path: _packed + _pack(LINES.replace(b"words", b"other"))}, small(_path), 600)
-add_rows(family, "refused", refused("prepare", "run.yaml"))
-add_rows(family, "read", works("prepare", "run.yaml"))
+    _add(f"{_suffix}-of-two-members", _path, _packed + _pack(LINES.replace(b"words", b"other")), 600)
+add_rows(family, "refused", REFUSED)
+add_rows(family, "read", READ)
 _PACKED = gzip.compress(LINES)
-_add("xz-that-is-plain", {"a.jsonl.xz": LINES}, small("a.jsonl.xz"))
+_add("xz-that-is-plain", "a.jsonl.xz", LINES)
 family.add("gz-with-garbage-behind", damaged, "a.jsonl.gz", _PACKED + b"garbage, no member" * 9)
-_add("zst-changed-in-the-middle", {"a.jsonl.zst": zstandard.compress(LINES)[:200] + bytes(400)}, small("a.jsonl.zst"))
-_add("gz-named-zst", {"a.jsonl.zst": gzip.compress(LINES)}, small("a.jsonl.zst"))
-_add("zst-that-wants-a-dictionary",
-     {"a.txt.zst": zstandard.ZstdCompressor(dict_data=zstandard.ZstdCompressionDict(LINES)).compress(LINES)},
-     small("a.txt.zst"))  # fmt: skip
-_add("gz-within-gz", {"a.txt.gz": gzip.compress(gzip.compress(LINES))}, small("a.txt.gz"))
-_add("gz-with-a-forging-name",
-     {"a.txt.gz": b"\x1f\x8b\x08\x08\0\0\0\0\0\xff\nFORGED\x1b[2J\0" + gzip.compress(b"words")[10:-1]},
-     small("a.txt.gz"))  # fmt: skip
+_add("zst-changed-in-the-middle", "a.jsonl.zst", zstandard.compress(LINES)[:200] + bytes(400))
+_add("gz-named-zst", "a.jsonl.zst", gzip.compress(LINES))
+_add(
+    "zst-that-wants-a-dictionary",
+    "a.txt.zst",
+    zstandard.ZstdCompressor(dict_data=zstandard.ZstdCompressionDict(LINES)).compress(LINES),
+)
+_add("gz-within-gz", "a.txt.gz", gzip.compress(gzip.compress(LINES)))
+_add(
+    "gz-with-a-forging-name",
+    "a.txt.gz",
+    b"\x1f\x8b\x08\x08\0\0\0\0\0\xff\nFORGED\x1b[2J\0" + gzip.compress(b"words")[10:-1],
+)
 
 
 def _zip(name: str) -> bytes:
@@ -80,8 +78,8 @@ def _zip(name: str) -> bytes:
     return stream.getvalue()
 
 
-_add("zip", {"a.zip": _zip("../../executed")}, small("a.zip"))
-_add("zip-named-txt", {"a.txt": _zip("a.txt")}, small("a.txt"))
+_add("zip", "a.zip", _zip("../../executed"))
+_add("zip-named-txt", "a.txt", _zip("a.txt"))
 
 
 # Made to unpack without end; what is counted is the memory of a process of its own
@@ -139,30 +137,32 @@ def _broken_text() -> bytes:
     return _parquet({"text": column})
 
 
-_add("parquet-cut", {"a.parquet": _TABLE[:-20]}, small("a.parquet"))
-_add("parquet-without-its-end", {"a.parquet": _TABLE[:200]}, small("a.parquet"))
-_add("parquet-that-is-text", {"a.parquet": LINES}, small("a.parquet"))
-_add("parquet-encrypted", {"a.parquet": _TABLE[:-4] + b"PARE"}, small("a.parquet"))
-_add("parquet-footer-that-lies", {"a.parquet": _TABLE[:-8] + struct.pack("<I", 2**31 - 1) + b"PAR1"},
-     small("a.parquet"))  # fmt: skip
-_add("parquet-two-columns-of-a-name", {"a.parquet": _two_columns()}, small("a.parquet"))
-_add("parquet-of-numbers", {"a.parquet": _parquet({"text": list(range(50))})}, small("a.parquet"))
-_add("parquet-of-lists", {"a.parquet": _parquet({"text": [[text] for text in TEXTS]})}, small("a.parquet"))
-_add("parquet-of-nulls", {"a.parquet": _parquet({"text": pa.array([None] * 9, pa.string())})}, small("a.parquet"))
-_add("parquet-column-that-forges", {"a.parquet": _parquet({"\nFORGED\x1b[2J": TEXTS})}, small("a.parquet"))
-_add("parquet-broken-text", {"a.parquet": _broken_text()}, small("a.parquet"), 2)
+_add("parquet-cut", "a.parquet", _TABLE[:-20])
+_add("parquet-without-its-end", "a.parquet", _TABLE[:200])
+_add("parquet-that-is-text", "a.parquet", LINES)
+_add("parquet-encrypted", "a.parquet", _TABLE[:-4] + b"PARE")
+_add("parquet-footer-that-lies", "a.parquet", _TABLE[:-8] + struct.pack("<I", 2**31 - 1) + b"PAR1")
+_add("parquet-two-columns-of-a-name", "a.parquet", _two_columns())
+_add("parquet-of-numbers", "a.parquet", _parquet({"text": list(range(50))}))
+_add("parquet-of-lists", "a.parquet", _parquet({"text": [[text] for text in TEXTS]}))
+_add("parquet-of-nulls", "a.parquet", _parquet({"text": pa.array([None] * 9, pa.string())}))
+_add("parquet-column-that-forges", "a.parquet", _parquet({"\nFORGED\x1b[2J": TEXTS}))
+_add("parquet-broken-text", "a.parquet", _broken_text(), 2)
 
 
 # JSON and pages
 
-_add("jsonl-named-json", {"a.json": LINES}, small("a.json"), 300)
-_add("jsonl-taken-for-parquet", {"a.jsonl": LINES}, small("a.jsonl", format="parquet"))
+_add("jsonl-named-json", "a.json", LINES, 300)
+_add("jsonl-taken-for-parquet", "a.jsonl", LINES, format="parquet")
 _WARC = b"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Type: text/plain\r\nContent-Length: %s\r\n\r\n%s\r\n\r\n"
 for _name, _length in (("lies-long", b"99999"), ("lies-below-nothing", b"-5"), ("lies-huge", b"9" * 30)):  # fmt: skip
-    _add(f"warc-length-{_name}", {"a.warc": _WARC % (_length, b"words of a page")}, small("a.warc"))
-_add("warc-address-that-forges",
-     {"a.warc": _WARC.replace(b"Content-Length", b"WARC-Target-URI: http://x/\x1b[2J\rFORGED\r\nContent-Length")
-      % (b"5", b"\xff\xfe\xff\xfe\xff")}, small("a.warc"))  # fmt: skip
+    _add(f"warc-length-{_name}", "a.warc", _WARC % (_length, b"words of a page"))
+_add(
+    "warc-address-that-forges",
+    "a.warc",
+    _WARC.replace(b"Content-Length", b"WARC-Target-URI: http://x/\x1b[2J\rFORGED\r\nContent-Length")
+    % (b"5", b"\xff\xfe\xff\xfe\xff"),
+)
 
 
 def changed(suffix: str, whole: bytes, seed: int, place: Place) -> Steps:

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from hostile.case import Family, Place, Skip, Steps, as_another_user, check, ends, refused, works
-from hostile.given import add_rows
+from hostile.given import add_rows, read_table
 from hostile.results import has_whole_model, ledger, logged_losses
 
 family = Family("limits")
-
-MB = 1 << 20
 
 
 def mounted(folder: Path, *options: str) -> None:
@@ -55,20 +53,8 @@ def limited(limits: dict[str, int], verb: str, right: set[int], place: Place) ->
         check(not list((place / "run").glob("model/config.json")), "half a model was left")
 
 
-for _size in (4096, 20_000):
-    family.add(f"files-of-{_size}-prepare", limited, {"FSIZE": _size}, "prepare", {0, 1, 2})
-    family.add(f"files-of-{_size}-train", limited, {"FSIZE": _size}, "train", {0, 1, 2}, quick=False)
-for _size in (400, 2500):
-    family.add(f"address-space-of-{_size}-mb-train", limited, {"AS": _size * MB}, "train", {0, 1, 2}, quick=False)
-for _size in (150,):
-    family.add(f"address-space-of-{_size}-mb-prepare", limited, {"AS": _size * MB}, "prepare", {0, 1, 2})
-family.add("address-space-of-1500-mb-generate", limited, {"AS": 1500 * MB}, "generate", {0, 1, 2}, quick=False)
-for _number in (12, 40):
-    family.add(f"descriptors-{_number}-prepare", limited, {"NOFILE": _number}, "prepare", {0, 1, 2})
-    family.add(f"descriptors-{_number}-train", limited, {"NOFILE": _number}, "train", {0, 1, 2}, quick=False)
-family.add("a-second-of-a-processor", limited, {"CPU": 1}, "train", {-9, -24, 0, 1})
-family.add("locked-memory-of-nothing", limited, {"MEMLOCK": 0}, "train", {0}, quick=False)
-family.add("stack-of-256-kb", limited, {"STACK": 256 << 10}, "prepare", {0, 1, 2})
+for _name, _row in read_table(family, "limits").items():
+    family.add(_name, limited, _row["limits"], _row["verb"], set(_row["right"]), quick="slow" not in _row)
 
 
 @family.slow

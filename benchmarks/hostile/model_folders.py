@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from hostile.case import Family, Place, Steps, check, edit_json, ends, refused, source, works
 from hostile.given import add_rows, given, read_table
 from hostile.made import ENCODER, json_lines
-from hostile.results import has_whole_model, logged_losses
+from hostile.results import check_trained, has_whole_model, logged_losses
 
 family = Family("model folders")
 
@@ -76,8 +76,7 @@ def opened(make: Callable[[Place], object], verb: str, right: set[int], place: P
     elif verb == "train":
         done = yield ends(right, "train", place.run(FROM))
         if done.status == 0:
-            check(has_whole_model(place), "no model was left")
-            check(bool(np.isfinite(logged_losses(place)).all()), f"losses {logged_losses(place)}")
+            check_trained(place)
     else:
         yield ends(right, "export", "model", "exported")
 
@@ -123,8 +122,7 @@ _OPENED: dict[str, Callable[[Place], object]] = {
     "weights-of-another-model": lambda place: weights(
         place, lambda tensors: [tensors.__setitem__(name, tensors[name][..., :1].copy()) for name in list(tensors)]),
 }  # fmt: skip
-for _name, _make in _OPENED.items():
-    family.add(f"{_name}-generate", opened, _make, "generate", {2})
+family.each("{}-generate", opened, _OPENED, "generate", {2})
 _FOLDER: dict[str, Any] = {"foreign": ["model"], "run": None}
 add_rows(family, "opened", refused("generate", "model", *GENERATE), name="{}-generate", **_FOLDER)
 add_rows(

@@ -128,8 +128,7 @@ def own_code(statement: str, place: Place) -> Steps:
     yield refused("chat", "model", "--tools", "mine.py", "--script", "script.txt", says=("cannot be run", "mine.py:5"))
 
 
-for _name, _statement in _RAISING.items():
-    family.add(f"own-code-{_name}", own_code, _statement, quick=False)
+family.each("own-code-{}", own_code, _RAISING, quick=False)
 
 
 def many(content: str, arguments: tuple[str, ...], place: Place) -> Steps:

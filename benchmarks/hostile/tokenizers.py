@@ -76,8 +76,7 @@ _REFUSED: dict[str, Callable[[Place], object]] = {
     "ids-beyond-32-bits": _edit(lambda tree: tree["model"]["vocab"].update({"zz": 2**40})),
     "model-of-no-type": _edit(lambda tree: tree["model"].update(type="Evil")),
 }  # fmt: skip
-for _name, _change in _REFUSED.items():
-    family.add(_name, prepared, _change, {2})
+family.each("{}", prepared, _REFUSED, {2})
 _EITHER: dict[str, Callable[[Place], object]] = {
     "adds-10000-tokens": _edit(lambda tree: tree["added_tokens"].extend(
         _token(f"<t{number}>", 10_000 + number) for number in range(10_000))),
@@ -89,8 +88,7 @@ _EITHER: dict[str, Callable[[Place], object]] = {
     "own-code-beside": lambda place: place.write(
         "tokenizer/tokenization_evil.py", f"open({str(place.trap)!r}, 'w')\n"),
 }  # fmt: skip
-for _name, _change in _EITHER.items():
-    family.add(_name, prepared, _change, {0, 2})
+family.each("{}", prepared, _EITHER, {0, 2})
 for _table, _file, _right in (("refused", "tokenizer.json", {2}), ("either", "tokenizer.json", {0, 2}),
                               ("config", "tokenizer_config.json", {0, 2})):  # fmt: skip
     for _name, _keys in read_table(family, _table).items():
@@ -110,19 +108,14 @@ def cut_texts_are_refused_or_whole(place: Place) -> Steps:
         check(prepared_texts(place) == [text], prepared_texts(place))
 
 
-def folder_of(files: dict[str, bytes | str], place: Place) -> Steps:
-    """A tokenizer of other files."""
-    for name, content in files.items():
-        place.write(f"tokenizer/{name}", content)
-    yield refused("prepare", place.run(FROM))
-
-
-for _name, _files_of in {
+_FOLDERS: dict[str, dict[str, bytes | str]] = {
     "sentencepiece-of-garbage": {"tokenizer.model": bytes(range(256)) * 40, "config.json": '{"model_type": "llama"}'},
     "pickle": {"tokenizer.pkl": b"cos\nsystem\n(S'touch executed'\ntR."},
     "vocab-txt-of-bytes": {"vocab.txt": bytes(range(256)), "tokenizer_config.json": '{"tokenizer_class": "Evil"}'},
-}.items():
-    family.add(f"folder-of-{_name}", folder_of, _files_of)
+}
+for _name, _content in _FOLDERS.items():
+    _files_of = {f"tokenizer/{file}": content for file, content in _content.items()}
+    family.add(f"folder-of-{_name}", given(refused("prepare", "run.yaml"), files=_files_of, run=[FROM]))
 
 
 def changed(seed: int, place: Place) -> Steps:
