@@ -48,19 +48,8 @@ from run_on_disk import (
 )
 
 LAYOUTS = {"alone": (1, "auto"), "ddp-2": (2, "ddp"), "fsdp-2": (2, "fsdp"), "fsdp-4": (4, "fsdp")}
-STEPS, EVERY = 30, 3
-RUN = {
-    "data": {"sources": [{"format": "dummy", "documents": 300}], "validation": 0.1, "block": 32},
-    "tokenizer": {"train": {"vocab": 400}},
-    "model": {"config": {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2,
-                         "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}},
-    "train": {"steps": STEPS, "batch": 8, "micro_batch": 4, "learning_rate": 1e-3, "warmup": 2, "compile": "off",
-              "precision": "fp32", "threads": 1},
-    "validate": {"every": STEPS // 2, "blocks": 16},
-    "checkpoint": {"every": EVERY, "keep": 2},
-    "log": {"every": 1},
-    "track": ["jsonl"],
-}  # fmt: skip
+RUN: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+STEPS, EVERY = RUN["train"]["steps"], RUN["checkpoint"]["every"]
 LENGTH = f"{STEPS} steps of AdamW, a checkpoint every {EVERY} steps"
 SECONDS = 300.0
 """A start that takes longer hangs."""

@@ -19,18 +19,7 @@ import yaml
 GB = 1 << 30
 ANY = frozenset(range(-64, 256))
 
-# A GPT-2 small enough for a step of a few milliseconds; everything lies beside the run file, by relative names.
-TINY: dict[str, Any] = {
-    "run": "run",
-    "data": {"sources": [{"format": "dummy", "documents": 120}], "validation": 0.1, "block": 32, "store": "stores"},
-    "tokenizer": {"train": {"vocab": 300}},
-    "model": {"config": {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 128}},
-    "train": {"steps": 3, "batch": 8, "learning_rate": 1e-3, "warmup": 1, "compile": "off", "precision": "fp32",
-              "threads": 1, "micro_batch": 8},
-    "prepare": {"workers": 1},
-    "log": {"every": 1},
-    "track": ["jsonl"],
-}  # fmt: skip
+TINY: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "tiny.yaml").read_text(encoding="utf-8"))
 # For the smallest texts: as many ids as bytes and special tokens need, and no part for validation.
 SMALL: dict[str, Any] = {"data": {"validation": 0, "block": 8, "max_bad": 0.5}, "tokenizer": {"train": {"vocab": 258}}}
 

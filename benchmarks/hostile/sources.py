@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hostile.case import SMALL, Family, Place, Steps, as_another_user, check, ends, merged, refused, small, works
-from hostile.given import LINES, add_rows, given
+from hostile.given import LINES, add_rows, given, read_table
 from hostile.made import json_lines
 from hostile.results import ledger, prepared_texts, rejected
 
@@ -139,27 +139,14 @@ def _talk(number: int, *turns: Any) -> dict[str, Any]:
     return {"tools": [weather], "messages": [question, *turns, answer]}
 
 
-def _calls(arguments: Any, name: Any = "weather") -> dict[str, Any]:
-    return {"role": "assistant", "tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
+def _calls(arguments: Any) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"function": {"name": "weather", "arguments": arguments}}]}
 
 
 _RESULT = {"role": "tool", "content": "18"}
-_BAD_TURNS: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "call-that-is-a-text": ("bad_tool_call", ({"role": "assistant", "tool_calls": "weather()"}, _RESULT)),
-    "call-that-is-a-number": ("bad_tool_call", ({"role": "assistant", "tool_calls": [5]}, _RESULT)),
-    "call-without-a-name": ("bad_tool_call", (_calls("{}", name=None), _RESULT)),
-    "call-of-an-unknown-tool": ("unknown_tool", (_calls("{}", name=f"w\nartel: FORGED {ESCAPES}"), _RESULT)),
-    "arguments-that-are-no-json": ("bad_arguments", (_calls(f"{{city: \nartel: FORGED {ESCAPES}"), _RESULT)),
-    "arguments-that-are-a-list": ("bad_arguments", (_calls([["city", "Rome"]]), _RESULT)),
-    "arguments-nested-without-end": ("bad_arguments", (_calls('{"city":' * 90_000), _RESULT)),
-    "result-without-a-call": ("no_call", (_RESULT,)),
-    "two-results-of-one-call": ("no_call", (_calls("{}"), _RESULT, _RESULT)),
-    "call-without-a-result": ("no_result", (_calls("{}"),)),
-    "turn-of-an-unknown-role": ("unknown_role", ({"role": f"x\nartel: FORGED {ESCAPES}", "content": "a"},)),
-}
 
 
-def _is_rejected(reason: str, turns: tuple[Any, ...], place: Place) -> Steps:
+def _is_rejected(reason: str, turns: list[Any], place: Place) -> Steps:
     """The row is, with its line and reason; those beside it are kept."""
     rows = [_talk(1, _calls({"city": "Rome"}), _RESULT), _talk(2, *turns), _talk(3, _calls("{}"), _RESULT)]
     place.write("a.jsonl", json_lines(rows))
@@ -170,8 +157,7 @@ def _is_rejected(reason: str, turns: tuple[Any, ...], place: Place) -> Steps:
     check([row["origin"] for row in rejected(place)] == ["a.jsonl:2"], rejected(place))
 
 
-for _name, (_reason, _turns) in _BAD_TURNS.items():
-    family.add(f"tools-{_name}", _is_rejected, _reason, _turns)
+family.each("tools-{}", _is_rejected, read_table(family, "bad_turns"))
 
 
 def unclosed(name: str, delimiter: str, place: Place) -> Steps:
