@@ -239,14 +239,10 @@ def what_was_taken(start: Start, watched: Watched, tally: Tally) -> list[str]:
         tally.taken[NOT_SO_FAR] += 1
         return []
     step = int(found[1].replace(",", "")) if found is not None else 0
-    if step == 0:
-        tally.taken[FROM_BEGINNING] += 1
-    elif step == watched.latest:
-        tally.taken[FROM_LATEST] += 1
-    elif step > (watched.latest or 0):
-        tally.taken[FROM_NEWER] += 1
+    if step in (0, watched.latest):
+        tally.taken[FROM_LATEST if step else FROM_BEGINNING] += 1
     else:
-        tally.taken[FROM_OLDER] += 1
+        tally.taken[FROM_NEWER if step > (watched.latest or 0) else FROM_OLDER] += 1
     if step != watched.newest_good:
         return [f"start {tally.starts} resumed from step {step}; the whole checkpoints were {watched.good}"]
     return []
@@ -272,7 +268,7 @@ def measure(folder: Path, layout: str) -> Undisturbed:
             changes.append((time.monotonic(), phase))
         time.sleep(POLL)
     end = time.monotonic()
-    if start.wait(SECONDS) != 0 or found_wrong(run):
+    if start.wait(SECONDS) != 0 or faults(run) or leftovers(run):
         sys.exit(f"the undisturbed run failed: {folder}\n{start.log.read_text()}")
     lasting: dict[str, list[float]] = {}
     for (began, phase), (ended, _) in zip(changes, [*changes[1:], (end, OVER)], strict=True):
@@ -282,10 +278,6 @@ def measure(folder: Path, layout: str) -> Undisturbed:
     told = {phase: f"{seconds:.4f} s x {len(lasting[phase])}" for phase, seconds in medians.items()}
     print(json.dumps({"layout": layout, "seconds": round(end - start.began, 2), **told}), flush=True)
     return Undisturbed(outcome(run, stores), end - start.began, opening, medians)
-
-
-def found_wrong(run: Path) -> list[str]:
-    return faults(run) + leftovers(run)
 
 
 def write_run(folder: Path, name: str, layout: str) -> tuple[Path, Path, Path]:

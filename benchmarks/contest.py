@@ -52,11 +52,11 @@ class Training:
         times = self.times[_UNCOUNTED:]
         return per_step * (len(times) - 1) / (times[-1] - times[0])
 
-    def artel(self, run: dict[str, Any], **overrides: Any) -> Path:
+    def artel(self, run: dict[str, Any]) -> Path:
         """Train a run file with artel. Return the folder of the run."""
         import artel
 
-        return artel.train(self.complete(run), overrides, callbacks=[self.note]).folder
+        return artel.train(self.complete(run), callbacks=[self.note]).folder
 
     def complete(self, run: dict[str, Any]) -> dict[str, Any]:
         """Add what all run files have in common: one thread, a linear schedule, AdamW as Trainer has it."""

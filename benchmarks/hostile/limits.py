@@ -119,7 +119,6 @@ def folder_read_only(place: Place) -> Steps:
 
 # Standard input, output and error
 
-
 add_rows(family, "full_disk", name="full-disk-behind-{}", stdout="/dev/full")
 
 

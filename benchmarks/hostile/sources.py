@@ -31,15 +31,11 @@ def _sparse(place: Place) -> None:
         file.truncate(300_000_000)
 
 
-PREPARE, EITHER, REFUSED = (
-    works("prepare", "run.yaml"),
-    ends({0, 2}, "prepare", "run.yaml"),
-    refused("prepare", "run.yaml"),
-)
+PREPARE = works("prepare", "run.yaml")
+EITHER = ends({0, 2}, "prepare", "run.yaml")
+REFUSED = refused("prepare", "run.yaml")
 add_rows(family, "refused", REFUSED)
 add_rows(family, "read", PREPARE)
-
-
 _TWO = [{"path": "a.txt"}, {"path": "*.txt"}]
 family.table(
     socket=given(REFUSED, make=_socket_file, text="a.txt"),
