@@ -51,14 +51,7 @@ MOST = 10**8  # parameters
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    [
-        "artel.api",
-        "artel.launching.start_run",
-        "artel.training.loop",
-        "artel.planning",
-        "artel.api.runs",
-        "torch._dynamo",
-    ]
+    "artel.api artel.launching.start_run artel.training.loop artel.planning artel.api.runs torch._dynamo".split()
 )
 
 

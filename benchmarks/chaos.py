@@ -48,19 +48,8 @@ from run_on_disk import (
 )
 
 LAYOUTS = {"alone": (1, "auto"), "ddp-2": (2, "ddp"), "fsdp-2": (2, "fsdp"), "fsdp-4": (4, "fsdp")}
-STEPS, EVERY = 30, 3
-RUN = {
-    "data": {"sources": [{"format": "dummy", "documents": 300}], "validation": 0.1, "block": 32},
-    "tokenizer": {"train": {"vocab": 400}},
-    "model": {"config": {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2,
-                         "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}},
-    "train": {"steps": STEPS, "batch": 8, "micro_batch": 4, "learning_rate": 1e-3, "warmup": 2, "compile": "off",
-              "precision": "fp32", "threads": 1},
-    "validate": {"every": STEPS // 2, "blocks": 16},
-    "checkpoint": {"every": EVERY, "keep": 2},
-    "log": {"every": 1},
-    "track": ["jsonl"],
-}  # fmt: skip
+RUN: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+STEPS, EVERY = RUN["train"]["steps"], RUN["checkpoint"]["every"]
 LENGTH = f"{STEPS} steps of AdamW, a checkpoint every {EVERY} steps"
 SECONDS = 300.0
 """A start that takes longer hangs."""
@@ -250,14 +239,10 @@ def what_was_taken(start: Start, watched: Watched, tally: Tally) -> list[str]:
         tally.taken[NOT_SO_FAR] += 1
         return []
     step = int(found[1].replace(",", "")) if found is not None else 0
-    if step == 0:
-        tally.taken[FROM_BEGINNING] += 1
-    elif step == watched.latest:
-        tally.taken[FROM_LATEST] += 1
-    elif step > (watched.latest or 0):
-        tally.taken[FROM_NEWER] += 1
+    if step in (0, watched.latest):
+        tally.taken[FROM_LATEST if step else FROM_BEGINNING] += 1
     else:
-        tally.taken[FROM_OLDER] += 1
+        tally.taken[FROM_NEWER if step > (watched.latest or 0) else FROM_OLDER] += 1
     if step != watched.newest_good:
         return [f"start {tally.starts} resumed from step {step}; the whole checkpoints were {watched.good}"]
     return []
@@ -283,7 +268,7 @@ def measure(folder: Path, layout: str) -> Undisturbed:
             changes.append((time.monotonic(), phase))
         time.sleep(POLL)
     end = time.monotonic()
-    if start.wait(SECONDS) != 0 or found_wrong(run):
+    if start.wait(SECONDS) != 0 or faults(run) or leftovers(run):
         sys.exit(f"the undisturbed run failed: {folder}\n{start.log.read_text()}")
     lasting: dict[str, list[float]] = {}
     for (began, phase), (ended, _) in zip(changes, [*changes[1:], (end, OVER)], strict=True):
@@ -293,10 +278,6 @@ def measure(folder: Path, layout: str) -> Undisturbed:
     told = {phase: f"{seconds:.4f} s x {len(lasting[phase])}" for phase, seconds in medians.items()}
     print(json.dumps({"layout": layout, "seconds": round(end - start.began, 2), **told}), flush=True)
     return Undisturbed(outcome(run, stores), end - start.began, opening, medians)
-
-
-def found_wrong(run: Path) -> list[str]:
-    return faults(run) + leftovers(run)
 
 
 def write_run(folder: Path, name: str, layout: str) -> tuple[Path, Path, Path]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 from run_on_disk import PHASES
@@ -63,49 +64,18 @@ class Tally:
 
 
 def report(command: str, length: str, tallies: dict[str, Tally], seconds: float) -> str:
-    """benchmarks/chaos.md: what there is to say so far."""
+    """The page so far: chaos_page.txt with the figures of `tallies`."""
     every = list(tallies.values())
     wrong = list(dict.fromkeys(fault for tally in every for fault in tally.faults))
     torn, verified = sum("step-0" in fault for fault in wrong), sum(tally.verified for tally in every)
     same = sum(tally.equal["weights"] for tally in every)
-    return f"""# A run that cannot be lost
-
-`{command}`, {date.today():%d.%m.%Y}, on a machine of two cores:
-{sum(tally.kills.total() for tally in every)} kills by SIGKILL in {seconds / 60:.0f} minutes.
-
-A run is a GPT-2 of 2 layers x 64 with dropout 0.1, {length} of which two are kept,
-validations in the middle and at the end; its text is prepared anew. It is killed two to four times, all its processes
-at once or one rank at random, and started again by the same command until it ends by itself. A third of the moments are
-drawn evenly over the run's time, the others are aimed at a phase. Compared with a run of the same layout that nobody
-disturbed: the final weights and the token store byte for byte, and exactly each step's loss and gradient norm, the
-validations, and where `latest` and `best` point to.
-
-**{"Not all is well" if wrong else "Nothing was lost"}**: {same} of {sum(tally.runs for tally in every)} runs ended \
-with the same weights bit for bit; {torn} torn
-checkpoints under a final name, in {verified:,} readings of all checksums of one.
-
-## Kills, by what was on the disk when the process was dead
-
-{_kills(tallies)}
-
-- preparing: the token store has no name yet.
-- first step: from then until the figures of this start's first step are written: opening, resuming from a checkpoint.
-- mid-checkpoint: a checkpoint is being written and has no name yet; training continues meanwhile.
-- mid-commit: it has its name; `latest` (or `best`) does not point to it yet, or an older one is being removed.
-- mid-export: from the last step's commit until result.json is there.
-
-## What the starts resumed from
-
-{_starts(tallies)}
-
-A newer one: the kill came after a checkpoint had its name and before `latest` was moved to it. An older one: the newest
-was damaged. The rest: ranks whose peer was killed; with status 75 a rank says that it has lost the others; those
-that still waited for all to come together are ended after 5 s, as artel's launcher does it.
-
-## What came out the same
-
-{_same(tallies)}
-""" + "".join(f"\n- {fault}" for fault in wrong) + "\n" * bool(wrong)  # fmt: skip
+    text = Path(__file__).with_name("chaos_page.txt").read_text(encoding="utf-8").format(
+        command=command, length=length, today=date.today(), kills=sum(tally.kills.total() for tally in every),
+        minutes=seconds / 60, verdict="Not all is well" if wrong else "Nothing was lost", same=same, torn=torn,
+        runs=sum(tally.runs for tally in every), verified=verified, kills_table=_kills(tallies),
+        starts_table=_starts(tallies), same_table=_same(tallies),
+    )  # fmt: skip
+    return text + "".join(f"\n- {fault}" for fault in wrong) + "\n" * bool(wrong)
 
 
 def _kills(tallies: dict[str, Tally]) -> str:

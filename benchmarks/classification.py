@@ -29,11 +29,11 @@ def arguments(parser):
     parser.add_argument("--most", type=int, default=600, help="paragraphs of each author")
 
 
-def cases(session):
+def cases(options):
     made = {"from scratch": {"model": {"config": SCRATCH}, "tokenizer": {"train": {"vocab": 8192}}, "block": 128,
                              "steps": 150, "rate": 1e-3, "batch": 32}}  # fmt: skip
-    if session.options.minilm:
-        model = {"from": str(session.options.minilm.resolve())}
+    if options.minilm:
+        model = {"from": str(options.minilm.resolve())}
         made["MiniLM"] = {"model": model, "tokenizer": {}, "block": 96, "steps": 100, "rate": 3e-4, "batch": 16}
     return made
 

@@ -52,11 +52,11 @@ class Training:
         times = self.times[_UNCOUNTED:]
         return per_step * (len(times) - 1) / (times[-1] - times[0])
 
-    def artel(self, run: dict[str, Any], **overrides: Any) -> Path:
+    def artel(self, run: dict[str, Any]) -> Path:
         """Train a run file with artel. Return the folder of the run."""
         import artel
 
-        return artel.train(self.complete(run), overrides, callbacks=[self.note]).folder
+        return artel.train(self.complete(run), callbacks=[self.note]).folder
 
     def complete(self, run: dict[str, Any]) -> dict[str, Any]:
         """Add what all run files have in common: one thread, a linear schedule, AdamW as Trainer has it."""
@@ -126,7 +126,7 @@ class Contest:
     """Return metrics, with `speed`. artel is the first."""
     prepare: Callable[[argparse.Namespace, Path], str]
     """Write the data into a folder. Return what the page says of them."""
-    cases: Callable[[Session], dict[str, dict[str, Any]]]
+    cases: Callable[[argparse.Namespace], dict[str, dict[str, Any]]]
     baselines: Callable[[argparse.Namespace, Path, dict[str, Any]], dict[str, Metrics]] = lambda *_: {}
     first_seed_only: tuple[str, ...] = ()
     same_precision: dict[str, str] = field(default_factory=dict)
@@ -174,8 +174,6 @@ class Session:
                     runs.setdefault(contestant, []).append(self.train(contestant, name, case, seed))
         baselines = contest.baselines(self.options, self.data, case)
         rows = [self._row(name, baseline, [metrics]) for baseline, metrics in baselines.items()]
-        if not contest.unit:
-            return rows + [self._row(name, contestant, found) for contestant, found in runs.items()]
         speeds = {contestant: statistics.mean(run["speed"] for run in found) for contestant, found in runs.items()}
         own = next(iter(speeds))
         for contestant, speed in speeds.items():
@@ -190,11 +188,10 @@ class Session:
     def _row(self, name: str, contestant: str, runs: list[Metrics], speed: str = "") -> str:
         cells = []
         for metric in self.contest.metrics:
-            values = [run[metric] for run in runs if metric in run]
+            values = [run[metric] for run in runs]
             spread = f" ({min(values):.4f} to {max(values):.4f})" if len(values) > 1 else ""
-            cells.append(f"{statistics.mean(values):.4f}{spread}" if values else "")
-        cells += [str(len(runs)), speed] if self.contest.unit else [str(len(runs))]
-        return f"| {name} | {contestant} | {' | '.join(cells)} |"
+            cells.append(f"{statistics.mean(values):.4f}{spread}")
+        return f"| {name} | {contestant} | {' | '.join([*cells, str(len(runs)), speed])} |"
 
     def write_page(self, about: str, lines: list[str]) -> None:
         """Write the page: how it was made, `about`, then `lines`. What is below its heading "Notes" stays."""
@@ -235,10 +232,9 @@ def hold(contest: Contest) -> None:
         session = Session(contest, options, Path(folder))
         os.environ["ARTEL_CACHE"] = f"{folder}/cache"
         about = contest.prepare(options, Path(folder))
-        titles = ["", "", *contest.metrics.values(), "seeds"]
-        titles += [f"{contest.unit}/s of the processor"] if contest.unit else []
+        titles = ["", "", *contest.metrics.values(), "seeds", f"{contest.unit}/s of the processor"]
         lines = ["", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-        for case_name, case in contest.cases(session).items():
+        for case_name, case in contest.cases(options).items():
             lines += session.rows(case_name, case)
         session.write_page(about, lines)
 

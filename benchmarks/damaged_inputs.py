@@ -49,39 +49,8 @@ from artel.training.checkpoint.items import checkpoint_items, states
 from artel.training.optim.optimizer import Optimizer
 
 Files = dict[str, bytes]
-TINY = {"vocab_size": 300, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}
-RUN = {
-    "data": {"sources": [{"format": "dummy", "documents": 60, "weight": 0.5}], "validation": 0.1, "block": 16},
-    "tokenizer": {"train": {"vocab": 280}},
-    "model": {"config": {"model_type": "gpt2", **TINY}},
-    "train": {"steps": 6, "batch": 64, "learning_rate": "1e-3", "warmup": 2, "betas": [0.9, 0.95]},
-    "validate": {"every": "1 epoch", "prompts": ["a"]},
-    "checkpoint": {"every": "30min", "budget": "2G"},
-    "track": ["jsonl"],
-}
-OLD_JSON = {"inputs_path": "in.csv", "outputs_path": "out.csv", "model_path": "m", "epochs": 3, "batch_size": 32,
-            "learning_rate": 5e-5, "world_size": 2}  # fmt: skip
-IMPRUVER = """output_dir: ./models/all
-train_path: ./train.jsonl
-datasets:
-  - {name: ./texts/questions.jsonl, converter: impruver.instruction_to_messages, split: "train[:1000]"}
-model: {class: transformers.AutoModelForCausalLM, name: OWNER/model, dtype: fp16, load_in_4bit: true}
-lora: {r: 4, lora_alpha: 24, target_modules: [q_proj, v_proj]}
-tokenizer: {class: transformers.AutoTokenizer, name: OWNER/tokenizer, max_tokens_count: 1500}
-trainer: {eval_strategy: steps, eval_steps: 70, per_device_train_batch_size: 2, learning_rate: 4e-4, max_steps: 9}
-"""
-CFG = """model = bert-base-uncased
-data_path = nq.jsonl
-experiment_name = one
-n_epochs = 2
-lr = 1e-5
-train_batch_size = 128
-batch_split = 8
-best_metric = map
-best_order = >
-warmup_coef = 0.05
-apex_level = O1
-"""
+_READ = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+TINY, RUN = _READ["gpt2"], _READ["run"]
 
 
 @dataclass(frozen=True)
@@ -115,8 +84,11 @@ def targets(folder: Path) -> dict[str, Target]:
     reader = Checkpoints(model, folder / "checkpoints")
     runs = [{"run.yaml": recipe_text(name).encode()} for name in recipe_names()]
     runs += [{"run.yaml": yaml.safe_dump(RUN).encode()}] * len(runs)
-    runs += [{"run.json": json.dumps(OLD_JSON, indent=1).encode()}, {"old.yaml": IMPRUVER.encode()}] * 3
-    runs += [{"old.cfg": CFG.encode()}] * 3
+    runs += [
+        {"run.json": json.dumps(_READ["old_json"], indent=1).encode()},
+        {"old.yaml": _READ["impruver"].encode()},
+    ] * 3
+    runs += [{"old.cfg": _READ["cfg"].encode()}] * 3
     word_pieces = {"vocab.txt": b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nwords\n##s\na\n",
                    "tokenizer_config.json": b'{"tokenizer_class": "BertTokenizer", "do_lower_case": true}'}  # fmt: skip
     old = {"vocab.json": json.dumps(tokenizer.hf.get_vocab()).encode(), "merges.txt": b"#version: 0.2\ns o\nso m\n"}

@@ -17,7 +17,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -29,6 +28,7 @@ POLL = 0.0005
 # Below 32768, where Linux begins to hand out ports by itself.
 _PORTS = range(15000, 31000)
 _NUMBER = 4  # bytes of a port in the pipe
+_RUNNING = 1000  # no exit status
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
 _IMPORTED = (
     "artel.cli.main", "artel.training.loop", "artel.training.run_folder", "artel.preparing.assembly",
@@ -60,7 +60,7 @@ class Start:
         self.began = time.monotonic()
         self._leader = _context.Process(target=_lead, args=(file, self._shared, log))
         self._leader.start()
-        while not self._shared.is_ready and not self.has_ended:
+        while not self._shared.is_ready.value and not self.has_ended:
             time.sleep(POLL)
 
     @property
@@ -79,12 +79,12 @@ class Start:
     @property
     def is_launched(self) -> bool:
         """Whether the ranks have begun: before that, the leader prepares the text alone."""
-        return self._shared.is_launched
+        return self._shared.is_launched.value
 
     @property
     def statuses(self) -> list[int | None]:
         """How each rank has ended, where the leader lived to see it."""
-        return self._shared.statuses
+        return [None if status == _RUNNING else status for status in self._shared.statuses]
 
     def kill_all(self) -> None:
         """SIGKILL to everything that this start has started; waits until nothing of it is left."""
@@ -123,34 +123,10 @@ class _Shared:
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
-        self._numbers: Any = _context.RawArray(ctypes.c_int, [0] * (2 * ranks) + [0, 0])
-
-    @property
-    def pids(self) -> list[int]:
-        return self._numbers[: self.ranks]
-
-    @property
-    def statuses(self) -> list[int | None]:
-        """Stored plus 1000, as 0 is what was there before."""
-        return [number - 1000 if number else None for number in self._numbers[self.ranks : 2 * self.ranks]]
-
-    @property
-    def is_ready(self) -> bool:
-        return bool(self._numbers[-2])
-
-    @property
-    def is_launched(self) -> bool:
-        return bool(self._numbers[-1])
-
-    def tell_pids(self, pids: Sequence[int]) -> None:
-        self._numbers[: self.ranks] = list(pids)
-        self._numbers[-2] = 1
-
-    def tell_launched(self) -> None:
-        self._numbers[-1] = 1
-
-    def tell_status(self, rank: int, status: int) -> None:
-        self._numbers[self.ranks + rank] = status + 1000
+        self.pids: Any = _context.RawArray(ctypes.c_int, ranks)
+        self.statuses: Any = _context.RawArray(ctypes.c_int, [_RUNNING] * ranks)
+        self.is_ready: Any = _context.RawValue(ctypes.c_bool, False)
+        self.is_launched: Any = _context.RawValue(ctypes.c_bool, False)
 
 
 def _lead(file: Path, shared: _Shared, log: Path) -> None:
@@ -163,7 +139,7 @@ def _lead(file: Path, shared: _Shared, log: Path) -> None:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
     if shared.ranks == 1:
-        shared.tell_pids([os.getpid()])
+        shared.pids[0], shared.is_ready.value = os.getpid(), True
         _artel("train", str(file))
     ports, let_go = os.pipe()
     ranks = [_context.Process(target=_work, args=(rank, shared.ranks, file, ports, let_go))
@@ -171,12 +147,12 @@ def _lead(file: Path, shared: _Shared, log: Path) -> None:
     for rank in ranks:
         rank.start()
     os.close(ports)
-    shared.tell_pids([rank.pid or 0 for rank in ranks])
+    shared.pids[:], shared.is_ready.value = [rank.pid or 0 for rank in ranks], True
     artel.launching.start_run.launch = partial(_launch, ranks, let_go, shared)  # type: ignore[assignment]
     try:
         _artel("train", str(file), "--nproc", str(shared.ranks))
     finally:
-        if not shared.is_launched:  # the run is complete, or was refused: the ranks read the pipe's end
+        if not shared.is_launched.value:  # the run is complete, or was refused: the ranks read the pipe's end
             os.close(let_go)
 
 
@@ -185,10 +161,10 @@ def _launch(ranks: list[BaseProcess], let_go: int, shared: _Shared, *_: object) 
     from artel.errors import WorkError
 
     os.write(let_go, _free_port().to_bytes(_NUMBER, "little") * len(ranks))
-    shared.tell_launched()
+    shared.is_launched.value = True
     for rank, process in enumerate(ranks):
         process.join()
-        shared.tell_status(rank, process.exitcode or 0)
+        shared.statuses[rank] = process.exitcode or 0
     if any(process.exitcode for process in ranks):
         raise WorkError.at("", f"the processes ended with {[process.exitcode for process in ranks]}")
 

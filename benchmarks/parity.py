@@ -130,15 +130,19 @@ def sections_of(folder: Path, name: str) -> dict[str, Any]:
     return sections | {"data": {"packing": "concatenate", **sections["data"]}}
 
 
+def under_layouts(layouts: list[str], name: str, sections: dict[str, Any], layers: int = 4) -> Cells:
+    """One model under each layout; with two stages for each of four processes where it is a pipeline."""
+    by_layout: Cells = {}
+    for layout in layouts:
+        world, parallel = LAYOUTS[layout]
+        by_layout[layout, name] = (world, deep(sections, 8 if "pipeline" in parallel else layers), parallel, {})
+    return by_layout
+
+
 def preferences(folder: Path, layouts: list[str]) -> Cells:
     """Losses of whole answers, whose positions have gradients of different factors."""
-    by_layout: Cells = {}
-    for name in PREFERENCES:
-        sections = sections_of(folder, name)
-        for layout in layouts:
-            world, parallel = LAYOUTS[layout]
-            by_layout[layout, name] = (world, deep(sections, 8 if "pipeline" in parallel else 2), parallel, {})
-    return by_layout
+    parts = [under_layouts(layouts, name, sections_of(folder, name), layers=2) for name in PREFERENCES]
+    return {cell: value for part in parts for cell, value in part.items()}
 
 
 def packed(folder: Path, layouts: list[str]) -> Cells:
@@ -146,12 +150,7 @@ def packed(folder: Path, layouts: list[str]) -> Cells:
     tree = yaml.safe_load(objective_run(folder / "packed.yaml", "chat").read_text())
     sections = {key: tree[key] for key in ("data", "tokenizer", "model", "objective")}
     sections["data"] = {**sections["data"], "packing": "best_fit"}
-    by_layout: Cells = {}
-    for layout in layouts:
-        world, parallel = LAYOUTS[layout]
-        layers = 8 if "pipeline" in parallel else 4
-        by_layout[layout, "packed chat"] = (world, deep(sections, layers), parallel, {})
-    return by_layout
+    return under_layouts(layouts, "packed chat", sections)
 
 
 def measure(

@@ -22,10 +22,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 MIB = 2**20
@@ -194,26 +196,13 @@ def measure(case: Case) -> dict[str, float]:
 
 
 def ranks_of(launcher: int) -> list[int]:
-    """The processes below `launcher` that a rank was given."""
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-        children.setdefault(parent, []).append(int(folder.name))
-    ranks, others = [], [launcher]
-    for process in others:  # not below a rank: its helpers have its environment
-        for child in children.get(process, []):
-            (ranks if _has_rank(child) else others).append(child)
-    return ranks
-
-
-def _has_rank(process: int) -> bool:
-    try:
-        return b"\0RANK=" in Path(f"/proc/{process}/environ").read_bytes()
-    except OSError:
-        return False
+    """The processes below `launcher` that a rank was given; not those below a rank, which have its environment."""
+    ranks, others = [], [psutil.Process(launcher)]
+    for process in others:
+        with suppress(psutil.Error):  # one has just ended
+            for child in process.children():
+                (ranks if "RANK" in child.environ() else others).append(child)
+    return [rank.pid for rank in ranks]
 
 
 def memory_of(process: int) -> tuple[int, int, int] | None:

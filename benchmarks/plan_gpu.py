@@ -19,33 +19,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from plan import (
-    ARTEL,
-    GPU_CASES,
-    GPU_MODELS,
-    MEASURED,
-    Case,
-    argument_parser,
-    begin,
-    make_base,
-    planned,
-    read_measured,
-    summary,
-    write,
-    write_conversations,
-    write_run,
-)  # fmt: skip
+import plan
+from plan import ARTEL, GPU_CASES, GPU_MODELS, MEASURED, Case, summary
 
 
 def main() -> None:
-    parser = argument_parser(__doc__, "plan-gpu")
+    parser = plan.argument_parser(__doc__, "plan-gpu")
     parser.add_argument("--together", type=int, default=4, help="cases at the same time on the GPU")
     parser.add_argument("--measure", action="store_true", help="train only")
     parser.add_argument("--predict", action="store_true", help="plan only, for what was measured")
-    options, page = begin(parser.parse_args(), __file__)
+    options, page = plan.begin(parser.parse_args(), __file__)
     write_inputs()
-    measured = read_measured()
-    make_base(run_file(Case("llama 300M", "none", "adamw")))
+    measured = plan.read_measured()
+    plan.make_base(run_file(Case("llama 300M", "none", "adamw")))
     if not options.predict:
         chosen = [case for case in GPU_CASES if any(part in name_of(case) for part in options.only or [""])]
         with ThreadPoolExecutor(options.together) as pool:
@@ -60,7 +46,7 @@ def main() -> None:
         sys.exit(f"{MEASURED.resolve()} has no measured case: run it with --measure on a GPU first")
     for name in (name_of(case) for case in GPU_CASES if name_of(case) in measured and case not in cases):
         print(f"{name}: {measured[name]}")
-    write(page, report(cases, measured, {name_of(case): predict(case) for case in cases}), options)
+    plan.write(page, report(cases, measured, {name_of(case): predict(case) for case in cases}), options)
 
 
 def name_of(case: Case) -> str:
@@ -91,7 +77,7 @@ def run_file(case: Case) -> Path:
     if case.objective == "seq2seq":
         data |= {"sources": [{"path": "pairs.jsonl", "format": "pairs"}], "block": 512}
         tree |= {"seq2seq": {"target": 128}, "tokenizer": few}
-    return write_run(tree, case, GPU_MODELS)
+    return plan.write_run(tree, case, GPU_MODELS)
 
 
 def write_inputs() -> None:
@@ -107,7 +93,7 @@ def write_inputs() -> None:
 
     Path("words.txt").write_text("\n\n".join(words(50, 400) for _ in range(2000)))
     with Path("pairs.jsonl").open("w") as pairs, Path("matches.jsonl").open("w") as matches:
-        for _ in write_conversations(200, lambda: words(5, 80), lambda: words(50, 300)):
+        for _ in plan.write_conversations(200, lambda: words(5, 80), lambda: words(50, 300)):
             pair = {"input": words(50, 150), "output": words(10, 40)}
             pairs.write(json.dumps(pair) + "\n")
             matches.write(json.dumps({"query": pair["output"], "pos": [pair["input"]]}) + "\n")
@@ -140,7 +126,7 @@ def predict(case: Case) -> dict[str, float]:
     """What `artel plan` says of a rank of an H200, in GiB."""
     file = run_file(case)
     subprocess.run([*ARTEL, "prepare", str(file)], check=True, capture_output=True)
-    return planned(file, "--hardware", "h200:1")["per_rank_gib"]
+    return plan.planned(file, "--hardware", "h200:1")["per_rank_gib"]
 
 
 def report(cases: list[Case], measured: dict[str, Any], predicted: dict[str, dict[str, float]]) -> str:
@@ -149,9 +135,10 @@ def report(cases: list[Case], measured: dict[str, Any], predicted: dict[str, dic
     errors: dict[bool, list[float]] = {False: [], True: []}
     for name, case in ((name_of(case), case) for case in cases):
         allocated, reserved = (measured[name][kind] / 2**30 for kind in ("allocated", "reserved"))
-        plan = predicted[name]["allocated"] - predicted[name]["framework"]
-        errors["compile" in case.train].append(abs(plan / allocated - 1))
-        lines.append(f"| {name} | {plan:.2f} | {allocated:.2f} | {plan / allocated - 1:+.1%} | {reserved:.2f} |")
+        expected = predicted[name]["allocated"] - predicted[name]["framework"]
+        error = expected / allocated - 1
+        errors["compile" in case.train].append(abs(error))
+        lines.append(f"| {name} | {expected:.2f} | {allocated:.2f} | {error:+.1%} | {reserved:.2f} |")
     every = errors[False] + errors[True]
     close = sum(error <= 0.05 for error in every)
     lines += ["", f"{summary('all', every)}, {close} within 5 %\n"]

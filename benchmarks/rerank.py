@@ -30,9 +30,9 @@ def arguments(parser):
     parser.add_argument("--language", choices=("en", "ru"), default="en", help="of the questions")
 
 
-def cases(session):
-    encoder = session.options.encoder.resolve()
-    return {encoder.name: {"model": str(encoder), "language": session.options.language}}
+def cases(options):
+    encoder = options.encoder.resolve()
+    return {encoder.name: {"model": str(encoder), "language": options.language}}
 
 
 def split(options, folder: Path) -> str:

@@ -32,8 +32,8 @@ def arguments(parser):
     parser.add_argument("--encoder", type=Path, required=True, help="the folder of a small encoder: all-MiniLM-L6-v2")
 
 
-def cases(session):
-    encoder = str(session.options.encoder.resolve())
+def cases(options):
+    encoder = str(options.encoder.resolve())
     return {"all-MiniLM-L6-v2": {"tokenizer": encoder, "model": encoder, "rate": 5e-5},
             "a Llama of 1 M weights, from scratch": {"tokenizer": encoder, "model": "", "rate": 1e-3}}  # fmt: skip
 

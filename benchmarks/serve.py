@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import openai
+import psutil
 
 TOPICS = "the sea, bread, a river, winter, Paris, a clock, horses, iron, music, the moon, a garden, tea".split(", ")
 TOKENS = 48
@@ -105,12 +106,13 @@ def rate_of(moments: list[float]) -> list[float]:
 
 async def load(url: str, model: str, clients: int, seconds: float, process: subprocess.Popen) -> Figures:
     """What so many clients see in so many seconds; what is being answered then is waited for, and not counted."""
-    figures = Figures(seconds)
+    figures, server = Figures(seconds), psutil.Process(process.pid)
 
     async def count_processor() -> None:
-        before = processor_seconds(process)
+        before = server.cpu_times()
         await asyncio.sleep(seconds)
-        figures.processor = processor_seconds(process) - before
+        after = server.cpu_times()
+        figures.processor = after.user + after.system - before.user - before.system
 
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=600) as api:
         end = time.perf_counter() + seconds
@@ -147,16 +149,10 @@ def free_port() -> int:
         return listening.getsockname()[1]
 
 
-def memory_gib(process: subprocess.Popen) -> float:
+def peak_gib(process: subprocess.Popen) -> float:
     """The most that the server had resident so far."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 2**20
-
-
-def processor_seconds(process: subprocess.Popen) -> float:
-    """What the server had of the processor so far."""
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
@@ -197,7 +193,7 @@ def main() -> None:
                 asyncio.run(load(url, model, 1, 5, process))  # what is made at the first request is not measured
                 for clients in options.clients:
                     figures = asyncio.run(load(url, model, clients, options.seconds, process))
-                    rows.append(figures.row(name, clients, memory_gib(process)))
+                    rows.append(figures.row(name, clients, peak_gib(process)))
                     print(rows[-1], flush=True)
     if options.out:
         head = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,18 +19,7 @@ import yaml
 GB = 1 << 30
 ANY = frozenset(range(-64, 256))
 
-# A GPT-2 small enough for a step of a few milliseconds; everything lies beside the run file, by relative names.
-TINY: dict[str, Any] = {
-    "run": "run",
-    "data": {"sources": [{"format": "dummy", "documents": 120}], "validation": 0.1, "block": 32, "store": "stores"},
-    "tokenizer": {"train": {"vocab": 300}},
-    "model": {"config": {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 128}},
-    "train": {"steps": 3, "batch": 8, "learning_rate": 1e-3, "warmup": 1, "compile": "off", "precision": "fp32",
-              "threads": 1, "micro_batch": 8},
-    "prepare": {"workers": 1},
-    "log": {"every": 1},
-    "track": ["jsonl"],
-}  # fmt: skip
+TINY: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "tiny.yaml").read_text(encoding="utf-8"))
 # For the smallest texts: as many ids as bytes and special tokens need, and no part for validation.
 SMALL: dict[str, Any] = {"data": {"validation": 0, "block": 8, "max_bad": 0.5}, "tokenizer": {"train": {"vocab": 258}}}
 
@@ -298,45 +287,6 @@ class Family:
         """The same, for a case that takes more than a fork or two and a few seconds."""
         self.add(steps.__name__, steps, quick=False)
         return steps
-
-
-def given(
-    *commands: Command,
-    take: str = "",
-    foreign: Sequence[str] = (),
-    files: Mapping[str, bytes | str] | None = None,
-    make: Callable[[Place], object] = lambda place: None,
-    run: Sequence[Mapping[str, Any]] | None = (),
-    kept: int | None = None,
-    then: Callable[[Place], object] = lambda place: None,
-) -> Callable[[Place], Steps]:
-    """A case that is data: what is there, commands, and what holds once they worked.
-
-    `take` is artel's own folder of the shelf, unpacked; `foreign` are a user's. `run`: changes of run.yaml, None for no
-    such file. `kept`: documents in the ledger.
-    """
-
-    def steps(place: Place) -> Steps:
-        if take:
-            place.take(take, ".")
-        for name in foreign:
-            place.take_foreign(*name.split(">"))
-        for name, content in (files or {}).items():
-            place.write(name, content)
-        make(place)
-        if run is not None and not take:
-            place.run(*run)
-        done = None
-        for command in commands:
-            done = yield command
-        if done is not None and done.status == 0:
-            if kept is not None:
-                from hostile.results import ledger
-
-                check(ledger(place)["kept"] == kept, ledger(place))
-            then(place)
-
-    return steps
 
 
 def check(is_so: bool, what: object) -> None:

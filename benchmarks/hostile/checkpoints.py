@@ -15,7 +15,8 @@ import xxhash
 from mutations import change_bytes, change_json, change_safetensors
 from safetensors.numpy import load_file
 
-from hostile.case import Family, Place, Steps, check, ends, fails, given, refused, special, works
+from hostile.case import Family, Place, Steps, check, ends, fails, refused, special, works
+from hostile.given import given
 from hostile.results import has_whole_model
 
 family = Family("checkpoints")
@@ -113,8 +114,7 @@ _CHANGES: dict[str, Callable[[Place, Path], object]] = {
     "step-of-1e30": lambda place, step: shutil.copytree(step, step.parent / f"step-{10**30}"),
     "leftover-of-a-kill": lambda place, step: shutil.copytree(step, step.parent / ".step-000000004.partial-1"),
 }  # fmt: skip
-for _name, _change in _CHANGES.items():
-    family.add(_name, goes_on, _change, {0, 1, 2})
+family.each("{}", goes_on, _CHANGES, {0, 1, 2})
 
 
 def changed(name: str, change: Callable[[bytes, Random], bytes], summed: bool, seed: int, place: Place) -> Steps:

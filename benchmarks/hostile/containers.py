@@ -18,6 +18,7 @@ import zstandard
 from mutations import change_bytes
 
 from hostile.case import GB, Family, Place, Steps, check, ends, refused, small, works
+from hostile.given import add_rows, given
 from hostile.made import json_lines
 from hostile.results import ledger, prepared_texts, rejected
 
@@ -29,17 +30,6 @@ PACKS: dict[str, Callable[[bytes], bytes]] = {
 }  # fmt: skip
 
 
-def prepared(files: dict[str, bytes], changes: dict[str, Any], kept: int | None, place: Place) -> Steps:
-    """Refused (`kept` is None), or so many documents."""
-    for name, content in files.items():
-        place.write(name, content)
-    if kept is None:
-        yield refused("prepare", place.run(changes))
-        return
-    yield works("prepare", place.run(changes))
-    check(ledger(place)["kept"] == kept, f"kept is not {kept}: {ledger(place)}")
-
-
 def damaged(name: str, content: bytes, place: Place) -> Steps:
     """Refused, or what came before the damage is kept, and the damage listed and said."""
     place.write(name, content)
@@ -48,30 +38,37 @@ def damaged(name: str, content: bytes, place: Place) -> Steps:
         check(ledger(place)["dropped"] == {"truncated": 1} and len(rejected(place)) == 1, ledger(place))
 
 
-def _add(name: str, files: dict[str, bytes], changes: dict[str, Any], kept: int | None = None, **more: Any) -> None:
-    family.add(name, prepared, files, changes, kept, **more)
+REFUSED, READ = refused("prepare", "run.yaml"), works("prepare", "run.yaml")
+
+
+def _add(name: str, file: str, content: bytes, kept: int | None = None, **source: Any) -> None:
+    """Refused (`kept` is None), or so many documents."""
+    command = REFUSED if kept is None else READ
+    family.add(name, given(command, files={file: content}, text={"path": file, **source}, kept=kept))
 
 
 for _suffix, _pack in PACKS.items():
     _path, _packed = f"a.jsonl.{_suffix}", _pack(LINES)
     family.add(f"{_suffix}-cut", damaged, _path, _packed[: len(_packed) * 2 // 3])
-    _add(f"{_suffix}-of-two-members", {_path: _packed + _pack(LINES.replace(b"words", b"other"))}, small(_path), 600)
+    _add(f"{_suffix}-of-two-members", _path, _packed + _pack(LINES.replace(b"words", b"other")), 600)
+add_rows(family, "refused", REFUSED)
+add_rows(family, "read", READ)
 _PACKED = gzip.compress(LINES)
-_add("gz-of-nothing", {"a.jsonl.gz": b""}, small("a.jsonl.gz"))
-_add("xz-that-is-plain", {"a.jsonl.xz": LINES}, small("a.jsonl.xz"))
+_add("xz-that-is-plain", "a.jsonl.xz", LINES)
 family.add("gz-with-garbage-behind", damaged, "a.jsonl.gz", _PACKED + b"garbage, no member" * 9)
-_add("zst-changed-in-the-middle", {"a.jsonl.zst": zstandard.compress(LINES)[:200] + bytes(400)}, small("a.jsonl.zst"))
-_add("gz-named-zst", {"a.jsonl.zst": gzip.compress(LINES)}, small("a.jsonl.zst"))
-_add("zst-window-of-2-gb", {"a.txt.zst": b"\x28\xb5\x2f\xfd\x00\xa8" + b"\x29\x00\x00words"}, small("a.txt.zst"))
-_add("zst-that-wants-a-dictionary",
-     {"a.txt.zst": zstandard.ZstdCompressor(dict_data=zstandard.ZstdCompressionDict(LINES)).compress(LINES)},
-     small("a.txt.zst"))  # fmt: skip
-_add("zst-of-skipped-frames", {"a.txt.zst": struct.pack("<II", 0x184D2A50, 8) + bytes(8)}, small("a.txt.zst"))
-_add("zst-skipped-frame-that-lies", {"a.txt.zst": struct.pack("<II", 0x184D2A50, 2**32 - 1)}, small("a.txt.zst"))
-_add("gz-within-gz", {"a.txt.gz": gzip.compress(gzip.compress(LINES))}, small("a.txt.gz"))
-_add("gz-with-a-forging-name",
-     {"a.txt.gz": b"\x1f\x8b\x08\x08\0\0\0\0\0\xff\nFORGED\x1b[2J\0" + gzip.compress(b"words")[10:-1]},
-     small("a.txt.gz"))  # fmt: skip
+_add("zst-changed-in-the-middle", "a.jsonl.zst", zstandard.compress(LINES)[:200] + bytes(400))
+_add("gz-named-zst", "a.jsonl.zst", gzip.compress(LINES))
+_add(
+    "zst-that-wants-a-dictionary",
+    "a.txt.zst",
+    zstandard.ZstdCompressor(dict_data=zstandard.ZstdCompressionDict(LINES)).compress(LINES),
+)
+_add("gz-within-gz", "a.txt.gz", gzip.compress(gzip.compress(LINES)))
+_add(
+    "gz-with-a-forging-name",
+    "a.txt.gz",
+    b"\x1f\x8b\x08\x08\0\0\0\0\0\xff\nFORGED\x1b[2J\0" + gzip.compress(b"words")[10:-1],
+)
 
 
 def _zip(name: str) -> bytes:
@@ -81,9 +78,8 @@ def _zip(name: str) -> bytes:
     return stream.getvalue()
 
 
-_add("zip", {"a.zip": _zip("../../executed")}, small("a.zip"))
-_add("zip-named-txt", {"a.txt": _zip("a.txt")}, small("a.txt"))
-_add("pdf-named-txt", {"a.txt": b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n" + bytes(500)}, small("a.txt"))
+_add("zip", "a.zip", _zip("../../executed"))
+_add("zip-named-txt", "a.txt", _zip("a.txt"))
 
 
 # Made to unpack without end; what is counted is the memory of a process of its own
@@ -141,49 +137,32 @@ def _broken_text() -> bytes:
     return _parquet({"text": column})
 
 
-_add("parquet-cut", {"a.parquet": _TABLE[:-20]}, small("a.parquet"))
-_add("parquet-without-its-end", {"a.parquet": _TABLE[:200]}, small("a.parquet"))
-_add("parquet-that-is-text", {"a.parquet": LINES}, small("a.parquet"))
-_add("parquet-encrypted", {"a.parquet": _TABLE[:-4] + b"PARE"}, small("a.parquet"))
-_add("parquet-footer-that-lies", {"a.parquet": _TABLE[:-8] + struct.pack("<I", 2**31 - 1) + b"PAR1"},
-     small("a.parquet"))  # fmt: skip
-_add("parquet-two-columns-of-a-name", {"a.parquet": _two_columns()}, small("a.parquet"))
-_add("parquet-of-numbers", {"a.parquet": _parquet({"text": list(range(50))})}, small("a.parquet"))
-_add("parquet-of-lists", {"a.parquet": _parquet({"text": [[text] for text in TEXTS]})}, small("a.parquet"))
-_add("parquet-of-nulls", {"a.parquet": _parquet({"text": pa.array([None] * 9, pa.string())})}, small("a.parquet"))
-_add("parquet-column-that-forges", {"a.parquet": _parquet({"\nFORGED\x1b[2J": TEXTS})}, small("a.parquet"))
-_add("parquet-broken-text", {"a.parquet": _broken_text()}, small("a.parquet"), 2)
-_add("csv-two-columns-of-a-name", {"a.csv": b"text,text\na,b\n"}, small("a.csv", format="csv"))
-_add("csv-of-nuls", {"a.csv": b"text\n" + b"\0\n" * 50}, small("a.csv", format="csv"))
-_add("csv-header-that-forges", {"a.csv": b'"\nFORGED\x1b[2J",b\na,b\n'}, small("a.csv", format="csv"))
-_add("csv-lines-of-other-lengths", {"a.csv": b"id,text\n1,a word\n2\n3,b,c\n4,the last\n"},
-     small("a.csv", format="csv"), 2)  # fmt: skip
+_add("parquet-cut", "a.parquet", _TABLE[:-20])
+_add("parquet-without-its-end", "a.parquet", _TABLE[:200])
+_add("parquet-that-is-text", "a.parquet", LINES)
+_add("parquet-encrypted", "a.parquet", _TABLE[:-4] + b"PARE")
+_add("parquet-footer-that-lies", "a.parquet", _TABLE[:-8] + struct.pack("<I", 2**31 - 1) + b"PAR1")
+_add("parquet-two-columns-of-a-name", "a.parquet", _two_columns())
+_add("parquet-of-numbers", "a.parquet", _parquet({"text": list(range(50))}))
+_add("parquet-of-lists", "a.parquet", _parquet({"text": [[text] for text in TEXTS]}))
+_add("parquet-of-nulls", "a.parquet", _parquet({"text": pa.array([None] * 9, pa.string())}))
+_add("parquet-column-that-forges", "a.parquet", _parquet({"\nFORGED\x1b[2J": TEXTS}))
+_add("parquet-broken-text", "a.parquet", _broken_text(), 2)
 
 
 # JSON and pages
 
-_add("json-of-100000-brackets", {"a.jsonl": b'{"text": ' + b"[" * 100_000 + b"\n"}, small("a.jsonl"))
-_add("json-array-of-100000-brackets", {"a.json": b"[" * 100_000 + b"]" * 100_000}, small("a.json"))
-_add("json-number-of-a-million-digits", {"a.jsonl": b'{"text": ' + b"9" * 1_000_000 + b"}\n"}, small("a.jsonl"))
-_add("json-key-given-twice", {"a.jsonl": b'{"text": "one", "text": "two words"}\n'}, small("a.jsonl"), 1)
-_add("json-half-letter", {"a.jsonl": b'{"text": "\\ud800"}\n{"text": "words"}\n'}, small("a.jsonl"), 1)
-_add("jsonl-named-json", {"a.json": LINES}, small("a.json"), 300)
-_add("jsonl-taken-for-parquet", {"a.jsonl": LINES}, small("a.jsonl", format="parquet"))
-_add("chat-of-numbers", {"a.jsonl": b"1\n2\n3\n"}, {"objective": "chat", **small("a.jsonl", format="chat")})
-_add(
-    "squad-of-wrong-kinds",
-    {"a.json": b'{"data": [{"paragraphs": {"context": 1}}]}'},
-    {"objective": "span_qa", **small("a.json", format="squad"), "model": {"config": {"model_type": "bert"}}},
-)
-_add("pairs-of-unequal-files", {"a.txt": b"a b\nc d\n", "b.txt": b"a, b\n"},
-     {"objective": "masked", **small("a.txt", format="pairs", outputs="b.txt")})  # fmt: skip
+_add("jsonl-named-json", "a.json", LINES, 300)
+_add("jsonl-taken-for-parquet", "a.jsonl", LINES, format="parquet")
 _WARC = b"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Type: text/plain\r\nContent-Length: %s\r\n\r\n%s\r\n\r\n"
 for _name, _length in (("lies-long", b"99999"), ("lies-below-nothing", b"-5"), ("lies-huge", b"9" * 30)):  # fmt: skip
-    _add(f"warc-length-{_name}", {"a.warc": _WARC % (_length, b"words of a page")}, small("a.warc"))
-_add("warc-header-without-end", {"a.warc": b"WARC/1.0\r\n" + b"A: b\r\n" * 300_000}, small("a.warc"))
-_add("warc-address-that-forges",
-     {"a.warc": _WARC.replace(b"Content-Length", b"WARC-Target-URI: http://x/\x1b[2J\rFORGED\r\nContent-Length")
-      % (b"5", b"\xff\xfe\xff\xfe\xff")}, small("a.warc"))  # fmt: skip
+    _add(f"warc-length-{_name}", "a.warc", _WARC % (_length, b"words of a page"))
+_add(
+    "warc-address-that-forges",
+    "a.warc",
+    _WARC.replace(b"Content-Length", b"WARC-Target-URI: http://x/\x1b[2J\rFORGED\r\nContent-Length")
+    % (b"5", b"\xff\xfe\xff\xfe\xff"),
+)
 
 
 def changed(suffix: str, whole: bytes, seed: int, place: Place) -> Steps:
@@ -197,8 +176,7 @@ def changed(suffix: str, whole: bytes, seed: int, place: Place) -> Steps:
 for _suffix, _whole in {"parquet": _TABLE, "jsonl.gz": gzip.compress(LINES), "jsonl.xz": lzma.compress(LINES),
                         "jsonl.zst": zstandard.compress(LINES), "jsonl.bz2": bz2.compress(LINES),
                         "warc": _WARC % (b"5", b"words")}.items():  # fmt: skip
-    for _seed in range(1):
-        family.add(f"bytes-changed-{_suffix.replace('.', '-')}-{_seed}", changed, _suffix, _whole, _seed)
+    family.add(f"bytes-changed-{_suffix.replace('.', '-')}-0", changed, _suffix, _whole, 0)
 
 
 @family.slow

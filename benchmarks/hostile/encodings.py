@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hostile.case import Family, Place, Steps, check, ends, given, refused, small, works
+from hostile.case import Family, Place, Steps, check, ends, refused, small, works
+from hostile.given import given
 from hostile.results import ledger, prepared_texts, rejected
 
 family = Family("encodings")
@@ -113,24 +114,22 @@ def in_locale(environment: dict[str, str | None], place: Place) -> Steps:
     yield refused("prepare", place.run(small("нет.txt")), environment=environment, fresh=True)
 
 
-for _name, _environment in {
-    "locale-c": {"PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
-    "locale-posix-ascii": {"PYTHONUTF8": "0", "LC_ALL": "POSIX", "PYTHONIOENCODING": "ascii"},
-    "locale-latin-1": {"PYTHONUTF8": "0", "PYTHONIOENCODING": "latin-1"},
-    "locale-of-no-land": {"PYTHONUTF8": None, "LC_ALL": "xx_YY.nonsense", "LANG": "\x1b[2J"},
-}.items():
-    family.add(_name, in_locale, _environment)
+family.each("locale-{}", in_locale, {
+    "c": {"PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
+    "posix-ascii": {"PYTHONUTF8": "0", "LC_ALL": "POSIX", "PYTHONIOENCODING": "ascii"},
+    "latin-1": {"PYTHONUTF8": "0", "PYTHONIOENCODING": "latin-1"},
+    "of-no-land": {"PYTHONUTF8": None, "LC_ALL": "xx_YY.nonsense", "LANG": "\x1b[2J"},
+})  # fmt: skip
 
 
-def half_letter(flag: str, data: bytes, place: Place) -> Steps:
+def half_letter(data: bytes, place: Place) -> Steps:
     """A command line that is no UTF-8."""
     place.take("model")
-    yield ends({0, 2}, "generate", "model", flag, data.decode("utf-8", "surrogateescape"), "--max-new-tokens", 3)
+    yield ends({0, 2}, "generate", "model", "--prompt", data.decode("utf-8", "surrogateescape"), "--max-new-tokens", 3)
 
 
-for _name, _data in {"half-a-letter": b"\xd0", "a-surrogate": b"\xed\xa0\x80", "escapes": b"\x1b[2J\x1b]0;x\x07",
-                     "a-bell-and-a-forged-line": b"\x07\nartel: FORGED"}.items():  # fmt: skip
-    family.add(f"prompt-of-{_name}", half_letter, "--prompt", _data)
+family.each("prompt-of-{}", half_letter, {"half-a-letter": b"\xd0", "a-surrogate": b"\xed\xa0\x80",
+    "escapes": b"\x1b[2J\x1b]0;x\x07", "a-bell-and-a-forged-line": b"\x07\nartel: FORGED"})  # fmt: skip
 
 
 family.table(

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from hostile.case import Family, Place, Skip, Steps, as_another_user, check, ends, refused, works
+from hostile.given import add_rows, read_table
 from hostile.results import has_whole_model, ledger, logged_losses
 
 family = Family("limits")
-
-MB = 1 << 20
 
 
 def mounted(folder: Path, *options: str) -> None:
@@ -54,20 +53,8 @@ def limited(limits: dict[str, int], verb: str, right: set[int], place: Place) ->
         check(not list((place / "run").glob("model/config.json")), "half a model was left")
 
 
-for _size in (4096, 20_000):
-    family.add(f"files-of-{_size}-prepare", limited, {"FSIZE": _size}, "prepare", {0, 1, 2})
-    family.add(f"files-of-{_size}-train", limited, {"FSIZE": _size}, "train", {0, 1, 2}, quick=False)
-for _size in (400, 2500):
-    family.add(f"address-space-of-{_size}-mb-train", limited, {"AS": _size * MB}, "train", {0, 1, 2}, quick=False)
-for _size in (150,):
-    family.add(f"address-space-of-{_size}-mb-prepare", limited, {"AS": _size * MB}, "prepare", {0, 1, 2})
-family.add("address-space-of-1500-mb-generate", limited, {"AS": 1500 * MB}, "generate", {0, 1, 2}, quick=False)
-for _number in (12, 40):
-    family.add(f"descriptors-{_number}-prepare", limited, {"NOFILE": _number}, "prepare", {0, 1, 2})
-    family.add(f"descriptors-{_number}-train", limited, {"NOFILE": _number}, "train", {0, 1, 2}, quick=False)
-family.add("a-second-of-a-processor", limited, {"CPU": 1}, "train", {-9, -24, 0, 1})
-family.add("locked-memory-of-nothing", limited, {"MEMLOCK": 0}, "train", {0}, quick=False)
-family.add("stack-of-256-kb", limited, {"STACK": 256 << 10}, "prepare", {0, 1, 2})
+for _name, _row in read_table(family, "limits").items():
+    family.add(_name, limited, _row["limits"], _row["verb"], set(_row["right"]), quick="slow" not in _row)
 
 
 @family.slow
@@ -111,36 +98,15 @@ _FOLDERS: dict[str, Callable[[Place], dict[str, str | None]]] = {
     "cache-read-only": lambda place: {"ARTEL_CACHE": str(read_only(place, "disk"))},
     "cache-is-a-fifo": lambda place: {"ARTEL_CACHE": (os.mkfifo(place / "pipe"), str(place / "pipe"))[1]},
     "home-read-only": lambda place: {**_OWN_CACHE, "HOME": str(read_only(place, "disk"))},
-    "home-is-dev-null": lambda place: {**_OWN_CACHE, "HOME": "/dev/null"},
 }
 family.each("{}", in_a_folder, _FOLDERS, {2})
 family.add("cache-full", in_a_folder, lambda place: {"ARTEL_CACHE": str(small_disk(place, "disk", "4k"))}, {1})
-_WORKS: dict[str, Callable[[Place], dict[str, str | None]]] = {
-    "no-home": lambda place: {"HOME": None},
-    "temporary-folder-read-only": lambda place: {"TMPDIR": str(read_only(place, "disk"))},
-    "one-column": lambda place: {"COLUMNS": "1"},
-    "gpus-of-nonsense": lambda place: {"CUDA_VISIBLE_DEVICES": "x,-5,99"},
-    "proxies-of-nonsense": lambda place: {"http_proxy": "nonsense", "https_proxy": "http://0.0.0.0:0"},
-    "time-zone-of-none": lambda place: {"TZ": "Nowhere/\x1b[2J"},
-}
-family.each("{}", in_a_folder, _WORKS, {0})
-
-
-def ranks(environment: dict[str, str | None], place: Place) -> Steps:
-    """What launchers set, out of all bounds: refused in words, soon."""
-    yield ends({1, 2}, "train", place.run(), environment=environment, fresh=True, seconds=60)
-
-
-_RANK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-family.each("launched-with-{}", ranks, {
-    "rank-in-letters": {"RANK": "x", "WORLD_SIZE": "2"},
-    "rank-beyond-the-world": _RANK | {"RANK": "5"},
-    "world-below-nothing": _RANK | {"WORLD_SIZE": "-2"},
-    "port-in-letters": _RANK | {"MASTER_PORT": "http"},
-    "port-beyond-16-bits": _RANK | {"MASTER_PORT": "99999"},
-    "address-that-forges": _RANK | {"RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "\nFORGED\x1b[2J",
-                                    "MASTER_PORT": "29500"},
-}, quick=False)  # fmt: skip
+family.add("temporary-folder-read-only", in_a_folder, lambda place: {"TMPDIR": str(read_only(place, "disk"))}, {0})
+_BRIEFLY: dict[str, Any] = {"fresh": True, "seconds": 60}
+_PREPARE, _TRAIN = works("prepare", "run.yaml"), ends({1, 2}, "train", "run.yaml")
+add_rows(family, "variables", _PREPARE, run=[{"data": {"store": ""}}], **_BRIEFLY)
+# What launchers set, out of all bounds: refused in words, soon.
+add_rows(family, "launched", _TRAIN, name="launched-with-{}", slow=True, **_BRIEFLY)
 
 
 @family.case
@@ -153,22 +119,7 @@ def folder_read_only(place: Place) -> Steps:
 
 # Standard input, output and error
 
-
-def output(arguments: tuple[str, ...], place: Place) -> Steps:
-    """Standard output goes to a full disk."""
-    if "run" in arguments:
-        place.take("trained", ".")
-    else:
-        place.run()
-    yield ends({1}, *arguments, stdout="/dev/full")
-
-
-family.each("full-disk-behind-{}", output, {
-    "prepare": (("prepare", "run.yaml", "--json"),), "help": (("--help",),),
-    "config": (("config", "check", "run.yaml", "--all"),), "report": (("report", "run", "--json"),),
-    "generate": (("generate", "run", "--prompt", "a", "--max-new-tokens", "5"),),
-    "evaluate": (("evaluate", "run", "--json"),), "show": (("data", "show", "run"),),
-})  # fmt: skip
+add_rows(family, "full_disk", name="full-disk-behind-{}", stdout="/dev/full")
 
 
 def closed(redirection: str, verb: tuple[str, ...], right: set[int], place: Place) -> Steps:

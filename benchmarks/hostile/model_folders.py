@@ -9,7 +9,6 @@ import re
 import shutil
 import struct
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -17,9 +16,10 @@ import numpy as np
 from mutations import change_json, change_safetensors
 from safetensors.numpy import load_file, save_file
 
-from hostile.case import Family, Place, Steps, check, edit_json, ends, given, refused, source, special, works
+from hostile.case import Family, Place, Steps, check, edit_json, ends, refused, source, works
+from hostile.given import add_rows, given, read_table
 from hostile.made import ENCODER, json_lines
-from hostile.results import has_whole_model, logged_losses
+from hostile.results import check_trained, has_whole_model, logged_losses
 
 family = Family("model folders")
 
@@ -76,8 +76,7 @@ def opened(make: Callable[[Place], object], verb: str, right: set[int], place: P
     elif verb == "train":
         done = yield ends(right, "train", place.run(FROM))
         if done.status == 0:
-            check(has_whole_model(place), "no model was left")
-            check(bool(np.isfinite(logged_losses(place)).all()), f"losses {logged_losses(place)}")
+            check_trained(place)
     else:
         yield ends(right, "export", "model", "exported")
 
@@ -109,50 +108,27 @@ def _own_code(place: Place) -> None:
     )
 
 
-def _replace(name: str, content: bytes | str) -> Callable[[Place], object]:
-    return lambda place: place.write(f"model/{name}", content)
-
-
-def _special(name: str, make: Callable[[Path], object]) -> Callable[[Place], object]:
-    return lambda place: special(place / "model" / name, make)
-
-
-def _header(size: int, header: bytes = b"") -> bytes:
-    return struct.pack("<Q", size) + header
-
-
 def _tensor(dtype: str, shape: list[int], end: int) -> bytes:
     header = json.dumps({"transformer.wte.weight": {"dtype": dtype, "shape": shape, "data_offsets": [0, end]}}).encode()
-    return _header(len(header), header) + bytes(min(end, 100))
+    return struct.pack("<Q", len(header)) + header + bytes(min(end, 100))
 
 
 _OPENED: dict[str, Callable[[Place], object]] = {
     "pickle": _pickled,
     "index-that-leads-out": _index_out,
     "own-code": _own_code,
-    "config-cut": _replace("config.json", '{"model_type": "gpt2"'),
-    "config-of-an-array": _replace("config.json", "[1, 2]"),
-    "config-is-a-fifo": _special("config.json", os.mkfifo),
-    "config-is-dev-zero": _special("config.json", lambda path: path.symlink_to("/dev/zero")),
-    "weights-are-a-fifo": _special("model.safetensors", os.mkfifo),
-    "generation-config-is-a-fifo": _special("generation_config.json", os.mkfifo),
-    "header-without-end": _replace("model.safetensors", _header(2**63 - 1)),
-    "header-of-brackets": _replace("model.safetensors", _header(100_000, b"[" * 100_000)),
-    "tensor-without-end": _replace("model.safetensors", _tensor("F32", [2**40, 2**40], 2**62)),
+    "tensor-without-end": lambda place: place.write("model/model.safetensors", _tensor("F32", [2**40, 2**40], 2**62)),
     "layers-below-nothing": lambda place: config(place, n_layer=-1),
-    "layers-two-in-letters": lambda place: config(place, n_layer="two"),
-    "layers-1e9": lambda place: config(place, n_layer=10**9),
-    "vocabulary-1e12": lambda place: config(place, vocab_size=10**12),
-    "width-of-another": lambda place: config(place, n_embd=32),
-    "model-type-of-none": lambda place: config(place, model_type="no_such_type"),
-    "model-type-that-forges": lambda place: config(place, model_type="\nFORGED\x1b[2J"),
-    "dtype-of-none": lambda place: config(place, dtype="os.system"),
-    "quantized-by-none": lambda place: config(place, quantization_config={"quant_method": "evil"}),
     "weights-of-another-model": lambda place: weights(
         place, lambda tensors: [tensors.__setitem__(name, tensors[name][..., :1].copy()) for name in list(tensors)]),
 }  # fmt: skip
-for _name, _make in _OPENED.items():
-    family.add(f"{_name}-generate", opened, _make, "generate", {2})
+family.each("{}-generate", opened, _OPENED, "generate", {2})
+_FOLDER: dict[str, Any] = {"foreign": ["model"], "run": None}
+add_rows(family, "opened", refused("generate", "model", *GENERATE), name="{}-generate", **_FOLDER)
+add_rows(
+    family, "generation_config", ends({0, 2}, "generate", "model", *GENERATE), name="generation-config-{}",
+    content="model/generation_config.json", **_FOLDER,
+)  # fmt: skip
 _EXPORTED = {"own-code": {0, 2}}
 """Where the code is copied with the rest, and not run, that is right too."""
 for _name in ("pickle", "own-code", "layers-below-nothing", "weights-of-another-model"):  # fmt: skip
@@ -172,12 +148,6 @@ family.add("weights-without-end-generate", opened, _poison(float("inf")), "gener
 family.add("weights-of-nan-train", opened, _poison(float("nan")), "train", {1, 2})
 family.add("weights-of-nan-export", opened, _poison(float("nan")), "export", {0, 1, 2})
 family.add("weights-of-1e38-generate", opened, _poison(1e38), "generate", {0, 1, 2})
-_GENERATION = {"ends-of-1e9": {"eos_token_id": 10**9}, "ends-in-letters": {"eos_token_id": "x"},
-               "length-below-nothing": {"max_length": -5}, "no-such-key": {"\nFORGED\x1b[2J": 1},
-               "no-such-beam": {"num_beams": 0}}  # fmt: skip
-for _name, _values in _GENERATION.items():
-    _make = _replace("generation_config.json", json.dumps(_values))
-    family.add(f"generation-config-{_name}", opened, _make, "generate", {0, 2})
 
 
 def changed(name: str, change: Callable[[bytes, Random], bytes], seed: int, place: Place) -> Steps:
@@ -195,34 +165,19 @@ for _seed in range(3):
 # Adapters
 
 
-def adapter(change: Callable[[Place], object], place: Place) -> Steps:
-    """An adapter's folder is changed: neither generated from nor merged."""
-    place.take_foreign("adapter")
-    change(place)
-    yield refused("generate", "adapter/run/model", *GENERATE)
-    yield refused("export", "adapter/run/model", "merged", "--merge")
-    check(not (place / "merged").exists(), "something was written")
-
-
-def _adapter_config(**values: Any) -> Callable[[Place], object]:
-    return lambda place: edit_json(place / "adapter/run/model/adapter_config.json", **values)
+_ADAPTER = "adapter/run/model"
 
 
 def _only_a_bin(place: Place) -> None:
-    (place / "adapter/run/model/adapter_model.safetensors").unlink()
-    place.write("adapter/run/model/adapter_model.bin", _evil(place))
+    (place / _ADAPTER / "adapter_model.safetensors").unlink()
+    place.write(f"{_ADAPTER}/adapter_model.bin", _evil(place))
 
 
-for _name, _make in {
-    "only-a-bin": _only_a_bin,
-    "base-that-is-not-there": _adapter_config(base_model_name_or_path="./nowhere"),
-    "base-that-forges": _adapter_config(base_model_name_or_path="\nartel: FORGED\x1b[2J"),
-    "rank-below-nothing": _adapter_config(r=-1),
-    "rank-1e9": _adapter_config(r=10**9),
-    "targets-of-a-slow-regex": _adapter_config(target_modules="(a|a?)+$" * 20),
-    "weights-of-nothing": lambda place: place.write("adapter/run/model/adapter_model.safetensors", b""),
-}.items():
-    family.add(f"adapter-{_name}", adapter, _make, quick=False)
+_OPEN_IT = (refused("generate", _ADAPTER, *GENERATE), refused("export", _ADAPTER, "merged", "--merge"))
+"""Neither generated from nor merged."""
+_SHARED: dict[str, Any] = {"foreign": ["adapter"], "run": None, "absent": ["merged"]}
+add_rows(family, "adapters", *_OPEN_IT, name="adapter-{}", slow=True, **_SHARED)
+family.add("adapter-only-a-bin", given(*_OPEN_IT, make=_only_a_bin, **_SHARED), quick=False)
 
 
 # Architectures from scratch
@@ -236,18 +191,8 @@ def architecture(values: dict[str, Any], place: Place) -> Steps:
         check(bool(losses) and max(losses) < 12 and min(losses) > 2, f"losses {losses}")
 
 
-_SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-for _name, _values in {
-    "openai-gpt": {"n_layer": 2, "n_embd": 16, "n_head": 2},
-    "modernbert-decoder": _SIZES,
-    "deepseek_v32": {**_SIZES, "num_key_value_heads": 2, "moe_intermediate_size": 16, "n_routed_experts": 4,
-                     "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8,
-                     "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
-    "mamba": {"hidden_size": 16, "num_hidden_layers": 1},
-    "llama": _SIZES,
-}.items():  # fmt: skip
-    _keys = {"model_type": _name, **_values}
-    family.add(f"from-scratch-{_name}", architecture, _keys, quick=False)
+for _name, _values in read_table(family, "from_scratch").items():
+    family.add(f"from-scratch-{_name}", architecture, {"model_type": _name, **_values}, quick=False)
 
 
 @family.case

@@ -14,7 +14,8 @@ from typing import Any
 
 import psutil
 
-from hostile.case import GB, SMALL, Family, Place, Steps, check, ends, given, merged, source, works
+from hostile.case import GB, SMALL, Family, Place, Steps, check, ends, merged, source, works
+from hostile.given import given, read_table
 from hostile.results import has_whole_model, ledger, prepared_texts
 from hostile.servers import Answer, always, head, serve
 
@@ -40,25 +41,12 @@ def _add(name: str, answer: Answer, right: set[int] | None = None, *, text: str 
     family.add(name, partial(fetched, answer, right or {1, 2}, text=text), quick=quick)
 
 
-_add("as-it-should-be", always(head(Content_Length=len(BODY)) + BODY), {0})
-_add("no-length", always(head() + BODY), {0, 1})
-_add("length-too-long", always(head(Content_Length=len(BODY) + 5000) + BODY), {1}, quick=False)
+for _name, _row in read_table(family, "answers").items():
+    _head = _row["raw"].encode("latin-1") if "raw" in _row else head(_row["status"], **_row.get("headers", {}))
+    _data = _head + BODY if _row.get("body", True) else _head
+    _add(_name, always(_data), set(_row.get("right", ())), quick="slow" not in _row)
 _add("length-too-short", always(head(Content_Length=100) + BODY), {0, 1, 2}, text=TEXT[:100].strip())
-_add("length-of-1e30", always(head(Content_Length=10**30) + BODY), {1, 2}, quick=False)
-_add("two-lengths", always(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\nContent-Length: 1640\r\n\r\n" + BODY), {0, 1, 2})
 _add("no-answer", lambda connection, request: None, quick=False)
-_add("nonsense", always(b"\0\xff nonsense \x1b[2J\n" * 20), quick=False)
-_add("status-that-forges", always(b"HTTP/1.1 404 \x1b[2J\x07nothing\rartel: FORGED\r\n\r\n"))
-_add("status-100-only", always(b"HTTP/1.1 100 Continue\r\n\r\n" * 200), quick=False)
-_add("status-500", always(head("500 Internal Server Error", Content_Length=0)), quick=False)
-_add("status-503-later", always(head("503 Busy", Retry_After=10**9, Content_Length=0)), quick=False)
-_add(
-    "status-429-later", always(head("429 Too Many Requests", Retry_After="Fri, 31 Dec 9999 23:59:59 GMT")), quick=False
-)
-for _scheme in ("ftp://127.0.0.1:9/a", "file:///etc/passwd", "data:text/plain,words", "s3://b/k", "",
-                "http://[::1", "http://127.0.0.1:99999/", "\x1b[2J"):  # fmt: skip
-    _add(f"redirect-to-{ascii(_scheme)[1:-1].replace('/', '-')[:24] or 'nothing'}",
-         always(head("302 Found", Location=_scheme, Content_Length=0)))  # fmt: skip
 
 
 def _around(connection: socket.socket, request: bytes) -> None:
@@ -67,8 +55,6 @@ def _around(connection: socket.socket, request: bytes) -> None:
 
 
 _add("redirect-without-end", _around)
-_add("redirect-to-itself", always(head("301 Moved", Location="/a.txt", Content_Length=0)))
-_add("gzip-that-is-none", always(head(Content_Encoding="gzip", Content_Length=len(BODY)) + BODY), {0, 1, 2})
 
 
 def _bomb(connection: socket.socket, request: bytes) -> None:
@@ -76,25 +62,6 @@ def _bomb(connection: socket.socket, request: bytes) -> None:
 
 
 _add("gzip-bomb-of-an-encoding", _bomb, {0, 1, 2}, quick=False)
-_add(
-    "chunk-of-1e18",
-    always(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffff\r\n" + BODY),
-    quick=False,
-)
-_add("chunks-cut", always(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nwords\r\n"), quick=False)
-_add("headers-of-20-mb", always(b"HTTP/1.1 200 OK\r\n" + b"A: " + b"b" * 20_000_000 + b"\r\n\r\n" + BODY), quick=False)
-_add("type-that-lies", always(head(Content_Type="text/plain; charset=zlib\x1b[2J", Content_Length=len(BODY)) + BODY),
-     {0, 1, 2})  # fmt: skip
-_add(
-    "name-that-leads-out",
-    always(head(Content_Disposition='attachment; filename="../../../executed"', Content_Length=len(BODY)) + BODY),
-    {0},
-)
-_add(
-    "tag-that-forges",
-    always(head(ETag='"\x1b[2J"', Last_Modified="\x1b[2J", Content_Length=len(BODY)) + BODY),
-    {0, 1, 2},
-)
 
 
 def _reset(connection: socket.socket, request: bytes) -> None:

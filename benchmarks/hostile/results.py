@@ -58,3 +58,9 @@ def has_whole_model(place: Place, run: str = "run") -> bool:
 def logged_losses(place: Place, run: str = "run") -> list[float]:
     lines = (place / run / "metrics.jsonl").read_text().splitlines()
     return [line["loss"] for line in map(json.loads, lines) if "loss" in line]
+
+
+def check_trained(place: Place) -> None:
+    """A whole model was left, and its losses are finite."""
+    check(has_whole_model(place), "no model was left")
+    check(bool(np.isfinite(logged_losses(place)).all()), f"losses {logged_losses(place)}")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from mutations import bomb
 
-from hostile.case import Family, Place, Skip, Steps, check, digest_of, ends, given, refused, works
+from hostile.case import Family, Place, Skip, Steps, check, digest_of, ends, refused, works
+from hostile.given import add_rows, given
 from hostile.results import has_whole_model, logged_losses
 
 family = Family("run folders")
@@ -21,7 +22,6 @@ NAMES = (
 )  # fmt: skip
 AGAIN = ends({0, 2}, "train", "run.yaml", "--restart")
 TRAIN = ends({0, 2}, "train", "run.yaml")
-BASE = {"model": {"config": None, "from": "./model"}, "tokenizer": {"train": None}}
 
 
 def foreign(names: tuple[str, ...], *arguments: str) -> Steps:
@@ -30,18 +30,9 @@ def foreign(names: tuple[str, ...], *arguments: str) -> Steps:
                  files={f"run/{name}": f"mine: {name}\n" for name in names})  # fmt: skip
 
 
-def link(name: str, to: str) -> Steps:
-    return lambda place: (place / name).symlink_to(to)
-
-
 def _linked_model(place: Place) -> None:
     shutil.rmtree(place / "run/model")
-    link("run/model", "../mine")(place)
-
-
-def _linked_checkpoints(place: Place) -> None:
-    (place / "run").mkdir()
-    link("run/checkpoints", "../mine")(place)
+    (place / "run/model").symlink_to("../mine")
 
 
 def _names_another_folder(place: Place) -> None:
@@ -65,50 +56,18 @@ family.table(
     foreign_checkpoints=foreign(NAMES[1:2]),
     foreign_notes=foreign(("notes/mine.txt", "read me.txt")),
 )
-_NOTES = {"run/notes.txt": "mine", "run/model/read me.txt": "mine", "run/checkpoints/mine/weights.bin": "mine"}
+add_rows(family, "with_files_of_a_user", AGAIN)
 family.table(
-    own_folder_with_notes_restart=given(AGAIN, take="trained", files=_NOTES),
-    own_folder_gone_on_with_notes=given(
-        ends({0, 2}, "train", "run.yaml", "train.steps=6"), take="trained", files=_NOTES
-    ),
-    here_with_the_base_model=given(
-        TRAIN, foreign=["model"], files={"model/notes.txt": "mine"}, run=[BASE, {"run": "."}]
-    ),
-    here_with_the_base_model_restart=given(AGAIN, foreign=["model"], run=[BASE, {"run": "."}]),
     here_with_a_run_file_called_config_yaml=given(
         ends({0, 2}, "train", "config.yaml"), make=lambda place: place.run({"run": "."}, name="config.yaml"), run=None
     ),
-    base_model_within_the_run=given(
-        TRAIN, AGAIN, foreign=["model>run/base"], run=[BASE, {"model": {"from": "run/base"}}]
-    ),
-    text_within_the_run=given(
-        AGAIN, files={"run/a.txt": "words of it\n" * 400},
-        run=[{"data": {"sources": [{"path": "run/a.txt"}], "validation": 0}, "tokenizer": {"train": {"vocab": 258}}}],
-    ),
-    behind_a_link_to_a_users_folder=given(AGAIN, files={"mine/model/config.json": "mine"}, make=link("run", "mine")),
     model_is_a_link_to_a_users_folder=given(
         ends({0, 1, 2}, "train", "run.yaml", "--restart"), take="trained", files={"mine/config.json": "mine"},
         make=_linked_model,
     ),
-    checkpoints_are_a_link_to_a_users_folder=given(
-        AGAIN, files={"mine/step-000000001/weights": "mine"}, make=_linked_checkpoints
-    ),
     config_that_names_another_folder=given(
         ends({0, 2}, "train", "run", "--restart"), take="trained", files={"victim/model/config.json": "mine"},
         make=_names_another_folder,
-    ),
-    of_a_run_file_that_changed=given(refused("train", "run.yaml", "train.learning_rate=0.5"), take="trained"),
-    report_of_a_users_folder=given(
-        refused("report", "mine"), refused("report", "."), refused("report", "/dev"),
-        files={"mine/metrics.jsonl": "mine\n"}, run=None,
-    ),
-    predictions_over_a_users_file=given(
-        ends({0, 2}, "evaluate", "run", "--predictions", "mine.json"), take="trained", files={"mine.json": "mine"}
-    ),
-    chat_saved_over_a_users_file=given(
-        ends({0, 2}, "chat", "run", "--script", "script.txt", "--new-tokens", 2), take="adapter",
-        files={"mine.jsonl": "mine",
-               "script.txt": "hello\n/save mine.jsonl\n/save run.yaml\n/save /dev/null/x\n/exit\n"},
     ),
     finished_run_moved_elsewhere=given(
         works("generate", "moved", "--prompt", "a", "--max-new-tokens", 3),
@@ -121,52 +80,28 @@ family.table(
 )  # fmt: skip
 
 
-def named(run: str, place: Place) -> Steps:
-    """A folder that can be none."""
-    place.write("file", "mine")
-    os.mkfifo(place / "pipe")
-    (place / "loop").symlink_to("loop")
-    yield refused("train", place.run({"run": run}))
-    yield refused("train", place.run({"run": run}), "--restart")
+add_rows(
+    family, "named", refused("train", "run.yaml"), refused("train", "run.yaml", "--restart"), name="is-{}",
+    files={"file": "mine"}, fifos=["pipe"], links={"loop": "loop"},
+)  # fmt: skip
 
-
-for _name in ("file", "file/run", "pipe", "loop", "/dev/null", "s3://bucket/run"):
-    family.add(f"is-{_name.strip('/').replace('/', '-').replace(':', '')[:20]}", named, _name)
-
-
-def damaged(name: str, content: bytes | None, verbs: tuple[tuple[str, ...], ...], place: Place) -> Steps:
-    """A file of a finished run is damaged (None: a named pipe); each verb works, or says so."""
-    place.take("trained", ".")
-    path = place / "run" / name
-    path.unlink(missing_ok=True)
-    os.mkfifo(path) if content is None else path.write_bytes(content)
-    for verb in verbs:
-        yield ends({0, 1, 2}, *verb)
-
-
-_REPORT, _TRAIN, _LONGER = ("report", "run"), ("train", "run.yaml"), ("train", "run.yaml", "train.steps=6")
-_GENERATE = ("generate", "run", "--prompt", "a", "--max-new-tokens", "3")
-_BAD: dict[str, bytes | None] = {
-    "cut": b'{"step": 1, "lo', "of-nothing": b"", "of-brackets": b"[" * 100_000, "of-an-array": b"[1, 2]\n",
-    "binary": bytes(range(256)), "of-nan": b'{"step": NaN, "loss": Infinity, "steps": 1e999}\n',
-    "that-forges": b'{"\\nartel: FORGED\\u001b[2J": 1, "loss": "\\nFORGED\\u001b[2J"}\n', "a-fifo": None,
-}  # fmt: skip
-for _file, _verbs, _names in (
-    ("metrics.jsonl", (_REPORT, _LONGER), ("cut", "of-an-array", "of-nan", "that-forges", "a-fifo")),
-    ("result.json", (_TRAIN, _REPORT), ("cut", "of-brackets", "a-fifo")),
-    ("ledger.json", (_REPORT, _TRAIN), ("cut", "of-an-array")),
-    ("config.yaml", (_GENERATE, _TRAIN, _REPORT), ("cut", "binary", "a-fifo")),
-    ("store.json", (_LONGER, _REPORT), ("of-nothing", "a-fifo")),
-):
-    for _name in _names:
-        family.add(f"{_file.split('.')[0]}-{_name}", damaged, _file, _BAD[_name], _verbs)
-_TORN = b'{"step": 1, "loss": 5.0, "tokens": 9, "learning_rate": 0.1}\n{"step": 2, "lo'
-_CODE = b"run: !!python/object/apply:os.system ['touch ../executed']\n"
-family.add("metrics-torn-last-line", damaged, "metrics.jsonl", _TORN, (_REPORT, _LONGER))
-family.add("config-of-a-bomb", damaged, "config.yaml", bomb().encode(), (_GENERATE, _TRAIN))
-family.add("config-with-code", damaged, "config.yaml", _CODE, (_GENERATE,))
-family.add("lock-is-a-fifo", damaged, ".lock", None, (_LONGER,))
-family.add("processes-lock-is-a-fifo", damaged, ".lock-processes", None, (_LONGER,))
+# A file of a finished run is damaged; each verb works, or says so.
+_REPORT, _TRAIN, _LONGER, _GENERATE = (
+    ends({0, 1, 2}, *words.split())
+    for words in ("report run", "train run.yaml", "train run.yaml train.steps=6",
+                  "generate run --prompt a --max-new-tokens 3")
+)  # fmt: skip
+for _file, _verbs in {
+    "metrics.jsonl": (_REPORT, _LONGER), "result.json": (_TRAIN, _REPORT), "ledger.json": (_REPORT, _TRAIN),
+    "config.yaml": (_GENERATE, _TRAIN, _REPORT), "store.json": (_LONGER, _REPORT),
+}.items():  # fmt: skip
+    _name = _file.split(".")[0]
+    add_rows(family, _name, *_verbs, name=f"{_name}-{{}}", content=f"run/{_file}", take="trained")
+family.table(
+    config_of_a_bomb=given(_GENERATE, _TRAIN, take="trained", files={"run/config.yaml": bomb()}),
+    lock_is_a_fifo=given(_LONGER, take="trained", fifos=["run/.lock"]),
+    processes_lock_is_a_fifo=given(_LONGER, take="trained", fifos=["run/.lock-processes"]),
+)
 
 
 def removed(what: str, place: Place) -> Steps:

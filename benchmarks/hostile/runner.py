@@ -20,6 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from hostile.case import Case, Command, Outcome, Place, Skip, Wrong
 
 POLL = 0.05
@@ -254,10 +256,10 @@ class _Watched:
 def _session(leader: int) -> list[int]:
     """The processes of a session."""
     pids = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, IndexError, ValueError):
-            if int(path.read_text().rpartition(")")[2].split()[3]) == leader:
-                pids.append(int(path.parent.name))
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError):
+            if os.getsid(pid) == leader:
+                pids.append(pid)
     return pids
 
 

@@ -7,10 +7,10 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from hostile.case import Family, Place, Steps, check, ends, works
+from hostile.case import Family, Place, Steps, check, ends, merged, works
 from hostile.results import has_whole_model, ledger, logged_losses
 
 family = Family("signals")
@@ -32,24 +32,41 @@ def when(word: str, number: int) -> Action:
     return (lambda err: word in err, send(number))
 
 
-def at_file(path: Path, number: int) -> Action:
-    """As soon as a file is there; looked at with each poll."""
-    return (lambda err: path.exists(), send(number))
+def at_latest(number: int) -> Callable[[Place], Action]:
+    """As soon as a checkpoint is `latest`; looked at with each poll."""
+    return lambda place: (lambda err: (place / "run/checkpoints/latest").exists(), send(number))
 
 
-def stopped(name: str, word: str, right: set[int], place: Place) -> Steps:
-    """During training, or the text before it; then the same command ends with a whole model."""
-    run = place.run(LONG)
-    yield ends(right, "train", run, actions=(when(word, getattr(signal, f"SIG{name}")),))
-    yield works("train", run)
+def stopped(
+    right: set[int], acts: list[Any], place: Place, keys: dict[str, Any] = LONG, logged: int = 0, **more: Any
+) -> Steps:
+    """Ended during training, or the text before it; then the same command ends with a whole model.
+
+    `acts`: (condition, act) as a Command has them, or what gives one for the place. `logged`: losses at the least.
+    """
+    run, words = place.run(keys), ("--nproc", 2) if more else ()
+    actions = tuple(act(place) if callable(act) else act for act in acts)
+    yield ends(right, "train", run, *words, actions=actions, **more)
+    yield works("train", run, fresh=bool(more))
     check(has_whole_model(place), "no model was left")
-    check(len(logged_losses(place)) >= 300, f"{len(logged_losses(place))} lines of 300")
+    check(len(logged_losses(place)) >= logged, f"{len(logged_losses(place))} lines of {logged}")
 
 
 for _name in ("INT", "TERM", "HUP", "KILL", "USR1"):
     right = {0, 1, 130, -2} if _name == "INT" else {0, 1, 130, *(-number for number in range(1, 32))}
     for _when, _word in (("text", "turning text"), ("steps", "steps of")):
-        family.add(f"{_name.lower()}-during-{_when}", stopped, _name, _word, right, quick=False)
+        acts = [when(_word, getattr(signal, f"SIG{_name}"))]
+        family.add(f"{_name.lower()}-during-{_when}", partial(stopped, right, acts, logged=300), quick=False)
+_INT, _KILL = when("steps of", signal.SIGINT), when("steps of", signal.SIGKILL)
+_OFTEN, _SHORT = merged(LONG, {"checkpoint": {"every": 5, "keep": 2}}), {"train": {"steps": 5}}
+for _name, _stop in {
+    "int-twice": partial(stopped, {0, 1, 130, -2}, [_INT, _INT]),
+    "int-while-a-checkpoint-is-written": partial(stopped, {0, 1, 130}, [at_latest(signal.SIGINT)], keys=_OFTEN),
+    "term-while-the-model-is-written": partial(stopped, {0, 1, 130, 143}, [at_latest(signal.SIGTERM)], keys=_SHORT),
+    "two-processes-interrupted": partial(stopped, {0, 1, 130}, [_INT], fresh=True, seconds=200),
+    "launcher-killed": partial(stopped, {-9}, [_KILL], fresh=True, seconds=200),
+}.items():
+    family.add(_name, _stop, quick=False)
 
 
 def while_preparing(name: str, word: str, place: Place) -> Steps:
@@ -85,31 +102,6 @@ def at_once(name: str, place: Place) -> Steps:
 
 for _name in ("INT", "TERM"):
     family.add(f"{_name.lower()}-at-once", at_once, _name, quick=False)
-
-
-@family.slow
-def int_twice(place: Place) -> Steps:
-    run = place.run(LONG)
-    actions = (when("steps of", signal.SIGINT), when("steps of", signal.SIGINT))
-    yield ends({0, 1, 130, -2}, "train", run, actions=actions)
-    yield works("train", run)
-    check(has_whole_model(place), "no model was left")
-
-
-@family.slow
-def int_while_a_checkpoint_is_written(place: Place) -> Steps:
-    run = place.run(LONG, {"checkpoint": {"every": 5, "keep": 2}})
-    yield ends({0, 1, 130}, "train", run, actions=(at_file(place / "run/checkpoints/latest", signal.SIGINT),))
-    yield works("train", run)
-    check(has_whole_model(place), "no model was left")
-
-
-@family.slow
-def term_while_the_model_is_written(place: Place) -> Steps:
-    run = place.run({"train": {"steps": 5}})
-    yield ends({0, 1, 130, 143}, "train", run, actions=(at_file(place / "run/checkpoints/latest", signal.SIGTERM),))
-    yield works("train", run)
-    check(has_whole_model(place), "no model was left")
 
 
 @family.slow
@@ -157,24 +149,6 @@ for _arguments in (
     "prepare run.yaml --json",
 ):
     family.add(f"reader-gone-{'-'.join(_arguments.strip('-').split()[:2])}", reader_gone, _arguments)
-
-
-@family.slow
-def two_processes_interrupted(place: Place) -> Steps:
-    run = place.run(LONG)
-    yield ends(
-        {0, 1, 130}, "train", run, "--nproc", 2, actions=(when("steps of", signal.SIGINT),), fresh=True, seconds=200
-    )
-    yield works("train", run, fresh=True)
-    check(has_whole_model(place), "no model was left")
-
-
-@family.slow
-def launcher_killed(place: Place) -> Steps:
-    run = place.run(LONG)
-    yield ends({-9}, "train", run, "--nproc", 2, actions=(when("steps of", signal.SIGKILL),), fresh=True, seconds=200)
-    yield works("train", run, fresh=True)
-    check(has_whole_model(place), "no model was left")
 
 
 @family.slow

@@ -8,19 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hostile.case import SMALL, Family, Place, Steps, as_another_user, check, ends, given, merged, refused, small, works
+from hostile.case import SMALL, Family, Place, Steps, as_another_user, check, ends, merged, refused, small, works
+from hostile.given import LINES, add_rows, given, read_table
 from hostile.made import json_lines
 from hostile.results import ledger, prepared_texts, rejected
 
 family = Family("sources")
 
-TEXT = "".join(f"a line of words, number {number}\n" for number in range(400))
 ESCAPES = "\x1b[2J\x1b]0;title\x07"
-
-
-def is_refused(make: Callable[[Place], object], changes: dict[str, Any], place: Place) -> Steps:
-    make(place)
-    yield refused("prepare", place.run(changes))
 
 
 def _socket_file(place: Place) -> None:
@@ -36,123 +31,41 @@ def _sparse(place: Place) -> None:
         file.truncate(300_000_000)
 
 
-_REFUSED: dict[str, tuple[Callable[[Place], object], dict[str, Any]]] = {
-    "fifo": (lambda place: os.mkfifo(place / "a.txt"), small("a.txt")),
-    "fifo-in-a-glob": (lambda place: os.mkfifo(place / "a.txt"), small("*.txt")),
-    "fifo-as-jsonl": (lambda place: os.mkfifo(place / "a.jsonl"), small("a.jsonl")),
-    "fifo-packed": (lambda place: os.mkfifo(place / "a.txt.gz"), small("a.txt.gz")),
-    "fifo-behind-a-link": (
-        lambda place: (os.mkfifo(place / "pipe"), (place / "a.txt").symlink_to("pipe")), small("a.txt")),
-    "fifo-as-validation": (
-        lambda place: (os.mkfifo(place / "v.txt"), place.write("a.txt", TEXT)),
-        merged(small("a.txt"), {"data": {"validation": "v.txt"}})),
-    "fifo-of-outputs": (
-        lambda place: (os.mkfifo(place / "b.txt"), place.write("a.txt", TEXT)),
-        {"objective": "masked", **small("a.txt", format="pairs", outputs="b.txt")}),
-    "socket": (_socket_file, small("a.txt")),
-    "dev-zero": (lambda place: None, small("/dev/zero")),
-    "dev-zero-behind-a-link": (lambda place: (place / "a.jsonl").symlink_to("/dev/zero"), small("a.jsonl")),
-    "dev-urandom": (lambda place: None, small("/dev/urandom")),
-    "dev-null": (lambda place: None, small("/dev/null")),
-    "dev-stdin": (lambda place: None, small("/dev/stdin")),
-    "proc-of-endless-size": (lambda place: None, small("/proc/kmsg")),
-    "proc-file": (lambda place: None, small("/proc/self/smaps")),
-    "link-to-itself": (lambda place: (place / "a.txt").symlink_to("a.txt"), small("a.txt")),
-    "link-to-nothing": (lambda place: (place / "a.txt").symlink_to("nowhere"), small("a.txt")),
-    "folder-named-as-a-file": (lambda place: (place / "a.txt").mkdir(), small("a.txt")),
-    "sparse-file": (_sparse, small("a.txt")),
-    "nul-in-the-path": (lambda place: None, small("a\0b.txt")),
-    "path-of-5000": (lambda place: None, small("a" * 5000)),
-    "path-of-nothing": (lambda place: None, small("")),
-    "path-below-a-file": (lambda place: place.write("a.txt", TEXT), small("a.txt/b.txt")),
-    "list-of-no-paths": (lambda place: None, {"data": {"sources": [{"path": []}]}}),
-    "bracket-left-open": (lambda place: None, small("[a.txt")),
-    "elf": (lambda place: place.write("a.txt", b"\x7fELF\x02\x01\x01" + bytes(400)), small("a.txt")),
-    "mail-address-of-a-scheme": (lambda place: None, small("javascript:alert(1)")),
-    "file-scheme": (lambda place: place.write("a.txt", TEXT), small("file:///a.txt")),
-    "dummy-without-end": (lambda place: None, {"data": {"sources": [{"format": "dummy", "documents": 10**13}]}}),
-    "weight-without-end": (lambda place: place.write("a.txt", TEXT), small("a.txt", weight=1e30)),
-    "weight-nan": (lambda place: place.write("a.txt", TEXT), small("a.txt", weight=float("nan"))),
-    "weight-below-nothing": (lambda place: place.write("a.txt", TEXT), small("a.txt", weight=-1)),
-    "rows-of-step-nothing": (lambda place: place.write("a.jsonl", '{"text": "a"}\n'), small("a.jsonl", rows="[::0]")),
-    "store-in-the-texts": (
-        lambda place: place.write("texts/a.txt", TEXT), merged(small("texts"), {"data": {"store": "texts/stores"}})),
-    "store-in-the-texts-by-a-link": (
-        lambda place: (place.write("texts/a.txt", TEXT), (place / "out").symlink_to("texts")),
-        merged(small("texts"), {"data": {"store": "out/stores"}})),
-    "texts-behind-a-link-store-in-them": (
-        lambda place: (place.write("real/a.txt", TEXT), (place / "texts").symlink_to("real")),
-        merged(small("texts"), {"data": {"store": "real/stores"}})),
-    "run-in-the-texts": (
-        lambda place: place.write("texts/a.txt", TEXT), merged(small("texts"), {"run": "texts/run"})),
-    "run-in-the-texts-of-a-wide-glob": (
-        lambda place: place.write("texts/a.json", '[{"text": "words"}]'),
-        merged(small("texts/**/*.json"), {"run": "texts/run"})),
-    "store-in-the-validation-texts": (
-        lambda place: (place.write("v/a.txt", TEXT), place.write("a.txt", TEXT)),
-        merged(small("a.txt"), {"data": {"validation": "v", "store": "v/stores"}})),
-}  # fmt: skip
-for _name, (_make, _changes) in _REFUSED.items():
-    family.add(_name, is_refused, _make, _changes)
-
-
-def _links(*pairs: tuple[str, str]) -> Callable[[Place], object]:
-    return lambda place: [(place / name).symlink_to(to) for name, to in pairs]
-
-
-def _read(count: int) -> Callable[[Place], object]:
-    return lambda place: check(ledger(place)["read"] == count, f"read {ledger(place)['read']} documents of {count}")
-
-
-PREPARE, EITHER, REFUSED = (
-    works("prepare", "run.yaml"),
-    ends({0, 2}, "prepare", "run.yaml"),
-    refused("prepare", "run.yaml"),
-)
+PREPARE = works("prepare", "run.yaml")
+EITHER = ends({0, 2}, "prepare", "run.yaml")
+REFUSED = refused("prepare", "run.yaml")
+add_rows(family, "refused", REFUSED)
+add_rows(family, "read", PREPARE)
 _TWO = [{"path": "a.txt"}, {"path": "*.txt"}]
 family.table(
+    socket=given(REFUSED, make=_socket_file, text="a.txt"),
+    sparse_file=given(REFUSED, make=_sparse, text="a.txt"),
     link_to_the_parent=given(
-        EITHER, files={f"texts/{name}.txt": f"{name} {TEXT}" for name in "abc"}, make=_links(("texts/up", "..")),
-        run=[small("texts/**/*.txt")], then=_read(3),
+        EITHER, files={f"texts/{name}.txt": f"{name} {LINES}" for name in "abc"}, links={"texts/up": ".."},
+        text="texts/**/*.txt", read=3,
     ),
     two_links_to_one_another=given(
-        EITHER, files={f"texts/{name}/{name}.txt": f"{name} {TEXT}" for name in "ab"},
-        make=_links(("texts/a/to", "../b"), ("texts/b/to", "../a")), run=[small("texts/**/*.txt")], then=_read(2),
+        EITHER, files={f"texts/{name}/{name}.txt": f"{name} {LINES}" for name in "ab"},
+        links={"texts/a/to": "../b", "texts/b/to": "../a"}, text="texts/**/*.txt", read=2,
     ),
     one_file_by_two_paths=given(
-        PREPARE, files={"a.txt": TEXT}, make=lambda place: os.link(place / "a.txt", place / "b.txt"), kept=1,
+        PREPARE, files={"a.txt": LINES}, make=lambda place: os.link(place / "a.txt", place / "b.txt"), kept=1,
         run=[{"data": {"sources": _TWO}}, SMALL | {"data": {"validation": 0, "block": 8, "sources": _TWO}}],
     ),
-    name_that_forges_a_message=given(
-        REFUSED, files={f"a\nFORGED\nartel: FORGED {ESCAPES}.txt": b"\x7fELF" + bytes(100)}, run=[small("*.txt")]
-    ),
-    name_that_forges_in_a_rejected_line=given(
-        PREPARE, run=[small("*.jsonl")], kept=1,
-        files={f"a\nartel: FORGED {ESCAPES}.jsonl": json_lines([{"text": "words of it"}, {"body": 1}])},
-    ),
-    field_that_forges_a_message=given(
-        REFUSED, files={"a.jsonl": json_lines([{f"body\nFORGED {ESCAPES}": "x"}])}, run=[small("a.jsonl")]
-    ),
-    set_names_that_forge_a_message=given(
-        PREPARE, run=[small("a.jsonl", set_field="of")], kept=2,
-        files={"a.jsonl": json_lines([{"text": "words", "of": f"\nartel: FORGED {ESCAPES}"},
-                                      {"text": "other", "of": "b"}])},
-    ),
     name_that_is_no_utf_8=given(
-        EITHER, run=[small("*.txt")], kept=1,
-        make=lambda place: Path(os.fsdecode(os.fsencode(place.work) + b"/\xff\xfe.txt")).write_text(TEXT),
+        EITHER, text="*.txt", kept=1,
+        make=lambda place: Path(os.fsdecode(os.fsencode(place.work) + b"/\xff\xfe.txt")).write_text(LINES),
     ),
-    name_with_signs_of_globs=given(PREPARE, files={"a[1]*.txt": TEXT}, run=[small("a[1]*.txt")], kept=1),
     three_thousand_empty_files=given(
         REFUSED.having(says=("no document is left",)), files={f"texts/{number}.txt": "" for number in range(3000)},
-        run=[small("texts")],
+        text="texts",
     ),
 )  # fmt: skip
 
 
 @family.case
 def cache_in_the_texts(place: Place) -> Steps:
-    place.write("texts/a.txt", TEXT)
+    place.write("texts/a.txt", LINES)
     run = place.run(merged(small("texts"), {"data": {"store": ""}}))
     yield refused("prepare", run, environment={"ARTEL_CACHE": str(place / "texts/cache")})
 
@@ -170,7 +83,7 @@ def shell_in_the_path(place: Place) -> Steps:
 
 @family.case
 def unreadable_for_this_user(place: Place) -> Steps:
-    place.write("a.txt", TEXT).chmod(0)
+    place.write("a.txt", LINES).chmod(0)
     yield refused("prepare", place.run(small("a.txt")), prefix=as_another_user(place))
 
 
@@ -222,27 +135,14 @@ def _talk(number: int, *turns: Any) -> dict[str, Any]:
     return {"tools": [weather], "messages": [question, *turns, answer]}
 
 
-def _calls(arguments: Any, name: Any = "weather") -> dict[str, Any]:
-    return {"role": "assistant", "tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
+def _calls(arguments: Any) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"function": {"name": "weather", "arguments": arguments}}]}
 
 
 _RESULT = {"role": "tool", "content": "18"}
-_BAD_TURNS: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "call-that-is-a-text": ("bad_tool_call", ({"role": "assistant", "tool_calls": "weather()"}, _RESULT)),
-    "call-that-is-a-number": ("bad_tool_call", ({"role": "assistant", "tool_calls": [5]}, _RESULT)),
-    "call-without-a-name": ("bad_tool_call", (_calls("{}", name=None), _RESULT)),
-    "call-of-an-unknown-tool": ("unknown_tool", (_calls("{}", name=f"w\nartel: FORGED {ESCAPES}"), _RESULT)),
-    "arguments-that-are-no-json": ("bad_arguments", (_calls(f"{{city: \nartel: FORGED {ESCAPES}"), _RESULT)),
-    "arguments-that-are-a-list": ("bad_arguments", (_calls([["city", "Rome"]]), _RESULT)),
-    "arguments-nested-without-end": ("bad_arguments", (_calls('{"city":' * 90_000), _RESULT)),
-    "result-without-a-call": ("no_call", (_RESULT,)),
-    "two-results-of-one-call": ("no_call", (_calls("{}"), _RESULT, _RESULT)),
-    "call-without-a-result": ("no_result", (_calls("{}"),)),
-    "turn-of-an-unknown-role": ("unknown_role", ({"role": f"x\nartel: FORGED {ESCAPES}", "content": "a"},)),
-}
 
 
-def _is_rejected(reason: str, turns: tuple[Any, ...], place: Place) -> Steps:
+def _is_rejected(reason: str, turns: list[Any], place: Place) -> Steps:
     """The row is, with its line and reason; those beside it are kept."""
     rows = [_talk(1, _calls({"city": "Rome"}), _RESULT), _talk(2, *turns), _talk(3, _calls("{}"), _RESULT)]
     place.write("a.jsonl", json_lines(rows))
@@ -253,8 +153,7 @@ def _is_rejected(reason: str, turns: tuple[Any, ...], place: Place) -> Steps:
     check([row["origin"] for row in rejected(place)] == ["a.jsonl:2"], rejected(place))
 
 
-for _name, (_reason, _turns) in _BAD_TURNS.items():
-    family.add(f"tools-{_name}", _is_rejected, _reason, _turns)
+family.each("tools-{}", _is_rejected, read_table(family, "bad_turns"))
 
 
 def unclosed(name: str, delimiter: str, place: Place) -> Steps:
@@ -276,14 +175,14 @@ def folder_of_files_that_are_not_read(place: Place) -> Steps:
     for name in ("a.fb2", "b.fb2", "c.zip", "d.odt", "e"):
         place.write(f"texts/{name}", b"PK\3\4")
     yield refused("prepare", place.run(small("texts")), says=(".fb2",))
-    place.write("texts/f.txt", TEXT)
+    place.write("texts/f.txt", LINES)
     for verb in (("config", "check"), ("prepare",)):
         yield works(*verb, "run.yaml", says=("not read: 2 .fb2, ", "1 without a suffix"))
 
 
 @family.case
 def text_of_no_name(place: Place) -> Steps:
-    place.write("mine.txt", TEXT)
+    place.write("mine.txt", LINES)
     for text in ("", " "):
         yield refused("new", "--text", text, "--learn", "write", "--from", "scratch", "--time", "1min",
                       says=("--text",))  # fmt: skip

@@ -16,8 +16,9 @@ import xxhash
 import yaml
 from mutations import change_bytes, change_json
 
-from hostile.case import TINY, Family, Place, Steps, check, ends, given, refused, special, works
-from hostile.results import has_whole_model, logged_losses, store_of
+from hostile.case import TINY, Family, Place, Steps, check, ends, refused, special, works
+from hostile.given import add_rows, given
+from hostile.results import check_trained, store_of
 
 family = Family("stores")
 
@@ -51,8 +52,7 @@ def used(change: Callable[[Path], object], right: set[int], place: Place) -> Ste
     yield ends(right, "data", "verify", "store")
     done = yield ends(right, "train", run(place))
     if done.status == 0:
-        check(has_whole_model(place), "no model was left")
-        check(bool(np.isfinite(logged_losses(place)).all()), f"losses {logged_losses(place)}")
+        check_trained(place)
 
 
 def _special(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
@@ -110,8 +110,7 @@ _REFUSED: dict[str, Callable[[Path], object]] = {
     "format-of-tomorrow": lambda store: signed(store, lambda manifest: manifest.update(format=10**9)),
     "tokenizer-away": lambda store: shutil.rmtree(store / "tokenizer"),
 }
-for _name, _change in _REFUSED.items():
-    family.add(_name, used, _change, {2})
+family.each("{}", used, _REFUSED, {2})
 
 
 def _origins(store: Path) -> None:
@@ -139,25 +138,19 @@ def either(change: Callable[[Path], object], place: Place) -> Steps:
     yield ends({0, 2}, "data", "show", "store")
     done = yield ends({0, 1, 2}, "train", run(place))
     if done.status == 0:
-        check(has_whole_model(place), "no model was left")
-        check(bool(np.isfinite(logged_losses(place)).all()), f"losses {logged_losses(place)}")
+        check_trained(place)
 
 
-for _name, _change in _EITHER.items():
-    family.add(_name, either, _change)
-for _seed in range(3):
+family.each("{}", either, _EITHER)
 
-    def _changed(store: Path, seed: int = _seed) -> None:
-        path = store / "manifest.json"
-        path.write_bytes(change_json(path.read_bytes(), Random(f"store:{seed}")))
 
-    family.add(f"manifest-changed-{_seed}", either, _changed)
+def _changed(name: str, change_file: Callable[[bytes, Random], bytes], seed: str) -> Callable[[Path], object]:
+    return lambda store: (store / name).write_bytes(change_file((store / name).read_bytes(), Random(seed)))
 
-    def _bytes(store: Path, seed: int = _seed) -> None:
-        path = store / "train" / ("00000.tokens", "00000.ends", "00000.origins")[seed % 3]
-        path.write_bytes(change_bytes(path.read_bytes(), Random(f"shard:{seed}")))
 
-    family.add(f"shard-changed-{_seed}", used, _bytes, {0, 2} if _seed == 99 else {2})
+for _seed, _name in enumerate(("tokens", "ends", "origins")):
+    family.add(f"manifest-changed-{_seed}", either, _changed("manifest.json", change_json, f"store:{_seed}"))
+    family.add(f"shard-changed-{_seed}", used, _changed(f"train/00000.{_name}", change_bytes, f"shard:{_seed}"), {2})
 
 
 @family.case
@@ -246,17 +239,4 @@ family.table(
 )  # fmt: skip
 
 
-def no_store(make: Callable[[Place], object], name: str, place: Place) -> Steps:
-    make(place)
-    yield refused("data", "verify", name)
-    yield refused("data", "show", name)
-
-
-for _name, (_make, _path) in {
-    "nowhere": (lambda place: None, "nowhere"),
-    "a-file": (lambda place: place.write("a", "x"), "a"),
-    "dev-zero": (lambda place: None, "/dev/zero"),
-    "300-letters": (lambda place: None, "s" * 300),
-    "a-name-that-forges": (lambda place: None, "\nFORGED\x1b[2J"),
-}.items():
-    family.add(f"verify-{_name}", no_store, _make, _path)
+add_rows(family, "paths", name="verify-{}", run=None)

@@ -12,7 +12,8 @@ from typing import Any
 from mutations import change_json
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from hostile.case import Command, Family, Place, Steps, check, ends, given, refused, special, works
+from hostile.case import Command, Family, Place, Steps, check, ends, refused, special, works
+from hostile.given import given, read_table
 from hostile.results import ledger, prepared_texts
 
 family = Family("tokenizers")
@@ -59,14 +60,6 @@ def _special(make: Callable[[Path], object]) -> Callable[[Place], object]:
     return lambda place: [special(place / folder / "tokenizer.json", make) for folder in ("tokenizer", "model")]
 
 
-def _split(pattern: str) -> dict[str, Any]:
-    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-
-
-def _pattern(pattern: str) -> Callable[[Place], object]:
-    return _edit(lambda tree: tree.update(pre_tokenizer=_split(pattern)))
-
-
 def _token(content: str, number: int, **more: Any) -> dict[str, Any]:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": number, "content": content, "special": True, **flags, **more}
@@ -78,46 +71,28 @@ _REFUSED: dict[str, Callable[[Place], object]] = {
     "of-brackets": _files("[" * 100_000),
     "fifo": _special(os.mkfifo),
     "dev-zero": _special(lambda path: path.symlink_to("/dev/zero")),
-    "expression-that-is-none": _pattern("("),
     "merge-of-what-is-not-there": _edit(lambda tree: tree["model"]["merges"].append(["nothing", "there"])),
     "vocabulary-of-nothing": _edit(lambda tree: tree["model"].update(vocab={}, merges=[])),
     "ids-beyond-32-bits": _edit(lambda tree: tree["model"]["vocab"].update({"zz": 2**40})),
     "model-of-no-type": _edit(lambda tree: tree["model"].update(type="Evil")),
-    "normalizer-that-is-broken": _edit(
-        lambda tree: tree.update(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})),
-    "processor-of-tokens-not-there": _edit(lambda tree: tree.update(post_processor={
-        "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<none>", "type_id": 0}}], "pair": [],
-        "special_tokens": {}})),
 }  # fmt: skip
-for _name, _change in _REFUSED.items():
-    family.add(_name, prepared, _change, {2})
+family.each("{}", prepared, _REFUSED, {2})
 _EITHER: dict[str, Callable[[Place], object]] = {
-    "class-with-code": _edit(lambda tree: tree.update(auto_map={"AutoTokenizer": ["evil.T", None]},
-                                                      tokenizer_class="EvilTokenizer"), "tokenizer_config.json"),
-    "backtracks-for-ever": _pattern(r"(?:(?:a|b|\w)+\s*)+$(?!\1)|(x+x+)+y"),
-    "backtracks-nested": _pattern(r"(\w+\s?)+#"),
-    "replaces-by-a-book": _edit(lambda tree: tree.update(normalizer={
-        "type": "Replace", "pattern": {"String": "a"}, "content": "b" * 1_000_000})),
     "adds-10000-tokens": _edit(lambda tree: tree["added_tokens"].extend(
         _token(f"<t{number}>", 10_000 + number) for number in range(10_000))),
     "hole-in-the-ids": _edit(lambda tree: tree["model"]["vocab"].update({"zz": 50_000})),
     "special-that-forges": _edit(lambda tree: tree["added_tokens"].append(_token("\nartel: FORGED\x1b[2J", 298))),
     "special-that-is-empty": _edit(lambda tree: tree["added_tokens"].append(_token("", 298))),
-    "cuts-at-three": _edit(lambda tree: tree.update(truncation={
-        "direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0})),
-    "fills-to-1e6": _edit(lambda tree: tree.update(padding={
-        "strategy": {"Fixed": 1_000_000}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
-        "pad_type_id": 0, "pad_token": "!"})),
     "without-an-end": _edit(lambda tree: [tree.pop(key, None) for key in ("eos_token", "bos_token")],
                             "tokenizer_config.json"),
-    "end-of-a-word-not-there": _edit(lambda tree: tree.update(eos_token="<nowhere>"), "tokenizer_config.json"),
-    "length-below-nothing": _edit(lambda tree: tree.update(model_max_length=-5), "tokenizer_config.json"),
-    "class-of-another": _edit(lambda tree: tree.update(tokenizer_class="T5Tokenizer"), "tokenizer_config.json"),
-        "own-code-beside": lambda place: place.write(
+    "own-code-beside": lambda place: place.write(
         "tokenizer/tokenization_evil.py", f"open({str(place.trap)!r}, 'w')\n"),
 }  # fmt: skip
-for _name, _change in _EITHER.items():
-    family.add(_name, prepared, _change, {0, 2})
+family.each("{}", prepared, _EITHER, {0, 2})
+for _table, _file, _right in (("refused", "tokenizer.json", {2}), ("either", "tokenizer.json", {0, 2}),
+                              ("config", "tokenizer_config.json", {0, 2})):  # fmt: skip
+    for _name, _keys in read_table(family, _table).items():
+        family.add(_name, prepared, _edit(lambda tree, keys=_keys: tree.update(keys), _file), _right)
 
 
 @family.case
@@ -133,19 +108,14 @@ def cut_texts_are_refused_or_whole(place: Place) -> Steps:
         check(prepared_texts(place) == [text], prepared_texts(place))
 
 
-def folder_of(files: dict[str, bytes | str], place: Place) -> Steps:
-    """A tokenizer of other files."""
-    for name, content in files.items():
-        place.write(f"tokenizer/{name}", content)
-    yield refused("prepare", place.run(FROM))
-
-
-for _name, _files_of in {
+_FOLDERS: dict[str, dict[str, bytes | str]] = {
     "sentencepiece-of-garbage": {"tokenizer.model": bytes(range(256)) * 40, "config.json": '{"model_type": "llama"}'},
     "pickle": {"tokenizer.pkl": b"cos\nsystem\n(S'touch executed'\ntR."},
     "vocab-txt-of-bytes": {"vocab.txt": bytes(range(256)), "tokenizer_config.json": '{"tokenizer_class": "Evil"}'},
-}.items():
-    family.add(f"folder-of-{_name}", folder_of, _files_of)
+}
+for _name, _content in _FOLDERS.items():
+    _files_of = {f"tokenizer/{file}": content for file, content in _content.items()}
+    family.add(f"folder-of-{_name}", given(refused("prepare", "run.yaml"), files=_files_of, run=[FROM]))
 
 
 def changed(seed: int, place: Place) -> Steps:
