@@ -26,7 +26,7 @@ from artel.training.schedule import rate_by_time
 from support.machine import Machine, Pace
 from support.messages import logged
 from support.ranks import run_ranks
-from support.runs import artel, write_run
+from support.runs import artel, succeed, write_run
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 BUDGET = 100.0
@@ -320,8 +320,7 @@ def test_what_is_shown_and_written_of_a_run_without_known_steps(tmp_path: Path) 
     train = {"steps": None, "budget": "30min", "learning_rate": 1e-30}
     validate = {"every": 1, "patience": 1}
     file = write_run(tmp_path / "run.yaml", train=train, validate=validate, track=["console", "jsonl"])
-    done = artel("train", file)
-    assert done.returncode == 0, done.stderr
+    done = succeed("train", file)
     assert "steps of 64 for 30min, learning rate by wsd" in done.stderr
     assert "the text took" in done.stderr
     folder = file.with_suffix("")
@@ -329,6 +328,6 @@ def test_what_is_shown_and_written_of_a_run_without_known_steps(tmp_path: Path) 
     used = [line["budget_used"] for line in lines if "loss" in line]
     assert len(used) >= 2
     assert used == sorted(used)
-    assert artel("report", folder).returncode == 0
+    succeed("report", folder)
     again = artel("train", file)
     assert (again.returncode, "is complete" in again.stderr) == (0, True)

@@ -16,7 +16,7 @@ from artel.training.comparison import reached, read_choice, record_reached
 from artel.training.loop import train
 from artel.training.run_folder import RunFolder
 from support.messages import logged
-from support.runs import artel, write_run
+from support.runs import artel, succeed, write_run
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 EXPECTED = {"bits_per_byte": 2.0, "tokens_per_second": 1000.0, "minutes": 0.5}
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 @pytest.mark.slow
-def test_a_run_says_at_its_end_what_it_reached_and_its_report_too(tmp_path, folder):
+def test_a_run_says_at_its_end_what_it_reached_and_its_report_too(folder):
     run, lines = load_run(str(folder.config), {"train.budget": None, "train.steps": 4}), logged()
     result = train(run, prepare(run), ALONE)
     (line,) = [line for line in lines if line.startswith("reached: ")]
@@ -96,9 +96,8 @@ def test_a_restart_keeps_its_plan_without_what_the_earlier_run_measured(folder):
 
 
 @pytest.mark.long
-def test_the_choice_of_a_run_is_kept_until_it_is_done(tmp_path, monkeypatch):
+def test_the_choice_of_a_run_is_kept_until_it_is_done():
     """The rates are too small to change a weight, so patience soon ends the run; what it has begun with resumes it."""
-    monkeypatch.chdir(tmp_path)
     rates = {"learning_rate": 1e-30, "muon_learning_rate": 1e-30}
     tree = {
         "run": "runs/auto",
@@ -110,8 +109,7 @@ def test_the_choice_of_a_run_is_kept_until_it_is_done(tmp_path, monkeypatch):
         "track": ["jsonl"],
     }
     Path("run.yaml").write_text(yaml.safe_dump(tree))
-    done = artel("train", "run.yaml")
-    assert done.returncode == 0, done.stderr
+    done = succeed("train", "run.yaml")
     assert "bits per byte of held-out text, estimated from small runs on a novel" in done.stderr
     assert " min, planned 3.0 (" in done.stderr
     assert "plan: the model was chosen by " in done.stderr

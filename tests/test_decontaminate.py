@@ -33,8 +33,7 @@ def lines_of(name, texts):
 
 
 @pytest.fixture
-def exam(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def exam():
     rows = [{"id": 1, "q": "Сколько?", "a": "Два."}, {"id": 2, "q": QUESTION, "a": ANSWER}]
     return {"path": rows_of("exam.jsonl", rows), "query": "q", "label": "a"}
 
@@ -149,8 +148,7 @@ def test_every_kind_of_record(exam, tmp_path, format, good, bad):
         ({"path": "*.parquet", "query": ["q", "a"]}, "exam.parquet[1]"),
     ],
 )
-def test_benchmarks_in_any_format(tmp_path, monkeypatch, benchmark, place):
-    monkeypatch.chdir(tmp_path)
+def test_benchmarks_in_any_format(tmp_path, benchmark, place):
     Path("exam.txt").write_text(f"Первая строка\n{QUESTION}\n")
     Path("exam.csv").write_text(f'q,a,n\nСколько?,Два.,1\n"{QUESTION}","{ANSWER}",2\n')
     nested = [{"in": {"q": "Сколько?"}, "answers": ["1"]}, {"in": {"q": QUESTION}, "answers": ["нет", ANSWER]}]
@@ -180,9 +178,8 @@ def test_given_validation_texts_are_kept(exam, tmp_path):
     assert [origin for origin, _ in dropped] == ["texts.txt:2"]
 
 
-def test_of_real_exam_questions_those_that_stand_in_a_text_are_found(shared_data, tmp_path, monkeypatch):
+def test_of_real_exam_questions_those_that_stand_in_a_text_are_found(shared_data, tmp_path):
     """925 questions of XQuAD: all found in their own passages, none in a novel."""
-    monkeypatch.chdir(tmp_path)
     squad = json.loads((shared_data / "qa" / "xquad.ru.first36.json").read_text())
     passages = [paragraph["context"] for entry in squad["data"] for paragraph in entry["paragraphs"]]
     novel = (shared_data / "literature" / "anna_karenina.txt").read_text().split("\n")[:3000]
@@ -246,10 +243,9 @@ def test_parts_and_processes_do_not_show(exam, tmp_path):
 
 
 @pytest.mark.processes
-def test_a_task_of_the_harness(tmp_path, monkeypatch):
+def test_a_task_of_the_harness(tmp_path):
     """Multiple choice on a file of one's own: the answers are the right choices."""
     pytest.importorskip("lm_eval")
-    monkeypatch.chdir(tmp_path)
     Path("tasks").mkdir()
     lines = [{"question": "Count:", "choices": [" four", " river"], "answer": 0},
              {"question": QUESTION, "choices": [OTHER, ANSWER], "answer": 1}]  # fmt: skip

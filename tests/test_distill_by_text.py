@@ -23,7 +23,7 @@ from artel.tokens.tokenizer.chat_template import CHATML_TOKENS
 from artel.training.teacher import set_teacher
 from support.messages import logged
 from support.objectives import conversations, objective_run
-from support.runs import artel, losses, metrics, write_run
+from support.runs import losses, metrics, refused, succeed, write_run
 from support.two_tokenizers import ENGLISH, OTHER, RUSSIAN, byte_level, fast, sentencepiece
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
@@ -314,12 +314,11 @@ def test_conversations(tmp_path, packing):
 def test_a_student_comes_nearer_to_a_teacher_with_another_tokenizer(tmp_path):
     train = {"steps": 60, "batch": 8, "learning_rate": 5e-3}
     teacher = write_run(tmp_path / "large.yaml", train=train, tokenizer={"train": {"vocab": 300}})
-    assert artel("train", teacher).returncode == 0
+    succeed("train", teacher)
     changes = {"train": train, "validate": {"every": 10}, "distill": {"alpha": 0.1, "temperature": 1}}
     learner = f"distill.teacher={teacher.with_suffix('')}"
     run = objective_run(tmp_path / "run.yaml", "distill_by_text", **changes)
-    done = artel("train", run, learner)
-    assert done.returncode == 0, done.stderr
+    done = succeed("train", run, learner)
     note = next(line for line in done.stderr.splitlines() if "of the targets are its tokens, too" in line)
     lines = [line["validation"] for line in metrics(run.with_suffix("")) if "validation" in line]
     assert lines[-1]["divergence"] < 0.7 * lines[0]["divergence"]
@@ -327,8 +326,7 @@ def test_a_student_comes_nearer_to_a_teacher_with_another_tokenizer(tmp_path):
 
     # What was kept serves the next run, which reads the same.
     other = objective_run(tmp_path / "other.yaml", "distill_by_text", **changes)
-    done = artel("train", other, learner)
-    assert done.returncode == 0, done.stderr
+    done = succeed("train", other, learner)
     assert note in done.stderr
     assert "loading the teacher" not in done.stderr
     assert losses(run.with_suffix("")) == losses(other.with_suffix(""))
@@ -343,9 +341,7 @@ def test_a_student_comes_nearer_to_a_teacher_with_another_tokenizer(tmp_path):
 )  # fmt: skip
 def test_what_another_tokenizer_cannot_teach_is_refused_before_text_is_read(tmp_path, changes, said):
     run = objective_run(tmp_path / "run.yaml", "distill_by_text")
-    done = artel("config", "check", run, *changes)
-    assert done.returncode == 2
-    assert said in done.stderr
+    assert said in refused("config", "check", run, *changes).stderr
     assert not (tmp_path / "stores").exists()
 
 
@@ -356,8 +352,7 @@ def test_a_teacher_whose_tokens_do_not_join_to_the_text_is_refused(tmp_path):
     trainer = trainers.WordPieceTrainer(vocab_size=90, special_tokens=["<unk>", "</s>"], show_progress=False)
     backend.train_from_iterator([ENGLISH + RUSSIAN], trainer)
     fast(backend, decoders.WordPiece()).save(tmp_path / "teacher")
-    done = artel("config", "check", run)
-    assert done.returncode == 2
+    done = refused("config", "check", run)
     assert "distill.teacher: its tokens do not join to the text that they stand for" in done.stderr
 
 

@@ -28,7 +28,7 @@ from artel.tokens import train_tokenizer
 from artel.tokens.batches import training_rows
 from artel.training.evaluation import Validation
 from support.objectives import objective_run
-from support.runs import artel
+from support.runs import artel, refused, succeed
 
 SIZE = 8
 
@@ -210,8 +210,7 @@ def trained(tmp_path_factory):
     run = objective_run(tmp_path_factory.mktemp("embedding") / "run.yaml", "embedding")
     prompts = {"prompts": {"query": "q: ", "document": "d: "}}
     train = {"steps": 30, "batch": 32, "learning_rate": 0.003, "precision": "fp32"}
-    done = artel("train", changed(run, {"embedding": prompts, "train": train}))
-    assert done.returncode == 0, done.stderr
+    succeed("train", changed(run, {"embedding": prompts, "train": train}))
     return run.with_suffix("")
 
 
@@ -295,12 +294,9 @@ def test_beginnings_longer_than_the_vectors_of_a_folder_are_refused_before_text_
 
 
 def test_the_commands_know_it(trained):
-    done = artel("generate", trained, "--prompt", "What is one?", "--json")
-    assert done.returncode == 0, done.stderr
+    done = succeed("generate", trained, "--prompt", "What is one?", "--json")
     assert len(json.loads(done.stdout)["embedding"]) == 32
-    done = artel("evaluate", trained, "--json")
-    assert done.returncode == 0, done.stderr
-    (result,) = json.loads(done.stdout)["models"]
+    (result,) = json.loads(succeed("evaluate", trained, "--json").stdout)["models"]
     (shorter,) = result["details"]["tables"]["Shorter vectors"]
     assert (shorter["dimensions"], shorter["ndcg_at_10"] > 0) == ("16", True)
     assert 0 < result["metrics"]["ndcg_at_10"] <= 1
@@ -318,9 +314,7 @@ def test_the_commands_know_it(trained):
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path, changes, said):
-    done = artel("train", changed(objective_run(tmp_path / "run.yaml", "embedding"), changes))
-    assert done.returncode == 2, done.stderr
-    assert said in done.stderr
+    assert said in refused("train", changed(objective_run(tmp_path / "run.yaml", "embedding"), changes)).stderr
 
 
 def test_the_command_at_the_end_has_a_query_of_the_data(tmp_path):
@@ -360,10 +354,9 @@ def test_mined_negatives_are_near_and_no_positives(trained, tmp_path):
     data.write_text("\n".join(map(json.dumps, rows)))
     more = tmp_path / "more.txt"
     more.write_text("six is what it is\nseven is not\n")
-    done = artel(
+    done = succeed(
         "data", "mine", trained, data, "out.jsonl", "--negatives", 3, "--margin", 0, "--corpus", more, "--json"
     )
-    assert done.returncode == 0, done.stderr
     mined = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
     result = json.loads(done.stdout)
     assert (result["queries"], result["documents"]) == (4, 8)
@@ -378,9 +371,7 @@ def test_mined_negatives_are_near_and_no_positives(trained, tmp_path):
         found = row["neg"][1:] if row is mined[0] else row["neg"]
         if found:
             assert (model.embed(found, kind="document") @ query <= limit + 1e-6).all()
-    again = artel("data", "mine", trained, data, "out.jsonl")
-    assert again.returncode == 2
-    assert "exists already and is not overwritten" in again.stderr
+    assert "exists already and is not overwritten" in refused("data", "mine", trained, data, "out.jsonl").stderr
     scored = tmp_path / "scored.jsonl"
     scored.write_text('{"sentence1": "a", "sentence2": "b", "score": 1}')
     done = artel("data", "mine", trained, scored, "other.jsonl")
@@ -392,8 +383,7 @@ def test_rows_that_mining_cannot_use_are_told(trained, tmp_path):
     rows[6] = '{"query": "What is"'
     data = tmp_path / "data.jsonl"
     data.write_text("\n".join([*rows, rows[0]]))
-    done = artel("data", "mine", trained, data, "out.jsonl", "--json")
-    assert done.returncode == 0, done.stderr
+    done = succeed("data", "mine", trained, data, "out.jsonl", "--json")
     assert "201 documents read, 199 kept, 2 dropped (1 bad json, 1 duplicate)" in done.stderr
     assert f"{data}:7: " in done.stderr
     result = json.loads(done.stdout)

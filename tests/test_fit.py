@@ -168,7 +168,6 @@ def test_the_235_billion_question():
 
 @pytest.mark.long
 def test_the_command_prints_lines_to_paste(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(merged(TINY, {"model": {"config": LLAMA}})))
     words = ("plan", "run.yaml", "--hardware", "h100-80gb:2", "--fit", "train.batch=32", "train.micro_batch=1")
     monkeypatch.setattr("sys.argv", ["artel", *words, "--json"])
