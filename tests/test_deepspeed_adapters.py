@@ -20,15 +20,7 @@ from artel.models.loading.request import ModelRequest
 from artel.parallel.deepspeed.config import read_deepspeed
 from artel.tokens import load_tokenizer, train_tokenizer
 from support.adapter_runs import adapter_run, train_in
-from support.deepspeed_cases import (
-    GPU,
-    SMALL,
-    bare_objective,
-    cpu_processes,
-    pytorch_optimizer,
-    resolve,
-    train_section,
-)
+from support.deepspeed_cases import GPU, SMALL, bare_objective, cpu_processes, pytorch_optimizer, resolve, train_section
 from support.ranks import run_ranks
 from support.runs import DEEPSPEED, largest_difference, losses, succeed
 from support.saved_models import CAUSAL

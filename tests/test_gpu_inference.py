@@ -19,10 +19,7 @@ from support.runs import TINY, losses, merged, succeed, write_run
 from support.runs import artel as command
 from support.serving import client_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 GPU = torch.device("cuda")
 OWN_PROCESS = {"OMP_NUM_THREADS": "4"}
 """A command with a variable of its own is no fork of a process, in which CUDA could not be used."""

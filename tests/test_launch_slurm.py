@@ -212,12 +212,7 @@ def test_a_job_of_two_nodes_is_warned_saves_is_queued_again_and_completes(tmp_pa
 def test_tasks_of_srun_train_as_one_process_does(tmp_path, cluster, reference):
     run = write_run(tmp_path / "tasks.yaml", **STEADY)
     # The names n1 and n2 are Slurm's alone on this machine.
-    environment = {
-        **ENVIRONMENT,
-        **cluster,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_ports(1)[0]),
-    }
+    environment = {**ENVIRONMENT, **cluster, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
     done = subprocess.run(["srun", "--nodes=2", "--ntasks=2", sys.executable, "-m", "artel", "train", str(run)],
                           capture_output=True, text=True, timeout=LIMIT, env=environment)  # fmt: skip
     assert done.returncode == 0, done.stderr
