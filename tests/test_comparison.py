@@ -52,31 +52,21 @@ def test_a_run_says_at_its_end_what_it_reached_and_its_report_too(folder):
     assert json.loads(done.stdout)["choice"]["reached"] == kept["reached"]
 
 
-def test_figures_stand_beside_the_expected_ones(folder):
-    line = record_reached(folder, load_run(str(folder.config)), RESULT)
-    assert line == (
-        "reached: 2.200 bits per byte of validation, expected 1.80 to 2.20; 900 tokens/s, planned 1,000 (-10%); "
-        "0.5 min, planned 0.5 (+0%)"
-    )
-    assert reached(read_choice(folder) or {}) == line
-
-
-def test_under_another_budget_no_bits_per_byte_were_expected(folder):
-    line = record_reached(folder, load_run(str(folder.config), {"train.budget": 60}), RESULT)
-    assert line is not None
-    assert "2.200 bits per byte of validation; 900 tokens/s, planned 1,000 (-10%); 0.5 min, planned 1.0 (-50%)" in line
-
-
-def test_a_model_that_is_not_the_chosen_one_has_no_expectation(folder):
-    run = load_run(str(folder.config), {"model.config.n_layer": 3})
-    assert record_reached(folder, run, RESULT) is None
-    assert "reached" not in json.loads(folder.choice.read_text())
-
-
-def test_a_run_without_validation_is_compared_without_it(folder):
-    line = record_reached(folder, load_run(str(folder.config)), RESULT | {"validation": None})
-    assert line is not None
-    assert line.startswith("reached: 900 tokens/s, planned 1,000 (-10%)")
+@pytest.mark.parametrize(
+    ("overrides", "changes", "line"),
+    [
+        ({}, {}, "reached: 2.200 bits per byte of validation, expected 1.80 to 2.20; 900 tokens/s, planned 1,000 "
+         "(-10%); 0.5 min, planned 0.5 (+0%)"),
+        ({"train.budget": 60}, {},  # under another budget no bits per byte were expected
+         "reached: 2.200 bits per byte of validation; 900 tokens/s, planned 1,000 (-10%); 0.5 min, planned 1.0 (-50%)"),
+        ({"model.config.n_layer": 3}, {}, None),  # not the model that was chosen
+        ({}, {"validation": None}, "reached: 900 tokens/s, planned 1,000 (-10%); 0.5 min, planned 0.5 (+0%)"),
+    ],
+)  # fmt: skip
+def test_figures_stand_beside_the_expected_ones(folder, overrides, changes, line):
+    assert record_reached(folder, load_run(str(folder.config), overrides), RESULT | changes) == line
+    assert (reached(read_choice(folder) or {}) if line else None) == line
+    assert ("reached" in json.loads(folder.choice.read_text())) == (line is not None)
 
 
 @pytest.mark.parametrize(
