@@ -68,27 +68,23 @@ def runs(base, tmp_path_factory) -> Path:
     """Eight trained runs in three launches, by name; a folder."""
     folder = tmp_path_factory.mktemp("runs")
 
-    def write(name: str, micro_batch: int = 64, **model) -> Path:
-        return write_tuning(folder / f"{name}.yaml", base, {"micro_batch": micro_batch}, model=model)
+    def write(name: str, micro_batch: int = 64, data: str = "auto", **model) -> Path:
+        train, parallel = {"micro_batch": micro_batch}, {"data": data}
+        return write_tuning(folder / f"{name}.yaml", base, train, model=model, parallel=parallel)
 
+    frozen = {"lora": None, "freeze": FROZEN}
     alone = [
         write("lora-accumulated", 16),
         write("int8", quantize="int8"),
         write("nf4", quantize="nf4"),
-        write("frozen", lora=None, freeze=FROZEN),
+        write("frozen", **frozen),
     ]
     done = subprocess.run(
         [sys.executable, CASES, *alone], env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    frozen = write_tuning(
-        folder / "frozen-2.yaml",
-        base,
-        {"micro_batch": 32},
-        model={"lora": None, "freeze": FROZEN},
-        parallel={"data": "fsdp"},
-    )
-    done = torchrun(2, CASES, write("lora-2", 32), write("nf4-2", 8, quantize="nf4"), frozen)
+    shared = write("frozen-2", 32, data="fsdp", **frozen)
+    done = torchrun(2, CASES, write("lora-2", 32), write("nf4-2", 8, quantize="nf4"), shared)
     assert done.returncode == 0, done.stderr[-3000:]
     done = succeed("train", write("lora"))
     assert "adapters of rank 4 on 8 matrices (linear layers): 8,192 parameters are trained" in done.stderr
@@ -243,13 +239,17 @@ def test_what_the_base_has_not_is_trained_in_full_and_kept(tokenizer, tmp_path, 
         ({"lora": {"save": ["embed_tokens"]}}, "model.lora.save", "transformer.wte"),
         ({"freeze": ["*embed_tokens*"]}, "model.freeze", "transformer.h.*.attn.c_attn.weight"),
         ({"freeze": ["*"]}, "model.freeze", "no parameter is left to be trained"),
+        ({"lora": {"target": ["score"]}}, "model.lora.target", "no linear layer is named score"),
+        ({"lora": {"target": ["lm_head"]}}, "model.lora.target",
+         "lm_head is the output layer, which gets no adapter\n    write model.lora.save: [lm_head]"),
     ],
-)
+)  # fmt: skip
 def test_names_that_the_model_has_not_are_told_with_those_it_has(base, model, where, what):
     with pytest.raises(InputError) as raised:
         check_model(model_config_of(base, **model), CAUSAL)
     assert [problem.where for problem in raised.value.problems] == [where]
     assert what in str(raised.value)
+    check_model(model_config_of(base, lora={"rank": 2, "save": ["lm_head"]}), CAUSAL)
 
 
 @pytest.mark.slow
@@ -279,18 +279,6 @@ def test_a_missing_extra_is_told_with_its_remedy(base, tmp_path, package, model,
     assert remedy in done.stderr
     assert f"pip install 'artel-lm[{'lora' if package == 'peft' else 'quantize'}]'" in done.stderr
     assert not (tmp_path / "stores").exists()
-
-
-@pytest.mark.parametrize("name", ["lm_head", "score"])
-def test_the_output_layer_gets_no_adapter(base, name):
-    with pytest.raises(InputError) as refused:
-        check_model(model_config_of(base, lora={"rank": 2, "target": [name]}), CAUSAL)
-    said = str(refused.value)
-    if name == "lm_head":
-        assert "lm_head is the output layer, which gets no adapter\n    write model.lora.save: [lm_head]" in said
-    else:
-        assert "no linear layer is named score" in said
-    check_model(model_config_of(base, lora={"rank": 2, "save": ["lm_head"]}), CAUSAL)
 
 
 @pytest.mark.parametrize("written", ["{tmp}/old/models/base", "models/base", "../models/base", "D:\\old\\models\\base"])
