@@ -12,7 +12,7 @@ from artel.preparing import prepare
 from artel.preparing.prepare import store_key
 from artel.text import BenchmarkIndex, Ledger, read_documents, write_index
 from artel.text.decontamination import Ngrams, simplified, simplified_words
-from support.runs import artel, write_run
+from support.runs import refused, succeed, write_run
 from support.stores import lines_with_repeats, run_of, stored, tree
 
 QUESTION = "Какой русский писатель начал свой роман словами о том, что все счастливые семьи похожи друг на друга?"
@@ -194,22 +194,22 @@ def test_what_is_wrong_with_benchmarks(exam, tmp_path):
     source = lines_of("texts.txt", [OTHER])
     lines_of("short.txt", ["мало слов"])
 
-    def refused(benchmarks):
-        with pytest.raises(InputError) as refusal:
+    def refusal(benchmarks):
+        with pytest.raises(InputError) as error:
             prepare(run_of(tmp_path, data={"sources": [source], "decontaminate": benchmarks}))
-        return str(refusal.value)
+        return str(error.value)
 
-    both = refused(["nowhere.txt", "none/*.jsonl"])
+    both = refusal(["nowhere.txt", "none/*.jsonl"])
     assert "decontaminate.benchmarks.0" in both
     assert "there is no file nowhere.txt" in both
     assert "no file matches none/*.jsonl" in both
-    unnamed = refused(["exam.jsonl"])
+    unnamed = refusal(["exam.jsonl"])
     assert "exam.jsonl:1" in unnamed
     assert "has no field 'text' (it has: id, q, a)" in unnamed
     assert "query: question, label: answer" in unnamed
-    assert "has no field 'question'" in refused({**exam, "query": "question"})
-    assert "no row of short.txt has 12 words" in refused(["short.txt"])
-    assert "either files or a task" in refused([{"query": "q"}])
+    assert "has no field 'question'" in refusal({**exam, "query": "question"})
+    assert "no row of short.txt has 12 words" in refusal(["short.txt"])
+    assert "either files or a task" in refusal([{"query": "q"}])
 
 
 def test_the_key_of_the_store_knows_the_benchmarks(exam, tmp_path):
@@ -260,14 +260,11 @@ def test_a_task_of_the_harness(tmp_path):
     data = {"sources": sources, "validation": 0, "decontaminate": [task]}
     file = write_run(tmp_path / "run.yaml", data=data, tokenizer={"train": {"vocab": 270}})
     env = {"HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "ARTEL_CACHE": str(tmp_path / "cache")}
-    done = artel("prepare", file, env=env)
-    assert done.returncode == 0, done.stderr
+    succeed("prepare", file, env=env)
     rows = [(line["origin"], line["rows"]) for line in listed(tmp_path)]
     assert rows == [("texts.txt:2", ["books[1]"]), ("texts.txt:3", ["books[1]"])]
     file = write_run(tmp_path / "run.yaml", data={"sources": sources, "decontaminate": [task | {"task": "boks"}]})
-    unknown = artel("prepare", file, env=env)
-    assert unknown.returncode == 2
-    assert "in tasks there is no task 'boks'" in unknown.stderr
+    assert "in tasks there is no task 'boks'" in refused("prepare", file, env=env).stderr
 
 
 def test_a_name_alone_is_a_file_or_a_task():
