@@ -78,10 +78,6 @@ def logits(model) -> torch.Tensor:
         return model(torch.arange(4, 40)[None]).logits
 
 
-def quiet(text: str) -> None:
-    pass
-
-
 def write(name: Path, folder: Path, **options):
     of_gguf = {key: options.pop(key) for key in ("gguf", "llama_cpp") if key in options}
     settings = {"merge": False, **options}
