@@ -41,7 +41,6 @@ def examples():
 
 
 EXAMPLES = examples()
-OF_RUNS = [heading for heading, (_, _, keys) in EXAMPLES.items() if keys]
 
 
 @pytest.fixture
