@@ -11,38 +11,17 @@ import yaml
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from artel.config import TokenizerTraining, load_run
+from artel.config import TokenizerTraining
 from artel.config.schema.distill import HiddenStatesConfig
 from artel.models.attention_switch import use_artel_attention
 from artel.models.logits_loss import PositionLogits, loss_of_logits
-from artel.objectives import objective_of
 from artel.objectives.distill.teacher_outputs import divergence, hidden_loss, in_classes
-from artel.parallel import World
-from artel.preparing import prepare
 from artel.tokens import evaluation_rows, load_tokenizer, micro_batches, train_tokenizer
-from artel.training.teacher import set_teacher
 from artel.training.teacher_outputs import CachedOutputs, shards_of
 from support import WORKERS
-from support.objectives import objective_run
+from support.objectives import objective_run, student_of, taught
 from support.runs import kill, losses, metrics, refused, start, succeed, torchrun
 from support.waiting import wait_until
-
-ALONE = World(0, 1, 0, torch.device("cpu"))
-
-
-def prepared_objective(folder, name, **changes):
-    """(run, objective, store) of a case of `support.objectives` with its teacher, as training has them."""
-    run = load_run(str(objective_run(folder / f"{name}.yaml", name)), changes)
-    prepared = prepare(run)
-    objective, store = objective_of(prepared.config, prepared.tokenizer()), prepared.open()
-    set_teacher(objective, prepared.config, store, ALONE, folder / "teacher.json", False)
-    return run, objective, store
-
-
-def student(objective):
-    torch.manual_seed(1)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=objective.tokenizer.vocabulary, **sizes))
 
 
 def distributions(seed=0, count=40, vocabulary=50):
@@ -120,10 +99,10 @@ def test_a_loss_of_logits_in_chunks_is_that_of_whole_logits():
 def test_the_loss_is_that_of_whole_logits(tmp_path, case):
     """alpha x cross-entropy + (1 - alpha) x T² x divergence + hidden states, with transformers and PyTorch alone."""
     changes = {"distill.temperature": 2.0, "distill.alpha": 0.25, "data.packing": "concatenate"}
-    run, objective, store = prepared_objective(tmp_path, case, **changes)
+    run, objective, store = taught(tmp_path, case, **changes)
     dataset = objective.dataset(store.validation)
     rows = evaluation_rows(dataset, np.arange(3), 4)  # one of them is padding
-    batch, model = objective.batch(rows), student(objective)
+    batch, model = objective.batch(rows), student_of(objective)
     with torch.no_grad():
         sums = dict(zip(objective.sums, objective.loss(model, batch), strict=True))
 
@@ -171,7 +150,7 @@ def test_the_loss_is_that_of_whole_logits(tmp_path, case):
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 def test_what_is_kept_is_found_by_sample_in_every_epoch(tmp_path, packing):
     """Kept logits of a block are those of the teacher reading that block: whichever the epoch, order or row."""
-    _, objective, store = prepared_objective(tmp_path, "distill", **{"data.packing": packing})
+    _, objective, store = taught(tmp_path, "distill", **{"data.packing": packing})
     master = AutoModelForCausalLM.from_pretrained(tmp_path / "teacher", dtype=torch.float32)
     assert use_artel_attention(master)
     dataset = objective.dataset(store.train)
